@@ -1,0 +1,204 @@
+"""Launch, Environment, Health, Failure: what one torchrun of one spec left behind, and its JSON.
+
+A record holds raw values only; every rate is a property derived from them. Bytes and seconds throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """One rank's share of a launch."""
+
+    rank: int
+    host: str
+    device: str
+    """GPU name and UUID, or the CPU's name."""
+    tokens_per_step: int
+    """Tokens this rank put through the model in one optimizer step, counted in the batches it saw."""
+    step_seconds: tuple[float, ...]
+    """Every optimizer step in order, the first one included."""
+    peak_reserved_bytes: int
+    """What the allocator held at most (on the CPU: resident memory above the start)."""
+    peak_allocated_bytes: int
+    """What tensors held at most (on the CPU: the same as reserved)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where a launch ran: what may explain a difference between two launches of one spec."""
+
+    gpu: str
+    """GPU (or CPU) name."""
+    driver: str
+    """GPU driver version; empty on the CPU."""
+    versions: Mapping[str, str]
+    """Python and the packages that matter, by distribution name; a package that is absent is absent."""
+    variables: Mapping[str, str]
+    """Environment variables that change speed or memory."""
+    platform: str
+    """Operating system and architecture."""
+
+    def differences(self, other: Environment) -> tuple[str, ...]:
+        """One line for each thing that differs, ``name: mine -> theirs``, sorted."""
+        lines = []
+        for name, mine, theirs in _pairs(self, other):
+            if mine != theirs:
+                lines.append(f"{name}: {mine or 'none'} -> {theirs or 'none'}")
+        return tuple(sorted(lines))
+
+
+def _pairs(a: Environment, b: Environment) -> list[tuple[str, str, str]]:
+    pairs = [(name, getattr(a, name), getattr(b, name)) for name in ("gpu", "driver", "platform")]
+    for mine, theirs in ((a.versions, b.versions), (a.variables, b.variables)):
+        pairs += [(name, mine.get(name, ""), theirs.get(name, "")) for name in sorted({*mine, *theirs})]
+    return pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """What else happened on the hardware while the launch ran."""
+
+    foreign_processes: tuple[str, ...] = ()
+    """Other processes on this launch's GPUs, one line each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One completed torchrun of one spec."""
+
+    spec_id: str
+    digest: str
+    started_at: str
+    """UTC, ISO 8601."""
+    wall_seconds: float
+    """From the start of torchrun to its end: what the user paid for."""
+    train_seconds: float
+    """Inside ``Trainer.train``: the chapter's denominator."""
+    warmup_steps: int
+    """Steps left out of the steady rate, the first one included."""
+    parameters: int
+    losses: tuple[float, ...]
+    """Training loss of every step, rank 0's."""
+    ranks: tuple[RankRecord, ...]
+    evidence: Mapping[str, Any]
+    """What was really active: patched modules, kernels, types, flags (see ``worker/evidence.py``)."""
+    environment: Environment
+    health: Health = field(default_factory=Health)
+
+    @property
+    def step_seconds(self) -> tuple[float, ...]:
+        """Every step, of the slowest rank: the job moves at its pace."""
+        return tuple(max(times) for times in zip(*(rank.step_seconds for rank in self.ranks), strict=True))
+
+    @property
+    def steady_step_seconds(self) -> tuple[float, ...]:
+        return self.step_seconds[self.warmup_steps :]
+
+    @property
+    def first_step_seconds(self) -> float:
+        """Compilation, autotuning and the allocator's growth: a metric of its own."""
+        return self.step_seconds[0]
+
+    @property
+    def median_step_seconds(self) -> float:
+        return median(self.steady_step_seconds)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over all ranks."""
+        return sum(rank.tokens_per_step for rank in self.ranks)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens_per_step / self.median_step_seconds
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        return self.tokens_per_second / len(self.ranks)
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Of the worst rank."""
+        return max(rank.peak_reserved_bytes for rank in self.ranks)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Of the worst rank."""
+        return max(rank.peak_allocated_bytes for rank in self.ranks)
+
+    @property
+    def worst_memory_rank(self) -> int:
+        return max(self.ranks, key=lambda rank: rank.peak_reserved_bytes).rank
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Launch:
+        """The record in ``values``, as ``to_dict`` wrote it.
+
+        Raises:
+            ValueError: a field is missing, unknown or of the wrong shape.
+        """
+        try:
+            ranks = tuple(
+                RankRecord(**{**rank, "step_seconds": tuple(float(second) for second in rank["step_seconds"])})
+                for rank in values["ranks"]
+            )
+            health = Health(foreign_processes=tuple(values["health"]["foreign_processes"]))
+            record = {**values, "ranks": ranks, "health": health, "losses": tuple(float(loss) for loss in values["losses"])}
+            launch = cls(**{**record, "environment": Environment(**values["environment"])})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a launch record: {error!r}") from error
+        if not ranks or len({len(rank.step_seconds) for rank in ranks}) != 1:
+            raise ValueError("not a launch record: its ranks disagree on the number of steps")
+        if len(ranks[0].step_seconds) <= launch.warmup_steps:
+            raise ValueError(f"not a launch record: {len(ranks[0].step_seconds)} steps, {launch.warmup_steps} of them warm-up")
+        return launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A launch that yielded no record, and why."""
+
+    kind: str
+    """``oom``, ``error`` (an exception in a rank), ``killed`` (a signal), ``timeout`` or ``never-started``."""
+    message: str
+    """One line: which rank, what, after how long."""
+    tail: tuple[str, ...]
+    """The failing rank's last lines."""
+    folder: str
+    """Where its logs and records are kept."""
+    rank: int | None = None
+
+
+class LaunchFailed(Exception):  # noqa: N818 - it names the event
+    """A launch that should have yielded a record did not."""
+
+    def __init__(self, spec_id: str, failure: Failure) -> None:
+        self.spec_id, self.failure = spec_id, failure
+        lines = [f"{spec_id}: launch failed ({failure.kind}): {failure.message}"]
+        lines += [f"  | {line}" for line in failure.tail]
+        lines.append(f"logs: {failure.folder}")
+        super().__init__("\n".join(lines))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a running launch is; for the live line."""
+
+    phase: str
+    """``starting``, ``importing``, ``building`` or ``training``."""
+    step: int = 0
+    """Steps the host has finished issuing."""
+    steps: int = 0
+    tokens_per_second: float = 0.0
+    """Over all ranks, estimated from the progress itself; 0 while unknown."""
+    reserved_bytes: int = 0
+    """Of rank 0, now."""

@@ -1,0 +1,97 @@
+"""Check and CaseResult: what was decided about one case, as plain data that reports show and files keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pytest_llmperf.measurement import Launch
+
+#: Worst first: a case is as bad as its worst metric.
+VERDICTS = ("invalid", "regressed", "new", "improved", "pass")
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One metric of one case against its baseline."""
+
+    metric: str
+    """A name of the design: ``tokens_per_second_per_gpu``, ``peak_reserved_bytes``, …"""
+    value: float
+    unit: str
+    """``tokens/s``, ``s``, ``bytes``, ``1`` …"""
+    baseline: float | None = None
+    tolerance: float | None = None
+    """Fraction; ``None`` for a metric that is shown and gates nothing."""
+    limit: float | None = None
+    """The value beyond which the metric counts as regressed."""
+    change: float | None = None
+    """``value / baseline - 1``."""
+    detectable: float | None = None
+    """The smallest change this gate would have seen, as a fraction."""
+    verdict: str | None = None
+    """One of ``VERDICTS``; ``None`` for a metric that gates nothing."""
+    detail: str = ""
+    """Which rank, which launch, …"""
+
+    @property
+    def gates(self) -> bool:
+        return self.tolerance is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A published figure for the same settings, shown beside ours."""
+
+    source: str
+    """Where it was published, and of which machine."""
+    tokens_per_second_per_gpu: float | None
+    """``None`` where the publication says out of memory."""
+    peak_reserved_bytes: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """One case: its figures, its verdict and why."""
+
+    id: str
+    digest: str
+    nodeid: str
+    machine: str
+    """Machine kind, which keys the baseline together with the digest."""
+    verdict: str
+    reason: str
+    """One line; what the table and the JSON say beside the verdict."""
+    checks: tuple[Check, ...] = ()
+    launches: tuple[Launch, ...] = ()
+    differences: tuple[str, ...] = ()
+    """What differs between the baseline's environment and this one, ``name: then -> now``."""
+    reference: Reference | None = None
+    updated: str = ""
+    """What was recorded, if anything: the lines an update prints."""
+    rung: str = ""
+    """The chapter's table, where the case is one of its rungs."""
+
+    def check(self, metric: str) -> Check | None:
+        """The check of this metric, if the case has one."""
+        return next((check for check in self.checks if check.metric == metric), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CaseResult:
+        """The result as ``to_dict`` wrote it; crosses from an xdist worker to its controller."""
+        reference = values["reference"]
+        return cls(
+            **{
+                **values,
+                "checks": tuple(Check(**check) for check in values["checks"]),
+                "launches": tuple(Launch.from_dict(launch) for launch in values["launches"]),
+                "differences": tuple(values["differences"]),
+                "reference": Reference(**reference) if reference else None,
+            }
+        )

@@ -1,0 +1,237 @@
+"""TrainSpec: one training configuration, validated when it is made, with an id for people and a digest for identity."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from pytest_llmperf import models
+
+MODEL_PRECISIONS = ("fp32", "bf16", "fp16")
+MIXED_PRECISIONS = ("no", "bf16", "fp16")
+ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
+PARALLELISMS = ("ddp",)
+DATA = ("random",)
+
+#: One word for the pair (model_precision, mixed_precision) and TF32, the chapter's steps first.
+PRECISIONS: Mapping[str, tuple[str, str, bool]] = {
+    "fp32": ("fp32", "no", False),
+    "tf32": ("fp32", "no", True),
+    "bf16-mixed": ("fp32", "bf16", False),
+    "bf16": ("bf16", "bf16", False),
+    "bf16-pure": ("bf16", "no", False),
+    "fp16-mixed": ("fp32", "fp16", False),
+    "fp16-pure": ("fp16", "no", False),
+}
+
+#: transformers' own names (``OptimizerNames``), kept here because this process does not import transformers;
+#: a test of the worker holds this list against the installed one.
+OPTIMIZERS = tuple(
+    "adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adafactor adamw_anyprecision "
+    "adamw_torch_4bit adamw_torch_8bit ademamix sgd adagrad adamw_bnb_8bit adamw_8bit ademamix_8bit lion_8bit "
+    "lion_32bit paged_adamw_32bit paged_adamw_8bit paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit "
+    "paged_lion_8bit rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit galore_adamw galore_adamw_8bit "
+    "galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise lomo adalomo "
+    "grokadamw schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw apollo_adamw_layerwise "
+    "stable_adamw".split()
+)
+
+# A field that says how long to measure, not what work is done.
+_HOW = {"work": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSpec:
+    """One training configuration.
+
+    Raises:
+        ValueError: a value that cannot work, before anything is launched, in one line.
+    """
+
+    model: str
+    """A built-in name, the path of a Hugging Face configuration, or a cached hub name."""
+    gpus: int = 1
+    """World size: GPUs, or gloo ranks on the CPU."""
+    micro_batch_size: int = 1
+    """Sequences per rank and forward pass."""
+    sequence_length: int = 1024
+    """Tokens per sequence."""
+    model_precision: str = "bf16"
+    """Type of the weights (and so of gradients and optimizer states)."""
+    mixed_precision: str = "bf16"
+    """Autocast type, or ``no``."""
+    tf32: bool = False
+    """Whether fp32 matrix products may use TF32; forced to what it says."""
+    attention: str = "sdpa"
+    """``attn_implementation`` of transformers."""
+    liger: bool = False
+    """Liger kernels through ``TrainingArguments(use_liger_kernel=True)``."""
+    torch_compile: bool = False
+    optimizer: str = "adamw_torch"
+    """transformers' name."""
+    gradient_accumulation_steps: int = 1
+    gradient_checkpointing: bool = False
+    parallelism: str = "ddp"
+    data: str = "random"
+    weights: str | None = None
+    """A local folder of pretrained weights; random ones otherwise (speed does not depend on them)."""
+    seed: int = 42
+    steps: int = field(default=40, metadata=_HOW)
+    """Optimizer steps of one launch, the first one included."""
+    warmup_steps: int = field(default=8, metadata=_HOW)
+    """Steps left out of the steady rate, the first one included."""
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_names()
+        self._check_numbers()
+        self._check_combinations()
+
+    @property
+    def architecture(self) -> models.Model:
+        return models.resolve(self.model)
+
+    @property
+    def precision(self) -> str:
+        """The one word for precision; a combination without a word of its own is spelled out."""
+        triple = (self.model_precision, self.mixed_precision, self.tf32)
+        for word, known in PRECISIONS.items():
+            if known == triple:
+                return word
+        return f"{self.model_precision}-amp-{self.mixed_precision}" + ("-tf32" if self.tf32 else "")
+
+    @property
+    def id(self) -> str:
+        """For people and ``-k``: the model, and every setting that is on."""
+        defaults = {f.name: f.default for f in fields(self)}
+
+        def differs(name: str) -> bool:
+            return bool(getattr(self, name) != defaults[name])
+
+        parts = [
+            self.architecture.slug,
+            self.precision,
+            self.attention,
+            "liger" if self.liger else "",
+            "compile" if self.torch_compile else "",
+            "checkpointing" if self.gradient_checkpointing else "",
+            self.optimizer if differs("optimizer") else "",
+            f"seq{self.sequence_length}" if differs("sequence_length") else "",
+            f"mbs{self.micro_batch_size}",
+            f"accum{self.gradient_accumulation_steps}" if differs("gradient_accumulation_steps") else "",
+            self.parallelism if differs("parallelism") else "",
+            self.data if differs("data") else "",
+            "pretrained" if self.weights else "",
+            f"seed{self.seed}" if differs("seed") else "",
+            f"gpus{self.gpus}",
+        ]
+        return "-".join(part for part in parts if part)
+
+    @property
+    def digest(self) -> str:
+        """Identity of the work: the same on every Python, machine and path; 16 hex digits.
+
+        The model enters by what its configuration says, weights by whether there are any, and fields that only say
+        how long to measure do not enter. A field added later must stay out while it has its default, so that
+        digests stored today keep their meaning.
+        """
+        work = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("work", True)}
+        work["model"] = self.architecture.fingerprint
+        work["weights"] = self.weights is not None
+        return hashlib.sha256(json.dumps(work, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+
+    @property
+    def compute_precision(self) -> str:
+        """The type of the matrix products, which decides the chip's peak: ``bf16``, ``fp16``, ``tf32`` or ``fp32``."""
+        if self.mixed_precision != "no":
+            return self.mixed_precision
+        if self.model_precision != "fp32":
+            return self.model_precision
+        return "tf32" if self.tf32 else "fp32"
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Global batch, in sequences."""
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.gpus
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainSpec:
+        """The spec with these fields.
+
+        Raises:
+            ValueError: an unknown field (with the nearest known one) or an invalid value.
+        """
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise ValueError(f"TrainSpec has no field {name!r}{_nearest(name, known)}")
+        if "model" not in values:
+            raise ValueError("TrainSpec needs a model, e.g. model='llama-3.2-1b'")
+        return cls(**values)
+
+    def _check_types(self) -> None:
+        for f in fields(self):
+            value, expected = getattr(self, f.name), str(f.type)
+            wanted = {"int": int, "bool": bool, "str": str, "str | None": (str, type(None))}[expected]
+            # bool is an int to Python, and never one to a user.
+            if not isinstance(value, wanted) or (expected == "int" and isinstance(value, bool)):
+                raise ValueError(f"TrainSpec: {f.name}={value!r} must be {expected}, not {type(value).__name__}")
+
+    def _check_names(self) -> None:
+        for name, known in (
+            ("model_precision", MODEL_PRECISIONS),
+            ("mixed_precision", MIXED_PRECISIONS),
+            ("attention", ATTENTIONS),
+            ("optimizer", OPTIMIZERS),
+            ("parallelism", PARALLELISMS),
+            ("data", DATA),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"TrainSpec: unknown {name} {value!r}{_nearest(value, known)}; known: {_some(known)}")
+        models.resolve(self.model)
+
+    def _check_numbers(self) -> None:
+        for name in ("gpus", "micro_batch_size", "sequence_length", "gradient_accumulation_steps", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"TrainSpec: {name}={getattr(self, name)} must be at least 1")
+        if self.sequence_length < 2:  # noqa: PLR2004 - a causal model predicts the next token: one token has none
+            raise ValueError(f"{self.id}: sequence_length=1 leaves no next token to predict; use at least 2")
+        positions = self.architecture.max_sequence_length
+        if positions is not None and self.sequence_length > positions:
+            raise ValueError(f"{self.id}: sequence_length={self.sequence_length} exceeds the model's {positions} positions")
+        if self.warmup_steps < 1:
+            raise ValueError(f"{self.id}: warmup_steps={self.warmup_steps} must be at least 1: the first step is never steady")
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"{self.id}: warmup_steps={self.warmup_steps} leaves no step to measure of steps={self.steps}")
+        if self.seed < 0:
+            raise ValueError(f"{self.id}: seed={self.seed} must not be negative")
+
+    def _check_combinations(self) -> None:
+        if self.mixed_precision == "fp16" and self.model_precision == "fp16":
+            raise ValueError(f"{self.id}: fp16 weights with fp16 mixed precision: the gradient scaler refuses fp16 gradients; use model_precision='fp32'")
+        if {self.model_precision, self.mixed_precision} == {"bf16", "fp16"}:
+            raise ValueError(f"{self.id}: {self.model_precision} weights under {self.mixed_precision} mixed precision; use one 16-bit type")
+        if self.attention == "flash_attention_2" and self.compute_precision not in ("bf16", "fp16"):
+            raise ValueError(f"{self.id}: flash_attention_2 has no fp32 kernels; use bf16 or fp16, or attention='sdpa'")
+        if self.tf32 and self.compute_precision != "tf32" and self.model_precision != "fp32":
+            raise ValueError(f"{self.id}: tf32 acts on fp32 matrix products, and {self.precision} has none; leave tf32=False")
+
+
+def _nearest(name: str, known: tuple[str, ...] | list[str]) -> str:
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f", did you mean {matches[0]!r}?" if matches else ""
+
+
+def _some(known: tuple[str, ...]) -> str:
+    return ", ".join(known[:8]) + (f", … ({len(known)} in all)" if len(known) > 8 else "")  # noqa: PLR2004
+
+
+__all__ = ["ATTENTIONS", "MIXED_PRECISIONS", "MODEL_PRECISIONS", "OPTIMIZERS", "PRECISIONS", "TrainSpec"]
