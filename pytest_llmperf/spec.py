@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -39,6 +40,14 @@ OPTIMIZERS = tuple(
     "grokadamw schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw apollo_adamw_layerwise "
     "stable_adamw".split()
 )
+
+_WANTED: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "bool": (bool,),
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "float | None": (float, int, type(None)),
+}
 
 # A field that says how long to measure, not what work is done.
 _HOW = {"work": False}
@@ -84,6 +93,10 @@ class TrainSpec:
     """Optimizer steps of one launch, the first one included."""
     warmup_steps: int = field(default=8, metadata=_HOW)
     """Steps left out of the steady rate, the first one included."""
+    throughput_tolerance: float | None = field(default=None, metadata=_HOW)
+    """Fraction by which this case may slow down; the run's own tolerance where ``None``."""
+    memory_tolerance: float | None = field(default=None, metadata=_HOW)
+    """Fraction by which this case's peak memory may grow; the run's own tolerance where ``None``."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -179,9 +192,9 @@ class TrainSpec:
     def _check_types(self) -> None:
         for f in fields(self):
             value, expected = getattr(self, f.name), str(f.type)
-            wanted = {"int": int, "bool": bool, "str": str, "str | None": (str, type(None))}[expected]
+            wanted = _WANTED[expected]
             # bool is an int to Python, and never one to a user.
-            if not isinstance(value, wanted) or (expected == "int" and isinstance(value, bool)):
+            if not isinstance(value, wanted) or (expected != "bool" and isinstance(value, bool)):
                 raise ValueError(f"TrainSpec: {f.name}={value!r} must be {expected}, not {type(value).__name__}")
 
     def _check_names(self) -> None:
@@ -211,6 +224,10 @@ class TrainSpec:
             raise ValueError(f"{self.id}: warmup_steps={self.warmup_steps} must be at least 1: the first step is never steady")
         if self.warmup_steps >= self.steps:
             raise ValueError(f"{self.id}: warmup_steps={self.warmup_steps} leaves no step to measure of steps={self.steps}")
+        for name in ("throughput_tolerance", "memory_tolerance"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{self.id}: {name}={value} must be a positive fraction, e.g. 0.05 for 5 %")
         if self.seed < 0:
             raise ValueError(f"{self.id}: seed={self.seed} must not be negative")
 

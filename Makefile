@@ -1,0 +1,38 @@
+# Needs python3 (3.10 or newer, with venv), git and make. Everything else goes into .bootstrap/ and .tox/.
+#   make test    all tests: with torch on one Python, without it on each Python there is
+#   make lint    ruff, mypy, import contracts         (make format rewrites what ruff can)
+#   make demo    the ladder with tiny models on the CPU: recorded, then judged
+#   make gpu     the suite on this machine's GPUs      make gpu ARGS="-k liger --gpus 1"
+#   make clean   forget the environments
+# ARGS goes to pytest. PYTHON names the interpreter; 3.11 is the one the pinned versions were tried on.
+
+PYTHON := $(shell for python in python3.11 python3; do \
+	$$python -c 'import ensurepip, venv' >/dev/null 2>&1 && echo $$python && exit; done; echo python3)
+# Interpreters that pyenv keeps but has not activated are found too.
+PYENV_PYTHONS := $(wildcard $(PYENV_ROOT)/versions/3.1[0-9].*/bin/python3)
+TOX := .bootstrap/bin/python -m tox run $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
+ARGS :=
+
+.PHONY: test lint format demo gpu clean
+
+test: .bootstrap/ready
+	$(TOX) -e py310,py311,py312,py313,full -- $(ARGS)
+
+lint: .bootstrap/ready
+	$(TOX) -e lint
+
+format: .bootstrap/ready
+	$(TOX) -e format
+
+demo: .bootstrap/ready
+	$(TOX) -e demo -- $(ARGS)
+
+gpu: .bootstrap/ready
+	$(TOX) -e gpu -- $(ARGS)
+
+clean:
+	rm -rf .bootstrap .tox .mypy_cache .ruff_cache .import_linter_cache .pytest_cache build dist
+
+.bootstrap/ready: constraints.txt tools/bootstrap.py
+	$(PYTHON) tools/bootstrap.py
+	touch $@

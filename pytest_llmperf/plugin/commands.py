@@ -1,0 +1,30 @@
+"""The exact commands a message offers: run this case again, record it, accept it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+import pytest
+
+from pytest_llmperf.plugin.session import PerfSession
+
+
+def rerun(item: pytest.Item, session: PerfSession) -> str:
+    """The command that runs this test alone, from where pytest was started."""
+    return _command(item, session)
+
+
+def accept(item: pytest.Item, session: PerfSession, *, worse: bool) -> str:
+    """The command that records this test's figure; a worse one has to say why."""
+    return _command(item, session) + " --update-baselines" + (' --perf-reason "why"' if worse else "")
+
+
+def _command(item: pytest.Item, session: PerfSession) -> str:
+    path, separator, name = item.nodeid.partition("::")
+    node = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir) + separator + name
+    parts = ["pytest", node, "--gpus", str(session.num_gpus)]
+    baselines = item.config.getoption("--perf-baselines")
+    if baselines:
+        parts += ["--perf-baselines", baselines]
+    return shlex.join(parts)

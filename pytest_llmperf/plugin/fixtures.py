@@ -1,0 +1,78 @@
+"""The fixtures a test composes its case from; each of the first six can be overridden or parametrized."""
+
+from __future__ import annotations
+
+import difflib
+
+import pytest
+
+from pytest_llmperf.plugin.perf import Perf
+from pytest_llmperf.plugin.session import SESSION
+from pytest_llmperf.spec import PRECISIONS, TrainSpec
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest) -> str:
+    """A built-in name, the path of a configuration, or a cached hub name."""
+    return "llama-tiny" if request.config.stash[SESSION].on_cpu else "llama-3.2-1b"
+
+
+@pytest.fixture
+def precision() -> str:
+    """One word for weights, autocast and TF32: ``fp32``, ``tf32``, ``bf16-mixed``, ``bf16``, …"""
+    return "bf16"
+
+
+@pytest.fixture
+def attention() -> str:
+    """``eager``, ``sdpa``, ``flash_attention_2`` or ``flex_attention``."""
+    return "sdpa"
+
+
+@pytest.fixture
+def liger() -> bool:
+    """Whether Liger's kernels replace the model's."""
+    return False
+
+
+@pytest.fixture
+def micro_batch_size() -> int:
+    """Sequences per rank and forward pass."""
+    return 1
+
+
+@pytest.fixture
+def gpus() -> int:
+    """World size of the case: GPUs, or gloo ranks on the CPU."""
+    return 1
+
+
+@pytest.fixture
+def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a test can override
+    model: str, precision: str, attention: str, liger: bool, micro_batch_size: int, gpus: int
+) -> TrainSpec:
+    """The case composed from the six settings; an impossible one is one line, not a traceback."""
+    if precision not in PRECISIONS:
+        nearest = difflib.get_close_matches(str(precision), PRECISIONS, n=1)
+        hint = f", did you mean {nearest[0]!r}?" if nearest else ""
+        pytest.fail(f"unknown precision {precision!r}{hint}; known: {', '.join(PRECISIONS)}", pytrace=False)
+    model_precision, mixed_precision, tf32 = PRECISIONS[precision]
+    try:
+        return TrainSpec(
+            model=model,
+            model_precision=model_precision,
+            mixed_precision=mixed_precision,
+            tf32=tf32,
+            attention=attention,
+            liger=liger,
+            micro_batch_size=micro_batch_size,
+            gpus=gpus,
+        )
+    except ValueError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def perf(request: pytest.FixtureRequest) -> Perf:
+    """Measures, judges and asserts: ``perf.check(train_spec)``."""
+    return Perf(request.node, request.config.stash[SESSION])

@@ -1,0 +1,97 @@
+"""The plugin's entry point: every hook delegates."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.plugin import benchmark, ending, options
+from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
+    attention,
+    gpus,
+    liger,
+    micro_batch_size,
+    model,
+    perf,
+    precision,
+    train_spec,
+)
+from pytest_llmperf.plugin.session import FINDINGS, SESSION, PerfSession
+
+_MARKERS = (
+    "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9')",
+    "perf_tolerance(throughput=…, memory=…): fractions by which this test's cases may get worse",
+    "expects_oom(below_gib): the case must run out of memory on a GPU with less memory than this",
+    "expects_inactive(*settings): settings that are asked for and known to change nothing, e.g. 'liger' on OPT",
+    "reference(source=…, tokens_per_second_per_gpu=…, peak_reserved_gib=…): published figures of the case",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", marker)
+    session = PerfSession(config, options.read_settings(config))
+    config.stash[SESSION] = session
+    config.pluginmanager.register(_Collector(session), "llmperf-collector")
+    if session.settings.gpus:
+        _ = session.machine  # fewer GPUs than asked for ends the run here, before anything is collected
+
+
+class _Collector:
+    """Hooks that keep what the run finds."""
+
+    def __init__(self, session: PerfSession) -> None:
+        self.session = session
+
+    @pytest.hookimpl
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        if "perf" in getattr(item, "fixturenames", ()):
+            benchmark.prepare(item)
+
+    @pytest.hookimpl
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self.session.deselected |= bool(items)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.session.collected_files |= {item.path for item in items if "perf" in getattr(item, "fixturenames", ())}
+
+    @pytest.hookimpl
+    def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
+        return ending.header(self.session, items)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        findings = item.stash.get(FINDINGS, None)
+        if findings is not None and report.when == "call":
+            # An attribute of plain data: xdist sends it to the controller with the report.
+            report.llmperf = findings.to_dict()
+        return report
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        values: Mapping[str, Any] | None = getattr(report, "llmperf", None)
+        if values is not None:
+            self.session.findings.add(values)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        ending.finish(self.session, session)
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        ending.summarise(self.session, terminalreporter)
+
+    @pytest.hookimpl(wrapper=True, optionalhook=True)
+    def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, list[Any], list[Any]]:
+        groups = yield
+        return benchmark.drop_from_table(config, groups, {result.nodeid for result in self.session.findings.results})
+
+

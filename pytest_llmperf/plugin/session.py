@@ -1,0 +1,129 @@
+"""PerfSession: what one pytest process knows while it runs: settings, machine, run folder, results.
+
+Under pytest-xdist every worker has one, and what they found reaches the controller's on the test reports.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.launch.machine import Machine, find_machine
+from pytest_llmperf.plugin.options import Settings
+from pytest_llmperf.result import CaseResult
+
+_KEPT_RUNS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One case that a dry run would have launched."""
+
+    id: str
+    launches: int
+    gpus: int
+    seconds: float | None
+    """Expected wall seconds of all its launches, from its baseline; ``None`` where there is none."""
+
+
+@dataclass
+class Findings:
+    """What one test found; travels on its report."""
+
+    results: list[CaseResult] = field(default_factory=list)
+    planned: list[Planned] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    """Of every spec it asked about, also where it was skipped: their baselines are in use."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "results": [result.to_dict() for result in self.results],
+            "planned": [vars(planned) for planned in self.planned],
+            "digests": self.digests,
+        }
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Take in what another process sent."""
+        self.results += [CaseResult.from_dict(result) for result in values["results"]]
+        self.planned += [Planned(**planned) for planned in values["planned"]]
+        self.digests += values["digests"]
+
+
+class PerfSession:
+    """One pytest process's state."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config, self.settings = config, settings
+        self.findings = Findings()
+        self.collected_files: set[Path] = set()
+        self.notes: list[str] = []
+        self.deselected = False
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Found on first use: a run without a perf test never asks the driver.
+
+        Raises:
+            pytest.UsageError: fewer GPUs than ``--gpus`` asks for: a nightly job must not go green on a dead GPU.
+        """
+        try:
+            machine = find_machine()
+        except ValueError as error:
+            raise pytest.UsageError(f"--gpus: {error}") from error
+        asked = self.settings.gpus
+        if asked is not None and asked > len(machine.gpus):
+            raise pytest.UsageError(
+                f"--gpus {asked}: only {len(machine.gpus)} GPU(s) visible here; "
+                "check nvidia-smi and CUDA_VISIBLE_DEVICES, or ask for fewer (--gpus 0 is the CPU)"
+            )
+        return machine
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs this run may use; 0 is the CPU."""
+        asked = self.settings.gpus
+        return len(self.machine.gpus) if asked is None else min(asked, len(self.machine.gpus))
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.num_gpus == 0
+
+    @property
+    def machine_kind(self) -> str:
+        """What keys a baseline together with the digest."""
+        if self.settings.machine:
+            return self.settings.machine
+        return self.machine.cpu_kind if self.on_cpu else self.machine.kind
+
+    @cached_property
+    def run_folder(self) -> Path:
+        """Where this run keeps its launches' logs and records: ``.llmperf/`` under rootdir, or a temporary folder."""
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        home = self.config.rootpath / ".llmperf"
+        try:
+            home.mkdir(exist_ok=True)
+            (home / ".gitignore").write_text("*\n", encoding="ascii")
+            _prune(home)
+            (home / name).mkdir()
+        except OSError:  # a read-only checkout
+            return Path(tempfile.mkdtemp(prefix="llmperf-"))
+        return home / name
+
+
+def _prune(home: Path) -> None:
+    runs = sorted(path for path in home.iterdir() if path.is_dir())
+    for old in runs[: -_KEPT_RUNS + 1]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+SESSION = pytest.StashKey[PerfSession]()
+FINDINGS = pytest.StashKey[Findings]()

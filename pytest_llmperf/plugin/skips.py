@@ -1,0 +1,62 @@
+"""Why a case cannot run here, said before anything is launched. Pure, but for looking up installed packages."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from pytest_llmperf.spec import TrainSpec
+
+# Module to look for -> (what installs it, the optimizers of transformers that it provides).
+_OPTIMIZER_PACKAGES = {
+    "torchao": ("torchao", "adamw_torch_4bit adamw_torch_8bit"),
+    "bitsandbytes": (
+        "bitsandbytes",
+        "adamw_bnb_8bit adamw_8bit ademamix ademamix_8bit lion_8bit lion_32bit paged_adamw_32bit paged_adamw_8bit "
+        "paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit paged_lion_8bit rmsprop_bnb rmsprop_bnb_8bit "
+        "rmsprop_bnb_32bit",
+    ),
+    "galore_torch": (
+        "galore-torch",
+        "galore_adamw galore_adamw_8bit galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise "
+        "galore_adafactor_layerwise",
+    ),
+    "lomo_optim": ("lomo-optim", "lomo adalomo"),
+    "grokadamw": ("grokadamw", "grokadamw"),
+    "schedulefree": ("schedulefree", "schedule_free_radam schedule_free_adamw schedule_free_sgd"),
+    "apollo_torch": ("apollo-torch", "apollo_adamw apollo_adamw_layerwise"),
+    "optimi": ("torch-optimi", "stable_adamw"),
+}
+
+
+def why_skip(spec: TrainSpec, *, num_gpus: int, num_cores: int) -> str | None:
+    """The reason, or ``None`` where the case can run; ``num_gpus`` 0 is the CPU."""
+    if num_gpus == 0:
+        return _why_not_on_cpu(spec, num_cores) or _missing_package(spec)
+    if spec.gpus > num_gpus:
+        return f"{spec.id} needs {spec.gpus} GPUs, this run may use {num_gpus} (--gpus)"
+    return _missing_package(spec)
+
+
+def _why_not_on_cpu(spec: TrainSpec, num_cores: int) -> str | None:
+    if spec.gpus > num_cores:
+        return f"{spec.id} needs {spec.gpus} ranks, this CPU runs {num_cores} at a time"
+    if spec.liger:
+        return f"{spec.id}: Liger's Triton kernels need a GPU; run with --gpus 1"
+    if spec.attention in ("flash_attention_2", "flex_attention"):
+        return f"{spec.id}: {spec.attention} trains on a GPU only; run with --gpus 1"
+    if spec.mixed_precision == "fp16" or spec.model_precision == "fp16":
+        return f"{spec.id}: fp16 training needs a GPU; run with --gpus 1"
+    if spec.tf32:
+        return f"{spec.id}: TF32 is a mode of the GPU's matrix units; run with --gpus 1"
+    return None
+
+
+def _missing_package(spec: TrainSpec) -> str | None:
+    if spec.liger and find_spec("liger_kernel") is None:
+        return f"{spec.id} needs Liger: pip install 'pytest-llmperf[liger]'"
+    if spec.attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        return f"{spec.id} needs flash-attn: pip install 'pytest-llmperf[flash-attn]'"
+    for module, (distribution, optimizers) in _OPTIMIZER_PACKAGES.items():
+        if spec.optimizer in optimizers.split() and find_spec(module) is None:
+            return f"{spec.id} needs {distribution}: pip install {distribution}"
+    return None

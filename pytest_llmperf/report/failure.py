@@ -1,0 +1,156 @@
+"""What a failing test prints: the verdict, the figures behind it, what may explain it and what to do next.
+
+Its own words are ASCII: pytest shows a failure on whatever terminal or log there is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pytest_llmperf.measurement import Launch
+from pytest_llmperf.report import formats
+from pytest_llmperf.report.text import one_line
+from pytest_llmperf.result import VERDICTS, CaseResult, Check
+
+MAX_LINES = 25
+
+# What keeps a message below MAX_LINES: at most these, and one line for what was left out of each.
+_MOST_METRICS, _MOST_DETAILS, _MOST_DIFFERENCES, _MOST_REASONS = 6, 3, 6, 8
+_HEAD = ("metric", "measured", "baseline", "limit", "change", "detectable", "")
+_INDENT = "  "
+
+
+def failure_message(result: CaseResult, rerun: str, accept: str, baseline_launches: int = 0) -> str:
+    """The message of a failing case, at most ``MAX_LINES`` lines.
+
+    ``rerun`` and ``accept`` are commands. An invalid case is offered no ``accept``: its launches are never stored.
+    """
+    context = [*_launches(result, baseline_launches), *_differences(result)]
+    again, record = _command("run it again", rerun), _command("accept it", accept)
+    if result.verdict == "new":
+        lines = [_header(result, result.reason), *_figures(result), *_command("record it", accept)]
+    elif result.verdict == "invalid":
+        lines = [*_reasons(result), *context, *again]
+    else:
+        lines = [_header(result, result.reason), *_table(result), *_details(result), *context, *again, *record]
+    return "\n".join(lines)
+
+
+def _header(result: CaseResult, reason: str) -> str:
+    return one_line(f"{result.id}: {result.verdict}: {reason}")
+
+
+def _command(words: str, command: str) -> list[str]:
+    return [one_line(f"{words}: {command}")] if command else []
+
+
+def _some(lines: Sequence[str], most: int) -> list[str]:
+    """The first of ``lines``, indented, and how many more there are."""
+    shown = [(_INDENT + one_line(line)).rstrip() for line in lines[:most]]
+    return shown + ([f"{_INDENT}... and {len(lines) - most} more"] if len(lines) > most else [])
+
+
+def _reasons(result: CaseResult) -> list[str]:
+    """The header with the first reason, which is all that pytest's short summary shows, and the others below."""
+    first, *others = [reason for reason in re.split(r"\n|; ", result.reason) if reason.strip()] or [""]
+    return [_header(result, first), *_some([f"also: {reason.strip()}" for reason in others], _MOST_REASONS)]
+
+
+def _gating(result: CaseResult) -> list[Check]:
+    """Worst first, and in their own order among equals."""
+    checks = [check for check in result.checks if check.gates or check.verdict is not None]
+    return sorted(
+        checks, key=lambda check: VERDICTS.index(check.verdict) if check.verdict in VERDICTS else len(VERDICTS)
+    )
+
+
+def _table(result: CaseResult) -> list[str]:
+    checks = _gating(result)
+    if not checks:
+        return []
+    rows = [_HEAD, *(_row(check) for check in checks[:_MOST_METRICS])]
+    used = [
+        column for column in zip(*rows, strict=True) if any(cell not in ("", formats.ABSENT) for cell in column[1:])
+    ]
+    widths = [max(len(cell) for cell in column) for column in used]
+    lines = []
+    for cells in zip(*used, strict=True):
+        aligned = [
+            cells[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)),
+        ]
+        lines.append((_INDENT + _INDENT.join(aligned)).rstrip())
+    return lines + _some([f"metric {check.metric}" for check in checks], _MOST_METRICS)[_MOST_METRICS:]
+
+
+def _row(check: Check) -> tuple[str, ...]:
+    return (
+        one_line(formats.label(check.metric)),
+        formats.figure(check.metric, check.value, check.unit),
+        formats.figure(check.metric, check.baseline, check.unit),
+        formats.figure(check.metric, check.limit, check.unit),
+        formats.percent(check.change),
+        formats.share(check.detectable),
+        one_line(check.verdict or ""),
+    )
+
+
+def _figures(result: CaseResult) -> list[str]:
+    """A new case has nothing to stand beside: its figures in one line."""
+    figures = [
+        f"{formats.label(check.metric)} {formats.figure(check.metric, check.value, check.unit)}"
+        for check in _gating(result)
+    ]
+    measured = _measured(result.launches)
+    if not figures:
+        return [_INDENT + measured]
+    return [_INDENT + one_line(", ".join(figures[:_MOST_METRICS]) + f" ({measured})")]
+
+
+def _details(result: CaseResult) -> list[str]:
+    lines = [
+        f"{formats.label(check.metric)}: {detail}"
+        for check in _gating(result)
+        if (detail := _detail(check, result.launches))
+    ]
+    return _some(lines, _MOST_DETAILS)
+
+
+def _detail(check: Check, launches: Sequence[Launch]) -> str:
+    if check.detail:
+        return check.detail
+    if check.metric == "peak_reserved_bytes" and any(len(launch.ranks) > 1 for launch in launches):
+        worst = max((rank for launch in launches for rank in launch.ranks), key=lambda rank: rank.peak_reserved_bytes)
+        return (
+            f"worst on rank {worst.rank} ({worst.host}, {worst.device}), {formats.memory(worst.peak_reserved_bytes, 2)}"
+        )
+    if check.detectable is not None and check.tolerance is not None and check.detectable > check.tolerance:
+        return (
+            f"this gate sees {formats.share(check.detectable)}, not its tolerance of {formats.share(check.tolerance)}"
+        )
+    return ""
+
+
+def _launches(result: CaseResult, baseline_launches: int) -> list[str]:
+    baseline = _count(baseline_launches, "launch", "launches") if baseline_launches else "none"
+    return [f"measured: {_measured(result.launches)}; baseline: {baseline}"]
+
+
+def _measured(launches: Sequence[Launch]) -> str:
+    if not launches:
+        return "no launch"
+    steps = sorted({len(launch.step_seconds) for launch in launches})
+    warmup = launches[0].warmup_steps
+    span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    return f"{_count(len(launches), 'launch', 'launches')} of {span} steps ({warmup} of them warm-up)"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _differences(result: CaseResult) -> list[str]:
+    if not result.differences:
+        return []
+    return ["different from the baseline's environment:", *_some(result.differences, _MOST_DIFFERENCES)]

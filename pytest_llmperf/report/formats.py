@@ -1,0 +1,110 @@
+"""Numbers for people. Bytes and seconds come in; a figure that is absent or not finite is a dash."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+ABSENT = "-"
+
+_KIB, _MIB, _GIB = 2**10, 2**20, 2**30
+_MINUTE, _HOUR = 60, 3600
+# From here on a figure's first decimal is noise.
+_WHOLE_FROM = 100
+
+_LABELS = {
+    "tokens_per_second_per_gpu": "tokens/s/GPU",
+    "tokens_per_second": "tokens/s",
+    "step_seconds": "step",
+    "first_step_seconds": "first step",
+    "peak_reserved_bytes": "peak memory",
+    "peak_allocated_bytes": "peak allocated",
+    "mfu": "MFU",
+    "final_loss": "final loss",
+    "max_micro_batch_size": "max micro batch",
+    "scaling_efficiency": "scaling efficiency",
+    "joules_per_token": "energy",
+}
+_SHARES = frozenset({"mfu", "scaling_efficiency"})
+
+
+def label(metric: str) -> str:
+    """The metric's name in a table; a metric that is not known here keeps its own."""
+    return _LABELS.get(metric, metric)
+
+
+def tokens_per_second(value: float | None) -> str:
+    """``71783`` -> ``71,783``; a slow CPU's rate keeps its decimals."""
+    if not _finite(value):
+        return ABSENT
+    return f"{value:,.0f}" if abs(value) >= _WHOLE_FROM else f"{value:.3g}"
+
+
+def compact(value: float | None) -> str:
+    """``71783`` -> ``71.8k``."""
+    if not _finite(value):
+        return ABSENT
+    # The bounds are where three digits would round to four.
+    for bound, divisor, suffix in ((999.5, 1, ""), (999_500, 1e3, "k"), (999.5e6, 1e6, "M"), (math.inf, 1e9, "G")):
+        if abs(value) < bound:
+            return f"{value / divisor:.3g}{suffix}"
+    return ABSENT
+
+
+def memory(num_bytes: float | None, decimals: int = 1) -> str:
+    """``56480000000`` -> ``52.6 GiB``; below one GiB in MiB, and so on."""
+    if not _finite(num_bytes):
+        return ABSENT
+    if abs(num_bytes) >= _GIB:
+        return f"{num_bytes / _GIB:.{decimals}f} GiB"
+    unit, name = (_MIB, "MiB") if abs(num_bytes) >= _MIB else (_KIB, "KiB")
+    scaled = num_bytes / unit
+    return f"{scaled:.{decimals if abs(scaled) < _WHOLE_FROM else decimals - 1}f} {name}"
+
+
+def percent(fraction: float | None) -> str:
+    """A change: ``0.0123`` -> ``+1.2 %``."""
+    if not _finite(fraction):
+        return ABSENT
+    text = f"{fraction * 100:+.1f} %"
+    # Neither sign is true of what rounds to nothing.
+    return "0.0 %" if text in ("+0.0 %", "-0.0 %") else text
+
+
+def share(fraction: float | None) -> str:
+    """A part of a whole, or a bound: ``0.571`` -> ``57.1 %``."""
+    return f"{fraction * 100:.1f} %" if _finite(fraction) else ABSENT
+
+
+def seconds(value: float | None) -> str:
+    """``14.2`` -> ``14.2 s``, ``212.4`` -> ``212 s``, ``8040`` -> ``2 h 14 min``."""
+    if not _finite(value):
+        return ABSENT
+    if abs(value) < 10 * _MINUTE:
+        return f"{value:.3g} s"
+    minutes = round(value / _MINUTE)
+    return f"{minutes} min" if abs(value) < _HOUR else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def elapsed(value: float) -> str:
+    """A clock that ticks in whole seconds: ``14.9`` -> ``14 s``."""
+    return seconds(math.floor(value)) if math.isfinite(value) else ABSENT
+
+
+def figure(metric: str, value: float | None, unit: str) -> str:
+    """A metric's value in the unit a person reads; memory with two decimals, so that a value and its limit differ."""
+    if not _finite(value):
+        return ABSENT
+    if unit == "bytes":
+        return memory(value, decimals=2)
+    if unit == "s":
+        return seconds(value)
+    if unit == "tokens/s":
+        return tokens_per_second(value)
+    if metric in _SHARES:
+        return share(value)
+    return f"{value:.5g}" if unit in ("", "1") else f"{value:.5g} {unit}"
+
+
+def _finite(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)

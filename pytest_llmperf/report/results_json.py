@@ -1,0 +1,98 @@
+"""``--perf-json``: every result of a run, for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.result import CaseResult, Check
+
+SCHEMA = 1
+
+
+def document(machine: Mapping[str, Any], results: Sequence[CaseResult]) -> dict[str, Any]:
+    """What ``--perf-json`` writes: plain data that strict JSON can hold; NaN and infinities are null.
+
+    ``rung``, ``reference``, ``differences`` and ``updated`` are there only where a case has them.
+    """
+    values: dict[str, Any] = _plain(
+        {"schema": SCHEMA, "machine": machine, "results": [_result(result) for result in results]}
+    )
+    return values
+
+
+def _result(result: CaseResult) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "id": result.id,
+        "digest": result.digest,
+        "nodeid": result.nodeid,
+        "verdict": result.verdict,
+        "reason": result.reason,
+        "metrics": {check.metric: _metric(check) for check in result.checks},
+        "launches": [launch.to_dict() for launch in result.launches],
+    }
+    extras = {
+        "rung": result.rung,
+        "reference": asdict(result.reference) if result.reference else None,
+        "differences": result.differences,
+        "updated": result.updated,
+    }
+    return {**values, **{name: extra for name, extra in extras.items() if extra}}
+
+
+def _metric(check: Check) -> dict[str, Any]:
+    return {
+        "value": check.value,
+        "unit": check.unit,
+        "baseline": check.baseline,
+        "limit": check.limit,
+        "change": check.change,
+        "detectable": check.detectable,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: evidence is whatever a worker found, and a reader must not trip over NaN."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(str(item) for item in value)
+    return str(value)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write ``document`` so that ``path`` always holds a whole one, the old or the new.
+
+    Raises:
+        OSError: the file or its folder cannot be written; whatever was there before is still there.
+    """
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    target = Path(os.path.realpath(path))  # a link stays a link
+    if target.exists() and not target.is_file():
+        # /dev/stdout, a pipe: replacing it would put a file in its place. A folder raises here, which is right too.
+        target.write_text(text, encoding="utf-8")
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since only within one file system is replacing atomic; not tempfile, whose files only their
+    # owner can read, and this one is for a CI job to collect.
+    part = target.with_name(f".llmperf-{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        with part.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""A table of cases that gives way to a narrow terminal without losing an id or a figure.
+
+Three layouts, the first that fits: the plain table, its ids folded; ids on lines of their own above their figures; and
+where even the figures of one case are too wide for a line, the figures as running text.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pytest_llmperf.report import formats
+from pytest_llmperf.report.text import Glyphs, fold
+
+_GAP = 2
+_INDENT = "  "
+# An id in a narrower column would be a ribbon.
+_NARROWEST_CASE = 20
+_STYLES = {"pass": "green", "improved": "cyan", "new": "yellow", "regressed": "red", "invalid": "red"}
+_CODES = {"green": 32, "cyan": 36, "yellow": 33, "red": 31}
+# Spaces at the end of a line, also where a colour ends after them.
+_TRAILING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading and one cell a case."""
+
+    heading: str
+    cells: Sequence[str]
+    right: bool = True
+    colored: bool = False
+    """Whether its cells are verdicts, each in its colour."""
+
+    @property
+    def width(self) -> int:
+        return max(len(line) for text in (self.heading, *self.cells) for line in text.split("\n"))
+
+
+def render(columns: Sequence[Column], width: int | None, color: bool, glyphs: Glyphs) -> list[str]:
+    """The lines of the table; the first column is the case. ``width=None`` never folds."""
+    if width is None or _total(columns) <= width:
+        return _draw(columns, color)
+    case, *figures = columns
+    room = width - _total(figures) - _GAP
+    if room >= _NARROWEST_CASE:
+        folded = ["\n".join(fold(cell, room)) for cell in case.cells]
+        return _draw([replace(case, cells=folded), *figures], color)
+    # A published figure may stand beside the id; what was measured stays in columns.
+    aside = figures.pop() if _total(figures) + len(_INDENT) > width and not figures[-1].colored else None
+    if _total(figures) + len(_INDENT) <= width:
+        return _stacked(_titles(case, aside), _draw(figures, color), width)
+    return _running(case, columns[1:], width, color, glyphs)
+
+
+def _titles(case: Column, aside: Column | None) -> list[str]:
+    if aside is None:
+        return list(case.cells)
+    pairs = zip(case.cells, aside.cells, strict=True)
+    return [name if cell == formats.ABSENT else f"{name}  {aside.heading} {cell}" for name, cell in pairs]
+
+
+def _total(columns: Sequence[Column]) -> int:
+    return sum(column.width for column in columns) + _GAP * (len(columns) - 1)
+
+
+def _draw(columns: Sequence[Column], color: bool) -> list[str]:
+    """The columns side by side, as wide as they are."""
+    from rich.console import Console  # noqa: PLC0415 - only the end of a run pays for rich
+    from rich.table import Table  # noqa: PLC0415 - the same
+    from rich.text import Text  # noqa: PLC0415 - the same
+
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column in columns:
+        # Text and not a string, which rich would read as markup.
+        table.add_column(Text(column.heading), justify="right" if column.right else "left", no_wrap=True)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        styles = (_STYLES.get(cell, "") if column.colored else "" for column, cell in zip(columns, cells, strict=True))
+        table.add_row(*(Text(cell, style=style) for cell, style in zip(cells, styles, strict=True)))
+    buffer = io.StringIO()
+    # Everything that rich would ask of the environment is said: NO_COLOR, COLUMNS and TERM=dumb are pytest's to read.
+    # With room to spare it never wraps.
+    console = Console(
+        file=buffer,
+        width=_total(columns) + 100,
+        height=100,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        legacy_windows=False,
+        _environ={},
+    )
+    console.print(table)
+    return [_TRAILING.sub(r"\1", line) for line in buffer.getvalue().splitlines()]
+
+
+def _stacked(titles: Sequence[str], figures: Sequence[str], width: int) -> list[str]:
+    """Each title above its line of ``figures``, which begin with their headings."""
+    headings, *rows = figures
+    lines = [_INDENT + headings]
+    for title, row in zip(titles, rows, strict=True):
+        lines += [*fold(title, width), _INDENT + row]
+    return lines
+
+
+def _running(case: Column, figures: Sequence[Column], width: int, color: bool, glyphs: Glyphs) -> list[str]:
+    """Each id above its figures as text, the verdict first."""
+    lines = []
+    for index, name in enumerate(case.cells):
+        verdict = next((column.cells[index] for column in figures if column.colored), "")
+        text = _pack([verdict, *_words(figures, index)], f" {glyphs.dot} ", width)
+        if color and verdict in _STYLES:
+            text[0] = text[0].replace(verdict, f"\x1b[{_CODES[_STYLES[verdict]]}m{verdict}\x1b[0m", 1)
+        lines += [*fold(name, width), *text]
+    return lines
+
+
+def _words(figures: Sequence[Column], index: int) -> list[str]:
+    """``71,783 tokens/s/GPU``, ``change -6.2 %``, ... of one case."""
+    shown = [column for column in figures if not column.colored and column.cells[index] != formats.ABSENT]
+    return [
+        f"{c.cells[index]} {c.heading}" if c.right and c.heading != "change" else f"{c.heading} {c.cells[index]}"
+        for c in shown
+    ]
+
+
+def _pack(items: Sequence[str], separator: str, width: int) -> list[str]:
+    """``items`` in indented lines, broken between items where that is possible."""
+    lines = [""]
+    for item in items:
+        joined = lines[-1] + separator + item if lines[-1] else item
+        if len(_INDENT + joined) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(item)
+    return [part for line in lines for part in fold(_INDENT + line, width, indent=_INDENT) if line]

@@ -1,0 +1,120 @@
+"""The end of a run: one table of the cases as they ran, what was recorded, the totals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pytest_llmperf.report import formats
+from pytest_llmperf.report.table import Column, render
+from pytest_llmperf.report.text import Glyphs, fold, glyphs_of, one_line
+from pytest_llmperf.result import VERDICTS, CaseResult
+
+# A failing case has said why in its own message.
+_EXPLAINED = frozenset({"pass", "regressed", "invalid", "new"})
+_MOST_SOURCES = 3
+
+
+def summary_lines(
+    results: Sequence[CaseResult], width: int | None, color: bool, encoding: str | None = "utf-8"
+) -> list[str]:
+    """The table of ``results`` and what belongs below it.
+
+    ``width`` is the terminal's, ``None`` where there is none: then nothing is folded. Whatever the width, no id and no
+    figure is cut. ``encoding`` is the output's: what it cannot show is written in ASCII.
+    """
+    if not results:
+        return []
+    glyphs = glyphs_of(encoding)
+    below = [
+        *_sources(results),
+        *(f"{result.id}: {result.verdict}: {result.reason}" for result in results if result.verdict not in _EXPLAINED),
+        *(line for result in results for line in _recorded(result)),
+        _totals(results, glyphs),
+        *_hint(results),
+    ]
+    lines = render(_columns(results, glyphs, encoding), width, color, glyphs)
+    for line in below:
+        # An update's own lines are aligned: their indent stays.
+        margin = line[: len(line) - len(line.lstrip(" "))]
+        lines += fold(margin + one_line(line, encoding), width, indent=margin + "  ")
+    return lines
+
+
+def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None) -> list[Column]:
+    """The columns that have something to show; the case and its verdict always have."""
+
+    def cells(metric: str) -> list[str]:
+        return [_cell(result, metric) for result in results]
+
+    def changes(metric: str) -> list[str]:
+        return [formats.percent(check.change if (check := result.check(metric)) else None) for result in results]
+
+    columns = [
+        Column("case", [one_line(result.id, encoding) or formats.ABSENT for result in results], right=False),
+        Column("tokens/s/GPU", cells("tokens_per_second_per_gpu")),
+        Column("change", changes("tokens_per_second_per_gpu")),
+        Column("memory", cells("peak_reserved_bytes")),
+        Column("change", changes("peak_reserved_bytes")),
+        Column("MFU", cells("mfu")),
+        Column(
+            "verdict",
+            [one_line(result.verdict, encoding) or formats.ABSENT for result in results],
+            right=False,
+            colored=True,
+        ),
+        Column("reference", [one_line(_reference(result, glyphs), encoding) for result in results], right=False),
+    ]
+    kept = ("case", "verdict")
+    return [c for c in columns if c.heading in kept or any(cell != formats.ABSENT for cell in c.cells)]
+
+
+def _cell(result: CaseResult, metric: str) -> str:
+    check = result.check(metric)
+    if check is None:
+        return formats.ABSENT
+    return formats.memory(check.value) if check.unit == "bytes" else formats.figure(metric, check.value, check.unit)
+
+
+def _reference(result: CaseResult, glyphs: Glyphs) -> str:
+    """``48,081 · 62.3 GiB (15.9)``: what was published for these settings, and where in the chapter."""
+    reference, rung = result.reference, f"({result.rung})" if result.rung else ""
+    if reference is None:
+        return rung or formats.ABSENT
+    rate = reference.tokens_per_second_per_gpu
+    figures = "out of memory" if rate is None else formats.tokens_per_second(rate)
+    if rate is not None and reference.peak_reserved_bytes is not None:
+        figures += f" {glyphs.dot} {formats.memory(reference.peak_reserved_bytes)}"
+    return f"{figures} {rung}".strip()
+
+
+def _sources(results: Sequence[CaseResult]) -> list[str]:
+    sources = list(dict.fromkeys(result.reference.source for result in results if result.reference))
+    more = [f"and {len(sources) - _MOST_SOURCES} more"] if len(sources) > _MOST_SOURCES else []
+    return [f"reference: {'; '.join(sources[:_MOST_SOURCES] + more)}"] if sources else []
+
+
+def _recorded(result: CaseResult) -> list[str]:
+    lines = [line.rstrip() for line in result.updated.splitlines() if line.strip()]
+    if not lines or result.id in lines[0]:
+        return lines
+    return [f"recorded {result.id}", *(f"  {line}" for line in lines)]
+
+
+def _totals(results: Sequence[CaseResult], glyphs: Glyphs) -> str:
+    """``3 pass, 1 regressed · 212 s in 5 launches``."""
+    verdicts = [result.verdict for result in results]
+    ordered = [*reversed(VERDICTS), *sorted(set(verdicts) - set(VERDICTS))]
+    counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ordered if verdict in verdicts]
+    walls = [launch.wall_seconds for result in results for launch in result.launches]
+    spent = formats.seconds(math.fsum(wall for wall in walls if math.isfinite(wall)))
+    launches = f"{len(walls)} {'launch' if len(walls) == 1 else 'launches'}"
+    return ", ".join(counts) + (f" {glyphs.dot} {spent} in {launches}" if walls else "")
+
+
+def _hint(results: Sequence[CaseResult]) -> list[str]:
+    new = sum(result.verdict == "new" for result in results)
+    if not new:
+        return []
+    subject, them = ("1 case has", "it") if new == 1 else (f"{new} cases have", "them")
+    return [f"{subject} no baseline yet; record {them} with --update-baselines=new"]

@@ -1,0 +1,70 @@
+"""``python -m pytest_llmperf.worker FOLDER``: one rank of one launch, started by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.worker.files import write_failure, write_json
+from pytest_llmperf.worker.heartbeat import Heartbeat
+
+
+def main(folder: Path) -> None:
+    """Train what ``request.json`` asks for; rank 0 leaves ``launch.json``, a rank that fails its reason."""
+    rank = int(os.environ["RANK"])
+    (folder / f"rank-{rank}.pid").write_text(str(os.getpid()), encoding="ascii")
+    heartbeat = Heartbeat(folder, rank)
+    heartbeat.start()
+    try:
+        _run(folder, rank, heartbeat)
+    except BaseException as error:
+        write_failure(folder, rank, error, kind="oom" if _is_out_of_memory(error) else "error")
+        raise
+    finally:
+        heartbeat.stop()
+
+
+def _run(folder: Path, rank: int, heartbeat: Heartbeat) -> None:
+    started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    spec = TrainSpec.from_dict(request["spec"])
+
+    # Imported here: a rank that cannot import torch leaves its reason like any other.
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    from pytest_llmperf.worker.record import launch_record, rank_record  # noqa: PLC0415
+    from pytest_llmperf.worker.train import train  # noqa: PLC0415
+
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    trained = train(spec, request["model_config"], folder, device, heartbeat)
+    share = rank_record(rank, device, trained)
+    shares: list[Any] = [None] * spec.gpus
+    if dist.is_initialized():
+        dist.gather_object(share, shares if rank == 0 else None)
+    else:
+        shares = [share]
+    if rank == 0:
+        write_json(folder / "launch.json", launch_record(spec, started_at, device, trained, shares).to_dict())
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # By name and text, since the import of torch itself may be what failed.
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("CUDA out of memory" in text or "can't allocate memory" in text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

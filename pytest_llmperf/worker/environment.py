@@ -1,0 +1,81 @@
+"""Where this rank runs: hardware, driver, versions, and the environment variables that change speed."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from pytest_llmperf.measurement import Environment
+
+_PACKAGES = (
+    "torch transformers accelerate triton liger-kernel flash-attn bitsandbytes torchao numpy nvidia-cudnn-cu13".split()
+)
+
+_VARIABLE_PREFIXES = (
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVSHMEM_", "GLOO_", "OMP_", "MKL_", "KMP_"),
+    *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "LIGER_", "FLASH_ATTENTION_", "ACCELERATE_", "NVIDIA_TF32"),
+)
+# Set afresh by every launch, or naming things that differ between machines without changing the work.
+_NOT_CAUSES = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+    | {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME"}
+)
+
+
+def environment(device: torch.device) -> Environment:
+    """The environment of this process."""
+    return Environment(
+        gpu=device_name(device),
+        driver=_driver() if device.type == "cuda" else "",
+        versions=_versions(),
+        variables={name: value for name, value in sorted(os.environ.items()) if _is_cause(name)},
+        platform=f"{platform.system()} {platform.machine()}",
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """``NVIDIA H200``, or the CPU's model name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    versions["torch"] = torch.__version__  # with its build, e.g. 2.11.0+cu130, which the distribution may not say
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        versions["cudnn"] = str(torch.backends.cudnn.version())
+    return versions
+
+
+def _driver() -> str:
+    import pynvml  # noqa: PLC0415 - only where there is a GPU
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            return str(pynvml.nvmlSystemGetDriverVersion())
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return "unknown"
+
+
+def _is_cause(name: str) -> bool:
+    return name.startswith(_VARIABLE_PREFIXES) and name not in _NOT_CAUSES

@@ -1,0 +1,31 @@
+"""The run folder as the worker writes it: every file appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` so that a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value), encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_failure(folder: Path, rank: int, error: BaseException, kind: str) -> None:
+    """Leave the reason of this rank's end; the earliest one written is the root cause, its peers only saw it."""
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    message = f"rank {rank}: {type(error).__name__}: {_first_line(error)}"
+    write_json(
+        folder / f"failure-{rank}.json",
+        {"kind": kind, "message": message, "tail": [line for line in lines if line.strip()][-12:], "time": time.time()},
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")

@@ -1,0 +1,117 @@
+"""One rank's training run: the Trainer, watched without being slowed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+
+from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.worker import evidence
+from pytest_llmperf.worker.build import build_model, training_arguments
+from pytest_llmperf.worker.data import RandomTokens
+from pytest_llmperf.worker.heartbeat import Heartbeat
+from pytest_llmperf.worker.probe import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What one rank saw of a finished run."""
+
+    step_seconds: tuple[float, ...]
+    losses: tuple[float, ...]
+    tokens_per_step: int
+    peak_reserved_bytes: int
+    peak_allocated_bytes: int
+    train_seconds: float
+    parameters: int
+    evidence: Mapping[str, Any]
+
+
+class WatchedTrainer(Trainer):
+    """The Trainer, keeping each micro-batch's loss on its device and counting the tokens it is given."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.micro_losses: list[torch.Tensor] = []
+        self.num_tokens = 0
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.num_tokens += inputs["input_ids"].numel()
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self.micro_losses.append(loss)
+        return loss
+
+
+class StepMarks(TrainerCallback):
+    """Marks the clock where the first step begins and where every step ends."""
+
+    def __init__(self, clock: Clock, heartbeat: Heartbeat) -> None:
+        self._clock, self._heartbeat = clock, heartbeat
+
+    def on_step_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+        if state.global_step == 0:
+            self._clock.mark()
+
+    def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+        self._clock.mark()
+        self._heartbeat.step = state.global_step
+
+
+def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torch.device, beat: Heartbeat) -> Trained:
+    """Train ``spec.steps`` steps on this rank and return what was seen."""
+    set_seed(spec.seed)
+    clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
+    memory: Memory = CudaMemory() if device.type == "cuda" else HostMemory()
+    beat.phase, beat.steps, beat.reserved_bytes = "building", spec.steps, memory.now
+    beat.tokens_per_step = spec.sequences_per_step * spec.sequence_length
+
+    # Before the model: it decides TF32 and starts the process group.
+    arguments = training_arguments(spec, folder, device)
+    model = build_model(spec, config, device)
+    autocast, liger = evidence.AutocastWitness(model, device.type), evidence.LigerNotes()
+    trainer = WatchedTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=RandomTokens(
+            length=spec.sequences_per_step * spec.steps,
+            sequence_length=spec.sequence_length,
+            vocabulary_size=model.config.get_text_config().vocab_size,
+            seed=spec.seed,
+        ),
+        callbacks=[StepMarks(clock, beat)],
+    )
+    beat.phase = "training"
+    start = time.perf_counter()
+    trainer.train()
+    step_seconds = clock.seconds()  # waits for the device, so that the next line is the end of the work too
+    train_seconds = time.perf_counter() - start
+    peaks = memory.peak_reserved(), memory.peak_allocated()
+
+    return Trained(
+        step_seconds=step_seconds,
+        losses=_step_losses(trainer.micro_losses, spec.gradient_accumulation_steps),
+        tokens_per_step=_per_step(trainer.num_tokens, spec.steps),
+        peak_reserved_bytes=peaks[0],
+        peak_allocated_bytes=peaks[1],
+        train_seconds=train_seconds,
+        parameters=model.num_parameters(),
+        evidence=evidence.collect(trainer, model, autocast, liger),
+    )
+
+
+def _step_losses(micro_losses: list[torch.Tensor], per_step: int) -> tuple[float, ...]:
+    """Loss of each optimizer step; the Trainer scales micro-batch losses so that they add up to it."""
+    losses = torch.stack(micro_losses).float().cpu()
+    return tuple(losses.view(-1, per_step).sum(dim=1).tolist())
+
+
+def _per_step(tokens: int, steps: int) -> int:
+    if tokens % steps:
+        raise RuntimeError(f"{tokens} tokens in {steps} steps: the batches were not all of one size")
+    return tokens // steps

@@ -1,0 +1,117 @@
+"""A launcher that trains nothing: the plugin's own behaviour, without a torchrun for each case.
+
+A pytester project installs it with ``from tests.fakes import install; install()`` in its conftest and says in
+``fake.json`` what the next launches yield. The worker is tested with real torchrun in ``tests/worker``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.measurement import Environment, Failure, Health, Launch, Progress, RankRecord
+from pytest_llmperf.plugin import runner, session
+from pytest_llmperf.spec import TrainSpec
+
+MACHINE = Machine(kind="cpu-fake-8c", name="Fake CPU", gpus=(), cores=8)
+
+ENVIRONMENT = Environment(
+    gpu="Fake CPU", driver="", versions={"torch": "2.0", "python": "3.11.7"}, variables={}, platform="Linux x86_64"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fake:
+    """What a launch yields: the fields of ``fake.json``."""
+
+    step_seconds: float = 0.1
+    reserved_bytes: int = 2**30
+    loss: float = 6.0
+    fail: str = ""
+    """Kind of failure; empty for success."""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    foreign_processes: tuple[str, ...] = ()
+
+
+def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
+    """A clean launch of ``spec`` with these figures."""
+    fake = fake or Fake()
+    ranks = tuple(
+        RankRecord(
+            rank=rank,
+            host="host",
+            device="Fake CPU",
+            tokens_per_step=spec.sequences_per_step * spec.sequence_length // spec.gpus,
+            step_seconds=(5 * fake.step_seconds, *(fake.step_seconds for _ in range(spec.steps - 1))),
+            peak_reserved_bytes=fake.reserved_bytes,
+            peak_allocated_bytes=fake.reserved_bytes,
+        )
+        for rank in range(spec.gpus)
+    )
+    environment = Environment(**{**vars(ENVIRONMENT), "versions": {**ENVIRONMENT.versions, **fake.versions}})
+    return Launch(
+        spec_id=spec.id,
+        digest=spec.digest,
+        started_at="2026-01-01T00:00:00Z",
+        wall_seconds=10.0,
+        train_seconds=spec.steps * fake.step_seconds,
+        warmup_steps=spec.warmup_steps,
+        parameters=1000,
+        losses=(fake.loss,) * spec.steps,
+        ranks=ranks,
+        evidence={**evidence_of(spec), **fake.evidence},
+        environment=environment,
+        health=Health(foreign_processes=fake.foreign_processes),
+    )
+
+
+def evidence_of(spec: TrainSpec) -> dict[str, Any]:
+    """Evidence that everything asked for was active."""
+    dtype = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+    return {
+        "device_type": "cpu",
+        "world_size": spec.gpus,
+        "attention": spec.attention,
+        "parameter_dtypes": {dtype[spec.model_precision]: 1000},
+        "autocast_dtype": None if spec.mixed_precision == "no" else dtype[spec.mixed_precision],
+        "tf32": spec.tf32,
+        "liger_modules": 10 if spec.liger else 0,
+        "liger_note": "",
+        "optimizer": "AdamW",
+        "optimizer_fused": spec.optimizer == "adamw_torch_fused",
+        "gradient_checkpointing": spec.gradient_checkpointing,
+        "torch_compile": spec.torch_compile,
+    }
+
+
+class FakeLauncher:
+    """Yields what ``fake.json`` in the working directory says, and counts its launches in ``launches.txt``."""
+
+    def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        with Path("launches.txt").open("a", encoding="utf-8") as log:
+            log.write(f"{request.spec.id} {os.getpid()}\n")
+        path = Path("fake.json")
+        values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        values["foreign_processes"] = tuple(values.get("foreign_processes", ()))
+        fake = Fake(**values)
+        watch(Progress(phase="training", step=1, steps=request.spec.steps, tokens_per_second=1000.0))
+        if fake.fail == "interrupt":
+            raise KeyboardInterrupt
+        if fake.fail:
+            return Failure(
+                kind=fake.fail, message="rank 0: it broke", tail=("last line",), folder=str(request.folder), rank=0
+            )
+        return launch_of(request.spec, fake)
+
+
+def install() -> None:
+    """Put the fakes in the place of the launcher and of the hardware."""
+    runner.LocalLauncher = FakeLauncher  # type: ignore[assignment, misc]
+    session.find_machine = lambda: MACHINE

@@ -1,0 +1,70 @@
+"""A pytester project with the fake launcher, run in a process of its own as a user's would be."""
+
+from __future__ import annotations
+
+import json
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+REPOSITORY = Path(__file__).parents[2]
+
+FOUR_LINES = """
+import pytest
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention(perf, train_spec):
+    perf.check(train_spec)
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A user's project: one test file, and nothing else of ours."""
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    pytester.makeconftest("from tests.fakes import install\n\ninstall()\n")
+    pytester.makeini("[pytest]\n")
+    pytester.makepyfile(test_mine=FOUR_LINES)
+    return Project(pytester)
+
+
+class Project:
+    """What the tests do with it."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.pytester, self.path = pytester, pytester.path
+
+    def run(self, *options: str, gpus: str = "0") -> pytest.RunResult:
+        return self.pytester.runpytest_subprocess("-p", "no:randomly", "--gpus", gpus, *options)
+
+    def fake(self, **values: Any) -> None:
+        """What launches yield from now on."""
+        (self.path / "fake.json").write_text(json.dumps(values))
+
+    def record(self, **values: Any) -> None:
+        """Baselines of every case with these figures."""
+        self.fake(**values)
+        assert self.run("--update-baselines", "--perf-reason", "start").ret == 0
+        (self.path / "launches.txt").unlink()
+
+    @property
+    def launches(self) -> list[str]:
+        path = self.path / "launches.txt"
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def baselines(self) -> list[Path]:
+        return sorted((self.path / "baselines").rglob("*.json"))
+
+    def results(self, *options: str) -> dict[str, Any]:
+        """The results of a run by case id."""
+        self.run("--perf-json", "out.json", *options)
+        document = json.loads((self.path / "out.json").read_text())
+        return {result["id"]: result for result in document["results"]}
+
+
+

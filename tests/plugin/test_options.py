@@ -1,0 +1,118 @@
+"""The command line: what it means, what it refuses, and that it stays what others rely on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+OPTIONS = [
+    "--gpus=N",
+    "--update-baselines",
+    "--update-baselines=all",
+    "--update-baselines=new",
+    "--perf-reason=TEXT",
+    "--perf-baselines=DIR",
+    "--perf-json=FILE",
+    "--perf-dry-run",
+    "--perf-strict",
+    "--perf-timeout=SECONDS",
+    "--perf-launches=N",
+]
+
+
+def test_the_options_are_the_documented_ones(project: Project) -> None:
+    lines = project.pytester.runpytest_subprocess("--help").outlines
+    start = next(i for i, line in enumerate(lines) if line.startswith("LLM training performance"))
+    block = []
+    for line in lines[start + 1 :]:
+        if not line.startswith("  "):
+            break
+        block.append(line)
+    assert [line.split("  ")[1].replace(" ", "=") for line in block if line.startswith("  --")] == OPTIONS
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "", "1.5", "²"])
+def test_a_number_of_gpus_that_is_none_is_a_usage_error(project: Project, value: str) -> None:
+    result = project.pytester.runpytest_subprocess(f"--gpus={value}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--gpus*is not a number of GPUs*"])
+
+
+def test_more_gpus_than_visible_is_a_usage_error_and_nothing_runs(project: Project) -> None:
+    result = project.run(gpus="9")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--gpus 9: only 0 GPU(s) visible*"])
+    assert project.launches == []
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", "inf"])
+def test_a_timeout_that_is_none_is_a_usage_error(project: Project, value: str) -> None:
+    assert project.run(f"--perf-timeout={value}").ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_json_file_that_cannot_be_written_is_told_before_anything_runs(project: Project) -> None:
+    result = project.run("--perf-json", "missing/out.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert project.launches == []
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "much", "nan"])
+def test_an_ini_tolerance_that_is_none_is_a_usage_error(project: Project, value: str) -> None:
+    project.pytester.makeini(f"[pytest]\nperf_memory_tolerance = {value}\n")
+    result = project.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*perf_memory_tolerance*positive fraction*"])
+
+
+def test_a_site_may_name_its_machine(project: Project) -> None:
+    project.pytester.makeini("[pytest]\nperf_machine = marenostrum5-acc\n")
+    project.run("--update-baselines").assert_outcomes(passed=2)
+    assert {path.relative_to(project.path).parts[1] for path in project.baselines} == {"marenostrum5-acc"}
+
+
+def test_a_dry_run_shows_order_and_cost_and_launches_nothing(project: Project) -> None:
+    project.record()
+    result = project.run("--perf-dry-run", "--perf-launches", "2")
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines(["*1. llama-tiny-bf16-eager*", "*2. llama-tiny-bf16-sdpa*", "*2 case(s), 4 launch(es)*"])
+    assert project.launches == []
+
+
+def test_an_impossible_case_is_one_line(project: Project) -> None:
+    project.pytester.makepyfile(
+        test_mine="""
+        import pytest
+
+        @pytest.mark.parametrize("precision", ["fp23"])
+        def test_precision(perf, train_spec):
+            perf.check(train_spec)
+
+        @pytest.mark.parametrize("micro_batch_size", [0])
+        def test_batch(perf, train_spec):
+            perf.check(train_spec)
+        """
+    )
+    result = project.run("-rE")
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["*unknown precision 'fp23', did you mean*", "*micro_batch_size=0 must be at least 1*"])
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_what_cannot_run_here_is_skipped_with_the_reason(project: Project) -> None:
+    project.pytester.makepyfile(
+        test_mine="""
+        import pytest
+
+        @pytest.mark.parametrize("liger", [True])
+        def test_kernels(perf, train_spec):
+            perf.check(train_spec)
+
+        @pytest.mark.parametrize("gpus", [64])
+        def test_wide(perf, train_spec):
+            perf.check(train_spec)
+        """
+    )
+    result = project.run("-rs")
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines(["*Triton kernels need a GPU*", "*needs 64 ranks*"])

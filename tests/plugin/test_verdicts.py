@@ -1,0 +1,236 @@
+"""From launches to an outcome of pytest, and to baselines."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+
+def test_no_baseline_fails_as_new_with_the_command_that_records_it(project: Project) -> None:
+    result = project.run()
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*new*", "*--update-baselines*"])
+    assert project.baselines == []
+
+
+def test_recorded_then_judged_green(project: Project) -> None:
+    project.record()
+    assert len(project.baselines) == 2
+    project.run().assert_outcomes(passed=2)
+
+
+def test_a_slowdown_beyond_the_tolerance_fails(project: Project) -> None:
+    project.pytester.makeini("[pytest]\nperf_throughput_tolerance = 0.05\n")
+    project.record(step_seconds=0.1)
+    project.fake(step_seconds=0.104)
+    project.run().assert_outcomes(passed=2)
+    project.fake(step_seconds=0.106)
+    result = project.run()
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*tokens_per_second_per_gpu*", "*run it again*pytest*test_mine.py*", "*accept it*--perf-reason*"])
+
+
+def test_memory_above_its_ceiling_fails(project: Project) -> None:
+    project.pytester.makeini("[pytest]\nperf_memory_tolerance = 0.01\n")
+    project.record(reserved_bytes=1000 * 2**20)
+    project.fake(reserved_bytes=1011 * 2**20)
+    result = project.run()
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*peak_reserved_bytes*"])
+
+
+def test_a_failure_message_is_at_most_25_lines(project: Project) -> None:
+    project.record(versions={f"package{i}": "1" for i in range(40)})
+    project.fake(step_seconds=10.0, versions={f"package{i}": "2" for i in range(40)})
+    result = project.run("-k", "eager")
+    lines = result.outlines
+    start = next(i for i, line in enumerate(lines) if line.startswith("____"))
+    end = next(i for i, line in enumerate(lines) if i > start and line.startswith("==="))
+    assert end - start - 1 <= 25
+
+
+def test_an_improvement_passes_and_fails_only_a_strict_run(project: Project) -> None:
+    project.record(step_seconds=1.0)
+    project.fake(step_seconds=0.1)
+    project.run().assert_outcomes(passed=2)
+    project.run("--perf-strict").assert_outcomes(failed=2)
+
+
+def test_nan_is_invalid_and_never_recorded(project: Project) -> None:
+    project.fake(loss=math.nan)
+    result = project.run("--update-baselines", "--perf-reason", "because")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*invalid*"])
+    assert project.baselines == []
+
+
+def test_an_optimisation_that_was_not_active_is_invalid(project: Project) -> None:
+    project.record()
+    project.fake(evidence={"attention": "eager"})
+    outcomes = project.results()
+    verdicts = sorted(result["verdict"] for result in outcomes.values())
+    assert verdicts == ["invalid", "pass"]
+
+
+def test_another_process_on_the_hardware_is_invalid(project: Project) -> None:
+    project.record()
+    project.fake(foreign_processes=["GPU 0: pid 7 (python) holds 3.2 GiB"])
+    result = project.run()
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*pid 7*"])
+
+
+@pytest.mark.parametrize("kind", ["oom", "error", "killed", "timeout", "never-started"])
+def test_a_failed_launch_fails_and_names_its_folder(project: Project, kind: str) -> None:
+    project.fake(fail=kind)
+    result = project.run("-k", "eager")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines([f"*launch failed ({kind})*it broke*", "*last line*", "*logs: *.llmperf*", "*run it again*"])
+
+
+def test_out_of_memory_passes_only_where_it_is_declared(project: Project) -> None:
+    # On the CPU nothing is declared to run out: the marker speaks of a GPU's memory.
+    project.pytester.makepyfile(
+        test_mine="""
+        import pytest
+
+        @pytest.mark.expects_oom(below_gib=65)
+        def test_it(perf, train_spec):
+            perf.check(train_spec)
+        """
+    )
+    project.fake(fail="oom")
+    project.run().assert_outcomes(failed=1)
+
+
+def test_tolerances_come_from_ini_spec_and_marker_in_that_order(project: Project) -> None:
+    project.pytester.makeini("[pytest]\nperf_throughput_tolerance = 0.01\n")
+    project.pytester.makepyfile(
+        test_mine="""
+        from dataclasses import replace
+        import pytest
+
+        def test_ini(perf, train_spec):
+            perf.check(train_spec)
+
+        @pytest.mark.parametrize("micro_batch_size", [2])
+        def test_spec(perf, train_spec):
+            perf.check(replace(train_spec, throughput_tolerance=0.2))
+
+        @pytest.mark.perf_tolerance(throughput=0.02)
+        @pytest.mark.parametrize("micro_batch_size", [3])
+        def test_marker(perf, train_spec):
+            perf.check(replace(train_spec, throughput_tolerance=0.2))
+        """
+    )
+    project.record(step_seconds=1.0)
+    project.fake(step_seconds=1.015)
+    assert {i.split("-")[-2]: r["verdict"] for i, r in project.results().items()} == {
+        "mbs1": "regressed",
+        "mbs2": "pass",
+        "mbs3": "pass",
+    }
+    project.fake(step_seconds=1.1)
+    assert {i.split("-")[-2]: r["verdict"] for i, r in project.results().items()} == {
+        "mbs1": "regressed",
+        "mbs2": "pass",
+        "mbs3": "regressed",
+    }
+
+
+class TestUpdating:
+    def test_new_records_only_what_has_no_baseline(self, project: Project) -> None:
+        project.record(step_seconds=0.1)
+        kept = project.baselines[0]
+        text = kept.read_text()
+        project.baselines[1].unlink()
+        project.fake(step_seconds=0.11)
+        project.run("--update-baselines=new").assert_outcomes(passed=2)
+        assert kept.read_text() == text
+        assert len(project.baselines) == 2
+
+    def test_a_worse_figure_needs_a_reason(self, project: Project) -> None:
+        project.record(step_seconds=0.1)
+        before = [path.read_text() for path in project.baselines]
+        project.fake(step_seconds=10.0)
+        result = project.run("--update-baselines")
+        result.assert_outcomes(failed=2)
+        result.stdout.fnmatch_lines(["*--perf-reason*"])
+        assert [path.read_text() for path in project.baselines] == before
+        result = project.run("--update-baselines", "--perf-reason", "the new optimizer is worth it")
+        result.assert_outcomes(passed=2)
+        result.stdout.fnmatch_lines(["*anchor*"])
+        assert "the new optimizer is worth it" in project.baselines[0].read_text()
+        project.run().assert_outcomes(passed=2)
+
+    def test_the_flag_does_not_eat_the_path_that_follows(self, project: Project) -> None:
+        result = project.run("--update-baselines", "test_mine.py", "--perf-reason", "start")
+        result.assert_outcomes(passed=2)
+        assert len(project.baselines) == 2
+
+    def test_an_unknown_value_is_a_usage_error(self, project: Project) -> None:
+        result = project.run("--update-baselines=some")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert project.launches == []
+
+    @pytest.mark.parametrize(
+        ("text", "said"), [("", "empty"), ('{"schema": 1, "id"', "*"), ('{"schema": 99}', "*newer*"), ("[]", "*")]
+    )
+    def test_a_broken_file_is_named_before_anything_is_launched_and_kept(
+        self, project: Project, text: str, said: str
+    ) -> None:
+        project.record()
+        broken = project.baselines[0]
+        broken.write_text(text)
+        for options in ((), ("--update-baselines", "--perf-reason", "why")):
+            result = project.run("-k", "eager", *options)
+            result.assert_outcomes(failed=1, deselected=1)
+            result.stdout.fnmatch_lines([f"*{broken.name}*"])
+            assert said.strip("*") in result.stdout.str()
+            assert broken.read_text() == text
+        assert project.launches == []
+
+    def test_a_file_of_another_digest_is_refused(self, project: Project) -> None:
+        project.record()
+        first, second = project.baselines
+        first.write_text(second.read_text())
+        result = project.run("-k", "eager")
+        result.assert_outcomes(failed=1, deselected=1)
+        result.stdout.fnmatch_lines([f"*{first.name}*"])
+
+    def test_a_baselines_folder_that_cannot_be_made_is_told_before_a_launch(self, project: Project) -> None:
+        (project.path / "taken").write_text("a file")
+        result = project.run("--update-baselines", "--perf-baselines", "taken/here")
+        result.assert_outcomes(failed=2)
+        assert project.launches == []
+
+    def test_renaming_the_test_keeps_its_baseline(self, project: Project) -> None:
+        project.record()
+        text = (project.path / "test_mine.py").read_text()
+        (project.path / "test_mine.py").unlink()
+        (project.path / "test_other.py").write_text(text.replace("test_attention", "test_something_else"))
+        project.run().assert_outcomes(passed=2)
+
+
+def test_the_json_holds_the_designs_names(project: Project) -> None:
+    project.record()
+    outcome = next(iter(project.results().values()))
+    assert set(outcome) >= {"id", "digest", "nodeid", "verdict", "reason", "metrics", "launches"}
+    rate = outcome["metrics"]["tokens_per_second_per_gpu"]
+    assert set(rate) >= {"value", "unit", "baseline", "limit", "change", "detectable"}
+    assert rate["value"] == pytest.approx(1024 / 0.1)
+    document = json.loads((project.path / "out.json").read_text())
+    assert document["schema"] == 1
+    assert document["machine"]["kind"] == "cpu-fake-8c"
+
+
+def test_baselines_can_live_elsewhere(project: Project, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "with space"
+    project.run("--update-baselines", "--perf-baselines", str(elsewhere)).assert_outcomes(passed=2)
+    assert len(list(elsewhere.rglob("*.json"))) == 2
+    project.run("--perf-baselines", str(elsewhere)).assert_outcomes(passed=2)

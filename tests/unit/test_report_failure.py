@@ -1,0 +1,189 @@
+"""What a failing test prints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_llmperf.measurement import Environment, Launch, RankRecord
+from pytest_llmperf.report.failure import MAX_LINES, failure_message
+from pytest_llmperf.result import GIB, CaseResult, Check
+
+RERUN = "pytest 'perf_tests/test_ladder.py::test_rung[15.9]' --gpus 8"
+ACCEPT = RERUN + ' --update-baselines --perf-reason "why"'
+
+
+def launch_of(num_ranks: int = 1, steps: int = 40) -> Launch:
+    ranks = tuple(
+        RankRecord(
+            rank=rank,
+            host="node1",
+            device="NVIDIA H200",
+            tokens_per_step=37888,
+            step_seconds=(0.5,) * steps,
+            peak_reserved_bytes=52 * GIB + rank * GIB,
+            peak_allocated_bytes=50 * GIB,
+        )
+        for rank in range(num_ranks)
+    )
+    environment = Environment(gpu="NVIDIA H200", driver="570", versions={}, variables={}, platform="Linux x86_64")
+    return Launch(
+        spec_id="x",
+        digest="d",
+        started_at="2026-01-01T00:00:00Z",
+        wall_seconds=30,
+        train_seconds=20,
+        warmup_steps=8,
+        parameters=1,
+        losses=(1.0,) * steps,
+        ranks=ranks,
+        evidence={},
+        environment=environment,
+    )
+
+
+REGRESSED = CaseResult(
+    id="llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus8",
+    digest="d",
+    nodeid="t.py::t",
+    machine="h200",
+    verdict="regressed",
+    reason="tokens/s/GPU fell by 6.2 %, beyond its tolerance of 2.0 %",
+    checks=(
+        Check(
+            metric="peak_reserved_bytes",
+            value=59 * GIB,
+            unit="bytes",
+            baseline=58.95 * GIB,
+            tolerance=0.01,
+            limit=59.5395 * GIB,
+            change=0.00085,
+            verdict="pass",
+        ),
+        Check(
+            metric="tokens_per_second_per_gpu",
+            value=67310.4,
+            unit="tokens/s",
+            baseline=71783.2,
+            tolerance=0.02,
+            limit=70347.5,
+            change=-0.0623,
+            detectable=0.011,
+            verdict="regressed",
+        ),
+        Check(metric="mfu", value=0.53, unit="1"),
+    ),
+    launches=(launch_of(8), launch_of(8)),
+    differences=("torch: 2.8.0 -> 2.9.1", "transformers: 4.57.1 -> 5.0.0"),
+)
+
+
+def test_a_regression_shows_figures_evidence_and_the_next_commands() -> None:
+    assert failure_message(REGRESSED, RERUN, ACCEPT, baseline_launches=3).splitlines() == [
+        f"{REGRESSED.id}: regressed: tokens/s/GPU fell by 6.2 %, beyond its tolerance of 2.0 %",
+        "  metric         measured   baseline      limit  change  detectable",
+        "  tokens/s/GPU     67,310     71,783     70,348  -6.2 %       1.1 %  regressed",
+        "  peak memory   59.00 GiB  58.95 GiB  59.54 GiB  +0.1 %           -       pass",
+        "  peak memory: worst on rank 7 (node1, NVIDIA H200), 59.00 GiB",
+        "measured: 2 launches of 40 steps (8 of them warm-up); baseline: 3 launches",
+        "different from the baseline's environment:",
+        "  torch: 2.8.0 -> 2.9.1",
+        "  transformers: 4.57.1 -> 5.0.0",
+        f"run it again: {RERUN}",
+        f"accept it: {ACCEPT}",
+    ]
+
+
+def test_a_gate_that_cannot_see_its_tolerance_says_so() -> None:
+    blind = replace(REGRESSED, checks=(replace(REGRESSED.checks[1], detectable=0.041),))
+    assert "  tokens/s/GPU: this gate sees 4.1 %, not its tolerance of 2.0 %" in failure_message(
+        blind, RERUN, ACCEPT, 1
+    )
+
+
+def test_a_detail_of_the_judge_is_kept() -> None:
+    detailed = replace(REGRESSED, checks=(replace(REGRESSED.checks[0], detail="rank 3 on node2"),))
+    message = failure_message(detailed, RERUN, ACCEPT, baseline_launches=1)
+    assert "  peak memory: rank 3 on node2" in message
+    assert "baseline: 1 launch\n" in message
+
+
+def test_many_differences_are_counted() -> None:
+    many = replace(REGRESSED, differences=tuple(f"package{n}: 1 -> 2" for n in range(20)))
+    lines = failure_message(many, RERUN, ACCEPT, 1).splitlines()
+    assert lines.count("  ... and 14 more") == 1
+    assert sum("package" in line for line in lines) == 6
+
+
+def test_a_new_case_shows_its_figures_and_how_to_record_them() -> None:
+    checks = tuple(
+        replace(check, verdict="new", baseline=None, limit=None, change=None) for check in REGRESSED.checks[:2]
+    )
+    new = replace(REGRESSED, verdict="new", reason="no baseline on h200", checks=checks, differences=())
+    assert failure_message(new, RERUN, ACCEPT, 0).splitlines() == [
+        "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus8: new: no baseline on h200",
+        "  peak memory 59.00 GiB, tokens/s/GPU 67,310 (2 launches of 40 steps (8 of them warm-up))",
+        f"record it: {ACCEPT}",
+    ]
+
+
+def test_an_invalid_case_gives_each_reason_a_line_and_cannot_be_accepted() -> None:
+    invalid = replace(
+        REGRESSED,
+        verdict="invalid",
+        reason="Liger patched nothing; another process on GPU 0\nthe loss is NaN",
+        differences=(),
+    )
+    assert failure_message(invalid, RERUN, ACCEPT, 3).splitlines() == [
+        "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus8: invalid: Liger patched nothing",
+        "  also: another process on GPU 0",
+        "  also: the loss is NaN",
+        "measured: 2 launches of 40 steps (8 of them warm-up); baseline: 3 launches",
+        f"run it again: {RERUN}",
+    ]
+
+
+def test_without_launches_there_is_still_a_message() -> None:
+    bare = replace(REGRESSED, checks=(), launches=(), differences=(), reason="")
+    assert failure_message(bare, "", "", 0).splitlines()[1:] == ["measured: no launch; baseline: none"]
+
+
+WORDS = st.text(max_size=60)
+FLOATS = st.floats(allow_nan=True)
+MAYBE = st.none() | FLOATS
+CHECKS = st.builds(
+    Check,
+    metric=st.sampled_from(["tokens_per_second_per_gpu", "peak_reserved_bytes", "mfu"]) | WORDS,
+    value=FLOATS,
+    unit=st.sampled_from(["tokens/s", "bytes", "s", "1", "J"]),
+    baseline=MAYBE,
+    tolerance=MAYBE,
+    limit=MAYBE,
+    change=MAYBE,
+    detectable=MAYBE,
+    verdict=st.none() | st.sampled_from(["pass", "regressed", "invalid", "odd"]),
+    detail=WORDS,
+)
+RESULTS = st.builds(
+    CaseResult,
+    id=WORDS,
+    digest=WORDS,
+    nodeid=WORDS,
+    machine=WORDS,
+    verdict=st.sampled_from(["regressed", "new", "invalid", "improved", "inconclusive", "pass"]),
+    reason=st.text("ab;\n ", max_size=200) | WORDS,
+    checks=st.lists(CHECKS, max_size=12).map(tuple),
+    launches=st.lists(st.builds(launch_of, st.integers(1, 9), st.integers(9, 40)), max_size=3).map(tuple),
+    differences=st.lists(WORDS, max_size=20).map(tuple),
+)
+
+
+@settings(deadline=None)
+@given(RESULTS, WORDS, WORDS, st.integers(0, 40))
+def test_a_message_never_passes_its_limit(result: CaseResult, rerun: str, accept: str, baseline_launches: int) -> None:
+    lines = failure_message(result, rerun, accept, baseline_launches).split("\n")
+    assert len("\n".join(lines).splitlines()) <= MAX_LINES == 25
+    assert all(line == line.rstrip() for line in lines)
+    assert not any(line.startswith("accept it") for line in lines[1:] if result.verdict == "invalid")

@@ -1,0 +1,113 @@
+"""The live line and the lines of a log."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_llmperf.measurement import Progress
+from pytest_llmperf.report.live import LiveLine, finished_line, live_line, started_line
+from tests.unit.test_report_failure import launch_of
+
+SPEC_ID = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"
+TRAINING = Progress(phase="training", step=12, steps=40, tokens_per_second=71783, reserved_bytes=int(52.6 * 2**30))
+
+
+def test_a_wide_terminal_shows_everything() -> None:
+    assert live_line(SPEC_ID, 1, 2, TRAINING, 14.9, 120) == (
+        f"{SPEC_ID}  launch 1/2  step 12/40  71.8k tokens/s  52.6 GiB  14 s"
+    )
+
+
+def test_the_id_gives_way_first_and_in_its_middle() -> None:
+    assert live_line(SPEC_ID, 1, 2, TRAINING, 14.9, 80) == (
+        "llama-3.2-1…mbs37-gpus1  launch 1/2  step 12/40  71.8k tokens/s  52.6 GiB  14 s"
+    )
+
+
+def test_a_phase_before_training_stands_for_the_steps() -> None:
+    line = live_line(SPEC_ID, 1, 1, Progress(phase="importing"), 3.2, 120)
+    assert line == f"{SPEC_ID}  launch 1/1  importing  3 s"
+
+
+def test_an_ascii_terminal_gets_ascii() -> None:
+    line = live_line(SPEC_ID, 1, 2, TRAINING, 14, 80, encoding="ascii")
+    assert line.isascii()
+    assert "..." in line
+
+
+@settings(deadline=None)
+@given(
+    st.text(max_size=90),
+    st.builds(
+        Progress,
+        phase=st.sampled_from(["starting", "importing", "building", "training"]),
+        step=st.integers(0, 10**6),
+        steps=st.integers(0, 10**6),
+        tokens_per_second=st.floats(allow_nan=True),
+        reserved_bytes=st.integers(0, 2**45),
+    ),
+    st.floats(allow_nan=True),
+    st.integers(0, 200),
+)
+def test_a_live_line_is_shorter_than_the_terminal(spec_id: str, progress: Progress, seconds: float, width: int) -> None:
+    line = live_line(spec_id, 1, 3, progress, seconds, width)
+    assert len(line) <= max(width - 1, 0)
+    assert len(line.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("width", range(20, 130))
+def test_the_step_outlives_the_other_figures(width: int) -> None:
+    assert "step 12/40" in live_line(SPEC_ID, 1, 2, TRAINING, 14, width)
+
+
+def test_a_log_gets_two_lines() -> None:
+    launch = dataclasses.replace(launch_of(2), wall_seconds=34.4)
+    assert started_line(SPEC_ID, 1, 2) == f"{SPEC_ID}: launch 1/2 started"
+    assert finished_line(SPEC_ID, 1, 2, launch) == (
+        f"{SPEC_ID}: launch 1/2 finished: 75,776 tokens/s/GPU, 53.0 GiB, 40 steps, 34.4 s"
+    )
+
+
+class Screen:
+    """Collects what is written, at a time and a width that the test sets."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self.now = 0.0
+        self.columns = 80
+        self.line = LiveLine(self.written.append, lambda: self.columns, clock=lambda: self.now)
+
+
+def test_the_line_is_rewritten_in_place_and_cleared() -> None:
+    screen = Screen()
+    screen.line.update("one  two")
+    screen.line.clear()
+    assert screen.written == ["\rone  two\x1b[K", "\r\x1b[K"]
+
+
+def test_updates_are_at_most_five_a_second() -> None:
+    screen = Screen()
+    for tick in range(100):
+        screen.now = tick / 100
+        screen.line.update(str(tick))
+    assert len(screen.written) == 5
+
+
+def test_clearing_writes_nothing_where_nothing_was_shown() -> None:
+    screen = Screen()
+    screen.line.clear()
+    screen.line.update("x")
+    screen.line.clear()
+    screen.line.clear()
+    assert len(screen.written) == 2
+
+
+def test_a_text_wider_than_a_resized_terminal_is_cut() -> None:
+    screen = Screen()
+    screen.columns = 5
+    screen.line.update("123456\n789")
+    assert screen.written == ["\r1234\x1b[K"]

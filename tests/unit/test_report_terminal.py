@@ -1,0 +1,240 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_llmperf.measurement import Environment, Launch, RankRecord
+from pytest_llmperf.report.terminal import summary_lines
+from pytest_llmperf.result import GIB, VERDICTS, CaseResult, Check, Reference
+
+LONG_ID = "llama-3.2-1b-bf16-flash_attention_2-liger-compile-checkpointing-seq4096-mbs37-accum4-gpus32"
+SOURCE = "EuroHPC course, chapter 15, MareNostrum 5 (H100 64 GB)"
+LAUNCH = Launch(
+    spec_id="x",
+    digest="d",
+    started_at="2026-01-01T00:00:00Z",
+    wall_seconds=53.2,
+    train_seconds=20,
+    warmup_steps=1,
+    parameters=1,
+    losses=(1.0, 1.0),
+    ranks=(
+        RankRecord(
+            rank=0,
+            host="h",
+            device="g",
+            tokens_per_step=1,
+            step_seconds=(1, 1),
+            peak_reserved_bytes=1,
+            peak_allocated_bytes=1,
+        ),
+    ),
+    evidence={},
+    environment=Environment(gpu="g", driver="", versions={}, variables={}, platform="p"),
+)
+
+
+def case(verdict: str, spec_id: str = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1", **changes: object) -> CaseResult:
+    """A case on a GPU with everything a row can show."""
+    checks = (
+        Check(metric="tokens_per_second_per_gpu", value=71783.4, unit="tokens/s", tolerance=0.02, change=-0.0618),
+        Check(metric="peak_reserved_bytes", value=52.6 * GIB, unit="bytes", tolerance=0.01, change=0.0),
+        Check(metric="mfu", value=0.571, unit="1"),
+    )
+    result = CaseResult(
+        id=spec_id,
+        digest="d",
+        nodeid="t.py::t",
+        machine="h200",
+        verdict=verdict,
+        reason=f"why {verdict}",
+        checks=checks,
+        launches=(LAUNCH,),
+        reference=Reference(source=SOURCE, tokens_per_second_per_gpu=48081, peak_reserved_bytes=62.3 * GIB),
+        rung="15.9",
+    )
+    return replace(result, **changes)  # type: ignore[arg-type]
+
+
+def uncolored(line: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", line)
+
+
+def test_a_wide_table_has_a_line_for_each_case_as_they_ran() -> None:
+    results = [case("regressed", "llama-bf16-sdpa-liger"), case("pass", "a")]
+    assert summary_lines(results, None, color=False) == [
+        "case                   tokens/s/GPU  change    memory  change     MFU  verdict    reference",
+        "llama-bf16-sdpa-liger        71,783  -6.2 %  52.6 GiB   0.0 %  57.1 %  regressed  48,081 · 62.3 GiB (15.9)",
+        "a                            71,783  -6.2 %  52.6 GiB   0.0 %  57.1 %  pass       48,081 · 62.3 GiB (15.9)",
+        f"reference: {SOURCE}",
+        "1 pass, 1 regressed · 106 s in 2 launches",
+    ]
+
+
+def test_columns_with_nothing_to_show_are_left_out() -> None:
+    checks = (
+        Check(metric="tokens_per_second_per_gpu", value=812.2, unit="tokens/s"),
+        Check(metric="peak_reserved_bytes", value=300 * 2**20, unit="bytes"),
+    )
+    lines = summary_lines([case("new", "tiny", checks=checks, reference=None, rung="")], None, color=False)
+    assert [line.split() for line in lines[:2]] == [
+        ["case", "tokens/s/GPU", "memory", "verdict"],
+        ["tiny", "812", "300", "MiB", "new"],
+    ]
+
+
+def test_a_published_out_of_memory_is_said() -> None:
+    reference = Reference(source=SOURCE, tokens_per_second_per_gpu=None, peak_reserved_bytes=64 * GIB)
+    lines = summary_lines([case("pass", reference=reference, rung="15.2")], None, color=False)
+    assert lines[1].endswith("pass     out of memory (15.2)")
+
+
+def test_a_case_without_figures_keeps_its_row() -> None:
+    lines = summary_lines([case("pass"), case("invalid", "broken", checks=(), launches=())], None, color=False)
+    assert re.split(r"  +", lines[2])[:7] == ["broken", "-", "-", "-", "-", "-", "invalid"]
+
+
+def test_without_a_terminal_nothing_is_folded_or_cut() -> None:
+    lines = summary_lines([case("pass", LONG_ID * 5, updated="recorded " + "x " * 300)], None, color=False)
+    assert lines[1].startswith(LONG_ID * 5 + "  ")
+    assert "recorded " + ("x " * 300).strip() in [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("color", [False, True])
+def test_a_narrow_terminal_folds_the_id_and_keeps_every_figure(width: int, color: bool) -> None:
+    lines = [uncolored(line) for line in summary_lines([case("regressed", LONG_ID)], width, color=color)]
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width
+    assert all(line == line.rstrip() for line in lines)
+    assert all(
+        figure in text
+        for figure in ("71,783", "-6.2 %", "52.6 GiB", "0.0 %", "57.1 %", "regressed", "48,081 · 62.3 GiB")
+    )
+    # In the order of the text: the id's pieces, each at the start of its line.
+    assert LONG_ID in "".join(line.split("  ")[0] for line in lines if not line.startswith(" "))
+
+
+def test_eighty_columns_keep_a_table() -> None:
+    lines = summary_lines([case("regressed"), case("pass", "a")], 80, color=False)
+    assert lines[:5] == [
+        "  tokens/s/GPU  change    memory  change     MFU  verdict",
+        "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1  reference 48,081 · 62.3 GiB (15.9)",
+        "        71,783  -6.2 %  52.6 GiB   0.0 %  57.1 %  regressed",
+        "a  reference 48,081 · 62.3 GiB (15.9)",
+        "        71,783  -6.2 %  52.6 GiB   0.0 %  57.1 %  pass",
+    ]
+
+
+def test_where_no_table_fits_a_verdict_keeps_its_color() -> None:
+    lines = summary_lines([case("regressed", reference=None, rung="")], 40, color=True)
+    assert "  \x1b[31mregressed\x1b[0m · 71,783 tokens/s/GPU" in lines
+
+
+def test_where_no_table_fits_the_figures_are_text() -> None:
+    assert summary_lines([case("regressed")], 50, color=False)[:4] == [
+        "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1",
+        "  regressed · 71,783 tokens/s/GPU · change -6.2 %",
+        "  52.6 GiB memory · change 0.0 % · 57.1 % MFU",
+        "  reference 48,081 · 62.3 GiB (15.9)",
+    ]
+
+
+def test_colors_are_the_verdicts_own() -> None:
+    codes = {"pass": 32, "improved": 36, "new": 33, "regressed": 31, "invalid": 31}
+    for width in (None, 120, 80, 40):
+        for verdict in VERDICTS:
+            text = "\n".join(summary_lines([case(verdict)], width, color=True))
+            assert f"\x1b[{codes[verdict]}m{verdict}\x1b[0m" in re.sub(r" +\x1b", "\x1b", text), (width, verdict)
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM"])
+@pytest.mark.parametrize("color", [False, True])
+def test_the_environment_changes_nothing(monkeypatch: pytest.MonkeyPatch, variable: str, color: bool) -> None:
+    expected = summary_lines([case("pass")], None, color=color)
+    monkeypatch.setenv(variable, {"COLUMNS": "20", "TERM": "dumb"}.get(variable, "1"))
+    assert summary_lines([case("pass")], None, color=color) == expected
+    assert color == any("\x1b" in line for line in expected)
+
+
+def test_markup_in_an_id_is_text() -> None:
+    assert summary_lines([case("pass", "[red]a[/red] :smile:")], None, color=False)[1].startswith(
+        "[red]a[/red] :smile:  "
+    )
+
+
+def test_an_ascii_terminal_gets_ascii() -> None:
+    results = [case("pass", "modèle", updated="tokens/s 1 → 2"), case("improved", reason="schneller als früher")]
+    for width in (None, 80, 30):
+        lines = summary_lines(results, width, color=False, encoding="ascii")
+        assert all(line.isascii() for line in lines)
+    assert "48,081 | 62.3 GiB (15.9)" in summary_lines(results, None, color=False, encoding="ascii")[1]
+
+
+def test_what_was_recorded_is_shown_below_and_keeps_its_indent() -> None:
+    named = case("pass", "a", updated="a: recorded\n  tokens/s  1 -> 2\n")
+    lines = summary_lines([named, case("pass", "b", updated="tokens/s 3")], None, color=False)
+    assert lines[4:8] == ["a: recorded", "  tokens/s  1 -> 2", "recorded b", "  tokens/s 3"]
+
+
+def test_new_cases_share_one_hint() -> None:
+    assert summary_lines([case("new")] * 3, None, color=False)[-1] == (
+        "3 cases have no baseline yet; record them with --update-baselines=new"
+    )
+    assert summary_lines([case("pass")], None, color=False)[-1] == "1 pass · 53.2 s in 1 launch"
+
+
+def test_a_verdict_that_fails_no_test_says_why_here() -> None:
+    lines = summary_lines([case("improved", "a"), case("inconclusive", "b"), case("pass", "c")], None, color=False)
+    assert lines[5:7] == ["a: improved: why improved", "b: inconclusive: why inconclusive"]
+    assert lines[7] == "1 pass, 1 improved, 1 inconclusive · 160 s in 3 launches"
+
+
+def test_many_sources_are_not_all_listed() -> None:
+    references = [Reference(source=f"table {n}", tokens_per_second_per_gpu=1.0) for n in range(5)]
+    lines = summary_lines([case("pass", reference=reference) for reference in references], None, color=False)
+    assert "reference: table 0; table 1; table 2; and 2 more" in lines
+
+
+def test_rich_is_not_loaded_before_a_table_is_drawn() -> None:
+    code = "import sys, pytest_llmperf.report.terminal as _; print('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_no_results_are_no_lines() -> None:
+    assert summary_lines([], 80, color=True) == []
+
+
+IDS = st.text("abcdefgh0123456789.-_", min_size=1, max_size=120)
+FIGURES = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(IDS, st.sampled_from((*VERDICTS, "inconclusive")), FIGURES, FIGURES), min_size=1, max_size=4),
+    st.integers(10, 140),
+    st.booleans(),
+)
+def test_any_width_loses_no_id_and_no_line_is_too_long(
+    rows: list[tuple[str, str, float, float]], width: int, color: bool
+) -> None:
+    results = [
+        case(
+            verdict,
+            name,
+            checks=(Check(metric="tokens_per_second_per_gpu", value=value, unit="tokens/s", change=change),),
+        )
+        for name, verdict, value, change in rows
+    ]
+    lines = [uncolored(line) for line in summary_lines(results, width, color=color)]
+    assert all(len(line) <= width and line == line.rstrip() for line in lines)
+    first = "".join(re.split(r"  +", line)[0] for line in lines if not line.startswith(" "))
+    assert all(name in first for name, *_ in rows)

@@ -1,0 +1,159 @@
+"""TrainSpec: what it refuses, what identifies it, what it is called."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.spec import ATTENTIONS, OPTIMIZERS, PRECISIONS
+
+SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch_size=37)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model": "lama-3.2-1b"}, "did you mean 'llama-3.2-1b'"),
+        ({"attention": "spda"}, "did you mean 'sdpa'"),
+        ({"optimizer": "adamw_torch_fuse"}, "did you mean 'adamw_torch_fused'"),
+        ({"model_precision": "bf61"}, "did you mean 'bf16'"),
+        ({"mixed_precision": "yes"}, "known: no, bf16, fp16"),
+        ({"parallelism": "dpp"}, "did you mean 'ddp'"),
+        ({"data": "texts"}, "unknown data 'texts'"),
+        ({"model_precision": "fp16", "mixed_precision": "fp16"}, "the gradient scaler refuses fp16 gradients"),
+        ({"model_precision": "bf16", "mixed_precision": "fp16"}, "use one 16-bit type"),
+        (
+            {"attention": "flash_attention_2", "model_precision": "fp32", "mixed_precision": "no"},
+            "flash_attention_2 has no fp32 kernels",
+        ),
+        ({"tf32": True}, "leave tf32=False"),
+        ({"micro_batch_size": 0}, "micro_batch_size=0 must be at least 1"),
+        ({"sequence_length": 0}, "sequence_length=0 must be at least 1"),
+        ({"sequence_length": 1}, "no next token"),
+        ({"model": "opt-1.3b", "sequence_length": 2049}, "exceeds the model's 2048 positions"),
+        ({"gpus": 0}, "gpus=0 must be at least 1"),
+        ({"gpus": -1}, "gpus=-1 must be at least 1"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0"),
+        ({"warmup_steps": 40}, "leaves no step to measure of steps=40"),
+        ({"warmup_steps": 0}, "the first step is never steady"),
+        ({"seed": -1}, "seed=-1"),
+        ({"throughput_tolerance": 0.0}, "positive fraction"),
+        ({"memory_tolerance": float("nan")}, "positive fraction"),
+        ({"micro_batch_size": "4"}, "must be int, not str"),
+        ({"gpus": True}, "must be int, not bool"),
+        ({"liger": 1}, "must be bool, not int"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=".") as refusal:
+        replace(SPEC, **values)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_unknown_field_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="no field 'optimiser', did you mean 'optimizer'"):
+        TrainSpec.from_dict({"model": "llama-tiny", "optimiser": "sgd"})
+
+
+def test_the_digest_is_the_one_stored_baselines_hold() -> None:
+    # Every baseline ever stored is found by this value: if it changes, none is.
+    assert SPEC.digest == "e8eccc4c06e1f771"
+
+
+def test_how_long_to_measure_is_not_part_of_the_digest() -> None:
+    longer = replace(SPEC, steps=400, warmup_steps=20, throughput_tolerance=0.1, memory_tolerance=0.2)
+    assert longer.digest == SPEC.digest
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model": "opt-1.3b"},
+        {"gpus": 2},
+        {"micro_batch_size": 38},
+        {"sequence_length": 512},
+        {"model_precision": "fp32"},
+        {"mixed_precision": "no"},
+        {"model_precision": "fp32", "tf32": True},
+        {"attention": "eager"},
+        {"liger": False},
+        {"torch_compile": True},
+        {"optimizer": "adamw_torch_fused"},
+        {"gradient_accumulation_steps": 2},
+        {"gradient_checkpointing": True},
+        {"weights": "some/folder"},
+        {"seed": 1},
+    ],
+)
+def test_whatever_changes_the_work_changes_digest_and_id(values: dict[str, Any]) -> None:
+    other = replace(SPEC, **values)
+    assert other.digest != SPEC.digest
+    assert other.id != SPEC.id
+
+
+def test_the_order_of_fields_does_not_matter() -> None:
+    names = [field.name for field in fields(SPEC)]
+    random.Random(0).shuffle(names)
+    assert TrainSpec.from_dict({name: getattr(SPEC, name) for name in names}).digest == SPEC.digest
+
+
+def test_the_id_carries_what_is_on_and_nothing_else() -> None:
+    assert SPEC.id == "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"
+    assert "liger" not in replace(SPEC, liger=False).id
+    assert replace(SPEC, model_precision="fp32", mixed_precision="no").id.startswith("llama-3.2-1b-fp32-")
+
+
+def test_a_models_identity_is_what_its_configuration_says(tmp_path: Path) -> None:
+    config = json.loads(json.dumps(dict(SPEC.architecture.config)))
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config | {"transformers_version": name}))
+    here, there = (replace(SPEC, model=str(tmp_path / name)) for name in ("here", "there"))
+    assert here.digest == there.digest == SPEC.digest
+
+
+specs = st.builds(
+    TrainSpec,
+    model=st.sampled_from(["llama-tiny", "opt-tiny"]),
+    gpus=st.integers(1, 64),
+    micro_batch_size=st.integers(1, 512),
+    sequence_length=st.integers(2, 2048),
+    attention=st.sampled_from(ATTENTIONS),
+    liger=st.booleans(),
+    torch_compile=st.booleans(),
+    optimizer=st.sampled_from(OPTIMIZERS),
+    gradient_accumulation_steps=st.integers(1, 64),
+    gradient_checkpointing=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+
+
+@given(specs)
+def test_a_spec_survives_json(spec: TrainSpec) -> None:
+    again = TrainSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
+    assert again == spec
+    assert (again.id, again.digest) == (spec.id, spec.digest)
+
+
+@given(specs, specs)
+def test_ids_differ_wherever_digests_do(a: TrainSpec, b: TrainSpec) -> None:
+    # One baseline file per id: two specs of one id and two digests would fight over it.
+    assert (a.id == b.id) == (a.digest == b.digest)
+
+
+@pytest.mark.parametrize("word", PRECISIONS)
+def test_every_precision_word_comes_back(word: str) -> None:
+    model_precision, mixed_precision, tf32 = PRECISIONS[word]
+    spec = TrainSpec(
+        model="llama-tiny", model_precision=model_precision, mixed_precision=mixed_precision, tf32=tf32
+    )
+    assert spec.precision == word
