@@ -19,7 +19,7 @@ from pytest_llmperf.measurement import Environment, Failure, Health, Launch, Pro
 from pytest_llmperf.plugin import runner, session
 from pytest_llmperf.spec import TrainSpec
 
-MACHINE = Machine(kind="cpu-fake-8c", name="Fake CPU", gpus=(), cores=8)
+MACHINE = Machine(gpus=(), cpu_name="Fake CPU", cores=8)
 
 ENVIRONMENT = Environment(
     gpu="Fake CPU", driver="", versions={"torch": "2.0", "python": "3.11.7"}, variables={}, platform="Linux x86_64"

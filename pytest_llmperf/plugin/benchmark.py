@@ -31,8 +31,9 @@ _CLOCK = pytest.StashKey[ReplayClock]()
 
 
 def prepare(item: pytest.Item) -> None:
-    """Give a perf test the ``benchmark`` fixture, reading a clock of ours."""
-    if not item.config.pluginmanager.hasplugin("benchmark") or "benchmark" in item.fixturenames:  # type: ignore[attr-defined]
+    """Have a perf test's ``benchmark`` fixture read a clock of ours, should it be asked for later."""
+    fixtures: list[str] = item.fixturenames  # type: ignore[attr-defined]
+    if not item.config.pluginmanager.hasplugin("benchmark") or "benchmark" in fixtures:
         return  # a test that uses benchmark itself keeps it
     marker = item.get_closest_marker("benchmark")
     clock = ReplayClock()
@@ -40,17 +41,20 @@ def prepare(item: pytest.Item) -> None:
     options = {**(marker.kwargs if marker else {}), "timer": clock}
     # In front of the marker that is there: the closest one wins, and without our timer it would record microseconds.
     item.add_marker(pytest.mark.benchmark(**options), append=False)
-    # A new list: the one that is there is shared by all cases of a parametrized function.
-    item.fixturenames = [*item.fixturenames, "benchmark"]  # type: ignore[attr-defined]
+    if item.config.getoption("benchmark_only"):
+        # It selects by this list. A new one: the one that is there is shared by all cases of a function.
+        item.fixturenames = [*fixtures, "benchmark"]  # type: ignore[attr-defined]
 
 
-def record(item: pytest.Item, result: CaseResult) -> None:
+def record(request: pytest.FixtureRequest, result: CaseResult) -> None:
     """Store the case's steady step times as rounds, and what else was found as ``extra_info``."""
-    clock = item.stash.get(_CLOCK, None)
-    benchmark: Any = getattr(item, "funcargs", {}).get("benchmark")
+    clock = request.node.stash.get(_CLOCK, None)
     steps = [second for launch in result.launches for second in launch.steady_step_seconds]
-    if clock is None or benchmark is None or not benchmark.enabled or not steps or benchmark.stats is not None:
+    if clock is None or not steps or request.config.getoption("benchmark_skip"):
         return
+    del request.node.stash[_CLOCK]  # one entry a test: pytest-benchmark keeps no more
+    # Asked for only now: a test that is skipped or fails to launch would leave it unused, which it warns of.
+    benchmark: Any = request.getfixturevalue("benchmark")
     pending = iter(steps)
     # One more call than rounds: pytest-benchmark runs the target once more for its return value.
     benchmark.pedantic(

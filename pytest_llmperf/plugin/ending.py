@@ -53,7 +53,8 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
     elif session.findings.results:
         tty = bool(reporter.isatty)  # type: ignore[attr-defined]
         width = reporter._tw.fullwidth if tty else None
-        lines = summary_lines(session.findings.results, width, reporter._tw.hasmarkup) + lines
+        encoding = getattr(reporter._tw._file, "encoding", None)
+        lines = summary_lines(session.findings.results, width, reporter._tw.hasmarkup, encoding) + lines
     lines += _unused(session)
     if not lines:
         return

@@ -75,4 +75,4 @@ def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a
 @pytest.fixture
 def perf(request: pytest.FixtureRequest) -> Perf:
     """Measures, judges and asserts: ``perf.check(train_spec)``."""
-    return Perf(request.node, request.config.stash[SESSION])
+    return Perf(request, request.config.stash[SESSION])

@@ -72,7 +72,7 @@ class _Collector:
         findings = item.stash.get(FINDINGS, None)
         if findings is not None and report.when == "call":
             # An attribute of plain data: xdist sends it to the controller with the report.
-            report.llmperf = findings.to_dict()
+            report.llmperf = findings.to_dict()  # type: ignore[attr-defined]
         return report
 
     @pytest.hookimpl

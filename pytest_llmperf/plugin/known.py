@@ -9,7 +9,7 @@ def known_failure(spec: TrainSpec) -> str | None:
     """A line about this spec's known failure, or ``None``."""
     if spec.liger and spec.torch_compile:
         return (
-            "known: Liger's kernels do not compile under torch.compile with torch 2.11, triton 3.6 and liger-kernel "
-            "0.8.5 (Triton CompilationError: 'float' object has no attribute 'to')"
+            "known: Liger under torch.compile fails with torch 2.11, triton 3.6 and liger-kernel 0.8.5 (seen: Triton's "
+            "CompilationError \"'float' object has no attribute 'to'\", and an illegal memory access)"
         )
     return None

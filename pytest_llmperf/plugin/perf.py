@@ -29,8 +29,9 @@ from pytest_llmperf.spec import TrainSpec
 class Perf:
     """What a test calls. One test may check several specs."""
 
-    def __init__(self, item: pytest.Item, session: PerfSession) -> None:
-        self._item, self._session, self._settings = item, session, session.settings
+    def __init__(self, request: pytest.FixtureRequest, session: PerfSession) -> None:
+        item: pytest.Item = request.node
+        self._request, self._item, self._session, self._settings = request, item, session, session.settings
         self._marks = Marks.of(item)
         self._findings = item.stash.setdefault(FINDINGS, Findings())
         self._store = BaselineStore(session.settings.baselines)
@@ -68,7 +69,7 @@ class Perf:
             differences=_differences(baseline, launches),
         )
         if self._settings.update == "all" or (self._settings.update == "new" and baseline is None):
-            result = self._record(spec, result, judgement)
+            result = self._record(spec, result)
         return self._conclude(spec, result, baseline)
 
     def _baseline(self, spec: TrainSpec) -> Baseline | None:
@@ -102,7 +103,7 @@ class Perf:
         return judge(launches, baseline, self._policy(spec), tuple(contradictions), extra)
 
     def _policy(self, spec: TrainSpec) -> Policy:
-        policy = Policy.for_cpu() if self._session.on_cpu else Policy()
+        policy = Policy.for_cpu() if self._session.on_cpu else Policy.for_gpu()
         of_spec = {
             "tokens_per_second_per_gpu": spec.throughput_tolerance,
             "peak_reserved_bytes": spec.memory_tolerance,
@@ -142,7 +143,7 @@ class Perf:
             rung=self._marks.rung,
         )
 
-    def _record(self, spec: TrainSpec, result: CaseResult, judgement: Judgement) -> CaseResult:
+    def _record(self, spec: TrainSpec, result: CaseResult) -> CaseResult:
         """``result`` with what was recorded; a refusal is in its reason, and nothing is written."""
 
         def change(old: Baseline | None) -> Baseline:
@@ -151,7 +152,8 @@ class Perf:
                 spec=spec,
                 machine=self._session.machine_kind,
                 launches=result.launches,
-                judgement=judgement,
+                verdict=result.verdict,
+                checks=result.checks,
                 reason=self._settings.reason,
                 recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 recorded_by=self._item.nodeid,
@@ -166,7 +168,7 @@ class Perf:
     def _conclude(self, spec: TrainSpec, result: CaseResult, baseline: Baseline | None) -> CaseResult:
         __tracebackhide__ = True
         self._findings.results.append(result)
-        benchmark.record(self._item, result)
+        benchmark.record(self._request, result)
         failing = {"invalid", "regressed", "new"} | ({"improved"} if self._settings.strict else set())
         if result.verdict in failing:
             worse = result.verdict == "regressed"

@@ -102,7 +102,12 @@ class PerfSession:
         """What keys a baseline together with the digest."""
         if self.settings.machine:
             return self.settings.machine
-        return self.machine.cpu_kind if self.on_cpu else self.machine.kind
+        if self.on_cpu:
+            return self.machine.cpu_kind
+        try:
+            return self.machine.gpu_kind
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
 
     @cached_property
     def run_folder(self) -> Path:

@@ -1,0 +1,1 @@
+"""What figures mean: utilisation of the chip. Pure."""

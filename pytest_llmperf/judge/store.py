@@ -1,0 +1,147 @@
+"""BaselineStore: baselines as files, ``<root>/<machine>/<model>/<spec id>.json``. The only I/O of this room."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from pytest_llmperf.judge.baseline import Baseline, BaselineError
+from pytest_llmperf.spec import TrainSpec
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the store, for finding unused ones."""
+
+    path: Path
+    digest: str
+    recorded_by: str
+
+
+class BaselineStore:
+    """The baselines under one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, machine: str, spec: TrainSpec) -> Path:
+        """Where the baseline of ``spec`` on ``machine`` is, or would be."""
+        return self.root / machine / spec.architecture.slug / f"{spec.id}.json"
+
+    def load(self, machine: str, spec: TrainSpec) -> Baseline | None:
+        """The baseline, or ``None`` where there is no file.
+
+        Raises:
+            BaselineError: a file that is there and cannot serve.
+        """
+        path = self.path(machine, spec)
+        baseline = _read(path)
+        if baseline is None:
+            return None
+        for what, found, expected in (("machine", baseline.machine, machine), ("digest", baseline.digest, spec.digest)):
+            if found != expected:
+                raise BaselineError(
+                    f"{path}: it is of {what} {found}, expected {expected} for {spec.id}; "
+                    "move it where it belongs, or delete it and record anew with --update-baselines=new"
+                )
+        return baseline
+
+    def check_writable(self, machine: str, spec: TrainSpec) -> None:
+        """Find out before a launch whether its figures could be recorded.
+
+        Raises:
+            BaselineError: the folder cannot be made or written.
+        """
+        folder = self.path(machine, spec).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise BaselineError(
+                f"{folder}: baselines cannot be recorded here ({error.strerror}); "
+                "name a folder that can be written with --perf-baselines"
+            ) from error
+
+    def update(
+        self, machine: str, spec: TrainSpec, change: Callable[[Baseline | None], Baseline]
+    ) -> tuple[Baseline | None, Baseline]:
+        """Replace the baseline by ``change`` of it, locked against other processes; returns the old and the new.
+
+        The old one is read inside the lock, and the file changes as a whole or not at all.
+
+        Raises:
+            BaselineError: as ``load``, whatever ``change`` raises, or the file cannot be written.
+        """
+        path = self.path(machine, spec)
+        try:
+            with _locked(path):
+                old = self.load(machine, spec)
+                new = change(old)
+                _write(path, new.to_json())
+        except OSError as error:
+            raise BaselineError(f"{path}: not recorded, nothing was changed ({error})") from error
+        return old, new
+
+    def entries(self, machine: str) -> list[Entry]:
+        """Every baseline of ``machine``, sorted by path.
+
+        Raises:
+            BaselineError: a file that cannot be read.
+        """
+        found = []
+        for path in sorted((self.root / machine).rglob("*.json")):
+            baseline = _read(path)
+            if baseline is not None:
+                found.append(Entry(path, baseline.digest, baseline.recorded_by))
+        return found
+
+
+def _read(path: Path) -> Baseline | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BaselineError(f"{path}: cannot be read ({error})") from error
+    return Baseline.from_json(text, str(path))
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:40]}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())  # mkstemp's own mode would hide it from the next user
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    # Not beside the baseline: a lock file is litter in version control. Two hosts that share a file system do not share
+    # this lock; the atomic replace still leaves one whole file.
+    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"pytest-llmperf-baselines-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / f"{name}.lock"):
+        yield

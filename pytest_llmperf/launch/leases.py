@@ -1,0 +1,121 @@
+"""Leases: two processes on one host never train on the same GPU, and CPU runs take turns.
+
+A lease is a file lock, which the system releases however its holder ends.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pytest_llmperf.launch.machine import Gpu, foreign_processes
+
+# Not TMPDIR, which schedulers set for each job: all processes of a host must meet in one place.
+_FOLDER = "/tmp/pytest-llmperf-leases"  # noqa: S108 - shared on purpose; it holds empty files
+
+_POLL_SECONDS = 0.5
+_REMIND_SECONDS = 60.0
+
+
+@contextmanager
+def lease_gpus(num_gpus: int, gpus: Sequence[Gpu], say: Callable[[str], None]) -> Iterator[tuple[Gpu, ...]]:
+    """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased.
+
+    GPUs without foreign processes come first; one that has some is leased only when no other is left, and said so.
+
+    Raises:
+        OSError: the folder of leases cannot be used.
+        ValueError: fewer GPUs than asked for.
+    """
+    if num_gpus > len(gpus):
+        raise ValueError(f"{num_gpus} GPUs asked for, {len(gpus)} visible")
+    folder = _folder()
+    with ExitStack() as held:
+        # One process gathers at a time: those that wait do so in turn, and two half-gathered sets never wait for
+        # each other.
+        with _acquired(_lock(folder / "queue.lock"), "a place in the queue", say):
+            chosen: list[Gpu] = []
+            waiting = _Waiting(f"{num_gpus} GPU(s)", say)
+            while True:
+                for gpu in sorted(set(gpus) - set(chosen), key=_foreign_first_last):
+                    lock = _lock(folder / f"{gpu.uuid}.lock")
+                    with suppress(Timeout):
+                        held.enter_context(lock.acquire(blocking=False))
+                        chosen.append(gpu)
+                    if len(chosen) == num_gpus:
+                        break
+                if len(chosen) == num_gpus:
+                    break
+                waiting.tick()
+        for line in foreign_processes(chosen):
+            say(f"warning: another process is on the GPU leased for this launch: {line}")
+        yield tuple(sorted(chosen, key=lambda gpu: gpu.index))
+
+
+@contextmanager
+def lease_cpu(say: Callable[[str], None]) -> Iterator[None]:
+    """Hold this host's CPU: runs that would slow each other take turns.
+
+    Raises:
+        OSError: the folder of leases cannot be used.
+    """
+    with _acquired(_lock(_folder() / "cpu.lock"), "the CPU", say):
+        yield
+
+
+def _foreign_first_last(gpu: Gpu) -> tuple[bool, int]:
+    return bool(foreign_processes([gpu])), gpu.index
+
+
+@contextmanager
+def _acquired(lock: FileLock, what: str, say: Callable[[str], None]) -> Iterator[None]:
+    waiting = _Waiting(what, say)
+    while True:
+        try:
+            lock.acquire(blocking=False)
+            break
+        except Timeout:
+            waiting.tick()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class _Waiting:
+    """Says that one waits: at once, and again each minute."""
+
+    def __init__(self, what: str, say: Callable[[str], None]) -> None:
+        self._what, self._say = what, say
+        self._start, self._said = time.monotonic(), -_REMIND_SECONDS
+
+    def tick(self) -> None:
+        waited = time.monotonic() - self._start
+        if waited - self._said >= _REMIND_SECONDS:
+            self._say(f"waiting for {self._what}: in use by another run on this host ({waited:.0f} s so far)")
+            self._said = waited
+        time.sleep(_POLL_SECONDS)
+
+
+def _lock(path: Path) -> FileLock:
+    return FileLock(path, mode=0o666)
+
+
+def _folder() -> Path:
+    folder = Path(os.environ.get("LLMPERF_LEASE_DIR", _FOLDER))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(PermissionError):  # somebody else's folder has its mode already
+            folder.chmod(0o1777)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{folder} is not writable")
+    except OSError as error:
+        raise OSError(
+            f"leases cannot be kept in {folder} ({error}); name another folder in LLMPERF_LEASE_DIR"
+        ) from error
+    return folder

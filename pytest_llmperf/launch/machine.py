@@ -1,0 +1,175 @@
+"""The hardware at hand, found without torch: GPUs by NVML, the CPU by the system."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pytest_llmperf.result import GIB
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU."""
+
+    index: int
+    """NVML's, which is the PCI order."""
+    uuid: str
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this process may use."""
+
+    gpus: tuple[Gpu, ...]
+    cpu_name: str
+    cores: int
+    """Logical cores this process may run on."""
+
+    @property
+    def gpu_kind(self) -> str:
+        """The machine kind of its GPUs, e.g. ``nvidia-h200-140gib``.
+
+        Raises:
+            ValueError: they are of several kinds, whose figures must not share a baseline.
+        """
+        kinds = sorted({f"{_slug(gpu.name)}-{round(gpu.memory_bytes / GIB)}gib" for gpu in self.gpus})
+        if len(kinds) > 1:
+            raise ValueError(f"GPUs of different kinds are visible ({', '.join(kinds)}); choose with CUDA_VISIBLE_DEVICES")
+        return kinds[0]
+
+    @property
+    def cpu_kind(self) -> str:
+        """The machine kind of its CPU, e.g. ``cpu-amd-epyc-2c``."""
+        return f"cpu-{_slug(self.cpu_name)}-{self.cores}c"
+
+
+def find_machine() -> Machine:
+    """The machine as this process sees it; ``CUDA_VISIBLE_DEVICES`` is honoured, no NVML means no GPU.
+
+    Raises:
+        ValueError: ``CUDA_VISIBLE_DEVICES`` names a MIG slice, which is not supported.
+    """
+    return Machine(gpus=_visible_gpus(), cpu_name=_cpu_name(), cores=len(os.sched_getaffinity(0)))
+
+
+def foreign_processes(gpus: Sequence[Gpu], own_pids: Set[int] = frozenset()) -> tuple[str, ...]:
+    """Compute processes on these GPUs that are not ours, one line each."""
+    lines = []
+    with _nvml() as nvml:
+        if nvml is None:
+            return ()
+        for gpu in gpus:
+            try:
+                handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            except nvml.NVMLError:
+                continue  # a driver that does not tell (a container's, a vGPU's)
+            for process in running:
+                if process.pid not in own_pids:
+                    held = process.usedGpuMemory
+                    size = f" holds {held / GIB:.1f} GiB" if held else ""
+                    lines.append(f"GPU {gpu.index}: pid {process.pid} ({_process_name(process.pid)}){size}")
+    return tuple(lines)
+
+
+def _visible_gpus() -> tuple[Gpu, ...]:
+    with _nvml() as nvml:
+        if nvml is None:
+            return ()
+        try:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            gpus = [
+                Gpu(index, _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)), _memory(nvml, handle))
+                for index, handle in enumerate(handles)
+            ]
+        except nvml.NVMLError:
+            return ()
+    return select(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ``None`` leaves all.
+
+    As CUDA does: indices or UUIDs (also abbreviated), and the list ends at the first entry that names no GPU.
+
+    Raises:
+        ValueError: an entry names a MIG slice.
+    """
+    if visible is None:
+        return tuple(gpus)
+    chosen: list[Gpu] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.startswith("MIG"):
+            raise ValueError(f"CUDA_VISIBLE_DEVICES={visible}: MIG slices are not supported; name whole GPUs")
+        found = _named(gpus, entry)
+        if found is None or found in chosen:
+            break
+        chosen.append(found)
+    return tuple(chosen)
+
+
+def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
+    if entry.isdigit():
+        return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
+    matches = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    """The NVML module, initialised, or ``None`` where there is no package, no library or no driver."""
+    try:
+        import pynvml as nvml  # noqa: PLC0415 - a CPU run may do without it
+    except ImportError:
+        yield None
+        return
+    try:
+        nvml.nvmlInit()
+    except (nvml.NVMLError, OSError):
+        yield None
+        return
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _memory(nvml: Any, handle: Any) -> int:
+    return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value  # before nvidia-ml-py 12
+
+
+def _process_name(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).name())
+    except psutil.Error:
+        return "not visible from here"
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _slug(name: str) -> str:
+    plain = re.sub(r"\((r|tm)\)|@.*|\bcpu\b|\bprocessor\b", " ", name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "unknown"

@@ -1,0 +1,114 @@
+"""What became of a launch, read from its run folder: the record, or the reason there is none.
+
+Return codes and records decide; logs are only quoted. Whatever a rank printed, nothing here raises.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_llmperf.launch.process import Ended, signal_name
+from pytest_llmperf.measurement import Failure, Launch, Progress
+from pytest_llmperf.spec import TrainSpec
+
+_TAIL_LINES = 12
+_TAIL_WIDTH = 300
+
+
+def read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Launch | Failure:
+    """The launch in ``folder``, or why there is none."""
+    if ended.returncode == 0 and not ended.timed_out:
+        try:
+            launch = Launch.from_dict(json.loads((folder / "launch.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            return _failure(folder, "error", f"the ranks ended well and left no usable launch.json ({error})", None)
+        if launch.digest != spec.digest:
+            return _failure(folder, "error", f"launch.json is of digest {launch.digest}, expected {spec.digest}", None)
+        return launch
+    return _why(folder, ended, progress)
+
+
+@dataclass(frozen=True)
+class _Reason:
+    rank: int
+    kind: str
+    message: str
+    tail: tuple[str, ...]
+    time: float
+
+
+def _why(folder: Path, ended: Ended, progress: Progress) -> Failure:
+    reasons = sorted(_reasons(folder), key=lambda reason: (reason.kind != "oom", reason.time))
+    where = f"in phase {progress.phase}, step {progress.step} of {progress.steps}"
+    if ended.timed_out:
+        message = f"no end after {ended.seconds:.0f} s, {where}; a longer limit is --perf-timeout"
+        return _failure(folder, "timeout", message, 0)
+    if reasons:
+        # The earliest is the cause: the peers of a rank that failed only saw it go. Out of memory wins, since it may
+        # surface in one rank while another already waits for it.
+        first = reasons[0]
+        return Failure(kind=first.kind, message=first.message, tail=first.tail, folder=str(folder), rank=first.rank)
+    if not (folder / "rank-0.pid").exists():
+        return _failure(folder, "never-started", f"torchrun ended with {ended.returncode} before a rank began", None)
+    return _failure(folder, "killed", f"{_killed(folder, ended)}, {where}", _killed_rank(folder))
+
+
+# torchrun's own report of a rank that ended: its rank and exit code.
+_RANK_REPORT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*: (-?\d+)")
+
+
+def _killed(folder: Path, ended: Ended) -> str:
+    for rank, code in _rank_reports(folder):
+        name = signal_name(code)
+        if name:
+            hint = "; the host may have run out of memory" if name == "SIGKILL" else ""
+            return f"rank {rank} was ended by {name}{hint}"
+    name = signal_name(ended.returncode)
+    return f"torchrun was ended by {name}" if name else f"torchrun ended with {ended.returncode}, no rank told why"
+
+
+def _killed_rank(folder: Path) -> int | None:
+    return next((rank for rank, code in _rank_reports(folder) if signal_name(code)), None)
+
+
+def _rank_reports(folder: Path) -> list[tuple[int, int]]:
+    text = "\n".join(_lines(folder / "torchrun.log"))
+    return [(int(rank), int(code)) for rank, code in _RANK_REPORT.findall(text)]
+
+
+def _reasons(folder: Path) -> list[_Reason]:
+    found = []
+    for path in folder.glob("failure-*.json"):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            rank = int(path.stem.partition("-")[2])
+            tail = _tidy(str(line) for line in values["tail"])
+            found.append(_Reason(rank, str(values["kind"]), str(values["message"]), tail, float(values["time"])))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _failure(folder: Path, kind: str, message: str, rank: int | None) -> Failure:
+    logs = sorted(folder.glob(f"logs/**/{rank}/stderr.log")) if rank is not None else []
+    lines = [line for log in logs for line in _lines(log)] or _lines(folder / "torchrun.log")
+    return Failure(kind=kind, message=message, tail=_tidy(lines), folder=str(folder), rank=rank)
+
+
+def _lines(path: Path) -> Sequence[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ()
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def _tidy(lines: Iterable[str]) -> tuple[str, ...]:
+    clean = ("".join(c for c in _ANSI.sub("", line) if c.isprintable() or c == "\t")[:_TAIL_WIDTH] for line in lines)
+    return tuple(line for line in clean if line.strip())[-_TAIL_LINES:]

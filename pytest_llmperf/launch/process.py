@@ -1,0 +1,121 @@
+"""One process tree from its start to its end: nothing of it outlives ``run``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_POLL_SECONDS = 0.05
+
+# torchrun gives its ranks 30 s after SIGTERM before it kills them itself.
+_GRACE_SECONDS = 35.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended."""
+
+    returncode: int
+    timed_out: bool
+    seconds: float
+
+
+def run(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: Path,
+    timeout_seconds: float,
+    pid_files: Callable[[], Iterable[Path]],
+    poll: Callable[[], None],
+) -> Ended:
+    """Run ``command`` with its output in ``log``, calling ``poll`` while it runs, and reap its whole tree.
+
+    ``pid_files`` names files in which descendants wrote their pids: ranks lead sessions of their own, and one whose
+    parent is gone is found only there.
+
+    Raises:
+        OSError: the command cannot be started, or the log cannot be written.
+    """
+    start = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C at the terminal reaches us alone, and we end the tree in order
+        )
+    tree = _Tree(process, pid_files)
+    timed_out = False
+    try:
+        while process.poll() is None:
+            if time.monotonic() - start > timeout_seconds:
+                timed_out = True
+                break
+            poll()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_SECONDS)
+    finally:
+        seconds = time.monotonic() - start
+        tree.reap()
+    return Ended(returncode=process.returncode, timed_out=timed_out, seconds=seconds)
+
+
+class _Tree:
+    """A process and all that descends from it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], pid_files: Callable[[], Iterable[Path]]) -> None:
+        self._process, self._pid_files = process, pid_files
+
+    def reap(self) -> None:
+        """End everything: politely first, since only SIGTERM makes torchrun end its ranks. Ctrl-C only hurries."""
+        survivors = self._descendants()
+        try:
+            if self._process.poll() is None:
+                self._process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_GRACE_SECONDS)
+        finally:
+            self._kill(survivors)
+
+    def _kill(self, survivors: set[psutil.Process]) -> None:
+        survivors |= self._descendants()
+        if self._process.poll() is None:
+            self._process.kill()
+        for process in survivors:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(survivors, timeout=5)
+        self._process.wait()
+
+    def _descendants(self) -> set[psutil.Process]:
+        found: set[psutil.Process] = set()
+        with suppress(psutil.Error):
+            found |= set(psutil.Process(self._process.pid).children(recursive=True))
+        for path in self._pid_files():
+            with suppress(OSError, ValueError, psutil.Error):
+                process = psutil.Process(int(path.read_text(encoding="ascii")))
+                # A pid that was given anew belongs to a process younger than the file.
+                if process.create_time() <= path.stat().st_mtime + 1 and process.pid != os.getpid():
+                    found.add(process)
+                    found |= set(process.children(recursive=True))
+        return found
+
+
+def signal_name(returncode: int) -> str | None:
+    """``SIGKILL`` for -9 or 137; ``None`` for a code that is no signal's."""
+    number = -returncode if returncode < 0 else returncode - 128
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return None
