@@ -181,14 +181,19 @@ def accept(
 
 def describe(old: Baseline | None, new: Baseline) -> list[str]:
     """Old, new and anchor side by side, for people."""
-    lines = [f"recorded {new.id} ({len(new.launches)} launches)"]
+    num = len(new.launches)
+    lines = [f"recorded {new.id} ({num} {'launch' if num == 1 else 'launches'} in the baseline)"]
     for label, entry in (("old", old.history[-1] if old else None), ("new", new.history[-1]), ("anchor", new.anchor)):
         if entry is not None:
             rate, memory = (entry.metrics.get(name) for name in ("tokens_per_second_per_gpu", "peak_reserved_bytes"))
-            figures = f"{rate or 0:10,.0f} tokens/s/GPU  {(memory or 0) / GIB:8.2f} GiB"
+            figures = f"{rate or 0:10,.0f} tokens/s/GPU  {_size(memory or 0):>10}"
             why = f"  ({entry.reason})" if entry.reason else ""
             lines.append(f"  {label:6} {figures}  {entry.recorded_at[:10]}{why}")
     return lines
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _rounded(value: Any) -> Any:

@@ -60,7 +60,7 @@ class Perf:
             return self._judge_failure(spec, failed)
         if self._must_run_out(spec):
             reason = f"was declared to run out of memory below {self._marks.oom_below_gib:g} GiB, and trained"
-            return self._conclude(spec, replace(self._result(spec, "invalid", reason), launches=launches), None)
+            return self._conclude(replace(self._result(spec, "invalid", reason), launches=launches))
         judgement = self._judge(spec, launches, baseline)
         result = replace(
             self._result(spec, judgement.verdict, judgement.reason),
@@ -68,9 +68,10 @@ class Perf:
             launches=launches,
             differences=_differences(baseline, launches),
         )
+        refused = ""
         if self._settings.update == "all" or (self._settings.update == "new" and baseline is None):
-            result = self._record(spec, result)
-        return self._conclude(spec, result, baseline)
+            result, refused = self._record(spec, result)
+        return self._conclude(result, baseline, refused)
 
     def _baseline(self, spec: TrainSpec) -> Baseline | None:
         # Before the launch: a broken file costs no GPU time.
@@ -124,7 +125,7 @@ class Perf:
 
     def _judge_failure(self, spec: TrainSpec, failed: LaunchFailed) -> CaseResult:
         if failed.failure.kind == "oom" and self._must_run_out(spec):
-            return self._conclude(spec, self._result(spec, "pass", "ran out of memory, as declared"), None)
+            return self._conclude(self._result(spec, "pass", "ran out of memory, as declared"))
         reason = f"launch failed ({failed.failure.kind}): {failed.failure.message}"
         self._findings.results.append(self._result(spec, "invalid", reason))
         known = known_failure(spec)
@@ -143,8 +144,8 @@ class Perf:
             rung=self._marks.rung,
         )
 
-    def _record(self, spec: TrainSpec, result: CaseResult) -> CaseResult:
-        """``result`` with what was recorded; a refusal is in its reason, and nothing is written."""
+    def _record(self, spec: TrainSpec, result: CaseResult) -> tuple[CaseResult, str]:
+        """``result`` with what was recorded; or why nothing was."""
 
         def change(old: Baseline | None) -> Baseline:
             return accept(
@@ -162,15 +163,17 @@ class Perf:
         try:
             old, new = self._store.update(self._session.machine_kind, spec, change)
         except BaselineError as error:
-            return replace(result, reason=f"{result.reason}; not recorded: {error}")
-        return replace(result, verdict="pass", updated="\n".join(describe(old, new)))
+            return result, f"not recorded: {error}"
+        return replace(result, updated="\n".join(describe(old, new))), ""
 
-    def _conclude(self, spec: TrainSpec, result: CaseResult, baseline: Baseline | None) -> CaseResult:
+    def _conclude(self, result: CaseResult, baseline: Baseline | None = None, refused: str = "") -> CaseResult:
         __tracebackhide__ = True
         self._findings.results.append(result)
         benchmark.record(self._request, result)
         failing = {"invalid", "regressed", "new"} | ({"improved"} if self._settings.strict else set())
-        if result.verdict in failing:
+        if refused and result.verdict not in failing:
+            pytest.fail(f"{result.id}: {refused}", pytrace=False)
+        if result.verdict in failing and not result.updated:
             worse = result.verdict == "regressed"
             message = failure_message(
                 result,
@@ -178,7 +181,7 @@ class Perf:
                 accept=commands.accept(self._item, self._session, worse=worse),
                 baseline_launches=len(baseline.launches) if baseline else 0,
             )
-            pytest.fail(message, pytrace=False)
+            pytest.fail("\n".join(filter(None, [message, refused])), pytrace=False)
         return result
 
 

@@ -59,7 +59,7 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
         Column("MFU", cells("mfu")),
         Column(
             "verdict",
-            [one_line(result.verdict, encoding) or formats.ABSENT for result in results],
+            [one_line(_outcome(result), encoding) or formats.ABSENT for result in results],
             right=False,
             colored=True,
         ),
@@ -67,6 +67,11 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
     ]
     kept = ("case", "verdict")
     return [c for c in columns if c.heading in kept or any(cell != formats.ABSENT for cell in c.cells)]
+
+
+def _outcome(result: CaseResult) -> str:
+    """The verdict, with what an update made of it: ``new, recorded``."""
+    return f"{result.verdict}, recorded" if result.updated else result.verdict
 
 
 def _cell(result: CaseResult, metric: str) -> str:
@@ -113,7 +118,7 @@ def _totals(results: Sequence[CaseResult], glyphs: Glyphs) -> str:
 
 
 def _hint(results: Sequence[CaseResult]) -> list[str]:
-    new = sum(result.verdict == "new" for result in results)
+    new = sum(result.verdict == "new" and not result.updated for result in results)
     if not new:
         return []
     subject, them = ("1 case has", "it") if new == 1 else (f"{new} cases have", "them")
