@@ -152,14 +152,16 @@ class Launch:
                 for rank in values["ranks"]
             )
             health = Health(foreign_processes=tuple(values["health"]["foreign_processes"]))
-            record = {**values, "ranks": ranks, "health": health, "losses": tuple(float(loss) for loss in values["losses"])}
-            launch = cls(**{**record, "environment": Environment(**values["environment"])})
+            losses = tuple(float(loss) for loss in values["losses"])
+            environment = Environment(**values["environment"])
+            launch = cls(**{**values, "ranks": ranks, "health": health, "losses": losses, "environment": environment})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a launch record: {error!r}") from error
         if not ranks or len({len(rank.step_seconds) for rank in ranks}) != 1:
             raise ValueError("not a launch record: its ranks disagree on the number of steps")
-        if len(ranks[0].step_seconds) <= launch.warmup_steps:
-            raise ValueError(f"not a launch record: {len(ranks[0].step_seconds)} steps, {launch.warmup_steps} of them warm-up")
+        steps = len(ranks[0].step_seconds)
+        if steps <= launch.warmup_steps:
+            raise ValueError(f"not a launch record: {steps} steps, {launch.warmup_steps} of them warm-up")
         return launch
 
 

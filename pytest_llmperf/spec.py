@@ -219,11 +219,13 @@ class TrainSpec:
             raise ValueError(f"{self.id}: sequence_length=1 leaves no next token to predict; use at least 2")
         positions = self.architecture.max_sequence_length
         if positions is not None and self.sequence_length > positions:
-            raise ValueError(f"{self.id}: sequence_length={self.sequence_length} exceeds the model's {positions} positions")
-        if self.warmup_steps < 1:
-            raise ValueError(f"{self.id}: warmup_steps={self.warmup_steps} must be at least 1: the first step is never steady")
-        if self.warmup_steps >= self.steps:
-            raise ValueError(f"{self.id}: warmup_steps={self.warmup_steps} leaves no step to measure of steps={self.steps}")
+            length = self.sequence_length
+            raise ValueError(f"{self.id}: sequence_length={length} exceeds the model's {positions} positions")
+        warmup, steps = self.warmup_steps, self.steps
+        if warmup < 1:
+            raise ValueError(f"{self.id}: warmup_steps={warmup} must be at least 1: the first step is never steady")
+        if warmup >= steps:
+            raise ValueError(f"{self.id}: warmup_steps={warmup} leaves no step to measure of steps={steps}")
         for name in ("throughput_tolerance", "memory_tolerance"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -232,14 +234,20 @@ class TrainSpec:
             raise ValueError(f"{self.id}: seed={self.seed} must not be negative")
 
     def _check_combinations(self) -> None:
-        if self.mixed_precision == "fp16" and self.model_precision == "fp16":
-            raise ValueError(f"{self.id}: fp16 weights with fp16 mixed precision: the gradient scaler refuses fp16 gradients; use model_precision='fp32'")
-        if {self.model_precision, self.mixed_precision} == {"bf16", "fp16"}:
-            raise ValueError(f"{self.id}: {self.model_precision} weights under {self.mixed_precision} mixed precision; use one 16-bit type")
-        if self.attention == "flash_attention_2" and self.compute_precision not in ("bf16", "fp16"):
-            raise ValueError(f"{self.id}: flash_attention_2 has no fp32 kernels; use bf16 or fp16, or attention='sdpa'")
-        if self.tf32 and self.compute_precision != "tf32" and self.model_precision != "fp32":
-            raise ValueError(f"{self.id}: tf32 acts on fp32 matrix products, and {self.precision} has none; leave tf32=False")
+        weights, autocast = self.model_precision, self.mixed_precision
+        problem = None
+        if autocast == weights == "fp16":
+            problem = (
+                "fp16 weights with fp16 mixed precision: the gradient scaler refuses fp16 gradients; use fp32 weights"
+            )
+        elif {weights, autocast} == {"bf16", "fp16"}:
+            problem = f"{weights} weights under {autocast} mixed precision; use one 16-bit type"
+        elif self.attention == "flash_attention_2" and self.compute_precision not in ("bf16", "fp16"):
+            problem = "flash_attention_2 has no fp32 kernels; use bf16 or fp16, or attention='sdpa'"
+        elif self.tf32 and weights != "fp32":
+            problem = f"tf32 acts on fp32 matrix products, and {self.precision} has none; leave tf32=False"
+        if problem:
+            raise ValueError(f"{self.id}: {problem}")
 
 
 def _nearest(name: str, known: tuple[str, ...] | list[str]) -> str:

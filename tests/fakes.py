@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Machine
@@ -113,5 +114,5 @@ class FakeLauncher:
 
 def install() -> None:
     """Put the fakes in the place of the launcher and of the hardware."""
-    runner.LocalLauncher = FakeLauncher  # type: ignore[assignment, misc]
-    session.find_machine = lambda: MACHINE
+    mock.patch.object(runner, "LocalLauncher", FakeLauncher).start()
+    mock.patch.object(session, "find_machine", return_value=MACHINE).start()

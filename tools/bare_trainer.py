@@ -1,4 +1,4 @@
-"""A plain Trainer script at rung 15.9's settings, with nothing of this project in it: what our overhead is held against.
+"""A plain Trainer script at rung 15.9's settings, with nothing of this project in it: our overhead is held against it.
 
 Run it under torchrun on the machine that ran the rung: ``torchrun --nproc-per-node 1 tools/bare_trainer.py``. It
 prints the steady rate: tokens over the wall time between the end of step 8 and the end of the last one, the device
@@ -8,6 +8,7 @@ drained at both.
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
 
     arguments = TrainingArguments(
-        output_dir="/tmp/bare-trainer",
+        output_dir=tempfile.mkdtemp(),
         max_steps=options.steps,
         per_device_train_batch_size=options.micro_batch_size,
         bf16=True,

@@ -72,7 +72,7 @@ def record(request: pytest.FixtureRequest, result: CaseResult) -> None:
 
 
 def drop_from_table(config: pytest.Config, groups: list[Any], fullnames: set[str]) -> list[Any]:
-    """pytest-benchmark's groups without our cases, whose table is ours; all of them where the user asked to see them."""
+    """pytest-benchmark's groups without our cases, which have a table of ours; all of them where the user asked."""
     asked = ("benchmark_histogram", "benchmark_compare", "benchmark_verbose")
     if any(config.getoption(name, default=None) for name in asked):
         return groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,9 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
     if session.settings.dry_run:
         lines = plan_lines(session.findings.planned) + lines
     elif session.findings.results:
-        tty = bool(reporter.isatty)  # type: ignore[attr-defined]
+        tty = bool(reporter.isatty)
         width = reporter._tw.fullwidth if tty else None
-        encoding = getattr(reporter._tw._file, "encoding", None)
-        lines = summary_lines(session.findings.results, width, reporter._tw.hasmarkup, encoding) + lines
+        lines = summary_lines(session.findings.results, width, reporter._tw.hasmarkup, sys.stdout.encoding) + lines
     lines += _unused(session)
     if not lines:
         return
@@ -91,7 +91,8 @@ def _unused(session: PerfSession) -> list[str]:
         return [str(error)]
     files = {_relative(path, session.config.rootpath) for path in session.collected_files}
     unused = unused_baselines(entries, set(session.findings.digests), files, session.config.rootpath)
-    return [f"unused baseline: {path} (no case of this run has its settings; delete it if they are gone)" for path in unused]
+    why = "no case of this run has its settings; delete it if they are gone"
+    return [f"unused baseline: {path} ({why})" for path in unused]
 
 
 def _relative(path: Path, root: Path) -> str:

@@ -93,5 +93,3 @@ class _Collector:
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, list[Any], list[Any]]:
         groups = yield
         return benchmark.drop_from_table(config, groups, {result.nodeid for result in self.session.findings.results})
-
-

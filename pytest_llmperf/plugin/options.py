@@ -70,7 +70,11 @@ def add_options(parser: pytest.Parser) -> None:
         help="per launch (default: %(default)s)",
     )
     group.addoption(
-        "--perf-launches", type=_num_launches, default=1, metavar="N", help="launches of each case (default: %(default)s)"
+        "--perf-launches",
+        type=_num_launches,
+        default=1,
+        metavar="N",
+        help="launches of each case (default: %(default)s)",
     )
     parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.05)", default="")
     parser.addini("perf_memory_tolerance", "fraction by which a case's peak memory may grow (GPU: 0.01)", default="")
@@ -129,7 +133,7 @@ def _tolerances(config: pytest.Config) -> dict[str, float]:
 
 def _machine(name: str) -> str:
     if name and (Path(name).name != name or name.startswith(".")):
-        raise pytest.UsageError(f"ini perf_machine = {name}: it names a folder of baselines; use letters, digits and dashes")
+        raise pytest.UsageError(f"ini perf_machine = {name}: it names a folder; use letters, digits and dashes")
     return name
 
 

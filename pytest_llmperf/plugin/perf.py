@@ -58,7 +58,7 @@ class Perf:
             launches = self.measure(spec)
         except LaunchFailed as failed:
             return self._judge_failure(spec, failed)
-        if self._must_run_out(spec):
+        if self._must_run_out():
             reason = f"was declared to run out of memory below {self._marks.oom_below_gib:g} GiB, and trained"
             return self._conclude(replace(self._result(spec, "invalid", reason), launches=launches))
         judgement = self._judge(spec, launches, baseline)
@@ -117,14 +117,14 @@ class Perf:
             policy = policy.merged(tolerances)
         return policy
 
-    def _must_run_out(self, spec: TrainSpec) -> bool:
+    def _must_run_out(self) -> bool:
         below = self._marks.oom_below_gib
         if below is None or self._session.on_cpu:
             return False
         return max(gpu.memory_bytes for gpu in self._session.machine.gpus) < below * 2**30
 
     def _judge_failure(self, spec: TrainSpec, failed: LaunchFailed) -> CaseResult:
-        if failed.failure.kind == "oom" and self._must_run_out(spec):
+        if failed.failure.kind == "oom" and self._must_run_out():
             return self._conclude(self._result(spec, "pass", "ran out of memory, as declared"))
         reason = f"launch failed ({failed.failure.kind}): {failed.failure.message}"
         self._findings.results.append(self._result(spec, "invalid", reason))

@@ -14,7 +14,7 @@ def plan_lines(planned: Sequence[Planned]) -> list[str]:
     hours = sum((case.seconds or 0.0) * case.gpus for case in known) / 3600
     wall = sum(case.seconds or 0.0 for case in known)
     launches = sum(case.launches for case in planned)
-    total = f"{len(planned)} case(s), {launches} launch(es), {hours:.2f} GPU-hours, {wall / 60:.0f} min one after the other"
+    total = f"{len(planned)} case(s), {launches} launch(es), {hours:.2f} GPU-hours, {wall / 60:.0f} min in a row"
     unknown = len(planned) - len(known)
     if unknown:
         total += f"; {unknown} case(s) without a baseline are not counted in the time"

@@ -1,4 +1,4 @@
-"""What a person sees while a launch runs: one live line on a terminal, two plain lines in a log, nothing under ``-q``."""
+"""What a person sees while a launch runs: a live line on a terminal, two plain lines in a log, nothing under ``-q``."""
 
 from __future__ import annotations
 

@@ -6,20 +6,21 @@ from importlib.util import find_spec
 
 from pytest_llmperf.spec import TrainSpec
 
+_BITSANDBYTES = (
+    "adamw_bnb_8bit adamw_8bit ademamix ademamix_8bit lion_8bit lion_32bit paged_adamw_32bit paged_adamw_8bit "
+    "paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit paged_lion_8bit rmsprop_bnb rmsprop_bnb_8bit "
+    "rmsprop_bnb_32bit"
+)
+_GALORE = (
+    "galore_adamw galore_adamw_8bit galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise "
+    "galore_adafactor_layerwise"
+)
+
 # Module to look for -> (what installs it, the optimizers of transformers that it provides).
 _OPTIMIZER_PACKAGES = {
     "torchao": ("torchao", "adamw_torch_4bit adamw_torch_8bit"),
-    "bitsandbytes": (
-        "bitsandbytes",
-        "adamw_bnb_8bit adamw_8bit ademamix ademamix_8bit lion_8bit lion_32bit paged_adamw_32bit paged_adamw_8bit "
-        "paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit paged_lion_8bit rmsprop_bnb rmsprop_bnb_8bit "
-        "rmsprop_bnb_32bit",
-    ),
-    "galore_torch": (
-        "galore-torch",
-        "galore_adamw galore_adamw_8bit galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise "
-        "galore_adafactor_layerwise",
-    ),
+    "bitsandbytes": ("bitsandbytes", _BITSANDBYTES),
+    "galore_torch": ("galore-torch", _GALORE),
     "lomo_optim": ("lomo-optim", "lomo adalomo"),
     "grokadamw": ("grokadamw", "grokadamw"),
     "schedulefree": ("schedulefree", "schedule_free_radam schedule_free_adamw schedule_free_sgd"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from pytest_llmperf.judge.store import Entry
 
 
 def unused_baselines(
-    entries: Iterable[Entry], digests: Set[str], collected_files: Set[str], root: Path
+    entries: Iterable[Entry], digests: AbstractSet[str], collected_files: AbstractSet[str], root: Path
 ) -> list[Path]:
     """Baselines whose digest no test asked for, though the file that recorded them ran in full or is gone.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +66,3 @@ class Project:
         self.run("--perf-json", "out.json", *options)
         document = json.loads((self.path / "out.json").read_text())
         return {result["id"]: result for result in document["results"]}
-
-
-

@@ -228,4 +228,3 @@ class TestBenchmark:
         result = project.run("--benchmark-compare")
         assert result.ret == 0
         result.stdout.fnmatch_lines(["*test_attention*NOW*"])
-

@@ -75,7 +75,9 @@ def test_a_dry_run_shows_order_and_cost_and_launches_nothing(project: Project) -
     project.record()
     result = project.run("--perf-dry-run", "--perf-launches", "2")
     result.assert_outcomes(skipped=2)
-    result.stdout.fnmatch_lines(["*1. llama-tiny-bf16-eager*", "*2. llama-tiny-bf16-sdpa*", "*2 case(s), 4 launch(es)*"])
+    result.stdout.fnmatch_lines(
+        ["*1. llama-tiny-bf16-eager*", "*2. llama-tiny-bf16-sdpa*", "*2 case(s), 4 launch(es)*"]
+    )
     assert project.launches == []
 
 

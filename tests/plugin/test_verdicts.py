@@ -32,7 +32,9 @@ def test_a_slowdown_beyond_the_tolerance_fails(project: Project) -> None:
     project.fake(step_seconds=0.106)
     result = project.run()
     result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*tokens_per_second_per_gpu*", "*run it again*pytest*test_mine.py*", "*accept it*--perf-reason*"])
+    result.stdout.fnmatch_lines(
+        ["*tokens_per_second_per_gpu*", "*run it again*pytest*test_mine.py*", "*accept it*--perf-reason*"]
+    )
 
 
 def test_memory_above_its_ceiling_fails(project: Project) -> None:
@@ -90,7 +92,9 @@ def test_a_failed_launch_fails_and_names_its_folder(project: Project, kind: str)
     project.fake(fail=kind)
     result = project.run("-k", "eager")
     result.assert_outcomes(failed=1, deselected=1)
-    result.stdout.fnmatch_lines([f"*launch failed ({kind})*it broke*", "*last line*", "*logs: *.llmperf*", "*run it again*"])
+    result.stdout.fnmatch_lines(
+        [f"*launch failed ({kind})*it broke*", "*last line*", "*logs: *.llmperf*", "*run it again*"]
+    )
 
 
 def test_out_of_memory_passes_only_where_it_is_declared(project: Project) -> None:

@@ -34,7 +34,7 @@ def test_a_plain_feed_forward_block_has_two_matrices() -> None:
 def test_a_broken_configuration_is_one_line_that_names_the_file(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(ValueError, match=".") as refusal:
+    with pytest.raises(ValueError, match=r".") as refusal:
         models.resolve(str(path))
     assert str(path) in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -53,7 +53,7 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=".") as refusal:
+    with pytest.raises(ValueError, match=r".") as refusal:
         replace(SPEC, **values)
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -153,7 +153,5 @@ def test_ids_differ_wherever_digests_do(a: TrainSpec, b: TrainSpec) -> None:
 @pytest.mark.parametrize("word", PRECISIONS)
 def test_every_precision_word_comes_back(word: str) -> None:
     model_precision, mixed_precision, tf32 = PRECISIONS[word]
-    spec = TrainSpec(
-        model="llama-tiny", model_precision=model_precision, mixed_precision=mixed_precision, tf32=tf32
-    )
+    spec = TrainSpec(model="llama-tiny", model_precision=model_precision, mixed_precision=mixed_precision, tf32=tf32)
     assert spec.precision == word
