@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 
 import pytest
 
@@ -49,16 +50,22 @@ def gpus() -> int:
 
 @pytest.fixture
 def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a test can override
-    model: str, precision: str, attention: str, liger: bool, micro_batch_size: int, gpus: int
+    request: pytest.FixtureRequest,
+    model: str,
+    precision: str,
+    attention: str,
+    liger: bool,
+    micro_batch_size: int,
+    gpus: int,
 ) -> TrainSpec:
-    """The case composed from the six settings; an impossible one is one line, not a traceback."""
+    """The case composed from the six settings, short on the CPU; an impossible one is one line, not a traceback."""
     if precision not in PRECISIONS:
         nearest = difflib.get_close_matches(str(precision), PRECISIONS, n=1)
         hint = f", did you mean {nearest[0]!r}?" if nearest else ""
         pytest.fail(f"unknown precision {precision!r}{hint}; known: {', '.join(PRECISIONS)}", pytrace=False)
     model_precision, mixed_precision, tf32 = PRECISIONS[precision]
     try:
-        return TrainSpec(
+        spec = TrainSpec(
             model=model,
             model_precision=model_precision,
             mixed_precision=mixed_precision,
@@ -68,6 +75,9 @@ def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a
             micro_batch_size=micro_batch_size,
             gpus=gpus,
         )
+        # On a CPU few tokens and steps, so that trying a test takes seconds.
+        on_cpu = request.config.stash[SESSION].on_cpu
+        return replace(spec, sequence_length=64, steps=20, warmup_steps=5) if on_cpu else spec
     except ValueError as error:
         pytest.fail(str(error), pytrace=False)
 

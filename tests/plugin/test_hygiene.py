@@ -79,7 +79,7 @@ def test_a_log_gets_plain_lines_and_a_table(project: Project) -> None:
     out = project.run().stdout.str()
     assert "\x1b" not in out
     assert "\r" not in out
-    assert "llama-tiny-bf16-eager-mbs1-gpus1" in out
+    assert "llama-tiny-bf16-eager-seq64-mbs1-gpus1" in out
     assert out.count("= llmperf =") == 1
 
 
@@ -99,7 +99,7 @@ def test_under_xdist_results_reach_the_controller(project: Project) -> None:
     document = json.loads((project.path / "out.json").read_text())
     assert sorted(entry["verdict"] for entry in document["results"]) == ["regressed", "regressed"]
     assert len({line.split()[1] for line in project.launches}) == 2, "each worker launched one"
-    assert "llama-tiny-bf16-sdpa-mbs1-gpus1" in result.stdout.str()
+    assert "llama-tiny-bf16-sdpa-seq64-mbs1-gpus1" in result.stdout.str()
 
 
 def test_under_xdist_too_few_gpus_is_a_usage_error(project: Project) -> None:
@@ -127,7 +127,7 @@ def test_ctrl_c_keeps_what_was_finished(project: Project) -> None:
     )
     result = project.run("--update-baselines", "--perf-json", "out.json")
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    assert [path.stem for path in project.baselines] == ["llama-tiny-bf16-sdpa-mbs1-gpus1"]
+    assert [path.stem for path in project.baselines] == ["llama-tiny-bf16-sdpa-seq64-mbs1-gpus1"]
     assert len(json.loads((project.path / "out.json").read_text())["results"]) == 1
 
 
@@ -186,8 +186,8 @@ class TestBenchmark:
         benchmarks = json.loads((project.path / "bench.json").read_text())["benchmarks"]
         assert len(benchmarks) == 2
         for entry in benchmarks:
-            assert entry["stats"]["data"] == [0.125] * 32
-            assert entry["stats"]["rounds"] == 32
+            assert entry["stats"]["data"] == [0.125] * 15
+            assert entry["stats"]["rounds"] == 15
             assert entry["extra_info"]["verdict"] == "pass"
             assert entry["extra_info"]["metrics"]["peak_reserved_bytes"] == 2**30
 

@@ -227,7 +227,7 @@ def test_the_json_holds_the_designs_names(project: Project) -> None:
     assert set(outcome) >= {"id", "digest", "nodeid", "verdict", "reason", "metrics", "launches"}
     rate = outcome["metrics"]["tokens_per_second_per_gpu"]
     assert set(rate) >= {"value", "unit", "baseline", "limit", "change", "detectable"}
-    assert rate["value"] == pytest.approx(1024 / 0.1)
+    assert rate["value"] == pytest.approx(64 / 0.1)
     document = json.loads((project.path / "out.json").read_text())
     assert document["schema"] == 1
     assert document["machine"]["kind"] == "cpu-fake-8c"
