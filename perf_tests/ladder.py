@@ -37,7 +37,7 @@ class Rung:
     def on_cpu(self) -> Rung:
         """The same step with the tiny model of its family."""
         tiny = {"llama-3.2-1b": "llama-tiny", "opt-1.3b": "opt-tiny"}[self.spec.model]
-        small = replace(self.spec, model=tiny, sequence_length=64, steps=20, warmup_steps=5)
+        small = replace(self.spec, model=tiny, sequence_length=64, steps=12, warmup_steps=4)
         return replace(self, spec=small, published=None)
 
 

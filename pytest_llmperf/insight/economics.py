@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 _TERA = 1e12
 
-# Dense (not sparse) peak rates in TFLOP/s by compute precision, from NVIDIA's datasheets of each product. Ordered:
-# the first whose words are all in the device's name counts, so that a special product comes before its family.
-_PEAKS: tuple[tuple[tuple[str, ...], Mapping[str, float]], ...] = (
-    (("GH200",), {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}),
-    (("H200", "NVL"), {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0}),
-    (("H200",), {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}),
-    (("H100", "PCIe"), {"bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.0}),
-    (("H100", "NVL"), {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0}),
-    (("H100",), {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}),
-    (("A100",), {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}),
-    (("L40S",), {"bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6}),
-    (("V100",), {"fp16": 125.0, "fp32": 15.7}),
+_HOPPER_SXM = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}
+_HOPPER_NVL = {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0}
+
+# Dense (not sparse) peak rates in TFLOP/s by compute precision. Ordered: the first whose words are all in the device's
+# name counts, so that a special product comes before its family. A rate that is not certain is left out.
+_PEAKS: tuple[tuple[frozenset[str], Mapping[str, float]], ...] = (
+    (frozenset({"gh200"}), _HOPPER_SXM),
+    (frozenset({"h200", "nvl"}), _HOPPER_NVL),
+    (frozenset({"h200"}), _HOPPER_SXM),
+    (frozenset({"h100", "pcie"}), {"bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.0}),
+    (frozenset({"h100", "nvl"}), _HOPPER_NVL),
+    (frozenset({"h100"}), _HOPPER_SXM),
+    (frozenset({"b200"}), {"bf16": 2250.0, "fp16": 2250.0}),
+    (frozenset({"a100"}), {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}),
+    (frozenset({"l40s"}), {"bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6}),
+    # No bf16 and no TF32 before Ampere. Only the SXM2 boards run at these clocks.
+    (frozenset({"v100", "sxm2"}), {"fp16": 125.0, "fp32": 15.7}),
+    (frozenset({"v100", "pcie"}), {"fp16": 112.0, "fp32": 14.0}),
 )
 
 
 def peak_flops(gpu_name: str, compute_precision: str) -> float | None:
     """The chip's dense peak in FLOP/s for ``bf16``, ``fp16``, ``tf32`` or ``fp32``; ``None`` where it is not known.
 
-    Source: NVIDIA's product datasheets, rates without sparsity.
+    ``gpu_name`` is NVML's: ``NVIDIA H200``, ``NVIDIA A100-SXM4-80GB``. A MIG slice has no peak here: it is a part of
+    the chip it is named after.
+
+    Source: NVIDIA's product datasheets (H200, H100, GH200, A100, L40S, V100; HGX B200), whose rates with sparsity are
+    twice these.
     """
-    for words, peaks in _PEAKS:
-        if all(word in gpu_name for word in words):
+    # Whole words: "RTX A1000" holds "A100" and is another chip.
+    words = set(re.split(r"[^a-z0-9.]+", gpu_name.lower()))
+    if "mig" in words:
+        return None
+    for product, peaks in _PEAKS:
+        if product <= words:
             tflops = peaks.get(compute_precision)
             return None if tflops is None else tflops * _TERA
     return None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pytest_llmperf.judge.figures import figure
+from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
-from pytest_llmperf.result import GIB, Check
+from pytest_llmperf.result import Check
 from pytest_llmperf.spec import TrainSpec
 
 SCHEMA = 1
@@ -51,7 +54,11 @@ class Baseline:
     """Every acceptance, newest last; the anchor is the first."""
 
     def to_json(self) -> str:
-        """Sorted and stable; arrays of numbers on one line, environments once each."""
+        """Sorted and stable; arrays of numbers on one line, environments once each.
+
+        Raises:
+            BaselineError: a figure that is not finite, which no reader would take back.
+        """
         environments: dict[str, Any] = {}
         launches = []
         for launch in self.launches:
@@ -72,7 +79,11 @@ class Baseline:
             "environments": environments,
             "launches": launches,
         }
-        return _compact(json.dumps(_rounded(document), indent=1, sort_keys=True)) + "\n"
+        try:
+            text = json.dumps(_rounded(document), indent=1, sort_keys=True, allow_nan=False)
+        except ValueError as error:
+            raise BaselineError(f"{self.id}: a figure is not finite ({error}); nothing was recorded") from error
+        return _compact(text) + "\n"
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Baseline:
@@ -88,32 +99,55 @@ class Baseline:
                 Launch.from_dict({**launch, "environment": environments[launch["environment"]]})
                 for launch in document["launches"]
             )
-            if not launches:
-                raise ValueError("it holds no launch")
+            if not launches or not document["history"]:
+                raise ValueError("it holds no launch, or no history")
+            if {launch.digest for launch in launches} != {document["digest"]}:
+                raise ValueError("its launches are of other settings than its digest")
+            for line in (line for launch in launches for line in unusable(launch)):
+                raise ValueError(line)
             return cls(
                 id=str(document["id"]),
                 digest=str(document["digest"]),
                 machine=str(document["machine"]),
-                spec=document["spec"],
+                spec=dict(document["spec"]),
                 recorded_by=str(document["recorded_by"]),
                 launches=launches,
-                anchor=Accepted(**document["anchor"]),
-                history=tuple(Accepted(**entry) for entry in document["history"]),
+                anchor=_accepted(document["anchor"]),
+                history=tuple(_accepted(entry) for entry in document["history"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BaselineError(f"{source}: not a baseline of schema {SCHEMA} ({error!r}); {_WHAT_TO_DO}") from error
+        except KeyError as error:
+            raise BaselineError(f"{source}: it has no {str(error.args[0])!r}, expected one; {_WHAT_TO_DO}") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise BaselineError(f"{source}: not a baseline of schema {SCHEMA} ({error}); {_WHAT_TO_DO}") from error
+
+
+def _accepted(values: Mapping[str, Any]) -> Accepted:
+    entry = Accepted(**values)
+    return replace(entry, metrics={str(name): float(value) for name, value in entry.metrics.items()})
 
 
 _WHAT_TO_DO = "restore it from version control, or delete it and record anew with --update-baselines=new"
+
+
+def _refuse(constant: str) -> float:
+    # Python reads NaN and Infinity; a limit made from one would let everything pass.
+    raise ValueError(f"{constant} is no figure")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse(digits)  # 1e999 is infinity too
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:
     if not text.strip():
         raise BaselineError(f"{source}: the file is empty, expected a baseline; {_WHAT_TO_DO}")
     try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise BaselineError(f"{source}: not JSON, perhaps truncated ({error}); {_WHAT_TO_DO}") from error
+        document = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise BaselineError(
+            f"{source}: not JSON, perhaps truncated or in a merge conflict ({error}); {_WHAT_TO_DO}"
+        ) from error
     if not isinstance(document, dict) or "schema" not in document:
         raise BaselineError(f'{source}: not a baseline, it has no "schema"; {_WHAT_TO_DO}')
     schema = document["schema"]
@@ -126,7 +160,7 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     return document
 
 
-def accept(
+def accept(  # noqa: PLR0913 - each is a fact of the record, and named
     old: Baseline | None,
     *,
     spec: TrainSpec,
@@ -140,17 +174,17 @@ def accept(
 ) -> Baseline:
     """The baseline after ``launches`` were accepted.
 
-    Launches that pass join those that are there; ones beyond tolerance replace them, since two speeds are not one
-    population. The anchor stays.
+    ``verdict`` and ``checks`` are what ``judge`` said of ``launches`` against ``old``. Launches that pass join those
+    that are there; ones beyond tolerance replace them, since two speeds are not one population. The anchor stays.
 
     Raises:
-        BaselineError: the launches are invalid, or worse beyond tolerance and no reason was given.
+        BaselineError: the launches are invalid, worse beyond tolerance without a reason, or were judged as new where
+            by now there is a baseline.
     """
-    if verdict == "invalid":
-        raise BaselineError(f"{spec.id}: an invalid launch is never recorded")
+    _refuse_unfit(old, spec, launches, verdict)
     worse = [check for check in checks if check.verdict == "regressed"]
     if worse and not reason:
-        figures = ", ".join(f"{check.metric} {check.baseline:,.0f} -> {check.value:,.0f}" for check in worse)
+        figures = ", ".join(_then_and_now(check) for check in worse)
         raise BaselineError(f'{spec.id}: worse beyond tolerance ({figures}); accept it with --perf-reason "why"')
     entry = Accepted(
         recorded_at=recorded_at,
@@ -165,7 +199,7 @@ def accept(
             machine=machine,
             spec=spec.to_dict(),
             recorded_by=recorded_by,
-            launches=tuple(launches),
+            launches=tuple(launches)[-_MAX_LAUNCHES:],
             anchor=entry,
             history=(entry,),
         )
@@ -179,21 +213,38 @@ def accept(
     )
 
 
+def _refuse_unfit(old: Baseline | None, spec: TrainSpec, launches: Sequence[Launch], verdict: str) -> None:
+    if not launches:
+        raise BaselineError(f"{spec.id}: no launch was measured, there is nothing to record")
+    if verdict == "invalid":
+        raise BaselineError(f"{spec.id}: an invalid launch is never recorded")
+    if verdict == "new" and old is not None:
+        # Recorded by another process since this one looked: to replace it unseen could hide a loss.
+        raise BaselineError(
+            f"{spec.id}: another run recorded a baseline meanwhile ({old.history[-1].recorded_at}, {old.recorded_by}), "
+            "expected none; run again to be held against it"
+        )
+
+
+def _then_and_now(check: Check) -> str:
+    before = "none" if check.baseline is None else figure(check.baseline, check.unit)
+    return f"{check.metric} {before} -> {figure(check.value, check.unit)}"
+
+
 def describe(old: Baseline | None, new: Baseline) -> list[str]:
     """Old, new and anchor side by side, for people."""
     num = len(new.launches)
     lines = [f"recorded {new.id} ({num} {'launch' if num == 1 else 'launches'} in the baseline)"]
     for label, entry in (("old", old.history[-1] if old else None), ("new", new.history[-1]), ("anchor", new.anchor)):
         if entry is not None:
-            rate, memory = (entry.metrics.get(name) for name in ("tokens_per_second_per_gpu", "peak_reserved_bytes"))
-            figures = f"{rate or 0:10,.0f} tokens/s/GPU  {_size(memory or 0):>10}"
+            rate, memory = (
+                figure(entry.metrics[name], unit) if name in entry.metrics else "-"
+                for name, unit in (("tokens_per_second_per_gpu", "tokens/s/GPU"), ("peak_reserved_bytes", "bytes"))
+            )
+            figures = f"{rate:>23}  {memory:>10}"
             why = f"  ({entry.reason})" if entry.reason else ""
             lines.append(f"  {label:6} {figures}  {entry.recorded_at[:10]}{why}")
     return lines
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _rounded(value: Any) -> Any:
@@ -207,7 +258,8 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-_NUMBERS = re.compile(r"\[\s*((?:-?[\d.eE+-]+,\s*)*-?[\d.eE+-]+)\s*\]")
+# The line break after the bracket keeps strings as they are: "test[1,2]" is a node id, and no JSON string holds one.
+_NUMBERS = re.compile(r"\[\n\s*((?:[\d.eE+-]+,\s*)*[\d.eE+-]+)\s*\]")
 
 
 def _compact(text: str) -> str:

@@ -15,12 +15,24 @@ from filelock import FileLock
 from pytest_llmperf.judge.baseline import Baseline, BaselineError
 from pytest_llmperf.spec import TrainSpec
 
+# Not beside the baselines: a lock file is litter in version control. Not under TMPDIR, which schedulers set for each
+# job: all processes of a host must meet in one place. Not on the file system of the baselines: a cluster's may be
+# mounted without locks. So two hosts do not share this lock; the atomic replace still leaves one whole file.
+_LOCKS = f"/tmp/pytest-llmperf-baselines-{os.getuid()}"  # noqa: S108 - shared on purpose; it holds empty files
 
-@dataclass(frozen=True)
+# Whoever holds the lock reads and writes one small file.
+_LOCK_SECONDS = 60.0
+
+# File systems allow 255 bytes, and the temporary file's name is longer than the baseline's.
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, kw_only=True)
 class Entry:
     """One file of the store, for finding unused ones."""
 
     path: Path
+    id: str
     digest: str
     recorded_by: str
 
@@ -33,7 +45,7 @@ class BaselineStore:
 
     def path(self, machine: str, spec: TrainSpec) -> Path:
         """Where the baseline of ``spec`` on ``machine`` is, or would be."""
-        return self.root / machine / spec.architecture.slug / f"{spec.id}.json"
+        return self.root / machine / _file_name(spec.architecture.slug) / f"{_file_name(spec.id)}.json"
 
     def load(self, machine: str, spec: TrainSpec) -> Baseline | None:
         """The baseline, or ``None`` where there is no file.
@@ -90,6 +102,10 @@ class BaselineStore:
             raise BaselineError(f"{path}: not recorded, nothing was changed ({error})") from error
         return old, new
 
+    def machines(self) -> list[str]:
+        """The machine kinds that have baselines, sorted."""
+        return sorted({path.relative_to(self.root).parts[0] for path in self.root.glob("*/*/*.json")})
+
     def entries(self, machine: str) -> list[Entry]:
         """Every baseline of ``machine``, sorted by path.
 
@@ -100,7 +116,7 @@ class BaselineStore:
         for path in sorted((self.root / machine).rglob("*.json")):
             baseline = _read(path)
             if baseline is not None:
-                found.append(Entry(path, baseline.digest, baseline.recorded_by))
+                found.append(Entry(path=path, id=baseline.id, digest=baseline.digest, recorded_by=baseline.recorded_by))
         return found
 
 
@@ -138,10 +154,15 @@ def _umask() -> int:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    # Not beside the baseline: a lock file is litter in version control. Two hosts that share a file system do not share
-    # this lock; the atomic replace still leaves one whole file.
     name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"pytest-llmperf-baselines-{os.getuid()}"
+    folder = Path(_LOCKS)
     folder.mkdir(exist_ok=True)
-    with FileLock(folder / f"{name}.lock"):
+    with FileLock(folder / f"{name}.lock", timeout=_LOCK_SECONDS):  # a Timeout is an OSError
         yield
+
+
+def _file_name(name: str) -> str:
+    """``name``, or as much of it as a file system takes, and a hash that keeps two long ones apart."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[: _LONGEST_NAME - 17]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"

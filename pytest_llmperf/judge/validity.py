@@ -1,10 +1,11 @@
 """Whether a launch may count at all: its arithmetic adds up, what was asked for was active, nobody else was there.
 
-A pure function of a spec and a record. What it finds makes a case ``invalid``, before any comparison.
+Pure functions of a spec and a record. What they find makes a case ``invalid``, before any comparison.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,27 +19,54 @@ _DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.flo
 def troubles(spec: TrainSpec, launch: Launch, inactive: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """One line for each reason not to trust ``launch``; empty where there is none.
 
-    ``inactive`` names settings that are declared to change nothing (Liger on a model without kernels): for them it is
-    trouble if they *were* active.
+    ``inactive`` names settings that are declared to change nothing (Liger on a model without kernels): where one of
+    them is asked for, it is trouble if it *was* active.
     """
-    found = [*_arithmetic(spec, launch), *_contradictions(spec, launch.evidence, inactive)]
-    found += [f"another process on the hardware: {line}" for line in launch.health.foreign_processes]
-    return tuple(found)
+    return (
+        *_not_what_the_spec_makes(spec, launch),
+        *unusable(launch),
+        *(f"{name!r} cannot be declared inactive{_nearest(name)}" for name in sorted(inactive - _CHECKS.keys())),
+        *_contradictions(spec, launch.evidence, inactive),
+        *(f"another process on the hardware: {line}" for line in launch.health.foreign_processes),
+    )
 
 
-def _arithmetic(spec: TrainSpec, launch: Launch) -> Iterator[str]:
+def unusable(launch: Launch) -> Iterator[str]:
+    """What in ``launch`` is no figure to compute with, whatever was asked for; a line each.
+
+    Every rank is looked at: the slowest one's time and the fullest one's memory are maxima, and those hide a NaN.
+    """
+    for rank in launch.ranks:
+        where = f" on rank {rank.rank}" if len(launch.ranks) > 1 else ""
+        if any(not 0 < second < math.inf for second in rank.step_seconds):  # also true of NaN
+            yield f"a step time is not a positive number{where}"
+        if not 0 < rank.tokens_per_step < math.inf:
+            yield f"no tokens were counted{where}"
+        if not all(0 <= peak < math.inf for peak in (rank.peak_reserved_bytes, rank.peak_allocated_bytes)):
+            yield f"a memory peak is not a number of bytes{where}"
+    if not any(rank.peak_reserved_bytes > 0 for rank in launch.ranks):
+        yield "no memory use was recorded"
+    yield from _bad_losses(launch)
+
+
+def _bad_losses(launch: Launch) -> Iterator[str]:
+    num_steps = len(launch.ranks[0].step_seconds)
+    if not launch.losses:
+        yield "no loss was recorded"
+    elif len(launch.losses) != num_steps:
+        yield f"{len(launch.losses)} losses were recorded in {num_steps} steps"
+    for step, loss in enumerate(launch.losses, 1):
+        if not math.isfinite(loss):
+            yield f"the loss was {loss} at step {step}"
+            return  # once it is lost, every later one is
+
+
+def _not_what_the_spec_makes(spec: TrainSpec, launch: Launch) -> Iterator[str]:
     expected = spec.sequences_per_step * spec.sequence_length
     if launch.tokens_per_step != expected:
         yield f"{launch.tokens_per_step} tokens a step were counted, the spec makes {expected}"
-    if any(not 0 < second < math.inf for second in launch.step_seconds):  # also true of NaN
-        yield "a step time is not a positive number"
-    if not launch.losses:
-        yield "no loss was recorded"
-    elif any(not math.isfinite(loss) for loss in launch.losses):
-        step = next(step for step, loss in enumerate(launch.losses, 1) if not math.isfinite(loss))
-        yield f"the loss was {launch.losses[step - 1]} at step {step}"
-    if launch.peak_reserved_bytes <= 0:
-        yield "no memory use was recorded"
+    if launch.digest != spec.digest:
+        yield f"the record is of other settings (digest {launch.digest}, the spec's is {spec.digest})"
 
 
 def _contradictions(spec: TrainSpec, evidence: Mapping[str, Any], inactive: frozenset[str]) -> Iterator[str]:
@@ -46,11 +74,18 @@ def _contradictions(spec: TrainSpec, evidence: Mapping[str, Any], inactive: froz
         try:
             line = check(spec, evidence)
         except KeyError as missing:
-            line = f"no evidence of {missing.args[0]} was recorded"
-        if name in inactive and line is None:
+            yield f"no evidence of {missing.args[0]} was recorded"  # absence proves neither
+            continue
+        declared = name in inactive and getattr(spec, name) not in (False, "no")
+        if declared and line is None:
             yield f"{name} was declared to be inactive, and was active"
-        elif name not in inactive and line is not None:
+        elif line is not None and not declared:
             yield line
+
+
+def _nearest(name: str) -> str:
+    matches = difflib.get_close_matches(name, _CHECKS, n=1)
+    return f", did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(_CHECKS)}"
 
 
 def _liger(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
@@ -64,16 +99,19 @@ def _liger(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
 
 
 def _attention(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
-    return _equal("attention", spec.attention, evidence["attention"])
+    asked, ran = spec.attention, evidence["attention"]
+    return None if asked == ran else f"asked for attention {asked}, the model ran {ran}"
 
 
 def _weights(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
-    return _equal("weights of", [_DTYPES[spec.model_precision]], sorted(evidence["parameter_dtypes"]))
+    return _equal("weights of", _DTYPES[spec.model_precision], ", ".join(sorted(evidence["parameter_dtypes"])))
 
 
 def _autocast(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
-    expected = None if spec.mixed_precision == "no" else _DTYPES[spec.mixed_precision]
-    return _equal("autocast to", expected, evidence["autocast_dtype"])
+    seen = evidence["autocast_dtype"]
+    if spec.mixed_precision == "no":
+        return None if seen is None else f"asked for no autocast, the run had autocast to {seen}"
+    return _equal("autocast to", _DTYPES[spec.mixed_precision], seen or "none")
 
 
 def _tf32(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from pytest_llmperf.measurement import Failure, Launch, Progress
 from pytest_llmperf.spec import TrainSpec
 
 _TAIL_LINES = 12
-_TAIL_WIDTH = 300
+_TAIL_WIDTH = 160
 
 
 def read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Launch | Failure:
@@ -111,4 +111,5 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 def _tidy(lines: Iterable[str]) -> tuple[str, ...]:
     clean = ("".join(c for c in _ANSI.sub("", line) if c.isprintable() or c == "\t")[:_TAIL_WIDTH] for line in lines)
-    return tuple(line for line in clean if line.strip())[-_TAIL_LINES:]
+    # Python underlines parts of a traceback's lines: markers without words.
+    return tuple(line for line in clean if line.strip(" ^~\t"))[-_TAIL_LINES:]

@@ -54,9 +54,13 @@ class Perf:
         __tracebackhide__ = True
         baseline = self._baseline(spec)
         self._skip_or_plan(spec, baseline)
+        failed: LaunchFailed | None = None
+        launches: tuple[Launch, ...] = ()
         try:
             launches = self.measure(spec)
-        except LaunchFailed as failed:
+        except LaunchFailed as error:
+            failed = error
+        if failed is not None:  # out here, where a failing test does not show it twice
             return self._judge_failure(spec, failed)
         if self._must_run_out():
             reason = f"was declared to run out of memory below {self._marks.oom_below_gib:g} GiB, and trained"

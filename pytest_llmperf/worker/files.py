@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 
+_LONGEST_MESSAGE = 160
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` so that a reader sees the old file or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -28,4 +31,6 @@ def write_failure(folder: Path, rank: int, error: BaseException, kind: str) -> N
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    # CUDA's out-of-memory message goes on about allocator settings; the log has it all.
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."

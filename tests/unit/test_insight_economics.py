@@ -1,0 +1,55 @@
+"""Peak rates and MFU."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llmperf import models
+from pytest_llmperf.insight.economics import mfu, peak_flops
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "precision", "tflops"),
+    [
+        ("NVIDIA H200", "bf16", 989.4),
+        ("NVIDIA H200", "tf32", 494.7),
+        ("NVIDIA H200", "fp32", 66.9),
+        ("NVIDIA H200 NVL", "bf16", 835.5),
+        ("NVIDIA GH200 480GB", "bf16", 989.4),
+        ("NVIDIA H100 80GB HBM3", "fp16", 989.4),
+        ("NVIDIA H100 PCIe", "bf16", 756.0),
+        ("NVIDIA H100 NVL", "bf16", 835.5),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("NVIDIA A100-PCIE-40GB", "tf32", 156.0),
+        ("NVIDIA L40S", "bf16", 362.0),
+        ("NVIDIA B200", "bf16", 2250.0),
+        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
+        ("Tesla V100-PCIE-16GB", "fp16", 112.0),
+    ],
+)
+def test_a_known_chip_has_its_datasheets_dense_peak(gpu_name: str, precision: str, tflops: float) -> None:
+    assert peak_flops(gpu_name, precision) == tflops * 1e12
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "precision"),
+    [
+        ("Tesla V100-SXM2-16GB", "bf16"),
+        ("NVIDIA RTX A1000 Laptop GPU", "bf16"),
+        ("NVIDIA GB200", "bf16"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16"),
+        ("NVIDIA L40", "bf16"),
+        ("Intel(R) Xeon(R) CPU", "fp32"),
+        ("", "fp32"),
+        ("NVIDIA H200", "fp8"),
+    ],
+)
+def test_a_chip_or_a_rate_that_is_not_known_has_none(gpu_name: str, precision: str) -> None:
+    assert peak_flops(gpu_name, precision) is None
+
+
+def test_mfu_of_the_designs_best_rung() -> None:
+    geometry, peak = models.resolve("llama-3.2-1b").geometry, peak_flops("NVIDIA H200", "bf16")
+    assert geometry is not None
+    assert peak is not None
+    assert mfu(72_271, geometry.flops_per_token(1024), peak) == pytest.approx(0.57, abs=0.002)

@@ -1,0 +1,264 @@
+"""Baselines: their JSON, what is accepted, and what an update says."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.judge.baseline import Baseline, BaselineError, accept, describe
+from pytest_llmperf.judge.verdict import Policy, judge
+from pytest_llmperf.measurement import Environment, Launch
+from pytest_llmperf.spec import TrainSpec
+from tests.fakes import Fake, launch_of
+
+SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
+REPOSITORY = Path(__file__).parents[2]
+
+
+def launch(step_seconds: float = 0.1, **fake: Any) -> Launch:
+    return launch_of(SPEC, Fake(step_seconds=step_seconds, **fake))
+
+
+def accepted(old: Baseline | None, *launches: Launch, reason: str = "", **other: Any) -> Baseline:
+    judgement = judge(launches, old, Policy.for_gpu())
+    values: dict[str, Any] = {
+        "verdict": judgement.verdict,
+        "checks": judgement.checks,
+        "reason": reason,
+        "recorded_at": "2026-01-01T00:00:00Z",
+        "recorded_by": "test_it.py::test_it[1,2]",
+        **other,
+    }
+    return accept(old, spec=SPEC, machine="m", launches=launches, **values)
+
+
+BASELINE = accepted(None, launch())
+
+
+class TestJson:
+    def test_it_is_sorted_and_ends_with_a_newline(self) -> None:
+        text = BASELINE.to_json()
+        document = json.loads(text)
+        assert text.endswith("}\n")
+        assert list(document) == sorted(document)
+        assert document["schema"] == 1
+
+    def test_numbers_of_a_launch_are_on_one_line(self) -> None:
+        text = accepted(None, launch(1 / 3)).to_json()
+        (line,) = (line for line in text.splitlines() if '"step_seconds": [' in line)
+        assert line.strip() == '"step_seconds": [1.66667' + ", 0.333333" * 11 + "],"
+
+    def test_equal_environments_are_written_once(self) -> None:
+        both = accepted(None, launch(), launch(), launch(versions={"torch": "3.0"}))
+        document = json.loads(both.to_json())
+        assert len(document["environments"]) == 2
+        keys = [entry["environment"] for entry in document["launches"]]
+        assert keys[0] == keys[1] != keys[2]
+        assert all(len(key) == 8 for key in keys)
+
+    def test_more_launches_only_add_lines_to_a_diff(self) -> None:
+        before = BASELINE.to_json().splitlines()
+        after = accepted(BASELINE, launch(0.101)).to_json().splitlines()
+        added = len(after) - len(before)
+        # A list's last entry gains a comma: nothing else of what was there changes.
+        gone = [line for line in before if line not in after and line + "," not in after]
+        assert (added > 0, gone) == (True, [])
+
+    @pytest.mark.parametrize("path", sorted((REPOSITORY / "baselines").rglob("*.json")), ids=lambda path: path.stem)
+    def test_stored_ones_are_written_back_as_they_are(self, path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
+        assert Baseline.from_json(text, str(path)).to_json() == text
+
+    @given(
+        times=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=3),
+        losses=st.lists(st.floats(-1e30, 1e30), min_size=12, max_size=12),
+        words=st.lists(st.text(), max_size=3),
+        recorded_by=st.text(),
+        note=st.sampled_from(["[1,2]", "[ 1 ]", "[\n1,\n2\n]", '"[\\n1]', "[-1,-e]"]),
+    )
+    def test_what_is_written_is_read_back(
+        self, times: list[float], losses: list[float], words: list[str], recorded_by: str, note: str
+    ) -> None:
+        environment = Environment(
+            gpu="g", driver=note, versions=dict.fromkeys(words, note), variables={note: note}, platform="p"
+        )
+        launches = [replace(launch(time), losses=tuple(losses), environment=environment) for time in times]
+        written = accepted(None, *launches, reason=note, recorded_by=recorded_by).to_json()
+        read = Baseline.from_json(written, "f")
+        assert read.to_json() == written
+        assert read.recorded_by == recorded_by
+        assert read.anchor.reason == note
+        for old, new in zip(launches, read.launches, strict=True):
+            assert new.step_seconds == pytest.approx(old.step_seconds, rel=1e-5)
+            assert new.losses == pytest.approx(old.losses, rel=1e-5)
+            assert (new.environment, new.evidence, new.digest) == (old.environment, old.evidence, old.digest)
+
+    @given(st.lists(st.floats(-1e12, -1e-12), min_size=30, max_size=30))
+    def test_negative_numbers_are_compact_too(self, losses: list[float]) -> None:
+        record = replace(launch(), losses=tuple(losses))
+        text = replace(BASELINE, launches=(record,)).to_json()
+        assert sum('"losses": [-' in line and line.endswith("],") for line in text.splitlines()) == 1
+
+    def test_a_figure_that_is_none_is_never_written(self) -> None:
+        with pytest.raises(BaselineError, match="a figure is not finite"):
+            replace(BASELINE, launches=(replace(launch(), wall_seconds=math.nan),)).to_json()
+
+
+def without(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document.pop(name)
+
+
+def setting(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document.update({name: value})
+
+
+def broken_launch(**values: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document["launches"][0].update(values)
+
+
+class TestBrokenFiles:
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("", "the file is empty"),
+            (" \n", "the file is empty"),
+            (BASELINE.to_json()[:300], "not JSON, perhaps truncated"),
+            ("<<<<<<< HEAD\n" + BASELINE.to_json(), "merge conflict"),
+            ("[" * 100_000, "not JSON"),
+            ("[]", 'no "schema"'),
+            ("null", 'no "schema"'),
+            ("{}", 'no "schema"'),
+            ('{"schema": "1"}', "unknown schema '1', expected 1"),
+            (BASELINE.to_json().replace("0.1, 0.1]", "0.1, NaN]"), "NaN is no figure"),
+            (BASELINE.to_json().replace("0.1, 0.1]", "0.1, 1e999]"), "1e999 is no figure"),
+        ],
+        ids=lambda text: repr(text[:12]),
+    )
+    def test_text_that_is_none(self, text: str, said: str) -> None:
+        assert said in refused(text)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            *((without(name), f"it has no {name!r}") for name in json.loads(BASELINE.to_json()) if name != "schema"),
+            (setting("history", []), "no history"),
+            (setting("launches", []), "no launch"),
+            (setting("launches", {}), "no launch"),
+            (setting("launches", 7), "not a baseline"),
+            (setting("spec", None), "not a baseline"),
+            (setting("environments", {}), "it has no"),
+            (setting("digest", "0" * 16), "other settings"),
+            (setting("anchor", {"metrics": {}}), "not a baseline"),
+            (setting("anchor", {"metrics": None, "reason": "", "recorded_at": "", "launches": 1}), "not a baseline"),
+            (setting("anchor", {"metrics": {"x": "y"}, "reason": "", "recorded_at": "", "launches": 1}), "'y'"),
+            (broken_launch(losses=[]), "no loss was recorded"),
+            (broken_launch(ranks=[]), "not a baseline"),
+            (broken_launch(surprise=1), "surprise"),
+        ],
+    )
+    def test_a_document_that_is_none(self, change: Callable[[dict[str, Any]], None], said: str) -> None:
+        document = json.loads(BASELINE.to_json())
+        change(document)
+        assert said in refused(json.dumps(document))
+
+    def test_a_newer_schema_asks_for_an_upgrade(self) -> None:
+        assert refused('{"schema": 2}') == (
+            "some/file.json: schema 2 is newer than this version understands (1); upgrade pytest-llmperf"
+        )
+
+    @given(st.data())
+    def test_a_truncated_file_is_always_noticed(self, data: st.DataObject) -> None:
+        text = BASELINE.to_json().rstrip()
+        refused(text[: data.draw(st.integers(0, len(text) - 1))])
+
+
+def refused(text: str) -> str:
+    """The one line that says so."""
+    with pytest.raises(BaselineError, match=r"^some/file\.json: ") as caught:
+        Baseline.from_json(text, "some/file.json")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "delete it and record anew" in message or "upgrade" in message
+    return message
+
+
+class TestAccepting:
+    def test_the_first_is_the_anchor(self) -> None:
+        assert BASELINE.history == (BASELINE.anchor,)
+        assert BASELINE.anchor.metrics["step_seconds"] == pytest.approx(0.1)
+        assert (BASELINE.id, BASELINE.digest, BASELINE.machine) == (SPEC.id, SPEC.digest, "m")
+
+    def test_launches_that_pass_join_the_pool(self) -> None:
+        grown = accepted(BASELINE, launch(0.101), launch(0.102))
+        assert [entry.median_step_seconds for entry in grown.launches] == [0.1, 0.101, 0.102]
+        assert (len(grown.history), grown.anchor) == (2, BASELINE.anchor)
+
+    def test_the_pool_keeps_the_newest_24(self) -> None:
+        full = accepted(None, *(launch(0.1 + index / 1e6) for index in range(30)))
+        assert len(full.launches) == 24
+        grown = accepted(full, launch(0.101))
+        assert len(grown.launches) == 24
+        assert grown.launches[-1].median_step_seconds == 0.101
+        assert grown.launches[:-1] == full.launches[1:]
+
+    @pytest.mark.parametrize(("step_seconds", "reason"), [(0.05, ""), (0.2, "a slower driver, reported")])
+    def test_another_speed_replaces_the_pool_and_keeps_the_anchor(self, step_seconds: float, reason: str) -> None:
+        moved = accepted(BASELINE, launch(step_seconds), reason=reason)
+        assert [entry.median_step_seconds for entry in moved.launches] == [step_seconds]
+        assert moved.anchor == BASELINE.anchor
+        assert moved.history[-1].reason == reason
+
+    def test_a_loss_needs_a_reason(self) -> None:
+        with pytest.raises(BaselineError) as caught:
+            accepted(BASELINE, launch(0.2, reserved_bytes=2**31))
+        assert str(caught.value) == (
+            f"{SPEC.id}: worse beyond tolerance (tokens_per_second_per_gpu 640 tokens/s -> 320 tokens/s, "
+            'peak_reserved_bytes 1.00 GiB -> 2.00 GiB); accept it with --perf-reason "why"'
+        )
+
+    def test_a_gain_does_not_pay_for_a_loss(self) -> None:
+        with pytest.raises(BaselineError, match=r"worse beyond tolerance \(peak_reserved_bytes"):
+            accepted(BASELINE, launch(0.05, reserved_bytes=2**31))
+
+    def test_invalid_ones_are_refused_whatever_the_reason(self) -> None:
+        with pytest.raises(BaselineError, match="an invalid launch is never recorded"):
+            accepted(BASELINE, launch(loss=math.nan), reason="please")
+
+    def test_no_launch_is_refused(self) -> None:
+        with pytest.raises(BaselineError, match="no launch was measured"):
+            accepted(None, verdict="pass")
+
+    def test_one_that_was_judged_as_new_replaces_nothing(self) -> None:
+        with pytest.raises(BaselineError, match="another run recorded a baseline meanwhile"):
+            accepted(BASELINE, launch(9.0), verdict="new", checks=judge([launch(9.0)], None, Policy.for_gpu()).checks)
+
+
+class TestDescribing:
+    def test_a_first_one(self) -> None:
+        assert describe(None, BASELINE) == [
+            f"recorded {SPEC.id} (1 launch in the baseline)",
+            "  new           640 tokens/s/GPU    1.00 GiB  2026-01-01",
+            "  anchor        640 tokens/s/GPU    1.00 GiB  2026-01-01",
+        ]
+
+    def test_old_new_and_anchor_side_by_side(self) -> None:
+        second = accepted(BASELINE, launch(0.05))
+        third = accepted(second, launch(0.2, reserved_bytes=3 * 2**20), reason="needed")
+        assert describe(second, third) == [
+            f"recorded {SPEC.id} (1 launch in the baseline)",
+            "  old         1,280 tokens/s/GPU    1.00 GiB  2026-01-01",
+            "  new           320 tokens/s/GPU     3.0 MiB  2026-01-01  (needed)",
+            "  anchor        640 tokens/s/GPU    1.00 GiB  2026-01-01",
+        ]
+
+    def test_a_figure_that_was_not_recorded_is_a_dash(self) -> None:
+        bare = replace(BASELINE, history=(replace(BASELINE.anchor, metrics={}),))
+        assert describe(None, bare)[1].split() == ["new", "-", "-", "2026-01-01"]

@@ -1,0 +1,163 @@
+"""Whether a launch may count: arithmetic, evidence, neighbours."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.judge.validity import troubles
+from pytest_llmperf.spec import TrainSpec
+from tests.fakes import Fake, launch_of
+
+SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4, gpus=2)
+LIGER = replace(SPEC, liger=True)
+BF16 = replace(SPEC, mixed_precision="no")
+FP32 = replace(SPEC, model_precision="fp32", mixed_precision="no")
+NOTE = "There are currently no Liger kernels supported for model type: opt."
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        LIGER,
+        BF16,
+        FP32,
+        replace(FP32, tf32=True),
+        replace(SPEC, torch_compile=True, gradient_checkpointing=True),
+        replace(SPEC, optimizer="adamw_torch_fused"),
+        replace(SPEC, gradient_accumulation_steps=3, micro_batch_size=5),
+    ],
+    ids=lambda spec: spec.id,
+)
+def test_a_launch_that_did_what_was_asked_has_none(spec: TrainSpec) -> None:
+    assert troubles(spec, launch_of(spec)) == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "evidence", "line"),
+    [
+        (LIGER, {"liger_modules": 0, "liger_note": NOTE}, f"asked for liger, nothing was patched ({NOTE})"),
+        (LIGER, {"liger_modules": 0}, "asked for liger, nothing was patched"),
+        (SPEC, {"liger_modules": 7}, "liger was not asked for, and 7 modules were patched"),
+        (SPEC, {"attention": "eager"}, "asked for attention sdpa, the model ran eager"),
+        (
+            SPEC,
+            {"parameter_dtypes": {"torch.float32": 9, "torch.bfloat16": 1}},
+            "asked for weights of torch.bfloat16, the run had torch.bfloat16, torch.float32",
+        ),
+        (SPEC, {"autocast_dtype": None}, "asked for autocast to torch.bfloat16, the run had none"),
+        (BF16, {"autocast_dtype": "torch.bfloat16"}, "asked for no autocast, the run had autocast to torch.bfloat16"),
+        (FP32, {"tf32": True}, "asked for tf32 False, the run had True"),
+        (SPEC, {"world_size": 1}, "asked for world size 2, the run had 1"),
+        (SPEC, {"gradient_checkpointing": True}, "asked for gradient checkpointing False, the run had True"),
+        (SPEC, {"torch_compile": True}, "asked for torch_compile False, the run had True"),
+        (SPEC, {"optimizer": "SGD"}, "asked for optimizer (class, fused) ('AdamW', False), the run had ('SGD', False)"),
+    ],
+)
+def test_a_contradiction_is_one_line(spec: TrainSpec, evidence: dict[str, Any], line: str) -> None:
+    assert troubles(spec, launch_of(spec, Fake(evidence=evidence))) == (line,)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "liger_modules",
+        "attention",
+        "parameter_dtypes",
+        "autocast_dtype",
+        "tf32",
+        "world_size",
+        "gradient_checkpointing",
+        "torch_compile",
+        "optimizer",
+    ],
+)
+@pytest.mark.parametrize("inactive", [frozenset[str](), frozenset({"liger", "attention", "optimizer"})])
+def test_missing_evidence_proves_nothing(key: str, inactive: frozenset[str]) -> None:
+    launch = launch_of(LIGER)
+    evidence = {name: value for name, value in launch.evidence.items() if name != key}
+    assert f"no evidence of {key} was recorded" in troubles(LIGER, replace(launch, evidence=evidence), inactive)
+
+
+class TestDeclaredInactive:
+    INACTIVE = frozenset({"liger"})
+
+    def test_nothing_patched_is_as_declared(self) -> None:
+        assert troubles(LIGER, launch_of(LIGER, Fake(evidence={"liger_modules": 0})), self.INACTIVE) == ()
+
+    def test_being_active_contradicts_it(self) -> None:
+        assert troubles(LIGER, launch_of(LIGER), self.INACTIVE) == (
+            "liger was declared to be inactive, and was active",
+        )
+
+    def test_where_it_is_not_asked_for_it_means_nothing(self) -> None:
+        assert troubles(SPEC, launch_of(SPEC), self.INACTIVE) == ()
+        patched = launch_of(SPEC, Fake(evidence={"liger_modules": 3}))
+        assert troubles(SPEC, patched, self.INACTIVE) == ("liger was not asked for, and 3 modules were patched",)
+
+    def test_it_excuses_nothing_else(self) -> None:
+        launch = launch_of(LIGER, Fake(evidence={"liger_modules": 0, "attention": "eager"}))
+        assert troubles(LIGER, launch, self.INACTIVE) == ("asked for attention sdpa, the model ran eager",)
+
+    def test_an_unknown_setting_names_the_nearest(self) -> None:
+        assert troubles(SPEC, launch_of(SPEC), frozenset({"lieger"})) == (
+            "'lieger' cannot be declared inactive, did you mean 'liger'?",
+        )
+
+
+class TestArithmetic:
+    def test_tokens_that_do_not_add_up(self) -> None:
+        other = replace(SPEC, micro_batch_size=2)
+        lines = troubles(other, replace(launch_of(SPEC), digest=other.digest))
+        assert lines == ("128 tokens a step were counted, the spec makes 256",)
+
+    def test_a_record_of_other_settings(self) -> None:
+        lines = troubles(SPEC, replace(launch_of(SPEC), digest="0" * 16))
+        assert lines == (f"the record is of other settings (digest {'0' * 16}, the spec's is {SPEC.digest})",)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -0.1])
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_step_time_of_any_rank(self, bad: float, rank: int) -> None:
+        launch = launch_of(SPEC)
+        ranks = list(launch.ranks)
+        ranks[rank] = replace(ranks[rank], step_seconds=(*ranks[rank].step_seconds[:-1], bad))
+        assert troubles(SPEC, replace(launch, ranks=tuple(ranks))) == (
+            f"a step time is not a positive number on rank {rank}",
+        )
+
+    @pytest.mark.parametrize("name", ["peak_reserved_bytes", "peak_allocated_bytes"])
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -1])
+    def test_a_memory_peak_of_any_rank(self, name: str, bad: Any) -> None:
+        launch = launch_of(SPEC)
+        ranks = (launch.ranks[0], replace(launch.ranks[1], **{name: bad}))
+        assert troubles(SPEC, replace(launch, ranks=ranks)) == ("a memory peak is not a number of bytes on rank 1",)
+
+    def test_no_memory_at_all(self) -> None:
+        assert troubles(SPEC, launch_of(SPEC, Fake(reserved_bytes=0))) == ("no memory use was recorded",)
+
+    def test_a_rank_that_saw_no_tokens(self) -> None:
+        launch = launch_of(SPEC)
+        ranks = (replace(launch.ranks[0], tokens_per_step=128), replace(launch.ranks[1], tokens_per_step=0))
+        assert troubles(SPEC, replace(launch, ranks=ranks)) == ("no tokens were counted on rank 1",)
+
+    def test_losses(self) -> None:
+        launch = launch_of(SPEC)
+        assert troubles(SPEC, replace(launch, losses=())) == ("no loss was recorded",)
+        assert troubles(SPEC, replace(launch, losses=(1.0,))) == ("1 losses were recorded in 12 steps",)
+        lost = (*launch.losses[:3], *[math.nan] * 9)
+        assert troubles(SPEC, replace(launch, losses=lost)) == ("the loss was nan at step 4",)
+
+    def test_one_rank_needs_no_number(self) -> None:
+        single = replace(SPEC, gpus=1)
+        assert troubles(single, launch_of(single, Fake(step_seconds=math.nan))) == (
+            "a step time is not a positive number",
+        )
+
+
+def test_another_process_on_the_hardware() -> None:
+    launch = launch_of(SPEC, Fake(foreign_processes=("GPU 0: pid 7 (python) holds 3.2 GiB",)))
+    assert troubles(SPEC, launch) == ("another process on the hardware: GPU 0: pid 7 (python) holds 3.2 GiB",)

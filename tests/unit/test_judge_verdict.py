@@ -1,0 +1,249 @@
+"""From launches and a baseline to a verdict."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.judge.baseline import Baseline, accept
+from pytest_llmperf.judge.verdict import METRICS, Judgement, Policy, judge
+from pytest_llmperf.measurement import Launch
+from pytest_llmperf.result import VERDICTS, Check
+from pytest_llmperf.spec import TrainSpec
+from tests.fakes import Fake, launch_of
+
+SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4, gpus=2)
+POLICY = Policy.for_gpu()
+RATE, MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
+
+seconds = st.floats(1e-3, 1e3)
+
+
+def launch(step_seconds: float = 0.1, **fake: Any) -> Launch:
+    return launch_of(SPEC, Fake(step_seconds=step_seconds, **fake))
+
+
+def baseline_of(*launches: Launch) -> Baseline:
+    return accept(
+        None,
+        spec=SPEC,
+        machine="m",
+        launches=launches,
+        verdict="new",
+        checks=judge(launches, None, POLICY).checks,
+        reason="",
+        recorded_at="2026-01-01T00:00:00Z",
+        recorded_by="t.py::t",
+    )
+
+
+def check_of(judgement: Judgement, metric: str) -> Check:
+    return next(check for check in judgement.checks if check.metric == metric)
+
+
+BASELINE = baseline_of(launch())
+
+
+def test_the_metrics_come_in_the_designs_order_and_extra_ones_last() -> None:
+    mfu = Check(metric="mfu", value=0.5, unit="1")
+    checks = judge([launch()], BASELINE, POLICY, extra=[mfu]).checks
+    assert [check.metric for check in checks] == [*METRICS, "mfu"]
+    assert [check.unit for check in checks] == ["tokens/s", "tokens/s", "s", "s", "bytes", "bytes", "1", "1"]
+
+
+def test_only_metrics_with_a_tolerance_gate_and_the_others_are_shown() -> None:
+    judgement = judge([launch(0.1)], BASELINE, POLICY)
+    assert {check.metric for check in judgement.checks if check.verdict} == {RATE, MEMORY}
+    shown = check_of(judgement, "first_step_seconds")
+    assert (shown.baseline, shown.change, shown.limit, shown.gates) == (0.5, 0, None, False)
+
+
+# A rate of 1/1.05 is the limit itself.
+@pytest.mark.parametrize(
+    ("slower", "verdict"),
+    [(1.0, "pass"), (1.049, "pass"), (1.051, "regressed"), (0.953, "pass"), (0.952, "improved"), (10.0, "regressed")],
+)
+def test_a_rate_is_held_within_its_tolerance_both_ways(slower: float, verdict: str) -> None:
+    judgement = judge([launch(0.1 * slower)], BASELINE, POLICY)
+    assert (judgement.verdict, check_of(judgement, RATE).verdict) == (verdict, verdict)
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.009, "pass"), (1.011, "regressed"), (0.991, "pass"), (0.989, "improved")]
+)
+def test_memory_is_held_within_its_tolerance_both_ways(factor: float, verdict: str) -> None:
+    judgement = judge([launch(reserved_bytes=int(2**30 * factor))], BASELINE, POLICY)
+    assert (judgement.verdict, check_of(judgement, MEMORY).verdict) == (verdict, verdict)
+
+
+def test_limits_follow_the_direction_in_which_a_metric_gets_worse() -> None:
+    judgement = judge([launch()], BASELINE, Policy({RATE: 0.25, "step_seconds": 0.25}))
+    assert check_of(judgement, RATE).limit == pytest.approx(check_of(judgement, RATE).value / 1.25)
+    assert check_of(judgement, "step_seconds").limit == pytest.approx(0.125)
+
+
+def test_a_case_is_as_bad_as_its_worst_metric_and_names_it() -> None:
+    judgement = judge([launch(0.05, reserved_bytes=2**31)], BASELINE, POLICY)
+    assert judgement.verdict == "regressed"
+    assert judgement.reason == "peak_reserved_bytes 2.00 GiB, baseline 1.00 GiB, limit 1.01 GiB (+100.0 %)"
+
+
+def test_the_reason_reads_as_a_sentence() -> None:
+    was = baseline_of(launch(64 / 71_800))
+    judgement = judge([launch(64 / 66_900)], was, POLICY)
+    assert judgement.reason == (
+        "tokens_per_second_per_gpu 66,900 tokens/s, baseline 71,800 tokens/s, limit 68,381 tokens/s (-6.8 %)"
+    )
+
+
+def test_a_small_figure_keeps_its_digits() -> None:
+    reason = judge([launch(0.2)], BASELINE, Policy({"step_seconds": 0.05})).reason
+    assert reason == "step_seconds 0.2 s, baseline 0.1 s, limit 0.105 s (+100.0 %)"
+
+
+def test_a_baseline_of_zero_has_no_change_and_still_gates() -> None:
+    judgement = judge([launch(loss=1.0)], baseline_of(launch(loss=0.0)), Policy({"final_loss": 0.1}))
+    assert (judgement.verdict, judgement.reason) == ("regressed", "final_loss 1, baseline 0, limit 0")
+
+
+def test_no_baseline_is_new_with_its_figures() -> None:
+    judgement = judge([launch()], None, POLICY)
+    assert judgement.verdict == "new"
+    assert check_of(judgement, RATE).value == pytest.approx(640)
+    assert {check.verdict for check in judgement.checks} == {"new", None}
+
+
+def test_nothing_that_gates_says_so() -> None:
+    judgement = judge([launch(9.0)], BASELINE, Policy({}))
+    assert (judgement.verdict, judgement.reason) == ("pass", "no metric gates this case")
+
+
+def test_launches_are_pooled_by_their_geometric_mean() -> None:
+    checks = judge([launch(0.1), launch(0.4)], BASELINE, POLICY)
+    assert check_of(checks, "step_seconds").value == pytest.approx(0.2)
+
+
+def test_memory_is_the_worst_rank_of_the_worst_launch() -> None:
+    usual = launch()
+    full = replace(usual, ranks=(usual.ranks[0], replace(usual.ranks[1], peak_reserved_bytes=2**31)))
+    check = check_of(judge([usual, full, usual], BASELINE, POLICY), MEMORY)
+    assert (check.value, check.detail) == (2**31, "rank 1 of 2")
+
+
+def test_the_loss_is_the_last_one_of_the_last_launch() -> None:
+    assert check_of(judge([launch(loss=2.0), launch(loss=3.0)], BASELINE, POLICY), "final_loss").value == 3.0
+
+
+class TestInvalid:
+    def test_contradictions_come_before_any_comparison(self) -> None:
+        judgement = judge([launch(9.0)], None, POLICY, ("asked for liger; nothing was patched", "second"))
+        # "; " separates reasons, so none may hold one.
+        assert judgement == Judgement("invalid", "asked for liger, nothing was patched; second", ())
+
+    def test_no_launch(self) -> None:
+        assert judge([], BASELINE, POLICY).reason == "no launch was measured"
+
+    def test_launches_that_differ_in_tokens(self) -> None:
+        other = launch()
+        other = replace(other, ranks=tuple(replace(rank, tokens_per_step=32) for rank in other.ranks))
+        assert judge([launch(), other], BASELINE, POLICY).reason == "launches differ in their tokens a step: 64, 128"
+
+    def test_the_same_trouble_is_said_once(self) -> None:
+        bad = launch(loss=math.nan)
+        assert judge([bad, bad], BASELINE, POLICY, ("the loss was nan at step 1",)).reason == (
+            "the loss was nan at step 1"
+        )
+
+    def test_a_baseline_that_is_no_figure(self) -> None:
+        judgement = judge([launch()], replace(BASELINE, launches=(launch(math.nan),)), POLICY)
+        assert judgement.verdict == "invalid"
+        assert judgement.reason.startswith("the baseline cannot serve: ")
+
+    @pytest.mark.parametrize(
+        ("value", "reason"), [(1.2, "mfu 120 % is more than the chip can do"), (math.nan, "mfu is nan")]
+    )
+    def test_an_impossible_mfu(self, value: float, reason: str) -> None:
+        judgement = judge([launch()], BASELINE, POLICY, extra=[Check(metric="mfu", value=value, unit="1")])
+        assert (judgement.verdict, judgement.reason) == ("invalid", reason)
+
+
+class TestPolicy:
+    def test_an_unknown_metric_names_the_nearest(self) -> None:
+        with pytest.raises(ValueError, match=r"'peak_reserved_byte', did you mean 'peak_reserved_bytes'\?$"):
+            Policy({"peak_reserved_byte": 0.1})
+        with pytest.raises(ValueError, match=r"'zzz'; known: tokens_per_second_per_gpu, "):
+            Policy({"zzz": 0.1})
+
+    @pytest.mark.parametrize("value", [0, -0.1, math.nan, math.inf, True, "0.05", None])
+    def test_a_tolerance_is_a_positive_fraction(self, value: Any) -> None:
+        with pytest.raises(ValueError, match="must be a positive fraction") as caught:
+            POLICY.merged({RATE: value})
+        assert "\n" not in str(caught.value)
+
+    def test_merged_leaves_the_original_alone(self) -> None:
+        assert POLICY.merged({RATE: 0.5}).tolerances == {RATE: 0.5, MEMORY: 0.01}
+        assert POLICY.tolerances == {RATE: 0.05, MEMORY: 0.01}
+
+    def test_a_cpu_gets_wide_tolerances(self) -> None:
+        assert Policy.for_cpu().tolerances == {RATE: 2.0, MEMORY: 0.5}
+
+
+class TestProperties:
+    @given(base=seconds, slow=seconds, slower=st.floats(1.0, 10.0))
+    def test_slower_is_never_better(self, base: float, slow: float, slower: float) -> None:
+        was = baseline_of(launch(base))
+        order = ("regressed", "pass", "improved")
+        first, then = (judge([launch(time)], was, POLICY).verdict for time in (slow, slow * slower))
+        assert order.index(then) <= order.index(first)
+
+    @given(base=seconds, ratio=st.floats(0.5, 2.0), exponent=st.integers(-8, 8))
+    def test_the_unit_of_time_is_irrelevant(self, base: float, ratio: float, exponent: int) -> None:
+        # Powers of two, so that scaling itself rounds nothing; at a limit the logarithms round, and it may tip.
+        near_limit = any(math.isclose(ratio, limit, rel_tol=1e-9) for limit in (1.05, 1 / 1.05))
+        scale = 2.0**exponent
+        plain = judge([launch(base * ratio)], baseline_of(launch(base)), POLICY)
+        scaled = judge([launch(base * ratio * scale)], baseline_of(launch(base * scale)), POLICY)
+        assert near_limit or plain.verdict == scaled.verdict
+
+    @given(times=st.lists(seconds, min_size=2, max_size=6), data=st.data())
+    def test_the_order_of_launches_is_irrelevant(self, times: list[float], data: st.DataObject) -> None:
+        shuffled = data.draw(st.permutations(times))
+        was = baseline_of(launch(1.0))
+        first, then = (judge([launch(time) for time in order], was, POLICY) for order in (times, shuffled))
+        assert first == then
+
+    @given(
+        bad=st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0]),
+        rank=st.integers(0, 1),
+        step=st.integers(0, SPEC.steps - 1),
+        place=st.integers(0, 2),
+    )
+    def test_a_step_time_that_is_none_never_passes(self, bad: float, rank: int, step: int, place: int) -> None:
+        broken = with_step(launch(), rank, step, bad)
+        launches = [broken if index == place else launch() for index in range(3)]
+        assert judge(launches, BASELINE, POLICY).verdict == "invalid"
+
+    @given(bad=st.sampled_from([math.nan, math.inf, -math.inf]), step=st.integers(0, SPEC.steps - 1))
+    def test_a_loss_that_is_none_never_passes(self, bad: float, step: int) -> None:
+        good = launch()
+        losses = tuple(bad if index == step else loss for index, loss in enumerate(good.losses))
+        assert judge([replace(good, losses=losses)], BASELINE, POLICY).verdict == "invalid"
+
+    @given(time=seconds, reserved=st.integers(1, 2**40))
+    def test_the_verdict_is_the_worst_of_the_gating_ones(self, time: float, reserved: int) -> None:
+        judgement = judge([launch(time, reserved_bytes=reserved)], BASELINE, POLICY)
+        gating = [check.verdict for check in judgement.checks if check.verdict is not None]
+        assert judgement.verdict == min(gating, key=VERDICTS.index)
+        assert "\n" not in judgement.reason
+
+
+def with_step(good: Launch, rank: int, step: int, value: float) -> Launch:
+    ranks = list(good.ranks)
+    times = ranks[rank].step_seconds
+    ranks[rank] = replace(ranks[rank], step_seconds=(*times[:step], value, *times[step + 1 :]))
+    return replace(good, ranks=tuple(ranks))
