@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,9 @@ class Machine:
         """
         kinds = sorted({f"{_slug(gpu.name)}-{round(gpu.memory_bytes / GIB)}gib" for gpu in self.gpus})
         if len(kinds) > 1:
-            raise ValueError(f"GPUs of different kinds are visible ({', '.join(kinds)}); choose with CUDA_VISIBLE_DEVICES")
+            raise ValueError(
+                f"GPUs of different kinds are visible ({', '.join(kinds)}); choose with CUDA_VISIBLE_DEVICES"
+            )
         return kinds[0]
 
     @property
@@ -63,7 +66,7 @@ def find_machine() -> Machine:
     return Machine(gpus=_visible_gpus(), cpu_name=_cpu_name(), cores=len(os.sched_getaffinity(0)))
 
 
-def foreign_processes(gpus: Sequence[Gpu], own_pids: Set[int] = frozenset()) -> tuple[str, ...]:
+def foreign_processes(gpus: Sequence[Gpu], own_pids: AbstractSet[int] = frozenset()) -> tuple[str, ...]:
     """Compute processes on these GPUs that are not ours, one line each."""
     lines = []
     with _nvml() as nvml:
@@ -90,7 +93,12 @@ def _visible_gpus() -> tuple[Gpu, ...]:
         try:
             handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
             gpus = [
-                Gpu(index, _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)), _memory(nvml, handle))
+                Gpu(
+                    index,
+                    _text(nvml.nvmlDeviceGetUUID(handle)),
+                    _text(nvml.nvmlDeviceGetName(handle)),
+                    _memory(nvml, handle),
+                )
                 for index, handle in enumerate(handles)
             ]
         except nvml.NVMLError:

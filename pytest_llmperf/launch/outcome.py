@@ -47,6 +47,10 @@ def _why(folder: Path, ended: Ended, progress: Progress) -> Failure:
     if ended.timed_out:
         message = f"no end after {ended.seconds:.0f} s, {where}; a longer limit is --perf-timeout"
         return _failure(folder, "timeout", message, 0)
+    victim = _killed_rank(folder)
+    if victim is not None and not any(reason.kind == "oom" or reason.rank == victim for reason in reasons):
+        # A killed rank leaves no reason, and its peers leave one: that their connection to it broke.
+        return _failure(folder, "killed", f"{_killed(folder, ended)}, {where}", victim)
     if reasons:
         # The earliest is the cause: the peers of a rank that failed only saw it go. Out of memory wins, since it may
         # surface in one rank while another already waits for it.
@@ -54,7 +58,7 @@ def _why(folder: Path, ended: Ended, progress: Progress) -> Failure:
         return Failure(kind=first.kind, message=first.message, tail=first.tail, folder=str(folder), rank=first.rank)
     if not (folder / "rank-0.pid").exists():
         return _failure(folder, "never-started", f"torchrun ended with {ended.returncode} before a rank began", None)
-    return _failure(folder, "killed", f"{_killed(folder, ended)}, {where}", _killed_rank(folder))
+    return _failure(folder, "killed", f"{_killed(folder, ended)}, {where}", victim)
 
 
 # torchrun's own report of a rank that ended: its rank and exit code.
@@ -62,22 +66,23 @@ _RANK_REPORT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s
 
 
 def _killed(folder: Path, ended: Ended) -> str:
-    for rank, code in _rank_reports(folder):
-        name = signal_name(code)
-        if name:
-            hint = "; the host may have run out of memory" if name == "SIGKILL" else ""
-            return f"rank {rank} was ended by {name}{hint}"
-    name = signal_name(ended.returncode)
-    return f"torchrun was ended by {name}" if name else f"torchrun ended with {ended.returncode}, no rank told why"
+    for rank, name in _signalled(folder):
+        hint = "; the host may have run out of memory" if name == "SIGKILL" else ""
+        return f"rank {rank} was ended by {name}{hint}"
+    if signal_name(ended.returncode):
+        return f"torchrun was ended by {signal_name(ended.returncode)}"
+    return f"torchrun ended with {ended.returncode}, no rank told why"
 
 
 def _killed_rank(folder: Path) -> int | None:
-    return next((rank for rank, code in _rank_reports(folder) if signal_name(code)), None)
+    return next((rank for rank, _ in _signalled(folder)), None)
 
 
-def _rank_reports(folder: Path) -> list[tuple[int, int]]:
-    text = "\n".join(_lines(folder / "torchrun.log"))
-    return [(int(rank), int(code)) for rank, code in _RANK_REPORT.findall(text)]
+def _signalled(folder: Path) -> list[tuple[int, str]]:
+    """Ranks that a signal ended, by torchrun's report; SIGTERM is its own way to end the peers of a failed rank."""
+    reports = _RANK_REPORT.findall("\n".join(_lines(folder / "torchrun.log")))
+    names = [(int(rank), signal_name(int(code))) for rank, code in reports if int(code) < 0]
+    return [(rank, name) for rank, name in names if name and name != "SIGTERM"]
 
 
 def _reasons(folder: Path) -> list[_Reason]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 import signal
 import subprocess
 import time
@@ -28,7 +28,7 @@ class Ended:
     seconds: float
 
 
-def run(
+def run(  # noqa: PLR0913 - each is named at the one call
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
@@ -76,6 +76,10 @@ class _Tree:
 
     def __init__(self, process: subprocess.Popen[bytes], pid_files: Callable[[], Iterable[Path]]) -> None:
         self._process, self._pid_files = process, pid_files
+        try:
+            self._born = psutil.Process(process.pid).create_time()
+        except psutil.Error:
+            self._born = math.inf  # it is gone already, and has no descendants
 
     def reap(self) -> None:
         """End everything: politely first, since only SIGTERM makes torchrun end its ranks. Ctrl-C only hurries."""
@@ -105,8 +109,9 @@ class _Tree:
         for path in self._pid_files():
             with suppress(OSError, ValueError, psutil.Error):
                 process = psutil.Process(int(path.read_text(encoding="ascii")))
-                # A pid that was given anew belongs to a process younger than the file.
-                if process.create_time() <= path.stat().st_mtime + 1 and process.pid != os.getpid():
+                # Ours were born after the launch began and before they wrote their file. Anything else is a file that
+                # tells nonsense, or a pid that was given anew: never end a process that we did not start.
+                if self._born <= process.create_time() <= path.stat().st_mtime + 1:
                     found.add(process)
                     found |= set(process.children(recursive=True))
         return found

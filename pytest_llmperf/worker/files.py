@@ -9,7 +9,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-
 _LONGEST_MESSAGE = 160
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -93,11 +94,9 @@ class HostMemory(Memory):
     """Resident memory above what the process held when the object was made (libraries, the interpreter)."""
 
     def __init__(self) -> None:
-        try:
+        with suppress(OSError):
             # Importing may have held more than it left behind: without this, that peak would hide a smaller model's.
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        except OSError:
-            pass
         self._start = psutil.Process(os.getpid()).memory_info().rss
 
     def now(self) -> int:

@@ -1,0 +1,288 @@
+"""The launcher and its surroundings without torch: hardware, leases, outcomes, reaping."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.launch import leases, machine, process
+from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, worker_environment
+from pytest_llmperf.launch.machine import Gpu, Machine, select
+from pytest_llmperf.measurement import Failure, Launch, Progress
+from tests.fakes import launch_of
+
+SPEC = TrainSpec(model="llama-tiny")
+GPUS = tuple(Gpu(index, f"GPU-{index}{'abcdef'[index]}", "NVIDIA H200", 150 * 10**9) for index in range(4))
+
+
+def run(script: str, folder: Path, watch: Callable[[Progress], None] = lambda _: None, limit: float = 20.0) -> Any:
+    """A launch whose torchrun is ``script``; it finds its folder in ``folder``."""
+    request = LaunchRequest(spec=SPEC, folder=folder, gpus=(), timeout_seconds=limit)
+    code = f"import json, os, pathlib, signal, subprocess, sys, time\nfolder = pathlib.Path({str(folder)!r})\n{script}"
+    return LocalLauncher(lambda _: [sys.executable, "-c", code]).launch(request, watch)
+
+
+class TestMachine:
+    @pytest.mark.parametrize(
+        ("visible", "indices"),
+        [
+            (None, [0, 1, 2, 3]),
+            ("", []),
+            ("-1", []),
+            ("2,0", [2, 0]),
+            ("1,9,2", [1]),
+            ("1,1", [1]),
+            ("GPU-2", [2]),
+            ("GPU-", []),
+            ("GPU-3d,0", [3, 0]),
+            ("none", []),
+        ],
+    )
+    def test_visible_devices_mean_what_cuda_means(self, visible: str | None, indices: list[int]) -> None:
+        assert [gpu.index for gpu in select(GPUS, visible)] == indices
+
+    def test_a_mig_slice_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="MIG slices are not supported"):
+            select(GPUS, "MIG-1234")
+
+    def test_kinds_name_the_hardware_and_its_memory(self) -> None:
+        assert Machine(gpus=GPUS, cpu_name="", cores=1).gpu_kind == "nvidia-h200-140gib"
+        kind = Machine(gpus=(), cpu_name="Intel(R) Xeon(R) CPU E5-2690 v4 @ 2.60GHz", cores=8).cpu_kind
+        assert kind == "cpu-intel-xeon-e5-2690-v4-8c"
+
+    def test_mixed_kinds_are_refused(self) -> None:
+        mixed = (GPUS[0], Gpu(1, "GPU-x", "NVIDIA A100", 80 * 10**9))
+        with pytest.raises(ValueError, match="different kinds"):
+            _ = Machine(gpus=mixed, cpu_name="", cores=1).gpu_kind
+
+    def test_no_nvml_library_means_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class NVMLError(Exception):
+            pass
+
+        def fail() -> None:
+            raise NVMLError("library not found")
+
+        monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=fail))
+        assert machine.find_machine().gpus == ()
+        assert machine.foreign_processes(GPUS) == ()
+
+    def test_no_nvml_package_means_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        assert machine.find_machine().gpus == ()
+
+
+class TestLeases:
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "leases"))
+        monkeypatch.setattr(leases, "_POLL_SECONDS", 0.02)
+
+    def test_two_leases_share_no_gpu(self) -> None:
+        with leases.lease_gpus(2, GPUS, print) as mine, leases.lease_gpus(2, GPUS, print) as theirs:
+            assert not set(mine) & set(theirs)
+
+    def test_a_busy_gpu_is_waited_for_with_a_message_and_freed_by_a_kill(self) -> None:
+        holder = multiprocessing.get_context("fork").Process(target=_hold, args=(4,))
+        said: list[str] = []
+        holder.start()
+        try:
+            while not (Path(os.environ["LLMPERF_LEASE_DIR"]) / "held").exists():
+                time.sleep(0.02)
+
+            def say(line: str) -> None:
+                said.append(line)
+                assert holder.pid is not None
+                os.kill(holder.pid, signal.SIGKILL)
+
+            with leases.lease_gpus(1, GPUS, say) as mine:
+                assert len(mine) == 1
+        finally:
+            holder.kill()
+            holder.join()
+        assert "waiting for 1 GPU(s)" in said[0]
+
+    def test_a_foreign_process_is_avoided_and_else_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def foreign(gpus: Any) -> tuple[str, ...]:
+            return tuple("GPU 0: pid 7 (python)" for gpu in gpus if gpu.index == 0)
+
+        monkeypatch.setattr(leases, "foreign_processes", foreign)
+        said: list[str] = []
+        with leases.lease_gpus(3, GPUS, said.append) as mine:
+            assert [gpu.index for gpu in mine] == [1, 2, 3]
+            assert said == []
+            with leases.lease_gpus(1, GPUS, said.append):
+                assert "pid 7" in said[0]
+
+    def test_more_than_there_are_is_an_error(self) -> None:
+        with pytest.raises(ValueError, match="5 GPUs asked for, 4 visible"), leases.lease_gpus(5, GPUS, print):
+            pass
+
+    def test_cpu_runs_take_turns(self) -> None:
+        said: list[str] = []
+
+        class WaitedError(Exception):
+            pass
+
+        def say(line: str) -> None:
+            raise WaitedError(line)
+
+        with (
+            leases.lease_cpu(said.append),
+            pytest.raises(WaitedError, match="waiting for the CPU"),
+            leases.lease_cpu(say),
+        ):
+            pass
+        with leases.lease_cpu(said.append):
+            assert said == []
+
+    def test_a_folder_that_cannot_be_used_is_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "file"))
+        with pytest.raises(OSError, match="LLMPERF_LEASE_DIR"), leases.lease_cpu(print):
+            pass
+
+
+def _hold(num_gpus: int) -> None:
+    with leases.lease_gpus(num_gpus, GPUS, print):
+        (Path(os.environ["LLMPERF_LEASE_DIR"]) / "held").touch()
+        time.sleep(60)
+
+
+class TestOutcomes:
+    def test_a_record_becomes_a_launch(self, tmp_path: Path) -> None:
+        record = json.dumps(launch_of(SPEC).to_dict())
+        launch = run(f"(folder / 'launch.json').write_text({record!r})", tmp_path / "run folder")
+        assert isinstance(launch, Launch)
+        assert 0 < launch.wall_seconds < 20
+        request = json.loads((tmp_path / "run folder" / "request.json").read_text())
+        assert TrainSpec.from_dict(request["spec"]) == SPEC
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "\x00garbage", '{"ranks": []}'])
+    def test_a_garbled_record_is_a_failure(self, tmp_path: Path, text: str) -> None:
+        failure = run(f"(folder / 'launch.json').write_text({text!r})", tmp_path / "run")
+        assert isinstance(failure, Failure)
+        assert "no usable launch.json" in failure.message
+
+    def test_a_record_of_another_spec_is_a_failure(self, tmp_path: Path) -> None:
+        other = json.dumps(launch_of(TrainSpec(model="opt-tiny")).to_dict())
+        failure = run(f"(folder / 'launch.json').write_text({other!r})", tmp_path / "run")
+        assert isinstance(failure, Failure)
+        assert SPEC.digest in failure.message
+
+    def test_garbage_on_the_output_is_quoted_harmlessly(self, tmp_path: Path) -> None:
+        began = "(folder / 'rank-0.pid').write_text(str(os.getpid()))"
+        failure = run(f"{began}; os.write(1, b'\\xff\\x1b[31mred\\x00\\n' * 50); sys.exit(3)", tmp_path / "run")
+        assert isinstance(failure, Failure)
+        assert failure.kind == "killed"
+        assert all(line.isprintable() for line in failure.tail)
+        assert len(failure.tail) <= 12
+
+    @pytest.mark.parametrize(
+        ("reasons", "kind", "rank"),
+        [([(0, "error", 2.0), (1, "error", 1.0)], "error", 1), ([(0, "error", 1.0), (1, "oom", 2.0)], "oom", 1)],
+    )
+    def test_the_first_reason_counts_and_out_of_memory_wins(
+        self, tmp_path: Path, reasons: list[tuple[int, str, float]], kind: str, rank: int
+    ) -> None:
+        lines = "".join(
+            f"(folder / 'failure-{r}.json').write_text(json.dumps("
+            f"dict(kind={k!r}, message='rank {r}: it broke', tail=['x'], time={t})))\n"
+            for r, k, t in reasons
+        )
+        failure = run(f"{lines}sys.exit(1)", tmp_path / "run")
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.rank) == (kind, rank)
+
+    def test_what_ends_before_a_rank_begins_never_started(self, tmp_path: Path) -> None:
+        failure = run("print('no module named torch'); sys.exit(1)", tmp_path / "run")
+        assert isinstance(failure, Failure)
+        assert failure.kind == "never-started"
+        assert failure.tail == ("no module named torch",)
+
+    def test_a_python_that_does_not_exist_never_started(self, tmp_path: Path) -> None:
+        request = LaunchRequest(
+            spec=SPEC, folder=tmp_path / "run", gpus=(), timeout_seconds=5, python=str(tmp_path / "python")
+        )
+        failure = LocalLauncher().launch(request, lambda _: None)
+        assert isinstance(failure, Failure)
+        assert failure.kind == "never-started"
+        assert "python" in failure.message
+
+    def test_a_full_disk_never_started(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: Any, **__: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_text", full)
+        failure = run("", tmp_path / "run")
+        assert isinstance(failure, Failure)
+        assert "No space left" in failure.message
+
+
+class TestReaping:
+    # A rank as torchrun leaves it behind: in a session of its own, deaf to SIGTERM.
+    STUBBORN = """
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)"
+rank = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
+(folder / "rank-0.pid").write_text(str(rank.pid))
+signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+time.sleep(99)
+"""
+
+    @pytest.fixture(autouse=True)
+    def _no_grace(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(process, "_GRACE_SECONDS", 2.0)
+
+    def test_a_timeout_reaps_what_ignores_sigterm(self, tmp_path: Path) -> None:
+        failure = run(self.STUBBORN, tmp_path / "run", limit=2.0)
+        assert isinstance(failure, Failure)
+        assert failure.kind == "timeout"
+        assert not _alive(tmp_path / "run")
+
+    def test_ctrl_c_reaps_what_ignores_sigterm(self, tmp_path: Path) -> None:
+        def interrupt(_: Progress) -> None:
+            if (tmp_path / "run" / "rank-0.pid").exists():
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(self.STUBBORN, tmp_path / "run", interrupt)
+        assert not _alive(tmp_path / "run")
+
+    def test_a_process_that_the_launch_did_not_start_is_left_alone(self, tmp_path: Path) -> None:
+        bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        time.sleep(0.1)
+        script = f"(folder / 'rank-0.pid').write_text('{bystander.pid}'); time.sleep(1); sys.exit(1)"
+        try:
+            assert isinstance(run(script, tmp_path / "run"), Failure)
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+            bystander.wait()
+
+
+def _alive(folder: Path) -> bool:
+    pid = int((folder / "rank-0.pid").read_text())
+    return bool(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+
+
+def test_the_workers_environment_is_ours_where_it_matters(tmp_path: Path) -> None:
+    request = LaunchRequest(spec=SPEC, folder=tmp_path, gpus=GPUS[1:3], timeout_seconds=1)
+    inherited = {"RANK": "3", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "y", "PYTHONPATH": "/mine", "HOME": "/h"}
+    environment = worker_environment(request, inherited)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1b,GPU-2c"
+    assert environment["HOME"] == "/h"
+    assert environment["PYTHONPATH"].split(os.pathsep)[1:] == ["/mine"]
+    assert not {"RANK", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"} & environment.keys()
+    assert worker_environment(request, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"

@@ -1,0 +1,160 @@
+"""The real worker under the real torchrun, on the CPU with gloo."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.judge.validity import troubles
+from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
+from pytest_llmperf.measurement import Failure, Launch, Progress
+
+pytestmark = pytest.mark.torchrun
+
+ENDLESS = TrainSpec(model="llama-tiny", gpus=2, sequence_length=16, steps=100_000, micro_batch_size=1)
+
+
+def launch(spec: TrainSpec, folder: Path, watch: Callable[[Progress], None] = lambda _: None, limit: float = 240.0):  # type: ignore[no-untyped-def]
+    request = LaunchRequest(spec=spec, folder=folder, gpus=(), timeout_seconds=limit)
+    return LocalLauncher().launch(request, watch)
+
+
+def rank_pids(folder: Path) -> list[int]:
+    return [int(path.read_text()) for path in folder.glob("rank-*.pid")]
+
+
+def assert_nobody_alive(folder: Path) -> None:
+    pids = rank_pids(folder)
+    assert pids
+    alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert alive == []
+
+
+def test_two_ranks_leave_a_record_in_which_everything_adds_up(tmp_path: Path) -> None:
+    spec = TrainSpec(
+        model="llama-tiny",
+        gpus=2,
+        micro_batch_size=2,
+        gradient_accumulation_steps=2,
+        sequence_length=32,
+        model_precision="fp32",
+        mixed_precision="bf16",
+        steps=6,
+        warmup_steps=2,
+    )
+    seen: list[Progress] = []
+    record = launch(spec, tmp_path / "run folder", seen.append)
+    assert isinstance(record, Launch), record
+    assert troubles(spec, record) == ()
+    assert (record.digest, record.spec_id) == (spec.digest, spec.id)
+    assert [rank.rank for rank in record.ranks] == [0, 1]
+    assert record.tokens_per_step == 2 * 2 * 2 * 32
+    assert len(record.step_seconds) == len(record.losses) == 6
+    # Random tokens over 512: a model that has learnt nothing is as good as chance.
+    assert record.losses[0] == pytest.approx(math.log(512), rel=0.05)
+    assert record.parameters == 125_248
+    assert record.peak_reserved_bytes > 2**20
+    assert 0 < record.train_seconds < record.wall_seconds
+    assert {"python", "torch", "transformers", "accelerate"} <= record.environment.versions.keys()
+    assert Launch.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+    assert {progress.phase for progress in seen} >= {"starting", "importing"}
+
+
+def test_what_a_spec_asks_for_is_what_ran(tmp_path: Path) -> None:
+    config = tmp_path / "odd model" / "config.json"
+    config.parent.mkdir()
+    values = json.loads(json.dumps(dict(TrainSpec(model="opt-tiny").architecture.config))) | {"vocab_size": 509}
+    config.write_text(json.dumps(values))
+    spec = TrainSpec(
+        model=str(config),
+        model_precision="fp32",
+        mixed_precision="no",
+        attention="eager",
+        optimizer="adamw_torch_fused",
+        gradient_checkpointing=True,
+        sequence_length=30,
+        steps=5,
+        warmup_steps=1,
+    )
+    record = launch(spec, tmp_path / "run")
+    assert isinstance(record, Launch), record
+    assert troubles(spec, record) == ()
+    assert record.evidence["gradient_checkpointing"]
+    assert record.evidence["optimizer_fused"]
+    assert record.evidence["autocast_dtype"] is None
+
+
+def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
+    spec = TrainSpec(model="llama-tiny", weights=str(tmp_path / "nothing here"), sequence_length=16)
+    failure = launch(spec, tmp_path / "run")
+    assert isinstance(failure, Failure)
+    assert failure.kind == "error"
+    assert failure.message.startswith("rank 0: ")
+    assert failure.tail
+    assert failure.folder == str(tmp_path / "run")
+    assert_nobody_alive(tmp_path / "run")
+
+
+def test_a_launch_that_takes_too_long_is_reaped(tmp_path: Path) -> None:
+    failure = launch(ENDLESS, tmp_path / "run", limit=25.0)
+    assert isinstance(failure, Failure)
+    assert failure.kind == "timeout"
+    assert "--perf-timeout" in failure.message
+    assert_nobody_alive(tmp_path / "run")
+
+
+def test_a_killed_rank_is_named_and_its_peer_is_reaped(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    killed: list[int] = []
+
+    def kill_rank_1(progress: Progress) -> None:
+        if progress.step > 0 and not killed:
+            killed.append(int((folder / "rank-1.pid").read_text()))
+            os.kill(killed[0], 9)
+
+    failure = launch(ENDLESS, folder, kill_rank_1)
+    assert killed
+    assert isinstance(failure, Failure)
+    assert failure.kind == "killed", failure
+    assert failure.rank == 1
+    assert "rank 1 was ended by SIGKILL" in failure.message
+    assert_nobody_alive(folder)
+
+
+def test_ctrl_c_reaps_everything(tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.step > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(ENDLESS, tmp_path / "run", interrupt)
+    assert_nobody_alive(tmp_path / "run")
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    script = f"""
+from pathlib import Path
+from tests.worker.test_launches import ENDLESS, launch
+launch(ENDLESS, Path({str(folder)!r}))
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    while len(rank_pids(folder)) < 2 or not (folder / "progress.json").exists():
+        assert process.poll() is None
+        time.sleep(0.2)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while any(psutil.pid_exists(pid) for pid in rank_pids(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert_nobody_alive(folder)

@@ -1,0 +1,78 @@
+"""The worker's parts in this process: geometry, optimizer names, patches, clocks."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pytest_llmperf import models
+from pytest_llmperf.spec import ATTENTIONS, OPTIMIZERS, TrainSpec
+
+torch = pytest.importorskip("torch")
+
+from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - they need torch
+from transformers.training_args import OptimizerNames  # noqa: E402
+
+from pytest_llmperf.worker import evidence, probe  # noqa: E402
+from pytest_llmperf.worker.build import build_model  # noqa: E402
+from pytest_llmperf.worker.data import RandomTokens  # noqa: E402
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("llama-3.2-1b", 1_235_814_400), ("opt-1.3b", 1_315_758_080)])
+def test_parameters_are_the_published_number(name: str, parameters: int) -> None:
+    spec = TrainSpec(model=name)
+    model = build_model(spec, models.resolve(name).config, torch.device("meta"))
+    assert model.num_parameters() == parameters
+
+
+def test_optimizers_are_those_of_transformers() -> None:
+    assert {name.value for name in OptimizerNames} <= set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("attention", [name for name in ATTENTIONS if name != "flash_attention_2"])
+def test_attention_is_what_was_asked_for(attention: str) -> None:
+    spec = TrainSpec(model="llama-tiny", attention=attention)
+    model = build_model(spec, spec.architecture.config, torch.device("cpu"))
+    assert model.config._attn_implementation == attention
+    assert evidence.parameter_dtypes(model) == {"torch.bfloat16": 125_248}
+
+
+@pytest.mark.parametrize(("name", "is_patched"), [("llama-tiny", True), ("opt-tiny", False)])
+def test_liger_is_counted_where_it_patched(name: str, is_patched: bool) -> None:
+    pytest.importorskip("liger_kernel")
+    notes = evidence.LigerNotes()
+    model = build_model(TrainSpec(model=name), models.resolve(name).config, torch.device("cpu"))
+    assert evidence._liger_modules(model) == 0
+    apply_liger_kernel(model, None)
+    assert (evidence._liger_modules(model) > 0) == is_patched
+    if not is_patched:
+        assert "no Liger kernels supported for model type: opt" in notes.lines[-1]
+
+
+def test_tokens_are_the_same_for_one_seed_and_within_the_vocabulary() -> None:
+    a, b, other = (RandomTokens(length=600, sequence_length=8, vocabulary_size=11, seed=seed) for seed in (1, 1, 2))
+    assert len(a) == 600
+    assert all(torch.equal(a[i]["input_ids"], b[i]["input_ids"]) for i in (0, 511, 599))
+    assert not torch.equal(a[0]["input_ids"], other[0]["input_ids"])
+    assert int(max(a[i]["input_ids"].max() for i in range(600))) == 10
+
+
+def test_the_host_clock_tells_the_time_between_marks() -> None:
+    clock = probe.HostClock()
+    clock.mark()
+    time.sleep(0.05)
+    clock.mark()
+    clock.mark()
+    first, second = clock.seconds()
+    assert 0.05 <= first < 1
+    assert second < first
+
+
+def test_host_memory_sees_what_was_held_and_given_back() -> None:
+    memory = probe.HostMemory()
+    held = torch.ones(50 * 2**20)
+    del held
+    assert 190 * 2**20 < memory.peak_reserved() < 400 * 2**20
