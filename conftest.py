@@ -1,1 +1,5 @@
-"""The plugin comes from its entry point; registering it here as well would load it twice."""
+"""What every test folder shares. The plugin itself comes from its entry point: named here too, it would load twice."""
+
+from __future__ import annotations
+
+pytest_plugins = ["pytester"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import replace
 
 import pytest
 
+from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.perf import Perf
 from pytest_llmperf.plugin.session import SESSION
 from pytest_llmperf.spec import PRECISIONS, TrainSpec
@@ -62,10 +62,11 @@ def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a
     if precision not in PRECISIONS:
         nearest = difflib.get_close_matches(str(precision), PRECISIONS, n=1)
         hint = f", did you mean {nearest[0]!r}?" if nearest else ""
-        pytest.fail(f"unknown precision {precision!r}{hint}; known: {', '.join(PRECISIONS)}", pytrace=False)
+        raise failed(f"unknown precision {precision!r}{hint}; known: {', '.join(PRECISIONS)}")
     model_precision, mixed_precision, tf32 = PRECISIONS[precision]
+    on_cpu = request.config.stash[SESSION].on_cpu  # few tokens and steps there, so that trying a test takes seconds
     try:
-        spec = TrainSpec(
+        return TrainSpec(
             model=model,
             model_precision=model_precision,
             mixed_precision=mixed_precision,
@@ -74,12 +75,12 @@ def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a
             liger=liger,
             micro_batch_size=micro_batch_size,
             gpus=gpus,
+            sequence_length=64 if on_cpu else 1024,
+            steps=20 if on_cpu else 40,
+            warmup_steps=5 if on_cpu else 8,
         )
-        # On a CPU few tokens and steps, so that trying a test takes seconds.
-        on_cpu = request.config.stash[SESSION].on_cpu
-        return replace(spec, sequence_length=64, steps=20, warmup_steps=5) if on_cpu else spec
     except ValueError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise failed(str(error)) from None
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.options import tolerance_metric
 from pytest_llmperf.result import GIB, Reference
 
@@ -42,7 +43,7 @@ def _keyword(item: pytest.Item, marker: str, name: str, default: Any) -> Any:
     if mark.args:
         return mark.args[0]
     if name not in mark.kwargs:
-        pytest.fail(f"{item.nodeid}: marker {marker} needs {name}=…", pytrace=False)
+        raise failed(f"{item.nodeid}: marker {marker} needs {name}=…")
     return mark.kwargs[name]
 
 
@@ -52,7 +53,7 @@ def _tolerances(item: pytest.Item) -> dict[str, float]:
         try:
             found |= {tolerance_metric(word): float(value) for word, value in mark.kwargs.items()}
         except (ValueError, TypeError) as error:
-            pytest.fail(f"{item.nodeid}: marker perf_tolerance: {error}", pytrace=False)
+            raise failed(f"{item.nodeid}: marker perf_tolerance: {error}") from None
     return found
 
 

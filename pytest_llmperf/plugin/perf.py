@@ -15,6 +15,7 @@ from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.judge.verdict import Judgement, Policy, judge
 from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin import benchmark, commands
+from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.known import known_failure
 from pytest_llmperf.plugin.marks import Marks
 from pytest_llmperf.plugin.runner import Runner
@@ -51,17 +52,14 @@ class Perf:
 
         A case that cannot run here is skipped with the reason. Under ``--update-baselines`` its figures are recorded.
         """
-        __tracebackhide__ = True
         baseline = self._baseline(spec)
         self._skip_or_plan(spec, baseline)
-        failed: LaunchFailed | None = None
-        launches: tuple[Launch, ...] = ()
         try:
             launches = self.measure(spec)
         except LaunchFailed as error:
-            failed = error
-        if failed is not None:  # out here, where a failing test does not show it twice
-            return self._judge_failure(spec, failed)
+            if error.failure.kind == "oom" and self._must_run_out():
+                return self._conclude(self._result(spec, "pass", "ran out of memory, as declared"))
+            raise self._launch_failed(spec, error) from None
         if self._must_run_out():
             reason = f"was declared to run out of memory below {self._marks.oom_below_gib:g} GiB, and trained"
             return self._conclude(replace(self._result(spec, "invalid", reason), launches=launches))
@@ -84,7 +82,7 @@ class Perf:
                 self._store.check_writable(self._session.machine_kind, spec)
             return self._store.load(self._session.machine_kind, spec)
         except BaselineError as error:
-            pytest.fail(str(error), pytrace=False)
+            raise failed(str(error)) from None
 
     def _skip_or_plan(self, spec: TrainSpec, baseline: Baseline | None) -> None:
         if spec.digest not in self._findings.digests:
@@ -127,14 +125,12 @@ class Perf:
             return False
         return max(gpu.memory_bytes for gpu in self._session.machine.gpus) < below * 2**30
 
-    def _judge_failure(self, spec: TrainSpec, failed: LaunchFailed) -> CaseResult:
-        if failed.failure.kind == "oom" and self._must_run_out():
-            return self._conclude(self._result(spec, "pass", "ran out of memory, as declared"))
-        reason = f"launch failed ({failed.failure.kind}): {failed.failure.message}"
+    def _launch_failed(self, spec: TrainSpec, error: LaunchFailed) -> BaseException:
+        reason = f"launch failed ({error.failure.kind}): {error.failure.message}"
         self._findings.results.append(self._result(spec, "invalid", reason))
         known = known_failure(spec)
         rerun = f"run it again: {commands.rerun(self._item, self._session)}"
-        pytest.fail("\n".join([str(failed), *([known] if known else []), rerun]), pytrace=False)
+        return failed("\n".join([str(error), *([known] if known else []), rerun]))
 
     def _result(self, spec: TrainSpec, verdict: str, reason: str) -> CaseResult:
         return CaseResult(
@@ -171,12 +167,11 @@ class Perf:
         return replace(result, updated="\n".join(describe(old, new))), ""
 
     def _conclude(self, result: CaseResult, baseline: Baseline | None = None, refused: str = "") -> CaseResult:
-        __tracebackhide__ = True
         self._findings.results.append(result)
         benchmark.record(self._request, result)
         failing = {"invalid", "regressed", "new"} | ({"improved"} if self._settings.strict else set())
         if refused and result.verdict not in failing:
-            pytest.fail(f"{result.id}: {refused}", pytrace=False)
+            raise failed(f"{result.id}: {refused}")
         if result.verdict in failing and not result.updated:
             worse = result.verdict == "regressed"
             message = failure_message(
@@ -185,7 +180,7 @@ class Perf:
                 accept=commands.accept(self._item, self._session, worse=worse),
                 baseline_launches=len(baseline.launches) if baseline else 0,
             )
-            pytest.fail("\n".join(filter(None, [message, refused])), pytrace=False)
+            raise failed("\n".join(filter(None, [message, refused])))
         return result
 
 

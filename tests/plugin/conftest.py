@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ["pytester"]
-
 REPOSITORY = Path(__file__).parents[2]
 
 FOUR_LINES = """

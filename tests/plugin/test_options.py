@@ -99,6 +99,7 @@ def test_an_impossible_case_is_one_line(project: Project) -> None:
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(["*unknown precision 'fp23', did you mean*", "*micro_batch_size=0 must be at least 1*"])
     assert "Traceback" not in result.stdout.str()
+    assert "During handling" not in result.stdout.str()
 
 
 def test_what_cannot_run_here_is_skipped_with_the_reason(project: Project) -> None:

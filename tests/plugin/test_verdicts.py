@@ -95,6 +95,7 @@ def test_a_failed_launch_fails_and_names_its_folder(project: Project, kind: str)
     result.stdout.fnmatch_lines(
         [f"*launch failed ({kind})*it broke*", "*last line*", "*logs: *.llmperf*", "*run it again*"]
     )
+    assert result.stdout.str().count("it broke") == 1
 
 
 def test_out_of_memory_passes_only_where_it_is_declared(project: Project) -> None:
