@@ -15,9 +15,10 @@ def rerun(item: pytest.Item, session: PerfSession) -> str:
     return _command(item, session)
 
 
-def accept(item: pytest.Item, session: PerfSession, *, worse: bool) -> str:
-    """The command that records this test's figure; a worse one has to say why."""
-    return _command(item, session) + " --update-baselines" + (' --perf-reason "why"' if worse else "")
+def accept(item: pytest.Item, session: PerfSession, verdict: str) -> str:
+    """The command that records this test's figure; one that got worse has to say why."""
+    flags = {"new": "--update-baselines=new", "regressed": '--update-baselines --perf-reason "why"'}
+    return f"{_command(item, session)} {flags.get(verdict, '--update-baselines')}"
 
 
 def _command(item: pytest.Item, session: PerfSession) -> str:

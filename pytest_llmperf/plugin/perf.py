@@ -173,11 +173,10 @@ class Perf:
         if refused and result.verdict not in failing:
             raise failed(f"{result.id}: {refused}")
         if result.verdict in failing and not result.updated:
-            worse = result.verdict == "regressed"
             message = failure_message(
                 result,
                 rerun=commands.rerun(self._item, self._session),
-                accept=commands.accept(self._item, self._session, worse=worse),
+                accept=commands.accept(self._item, self._session, result.verdict),
                 baseline_launches=len(baseline.launches) if baseline else 0,
             )
             raise failed("\n".join(filter(None, [message, refused])))
