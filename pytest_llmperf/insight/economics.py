@@ -8,7 +8,8 @@ from collections.abc import Mapping
 _TERA = 1e12
 
 _HOPPER_SXM = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}
-_HOPPER_NVL = {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0}
+# Publications of these boards disagree (one card or a pair): no peak is better than a wrong one.
+_HOPPER_NVL: Mapping[str, float] = {}
 
 # Dense (not sparse) peak rates in TFLOP/s by compute precision. Ordered: the first whose words are all in the device's
 # name counts, so that a special product comes before its family. A rate that is not certain is left out.

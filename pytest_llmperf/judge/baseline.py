@@ -74,8 +74,8 @@ class Baseline:
             "machine": self.machine,
             "spec": dict(self.spec),
             "recorded_by": self.recorded_by,
-            "anchor": asdict(self.anchor),
-            "history": [asdict(entry) for entry in self.history],
+            "anchor": _recorded(self.anchor),
+            "history": [_recorded(entry) for entry in self.history],
             "environments": environments,
             "launches": launches,
         }
@@ -119,6 +119,15 @@ class Baseline:
             raise BaselineError(f"{source}: it has no {str(error.args[0])!r}, expected one; {_WHAT_TO_DO}") from error
         except (TypeError, ValueError, AttributeError) as error:
             raise BaselineError(f"{source}: not a baseline of schema {SCHEMA} ({error}); {_WHAT_TO_DO}") from error
+
+
+def _recorded(entry: Accepted) -> dict[str, Any]:
+    # Bytes are whole numbers: as such none of their digits is rounded away.
+    metrics = {
+        name: int(value) if name.endswith("_bytes") and float(value).is_integer() else value
+        for name, value in entry.metrics.items()
+    }
+    return {**asdict(entry), "metrics": metrics}
 
 
 def _accepted(values: Mapping[str, Any]) -> Accepted:

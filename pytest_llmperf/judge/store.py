@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
@@ -17,7 +18,8 @@ from pytest_llmperf.spec import TrainSpec
 
 # Not beside the baselines: a lock file is litter in version control. Not under TMPDIR, which schedulers set for each
 # job: all processes of a host must meet in one place. Not on the file system of the baselines: a cluster's may be
-# mounted without locks. So two hosts do not share this lock; the atomic replace still leaves one whole file.
+# mounted without locks. One folder for each user: in a folder like /tmp, Linux lets nobody open another user's file
+# for writing. So two hosts, or two users, do not share this lock; the atomic replace still leaves one whole file.
 _LOCKS = f"/tmp/pytest-llmperf-baselines-{os.getuid()}"  # noqa: S108 - shared on purpose; it holds empty files
 
 # Whoever holds the lock reads and writes one small file.
@@ -69,9 +71,11 @@ class BaselineStore:
         """Find out before a launch whether its figures could be recorded.
 
         Raises:
-            BaselineError: the folder cannot be made or written.
+            BaselineError: the folder, or the one of the locks, cannot be made or written.
         """
-        folder = self.path(machine, spec).parent
+        path = self.path(machine, spec)
+        folder = path.parent
+        _lock_folder(path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
@@ -155,10 +159,22 @@ def _umask() -> int:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
-    folder = Path(_LOCKS)
-    folder.mkdir(exist_ok=True)
-    with FileLock(folder / f"{name}.lock", timeout=_LOCK_SECONDS):  # a Timeout is an OSError
+    with FileLock(_lock_folder(path) / f"{name}.lock", timeout=_LOCK_SECONDS):  # a Timeout is an OSError
         yield
+
+
+def _lock_folder(path: Path) -> Path:
+    folder = Path(_LOCKS)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):  # another user may have made it first
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise BaselineError(
+            f"{path}: cannot be locked for recording, the lock folder {folder} cannot be used ({error.strerror}); "
+            "remove what is there, or make it writable"
+        ) from error
+    return folder
 
 
 def _file_name(name: str) -> str:

@@ -111,7 +111,8 @@ def _folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(PermissionError):  # somebody else's folder has its mode already
-            folder.chmod(0o1777)
+            # Not sticky: in a sticky folder Linux lets nobody open another user's lock (fs.protected_regular).
+            folder.chmod(0o777)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"{folder} is not writable")
     except OSError as error:
