@@ -62,8 +62,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
     # By name and text, since the import of torch itself may be what failed.
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("CUDA out of memory" in text or "can't allocate memory" in text)
+    # The allocator says it one way; the driver, cuBLAS, NCCL and the CPU each in their own.
+    text = str(error).lower()
+    said = any(words in text for words in ("out of memory", "cublas_status_alloc_failed", "can't allocate memory"))
+    return isinstance(error, RuntimeError) and said
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
     hf_config.use_cache = False
     kwargs = {"dtype": DTYPES[spec.model_precision], "attn_implementation": spec.attention}
     if spec.weights is not None:
+        if not Path(spec.weights).is_dir():
+            raise FileNotFoundError(f"no folder of weights {spec.weights}, expected one as save_pretrained writes it")
         model = AutoModelForCausalLM.from_pretrained(spec.weights, config=hf_config, local_files_only=True, **kwargs)
         return model.to(device)
     with device:  # drawing 1.2e9 weights takes a minute on the host and half a second on the GPU

@@ -38,7 +38,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while not self._stop.wait(_INTERVAL_SECONDS):
-            if not all(parent.is_running() for parent in self._parents):
+            if not all(_is_alive(parent) for parent in self._parents):
                 # torchrun or the launcher was killed and could not reap us: nobody will read what we would write.
                 os._exit(1)
             if self._path is not None:
@@ -51,6 +51,14 @@ class Heartbeat:
             write_json(path, beat)
         except OSError:
             return  # a full disk ends the run where its results are written, not here
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        # Where nobody reaps it, as under some containers' first process, one that was killed stays as a zombie.
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _parents() -> list[psutil.Process]:

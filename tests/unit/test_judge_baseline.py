@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,17 @@ class TestJson:
     def test_stored_ones_are_written_back_as_they_are(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         assert Baseline.from_json(text, str(path)).to_json() == text
+
+    def test_bytes_that_were_stored_as_rounded_floats_are_still_read(self) -> None:
+        document = json.loads(BASELINE.to_json())
+        document["anchor"]["metrics"]["peak_reserved_bytes"] = 56449000000.0
+        assert Baseline.from_json(json.dumps(document), "f").anchor.metrics["peak_reserved_bytes"] == 56_449_000_000
+
+    def test_bytes_keep_every_digit_and_are_whole(self) -> None:
+        text = accepted(None, launch(reserved_bytes=51_006_724_609)).to_json()
+        bytes_of = re.findall(r'"peak_reserved_bytes": (.*?),?\n', text)
+        assert bytes_of == ["51006724609"] * 3  # the anchor, the history and the launch
+        assert Baseline.from_json(text, "f").anchor.metrics["peak_reserved_bytes"] == 51_006_724_609
 
     @given(
         times=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=3),
@@ -173,6 +185,11 @@ class TestBrokenFiles:
         assert refused('{"schema": 2}') == (
             "some/file.json: schema 2 is newer than this version understands (1); upgrade pytest-llmperf"
         )
+
+    def test_every_tenth_truncation_is_noticed(self) -> None:
+        text = BASELINE.to_json().rstrip()
+        for length in range(0, len(text), 10):
+            refused(text[:length])
 
     @given(st.data())
     def test_a_truncated_file_is_always_noticed(self, data: st.DataObject) -> None:

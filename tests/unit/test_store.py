@@ -24,6 +24,7 @@ from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
 OTHER = replace(SPEC, attention="eager")
+LOCKS = store_module._LOCKS
 
 
 @pytest.fixture(autouse=True)
@@ -220,6 +221,25 @@ class TestFailedWrites:
         deeper = BaselineStore(store.root / "deep")
         assert "Not a directory" in one_line(lambda: deeper.update("m", SPEC, refuse), deeper.path("m", SPEC))
 
+    @pytest.mark.parametrize("place", ["a file", "under a file"])
+    def test_a_lock_folder_that_cannot_be_used(
+        self, store: BaselineStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+    ) -> None:
+        blocked = tmp_path / "blocked"
+        blocked.write_text("")
+        monkeypatch.setattr(store_module, "_LOCKS", str(blocked if place == "a file" else blocked / "locks"))
+        path = store.path("m", SPEC)
+        for attempt in (lambda: store.update("m", SPEC, refuse), lambda: store.check_writable("m", SPEC)):
+            message = one_line(attempt, path)
+            assert f"the lock folder {store_module._LOCKS} cannot be used" in message
+            assert "remove what is there" in message
+
+    def test_a_lock_folder_of_another_user(self, store: BaselineStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        # As root sees it too, whom no mode stops.
+        monkeypatch.setattr(os, "access", lambda *_: False)
+        message = one_line(lambda: store.update("m", SPEC, refuse), store.path("m", SPEC))
+        assert "cannot be used (Permission denied)" in message
+
     def test_a_refused_change_keeps_the_file(self, store: BaselineStore) -> None:
         store.update("m", SPEC, adding())
         text = store.path("m", SPEC).read_text()
@@ -248,6 +268,11 @@ class TestLocking:
         path = store.path("m", SPEC)
         with store_module._locked(path):
             assert "nothing was changed" in one_line(lambda: store.update("m", SPEC, refuse), path)
+
+    def test_locks_are_for_one_user(self, store: BaselineStore) -> None:
+        assert LOCKS.endswith(f"-{os.getuid()}")
+        store.update("m", SPEC, adding())
+        assert stat.S_IMODE(Path(store_module._LOCKS).stat().st_mode) == 0o700
 
     def test_two_names_of_one_folder_share_a_lock(self, store: BaselineStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(store_module, "_LOCK_SECONDS", 0.05)
