@@ -5,10 +5,16 @@ A record holds raw values only; every rate is a property derived from them. Byte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from statistics import median
 from typing import Any
+
+from pytest_llmperf.steady import Steady, find_steady
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,18 @@ class Health:
 
     foreign_processes: tuple[str, ...] = ()
     """Other processes on this launch's GPUs, one line each."""
+    clock_reasons: Mapping[str, float] = field(default_factory=dict)
+    """Why clocks were lowered while it trained: share of the samples, by reason."""
+    sm_clock_mhz: float = 0.0
+    """Median while it trained, of the slowest GPU; 0 where nobody told. So is every figure below."""
+    temperature_celsius: float = 0.0
+    """Highest while it trained."""
+    power_watts: float = 0.0
+    """Mean while it trained, of all its GPUs together, by their energy counters."""
+    power_limit_watts: float = 0.0
+    """Of the GPU with the lowest."""
+    memory_errors: int = 0
+    """New uncorrected ECC errors and row remappings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +99,7 @@ class Launch:
     train_seconds: float
     """Inside ``Trainer.train``: the chapter's denominator."""
     warmup_steps: int
-    """Steps left out of the steady rate, the first one included."""
+    """Steps left out of the steady rate at least, the first one included."""
     parameters: int
     losses: tuple[float, ...]
     """Training loss of every step, rank 0's."""
@@ -89,6 +107,8 @@ class Launch:
     evidence: Mapping[str, Any]
     """What was really active: patched modules, kernels, types, flags (see ``worker/evidence.py``)."""
     environment: Environment
+    canary: Mapping[str, float] = field(default_factory=dict)
+    """What the hardware gave to work that never changes, rank 0's (see ``worker/canary.py``); empty in old records."""
     health: Health = field(default_factory=Health)
 
     @property
@@ -98,7 +118,24 @@ class Launch:
 
     @property
     def steady_step_seconds(self) -> tuple[float, ...]:
-        return self.step_seconds[self.warmup_steps :]
+        return self.step_seconds[self.steady.start :]
+
+    @cached_property
+    def steady(self) -> Steady:
+        """Which of its steps count; derived, so that what finds it may improve without new measurements."""
+        return find_steady(self.step_seconds, self.warmup_steps)
+
+    def differences(self, other: Launch) -> tuple[str, ...]:
+        """What may explain a difference from ``other``: environment, what was active, power limit."""
+        lines = list(self.environment.differences(other.environment))
+        for name in sorted((self.evidence.keys() & other.evidence.keys()) - {"injected"}):  # a variable tells of that
+            mine, theirs = self.evidence[name], other.evidence[name]
+            if mine != theirs:
+                lines.append(f"{name}: {mine if mine != '' else 'none'} -> {theirs if theirs != '' else 'none'}")
+        mine, theirs = self.health.power_limit_watts, other.health.power_limit_watts
+        if mine and theirs and mine != theirs:
+            lines.append(f"power limit: {mine:.0f} W -> {theirs:.0f} W")
+        return tuple(lines)
 
     @property
     def first_step_seconds(self) -> float:
@@ -108,6 +145,17 @@ class Launch:
     @property
     def median_step_seconds(self) -> float:
         return median(self.steady_step_seconds)
+
+    @property
+    def site(self) -> str:
+        """The very hardware it ran on: launches that share it share its quirks."""
+        # A GPU's UUID is its own everywhere; a CPU's name needs its host's.
+        return " + ".join(sorted(r.device if _UUID.search(r.device) else f"{r.host} {r.device}" for r in self.ranks))
+
+    @property
+    def session(self) -> str:
+        """Site and UTC day: launches that share it share a driver, a temperature and neighbours too."""
+        return f"{self.site} on {self.started_at[:10]}"
 
     @property
     def tokens_per_step(self) -> int:
@@ -137,7 +185,10 @@ class Launch:
         return max(self.ranks, key=lambda rank: rank.peak_reserved_bytes).rank
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values; what an older version did not record is left out, as that version did."""
+        values = asdict(self)
+        health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
+        return {name: value for name, value in values.items() if name != "canary" or value} | {"health": health}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Launch:
@@ -151,18 +202,40 @@ class Launch:
                 RankRecord(**{**rank, "step_seconds": tuple(float(second) for second in rank["step_seconds"])})
                 for rank in values["ranks"]
             )
-            health = Health(foreign_processes=tuple(values["health"]["foreign_processes"]))
+            health = Health(**{**values["health"], "foreign_processes": tuple(values["health"]["foreign_processes"])})
             losses = tuple(float(loss) for loss in values["losses"])
             environment = Environment(**values["environment"])
             launch = cls(**{**values, "ranks": ranks, "health": health, "losses": losses, "environment": environment})
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a launch record: {error!r}") from error
+        for part in (launch, environment, health, *ranks):
+            _check_types(part)
         if not ranks or len({len(rank.step_seconds) for rank in ranks}) != 1:
             raise ValueError("not a launch record: its ranks disagree on the number of steps")
         steps = len(ranks[0].step_seconds)
-        if steps <= launch.warmup_steps:
+        if not 0 <= launch.warmup_steps < steps:
             raise ValueError(f"not a launch record: {steps} steps, {launch.warmup_steps} of them warm-up")
         return launch
+
+
+# By the annotation's first word: a field of a file may be anything.
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "Mapping": Mapping,
+    "tuple": tuple,
+}
+
+
+def _check_types(part: Any) -> None:
+    for f in fields(part):
+        value, kind = getattr(part, f.name), _KINDS.get(str(f.type).partition("[")[0])
+        if kind is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise ValueError(f"not a launch record: {f.name} is {value!r}, expected {f.type}")
+        texts = isinstance(value, Mapping) and str(f.type) == "Mapping[str, str]"
+        if texts and not all(isinstance(text, str) for text in value.values()):
+            raise ValueError(f"not a launch record: {f.name} is {value!r}, expected {f.type}")
 
 
 @dataclass(frozen=True, kw_only=True)

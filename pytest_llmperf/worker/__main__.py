@@ -38,6 +38,7 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat) -> None:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
+    from pytest_llmperf.worker.inject import Injection  # noqa: PLC0415
     from pytest_llmperf.worker.record import launch_record, rank_record  # noqa: PLC0415
     from pytest_llmperf.worker.train import train  # noqa: PLC0415
 
@@ -45,7 +46,7 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat) -> None:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    trained = train(spec, request["model_config"], folder, device, heartbeat)
+    trained = train(Injection.from_environment().mutated(spec), request["model_config"], folder, device, heartbeat)
     share = rank_record(rank, device, trained)
     shares: list[Any] = [None] * spec.gpus
     if dist.is_initialized():

@@ -16,7 +16,7 @@ _PACKAGES = (
 )
 
 _VARIABLE_PREFIXES = (
-    *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVSHMEM_", "GLOO_", "OMP_", "MKL_", "KMP_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVSHMEM_", "GLOO_", "OMP_", "MKL_", "KMP_", "LLMPERF_INJECT"),
     *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "LIGER_", "FLASH_ATTENTION_", "ACCELERATE_", "NVIDIA_TF32"),
 )
 # Set afresh by every launch, or naming things that differ between machines without changing the work.
@@ -65,8 +65,10 @@ def _versions() -> dict[str, str]:
 
 
 def _driver() -> str:
-    import pynvml  # noqa: PLC0415 - only where there is a GPU
-
+    try:
+        import pynvml  # noqa: PLC0415 - only where there is a GPU
+    except ImportError:  # another environment, in which only the training's own packages are
+        return "unknown"
     try:
         pynvml.nvmlInit()
         try:

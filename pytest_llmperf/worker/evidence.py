@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import torch
+import torch._dynamo.utils as dynamo
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Trainer
+
+from pytest_llmperf.worker import inject
 
 
 class LigerNotes(logging.Handler):
@@ -65,7 +70,43 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "optimizer_fused": bool(optimizer.defaults.get("fused")) if optimizer is not None else False,
         "gradient_checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
         "torch_compile": _is_compiled(trainer.model_wrapped),
+        "compiled_graphs": dict(dynamo.counters["stats"]).get("unique_graphs", 0),
+        "graph_breaks": sum(dynamo.counters["graph_break"].values()),
+        "injected": os.environ.get(inject.VARIABLE, ""),
+        "attention_kernel": _attention_kernel(trainer, model),
     }
+
+
+class _AttentionOps(TorchDispatchMode):
+    """Collects the names of the attention operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(function)
+        if ("attention" in name or "flash" in name) and name not in self.names:
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def _attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
+    """The attention operators that one more sequence calls, after all measurements; empty: plain matrix products.
+
+    ``unknown`` where the sequence does not go through, for want of memory or because an operator cannot be watched;
+    flex_attention is not tried, since it would compile once more for a batch of one.
+    """
+    if model.config._attn_implementation == "flex_attention":
+        return "unknown"
+    batch = trainer.train_dataset[0]
+    inputs = {name: value.unsqueeze(0).to(model.device) for name, value in batch.items()}
+    try:
+        with trainer.accelerator.autocast(), _AttentionOps() as seen:
+            model(**inputs)
+    except Exception:  # noqa: BLE001 - whatever stands in the way, the measurement is done and counts
+        return "unknown"
+    return " ".join(seen.names)
 
 
 def _liger_modules(model: nn.Module) -> int:

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-_LONGEST_MESSAGE = 160
+_LONGEST_MESSAGE = 300
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -22,14 +22,15 @@ def write_json(path: Path, value: Any) -> None:
 def write_failure(folder: Path, rank: int, error: BaseException, kind: str) -> None:
     """Leave the reason of this rank's end; the earliest one written is the root cause, its peers only saw it."""
     lines = "".join(traceback.format_exception(error)).splitlines()
-    message = f"rank {rank}: {type(error).__name__}: {_first_line(error)}"
+    message = f"rank {rank}: {type(error).__name__}: {_one_line(error)}"
     write_json(
         folder / f"failure-{rank}.json",
         {"kind": kind, "message": message, "tail": [line for line in lines if line.strip()][-12:], "time": time.time()},
     )
 
 
-def _first_line(error: BaseException) -> str:
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+def _one_line(error: BaseException) -> str:
+    # The first line alone may only announce what the others say.
+    line = " ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
     # CUDA's out-of-memory message goes on about allocator settings; the log has it all.
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."

@@ -5,6 +5,7 @@ The loop itself only increments an integer; reading it, asking the allocator and
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ import psutil
 from pytest_llmperf.worker.files import write_json
 
 _INTERVAL_SECONDS = 0.5
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Heartbeat:
@@ -25,7 +27,8 @@ class Heartbeat:
         self.phase, self.step, self.steps, self.tokens_per_step = "importing", 0, 0, 0
         self.reserved_bytes: Callable[[], int] = lambda: 0
         self._path = folder / "progress.json" if rank == 0 else None
-        self._parents = _parents()
+        self._parent = _parent()
+        self._launcher_lock = _launcher_lock(folder)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="llmperf-heartbeat", daemon=True)
 
@@ -38,7 +41,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while not self._stop.wait(_INTERVAL_SECONDS):
-            if not all(_is_alive(parent) for parent in self._parents):
+            if _is_gone(self._parent) or _is_free(self._launcher_lock):
                 # torchrun or the launcher was killed and could not reap us: nobody will read what we would write.
                 os._exit(1)
             if self._path is not None:
@@ -53,15 +56,42 @@ class Heartbeat:
             return  # a full disk ends the run where its results are written, not here
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def _parent() -> psutil.Process | None:
+    """torchrun, or nobody where it has gone already and this process belongs to the system's first one."""
+    pid = os.getppid()
+    return psutil.Process(pid) if pid > 1 and psutil.pid_exists(pid) else None
+
+
+def _is_gone(process: psutil.Process | None) -> bool:
+    if process is None:
+        return False
     try:
         # Where nobody reaps it, as under some containers' first process, one that was killed stays as a zombie.
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
+        return True
+
+
+def _launcher_lock(folder: Path) -> int | None:
+    """The file that the launcher keeps locked while it lives, open until this process ends.
+
+    ``None`` where nothing can be told from here.
+    """
+    try:
+        here = _BOOT_ID.read_text(encoding="ascii").strip()
+        # Between two kernels a lock may hold for nobody: on a network's file system, or on a copy of the folder.
+        if os.environ.get("LLMPERF_LAUNCHER_BOOT") != here:
+            return None
+        return os.open(folder / "launcher.lock", os.O_RDONLY)
+    except OSError:
+        return None
+
+
+def _is_free(lock: int | None) -> bool:
+    if lock is None:
         return False
-
-
-def _parents() -> list[psutil.Process]:
-    pids = [os.getppid(), int(os.environ.get("LLMPERF_LAUNCHER_PID", "0"))]
-    # A pid that is not visible here (another container or node) cannot be watched.
-    return [psutil.Process(pid) for pid in pids if pid > 1 and psutil.pid_exists(pid)]
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # held, as it should be; any other reason says nothing of the launcher
+        return False
+    return True

@@ -6,6 +6,7 @@ after the last one; on the CPU the work is done when the host says so and ``perf
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from abc import ABC, abstractmethod
@@ -24,6 +25,10 @@ class Clock(ABC):
         """Note that all work issued so far ends here."""
 
     @abstractmethod
+    def so_far(self) -> tuple[float, ...]:
+        """The times, in seconds, between the marks that the work has passed by now; waits for nothing."""
+
+    @abstractmethod
     def seconds(self) -> tuple[float, ...]:
         """The time from each mark to the next, in seconds; waits for the work to end."""
 
@@ -39,10 +44,13 @@ class CudaClock(Clock):
         event.record()
         self._events.append(event)
 
+    def so_far(self) -> tuple[float, ...]:
+        passed = itertools.takewhile(lambda event: event.query(), self._events)
+        return tuple(start.elapsed_time(end) / 1000 for start, end in itertools.pairwise(passed))
+
     def seconds(self) -> tuple[float, ...]:
         torch.cuda.synchronize()
-        pairs = zip(self._events, self._events[1:], strict=False)
-        return tuple(start.elapsed_time(end) / 1000 for start, end in pairs)
+        return self.so_far()
 
 
 class HostClock(Clock):
@@ -54,8 +62,11 @@ class HostClock(Clock):
     def mark(self) -> None:
         self._marks.append(time.perf_counter())
 
+    def so_far(self) -> tuple[float, ...]:
+        return tuple(end - start for start, end in itertools.pairwise(self._marks))
+
     def seconds(self) -> tuple[float, ...]:
-        return tuple(end - start for start, end in zip(self._marks, self._marks[1:], strict=False))
+        return self.so_far()
 
 
 class Memory(ABC):

@@ -44,4 +44,5 @@ def launch_record(
         ranks=tuple(sorted(ranks, key=lambda record: record.rank)),
         evidence=trained.evidence,
         environment=environment(device),
+        canary=trained.canary,
     )

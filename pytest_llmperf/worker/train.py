@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from pytest_llmperf.spec import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, training_arguments
+from pytest_llmperf.worker.canary import sing
 from pytest_llmperf.worker.data import RandomTokens
 from pytest_llmperf.worker.heartbeat import Heartbeat
+from pytest_llmperf.worker.inject import Burner, Injection
 from pytest_llmperf.worker.probe import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
+from pytest_llmperf.worker.stopping import Stopping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,7 @@ class Trained:
     peak_allocated_bytes: int
     train_seconds: float
     parameters: int
+    canary: Mapping[str, float]
     evidence: Mapping[str, Any]
 
 
@@ -49,30 +54,37 @@ class WatchedTrainer(Trainer):
 
 
 class StepMarks(TrainerCallback):
-    """Marks the clock where the first step begins and where every step ends."""
+    """Marks the clock where the first step begins and where every step ends; ends the training when it is known."""
 
-    def __init__(self, clock: Clock, heartbeat: Heartbeat) -> None:
-        self._clock, self._heartbeat = clock, heartbeat
+    def __init__(self, clock: Clock, heartbeat: Heartbeat, stopping: Stopping, burner: Burner | None) -> None:
+        self._clock, self._heartbeat, self._stopping, self._burner = clock, heartbeat, stopping, burner
 
     def on_step_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         if state.global_step == 0:
             self._clock.mark()
 
-    def on_step_end(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._burner is not None:
+            self._burner.step(state.global_step)
         self._clock.mark()
         self._heartbeat.step = state.global_step
+        if self._stopping.now(state.global_step):
+            control.should_training_stop = True
 
 
 def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torch.device, beat: Heartbeat) -> Trained:
-    """Train ``spec.steps`` steps on this rank and return what was seen."""
+    """Train ``spec`` on this rank and return what was seen."""
+    rank = int(os.environ["RANK"])
     set_seed(spec.seed)
-    clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
-    memory: Memory = CudaMemory() if device.type == "cuda" else HostMemory()
-    beat.phase, beat.steps, beat.reserved_bytes = "building", spec.steps, memory.now
+    beat.phase, beat.steps = "building", spec.steps
     beat.tokens_per_step = spec.sequences_per_step * spec.sequence_length
 
     # Before the model: it decides TF32 and starts the process group.
     arguments = training_arguments(spec, folder, device)
+    canary = sing(device)
+    clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
+    memory: Memory = CudaMemory() if device.type == "cuda" else HostMemory()
+    beat.reserved_bytes = memory.now
     model = build_model(spec, config, device)
     autocast, liger = evidence.AutocastWitness(model, device.type), evidence.LigerNotes()
     trainer = WatchedTrainer(
@@ -84,7 +96,7 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
             vocabulary_size=model.config.get_text_config().vocab_size,
             seed=spec.seed,
         ),
-        callbacks=[StepMarks(clock, beat)],
+        callbacks=[StepMarks(clock, beat, Stopping(spec, clock, rank), _burner(rank, device, clock))],
     )
     beat.phase = "training"
     start = time.perf_counter()
@@ -96,13 +108,19 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
     return Trained(
         step_seconds=step_seconds,
         losses=_step_losses(trainer.micro_losses, spec.gradient_accumulation_steps),
-        tokens_per_step=_per_step(trainer.num_tokens, spec.steps),
+        tokens_per_step=_per_step(trainer.num_tokens, len(step_seconds)),
         peak_reserved_bytes=peaks[0],
         peak_allocated_bytes=peaks[1],
         train_seconds=train_seconds,
         parameters=model.num_parameters(),
+        canary=canary,
         evidence=evidence.collect(trainer, model, autocast, liger),
     )
+
+
+def _burner(rank: int, device: torch.device, clock: Clock) -> Burner | None:
+    injection = Injection.from_environment()
+    return Burner(injection, device, clock) if injection.concerns(rank) else None
 
 
 def _step_losses(micro_losses: list[torch.Tensor], per_step: int) -> tuple[float, ...]:

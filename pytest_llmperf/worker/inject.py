@@ -1,0 +1,121 @@
+"""Injection: faults in this worker, on purpose and by a known amount: the gate's own test.
+
+``LLMPERF_INJECT="slow=0.03 rank=1 hold=268435456"`` makes every step of rank 1 (without ``rank``: of all) 3 % longer
+and keeps 256 MiB. ``LLMPERF_INJECT="attention=eager"`` trains with another value of a setting than was asked for. The
+launch's evidence tells of it, and such a launch is never stored.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from pytest_llmperf.spec import TrainSpec
+
+VARIABLE = "LLMPERF_INJECT"
+
+# Steps to learn the step time from; all of them warm-up.
+_LEARN_FROM, _LEARN_TO = 1, 3
+
+# Burnt by matrix products and not by waiting: a chip at its power limit turns a wait into higher clocks, and an 8 %
+# wait was seen to cost 6 %.
+_SIDE, _TRIAL_PRODUCTS = 4096, 100
+
+
+@dataclass(frozen=True)
+class Injection:
+    """What to burn and to hold."""
+
+    slow: float = 0.0
+    """Share of the step time, added to each step."""
+    hold: int = 0
+    """Bytes."""
+    rank: int | None = None
+    """The one rank that does so; ``None`` is every rank."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the spec to train with instead of what was asked for."""
+
+    @classmethod
+    def from_environment(cls) -> Injection:
+        """As the variable says.
+
+        Raises:
+            ValueError: it says something else.
+        """
+        text = os.environ.get(VARIABLE, "")
+        try:
+            values = dict(word.split("=", 1) for word in text.split())
+            rank = values.pop("rank", None)
+            found = cls(
+                slow=float(values.pop("slow", 0)),
+                hold=int(values.pop("hold", 0)),
+                rank=None if rank is None else int(rank),
+            )
+            found = replace(found, settings={name: _value(text) for name, text in values.items()})
+        except ValueError as error:
+            raise ValueError(
+                f"{VARIABLE}={text!r}: expected slow=SHARE hold=BYTES rank=RANK SETTING=VALUE ({error})"
+            ) from error
+        return found
+
+    def mutated(self, spec: TrainSpec) -> TrainSpec:
+        """``spec`` as it is to be trained.
+
+        Raises:
+            ValueError: a setting that ``TrainSpec`` does not have or refuses.
+        """
+        return TrainSpec.from_dict({**spec.to_dict(), **self.settings}) if self.settings else spec
+
+    def concerns(self, rank: int) -> bool:
+        return bool(self.slow or self.hold) and self.rank in (None, rank)
+
+
+class Burner:
+    """Burns a share of each step on ``device``, called at a step's end."""
+
+    def __init__(self, injection: Injection, device: torch.device, clock: Any) -> None:
+        self._share, self._device, self._clock = injection.slow, device, clock
+        self._held = torch.zeros(injection.hold, dtype=torch.uint8, device=device) if injection.hold else None
+        self._seconds, self._products = 0.0, 0
+        self._matrix = torch.empty(0)
+
+    def step(self, step: int) -> None:
+        if step == _LEARN_TO and self._share:
+            self._learn()
+        if self._products:
+            self._multiply(self._products)
+        elif self._seconds:
+            end = time.perf_counter() + self._seconds
+            while time.perf_counter() < end:
+                pass
+
+    def _learn(self) -> None:
+        cuda = self._device.type == "cuda"
+        if cuda:
+            torch.cuda.synchronize()
+        seconds = self._share * median(self._clock.so_far()[_LEARN_FROM:])
+        if not cuda:
+            self._seconds = seconds
+            return
+        self._matrix = torch.randn(_SIDE, _SIDE, dtype=torch.bfloat16, device=self._device)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self._multiply(_TRIAL_PRODUCTS)
+        end.record()
+        torch.cuda.synchronize()
+        self._products = round(seconds * _TRIAL_PRODUCTS / (start.elapsed_time(end) / 1000))
+
+    def _multiply(self, times: int) -> None:
+        for _ in range(times):
+            torch.matmul(self._matrix, self._matrix)
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False}
+    return words[text] if text in words else int(text) if text.isdigit() else text
