@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -84,27 +84,53 @@ def built_in_names() -> list[str]:
     return sorted(path.stem for path in _CONFIGS.glob("*.json"))
 
 
-@lru_cache(maxsize=64)
 def resolve(name: str) -> Model:
     """The model called ``name``: built in, a path to a configuration, or a cached hub name.
 
     Raises:
         ValueError: unknown name (with the nearest known one), or a file that is no usable configuration.
     """
-    if name in built_in_names():
-        config = _read_config(_CONFIGS / f"{name}.json")
-        return Model(slug=name, config=config, fingerprint=_fingerprint(config))
+    try:
+        built_in = name in _built_in()
+        path = _CONFIGS / f"{name}.json" if built_in else _config_path(name)
+        state = path.stat()
+    except (OSError, RuntimeError) as error:  # too long a name, a folder that may not be read, ~ of no user
+        raise ValueError(f"model {name!r}: cannot be looked up ({_reason(error)})") from None
+    config, fingerprint = _load(path.absolute(), state.st_mtime_ns, state.st_size)
+    # Two configurations may share a folder name: the fingerprint keeps their ids, and so their baselines, apart.
+    slug = name if built_in else f"{_slug(name, path)}-{fingerprint[:6]}"
+    return Model(slug=slug, config=config, fingerprint=fingerprint)
+
+
+@lru_cache(maxsize=1)
+def _built_in() -> frozenset[str]:
+    return frozenset(built_in_names())
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _config_path(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
             raise ValueError(f"model {name!r}: the folder holds no config.json; name a Hugging Face model folder")
-    elif not path.is_file():
-        path = _cached_on_hub(name)
-    config = _read_config(path)
-    fingerprint = _fingerprint(config)
-    # Two configurations may share a folder name: the fingerprint keeps their ids, and so their baselines, apart.
-    return Model(slug=f"{_slug(name, path)}-{fingerprint[:6]}", config=config, fingerprint=fingerprint)
+        return path
+    return path if path.is_file() else _cached_on_hub(name)
+
+
+@lru_cache(maxsize=64)
+def _load(path: Path, _mtime_ns: int, _size: int) -> tuple[dict[str, Any], str]:
+    """The configuration and its fingerprint; a file that was changed, or another one of its name, is read anew."""
+    try:
+        config = _read_config(path)
+        fingerprint = _fingerprint(config)
+    except RecursionError as error:
+        raise ValueError(f"model config {path}: nested too deeply ({error})") from None
+    _check_sizes(config, path)
+    return config, fingerprint
 
 
 def _cached_on_hub(name: str) -> Path:
@@ -133,7 +159,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"model config {path}: cannot be read ({error})") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # broken, or a number of thousands of digits
         raise ValueError(f"model config {path}: not JSON ({error})") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ValueError(f'model config {path}: not a Hugging Face configuration, it has no "model_type"')
@@ -158,22 +184,50 @@ _GATED = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "ph
 _PLAIN = frozenset({"opt", "gpt2", "gpt_neox"})
 
 
-def _geometry(config: Mapping[str, Any]) -> Geometry | None:
-    def first(*keys: str) -> int | None:
-        return next((int(config[key]) for key in keys if isinstance(config.get(key), int)), None)
+# Each size, under every name that a family gives it.
+_LAYERS = ("num_hidden_layers", "n_layer")
+_HIDDEN = ("hidden_size", "n_embd")
+_FEED_FORWARD = ("intermediate_size", "ffn_dim", "n_inner")
+_HEADS = ("num_attention_heads", "n_head")
+_KEY_VALUE_HEADS = ("num_key_value_heads",)
+_HEAD_SIZE = ("head_dim",)
+_VOCABULARY = ("vocab_size",)
+_SIZES = (*_LAYERS, *_HIDDEN, *_FEED_FORWARD, *_HEADS, *_KEY_VALUE_HEADS, *_HEAD_SIZE, *_VOCABULARY)
 
+
+def _check_sizes(config: Mapping[str, Any], path: Path) -> None:
+    if config["model_type"] not in _GATED | _PLAIN:
+        return  # what another family may say is not known here
+    for key in _SIZES:
+        value = config.get(key)  # null means the family's default
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"model config {path}: {key}={value!r} must be a whole number of at least 1")
+    hidden, heads, key_value_heads = (_first(config, keys) for keys in (_HIDDEN, _HEADS, _KEY_VALUE_HEADS))
+    if hidden and heads and hidden % heads and not _first(config, _HEAD_SIZE):
+        raise ValueError(f"model config {path}: {heads} attention heads do not divide a hidden size of {hidden}")
+    if heads and key_value_heads and heads % key_value_heads:
+        raise ValueError(
+            f"model config {path}: {key_value_heads} key-value heads do not divide {heads} attention heads"
+        )
+
+
+def _first(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
+    return next((int(config[key]) for key in keys if isinstance(config.get(key), int)), None)
+
+
+def _geometry(config: Mapping[str, Any]) -> Geometry | None:
     model_type = config["model_type"]
-    layers, hidden = first("num_hidden_layers", "n_layer"), first("hidden_size", "n_embd")
-    heads, vocabulary = first("num_attention_heads", "n_head"), first("vocab_size")
+    layers, hidden, heads = _first(config, _LAYERS), _first(config, _HIDDEN), _first(config, _HEADS)
+    vocabulary = _first(config, _VOCABULARY)
     if model_type not in _GATED | _PLAIN or not (layers and hidden and heads and vocabulary):
         return None
     return Geometry(
         num_layers=layers,
         hidden_size=hidden,
-        feed_forward_size=first("intermediate_size", "ffn_dim", "n_inner") or 4 * hidden,
+        feed_forward_size=_first(config, _FEED_FORWARD) or 4 * hidden,
         num_heads=heads,
-        num_key_value_heads=first("num_key_value_heads") or heads,
-        head_size=first("head_dim") or hidden // heads,
+        num_key_value_heads=_first(config, _KEY_VALUE_HEADS) or heads,
+        head_size=_first(config, _HEAD_SIZE) or hidden // heads,
         vocabulary_size=vocabulary,
         num_feed_forward_matrices=3 if model_type in _GATED else 2,
     )

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from pytest_llmperf import models
@@ -41,6 +42,21 @@ OPTIMIZERS = tuple(
     "stable_adamw".split()
 )
 
+_TARGETS = "it needs optim_target_modules, for which TrainSpec has no field"
+_LOMO = "it needs the package lomo-optim, which is not supported here"
+
+#: Those of them that nothing a TrainSpec offers can make run, and why.
+UNSUPPORTED_OPTIMIZERS: Mapping[str, str] = {
+    "adamw_torch_xla": "it runs on TPUs, through torch_xla",
+    "adamw_torch_npu_fused": "it runs on Ascend NPUs, through torch_npu",
+    "adamw_anyprecision": "it needs torchdistx, which is made for no torch of today",
+    **{name: _TARGETS for name in OPTIMIZERS if name.startswith(("galore_", "apollo_"))},
+    "lomo": _LOMO,
+    "adalomo": _LOMO,
+}
+
+_RUNNABLE_OPTIMIZERS = tuple(name for name in OPTIMIZERS if name not in UNSUPPORTED_OPTIMIZERS)
+
 _WANTED: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
     "bool": (bool,),
@@ -49,8 +65,24 @@ _WANTED: Mapping[str, tuple[type, ...]] = {
     "float | None": (float, int, type(None)),
 }
 
+# numpy, which the Trainer seeds too, takes no larger one.
+_SEEDS = 2**32
+
 # A field that says how long to measure, not what work is done.
 _HOW = {"work": False}
+
+
+class SpecError(ValueError):
+    """A training configuration that cannot be, in one line."""
+
+
+def _is_refusal(caught: Any) -> bool:
+    return caught is not None and caught.errisinstance(SpecError)
+
+
+# For pytest: a refusal is about the caller's line. Of the whole module, since the `__init__` that dataclass writes has
+# no other place for it; a defect of ours still shows its frames.
+__tracebackhide__ = _is_refusal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +90,7 @@ class TrainSpec:
     """One training configuration.
 
     Raises:
-        ValueError: a value that cannot work, before anything is launched, in one line.
+        SpecError: a value that cannot work, before anything is launched, in one line.
     """
 
     model: str
@@ -89,14 +121,26 @@ class TrainSpec:
     weights: str | None = None
     """A local folder of pretrained weights; random ones otherwise (speed does not depend on them)."""
     seed: int = 42
-    steps: int = field(default=40, metadata=_HOW)
-    """Optimizer steps of one launch, the first one included."""
-    warmup_steps: int = field(default=8, metadata=_HOW)
-    """Steps left out of the steady rate, the first one included."""
+    steps: int = field(default=60, metadata=_HOW)
+    """Optimizer steps of one launch at most, the first one included."""
+    min_steps: int = field(default=16, metadata=_HOW)
+    """Steps of one launch at least; from there on it ends as soon as its median step time is known well enough."""
+    warmup_steps: int = field(default=4, metadata=_HOW)
+    """Steps left out of the steady rate at least, the first one included; the steady state may begin later."""
     throughput_tolerance: float | None = field(default=None, metadata=_HOW)
     """Fraction by which this case may slow down; the run's own tolerance where ``None``."""
     memory_tolerance: float | None = field(default=None, metadata=_HOW)
     """Fraction by which this case's peak memory may grow; the run's own tolerance where ``None``."""
+
+    def __new__(cls, *args: Any, **values: Any) -> TrainSpec:  # noqa: PYI034 - typing has no Self before Python 3.11
+        # Here, because dataclass' own __init__ answers an unknown field with a TypeError that knows no nearest one.
+        if args:
+            raise SpecError(f"TrainSpec takes its fields by name, e.g. model={args[0]!r}")
+        _check_fields(values)
+        return super().__new__(cls)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), {"model": self.model}  # pickle and copy go through __new__ too, and set the fields afterwards
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -106,7 +150,10 @@ class TrainSpec:
 
     @property
     def architecture(self) -> models.Model:
-        return models.resolve(self.model)
+        try:
+            return models.resolve(self.model)
+        except ValueError as error:
+            raise SpecError(str(error)) from None
 
     @property
     def precision(self) -> str:
@@ -179,14 +226,8 @@ class TrainSpec:
         """The spec with these fields.
 
         Raises:
-            ValueError: an unknown field (with the nearest known one) or an invalid value.
+            SpecError: an unknown field (with the nearest known one) or an invalid value.
         """
-        known = [f.name for f in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise ValueError(f"TrainSpec has no field {name!r}{_nearest(name, known)}")
-        if "model" not in values:
-            raise ValueError("TrainSpec needs a model, e.g. model='llama-3.2-1b'")
         return cls(**values)
 
     def _check_types(self) -> None:
@@ -195,43 +236,50 @@ class TrainSpec:
             wanted = _WANTED[expected]
             # bool is an int to Python, and never one to a user.
             if not isinstance(value, wanted) or (expected != "bool" and isinstance(value, bool)):
-                raise ValueError(f"TrainSpec: {f.name}={value!r} must be {expected}, not {type(value).__name__}")
+                raise SpecError(f"TrainSpec: {f.name}={value!r} must be {expected}, not {type(value).__name__}")
 
     def _check_names(self) -> None:
+        if self.optimizer in UNSUPPORTED_OPTIMIZERS:
+            raise SpecError(f"TrainSpec: optimizer={self.optimizer!r}: {UNSUPPORTED_OPTIMIZERS[self.optimizer]}")
         for name, known in (
             ("model_precision", MODEL_PRECISIONS),
             ("mixed_precision", MIXED_PRECISIONS),
             ("attention", ATTENTIONS),
-            ("optimizer", OPTIMIZERS),
+            ("optimizer", _RUNNABLE_OPTIMIZERS),
             ("parallelism", PARALLELISMS),
             ("data", DATA),
         ):
             value = getattr(self, name)
             if value not in known:
-                raise ValueError(f"TrainSpec: unknown {name} {value!r}{_nearest(value, known)}; known: {_some(known)}")
-        models.resolve(self.model)
+                raise SpecError(f"TrainSpec: unknown {name} {value!r}{_nearest(value, known)}; known: {_some(known)}")
+        if self.weights is not None and not _is_folder(self.weights):
+            raise SpecError(
+                f"TrainSpec: weights={self.weights!r} names no folder, expected one as save_pretrained writes it"
+            )
+        _ = self.architecture
 
     def _check_numbers(self) -> None:
-        for name in ("gpus", "micro_batch_size", "sequence_length", "gradient_accumulation_steps", "steps"):
+        batch = ("micro_batch_size", "sequence_length", "gradient_accumulation_steps")
+        for name in ("gpus", *batch, "steps", "min_steps"):
             if getattr(self, name) < 1:
-                raise ValueError(f"TrainSpec: {name}={getattr(self, name)} must be at least 1")
+                raise SpecError(f"TrainSpec: {name}={getattr(self, name)} must be at least 1")
         if self.sequence_length < 2:  # noqa: PLR2004 - a causal model predicts the next token: one token has none
-            raise ValueError(f"{self.id}: sequence_length=1 leaves no next token to predict; use at least 2")
+            raise SpecError(f"{self.id}: sequence_length=1 leaves no next token to predict; use at least 2")
         positions = self.architecture.max_sequence_length
         if positions is not None and self.sequence_length > positions:
             length = self.sequence_length
-            raise ValueError(f"{self.id}: sequence_length={length} exceeds the model's {positions} positions")
+            raise SpecError(f"{self.id}: sequence_length={length} exceeds the model's {positions} positions")
         warmup, steps = self.warmup_steps, self.steps
         if warmup < 1:
-            raise ValueError(f"{self.id}: warmup_steps={warmup} must be at least 1: the first step is never steady")
+            raise SpecError(f"{self.id}: warmup_steps={warmup} must be at least 1: the first step is never steady")
         if warmup >= steps:
-            raise ValueError(f"{self.id}: warmup_steps={warmup} leaves no step to measure of steps={steps}")
+            raise SpecError(f"{self.id}: warmup_steps={warmup} leaves no step to measure of steps={steps}")
         for name in ("throughput_tolerance", "memory_tolerance"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{self.id}: {name}={value} must be a positive fraction, e.g. 0.05 for 5 %")
-        if self.seed < 0:
-            raise ValueError(f"{self.id}: seed={self.seed} must not be negative")
+                raise SpecError(f"{self.id}: {name}={value} must be a positive fraction, e.g. 0.05 for 5 %")
+        if not 0 <= self.seed < _SEEDS:
+            raise SpecError(f"{self.id}: seed={self.seed} must be at least 0 and below 2**32")
 
     def _check_combinations(self) -> None:
         weights, autocast = self.model_precision, self.mixed_precision
@@ -247,16 +295,63 @@ class TrainSpec:
         elif self.tf32 and weights != "fp32":
             problem = f"tf32 acts on fp32 matrix products, and {self.precision} has none; leave tf32=False"
         if problem:
-            raise ValueError(f"{self.id}: {problem}")
+            raise SpecError(f"{self.id}: {problem}")
 
 
-def _nearest(name: str, known: tuple[str, ...] | list[str]) -> str:
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f", did you mean {matches[0]!r}?" if matches else ""
+def _check_fields(values: Mapping[str, Any]) -> None:
+    known = tuple(f.name for f in fields(TrainSpec))
+    for name in values:
+        if name == "precision":
+            raise SpecError(
+                "TrainSpec has no field 'precision', which is the fixture's word for three of its fields: "
+                "model_precision, mixed_precision and tf32"
+            )
+        if name not in known:
+            raise SpecError(f"TrainSpec has no field {name!r}{_nearest(name, known)}")
+    if "model" not in values:
+        raise SpecError("TrainSpec needs a model, e.g. model='llama-3.2-1b'")
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return bool(name) and Path(name).is_dir()
+    except OSError:  # too long a name, or a parent that may not be read
+        return False
+
+
+# From this likeness on, what differs is a slip of the fingers.
+_SLIP = 0.8
+# What begins alike was meant before what only shares letters: 'adamww' is an Adam.
+_STEM = 3
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    name = name.lower()
+    matches = difflib.get_close_matches(name, known, n=len(known), cutoff=0.5)
+    if not matches:
+        return ""
+    nearest = matches[0]
+    if difflib.SequenceMatcher(None, nearest, name).ratio() < _SLIP:
+        akin = max((match for match in known if match in matches), key=lambda match: _shared_start(name, match))
+        nearest = akin if _shared_start(name, akin) >= _STEM else nearest
+    return f", did you mean {nearest!r}?"
+
+
+def _shared_start(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _some(known: tuple[str, ...]) -> str:
     return ", ".join(known[:8]) + (f", … ({len(known)} in all)" if len(known) > 8 else "")  # noqa: PLR2004
 
 
-__all__ = ["ATTENTIONS", "MIXED_PRECISIONS", "MODEL_PRECISIONS", "OPTIMIZERS", "PRECISIONS", "TrainSpec"]
+__all__ = [
+    "ATTENTIONS",
+    "MIXED_PRECISIONS",
+    "MODEL_PRECISIONS",
+    "OPTIMIZERS",
+    "PRECISIONS",
+    "UNSUPPORTED_OPTIMIZERS",
+    "SpecError",
+    "TrainSpec",
+]

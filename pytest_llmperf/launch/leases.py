@@ -29,7 +29,7 @@ def lease_gpus(num_gpus: int, gpus: Sequence[Gpu], say: Callable[[str], None]) -
     GPUs without foreign processes come first; one that has some is leased only when no other is left, and said so.
 
     Raises:
-        OSError: the folder of leases cannot be used.
+        OSError: the folder of leases, or a lock in it, cannot be used; in one line.
         ValueError: fewer GPUs than asked for.
     """
     if num_gpus > len(gpus):
@@ -44,8 +44,8 @@ def lease_gpus(num_gpus: int, gpus: Sequence[Gpu], say: Callable[[str], None]) -
             while True:
                 for gpu in sorted(set(gpus) - set(chosen), key=_foreign_first_last):
                     lock = _lock(folder / f"{gpu.uuid}.lock")
-                    with suppress(Timeout):
-                        held.enter_context(lock.acquire(blocking=False))
+                    if _is_acquired(lock):
+                        held.callback(lock.release)
                         chosen.append(gpu)
                     if len(chosen) == num_gpus:
                         break
@@ -62,7 +62,7 @@ def lease_cpu(say: Callable[[str], None]) -> Iterator[None]:
     """Hold this host's CPU: runs that would slow each other take turns.
 
     Raises:
-        OSError: the folder of leases cannot be used.
+        OSError: the folder of leases, or a lock in it, cannot be used; in one line.
     """
     with _acquired(_lock(_folder() / "cpu.lock"), "the CPU", say):
         yield
@@ -75,16 +75,22 @@ def _foreign_first_last(gpu: Gpu) -> tuple[bool, int]:
 @contextmanager
 def _acquired(lock: FileLock, what: str, say: Callable[[str], None]) -> Iterator[None]:
     waiting = _Waiting(what, say)
-    while True:
-        try:
-            lock.acquire(blocking=False)
-            break
-        except Timeout:
-            waiting.tick()
+    while not _is_acquired(lock):
+        waiting.tick()
     try:
         yield
     finally:
         lock.release()
+
+
+def _is_acquired(lock: FileLock) -> bool:
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:  # an OSError too
+        return False
+    except OSError as error:
+        raise _unusable(Path(lock.lock_file), error) from error
+    return True
 
 
 class _Waiting:
@@ -107,16 +113,31 @@ def _lock(path: Path) -> FileLock:
 
 
 def _folder() -> Path:
-    folder = Path(os.environ.get("LLMPERF_LEASE_DIR", _FOLDER))
+    named = os.environ.get("LLMPERF_LEASE_DIR")
+    folder = Path(named or _FOLDER)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(PermissionError):  # somebody else's folder has its mode already
-            # Not sticky: in a sticky folder Linux lets nobody open another user's lock (fs.protected_regular).
-            folder.chmod(0o777)
+        is_ours = _make(folder)
+        if is_ours or not named:
+            with suppress(PermissionError):  # somebody else's folder has its mode already
+                # Not sticky: in a sticky folder Linux lets nobody open another user's lock (fs.protected_regular).
+                folder.chmod(0o777)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"{folder} is not writable")
     except OSError as error:
-        raise OSError(
-            f"leases cannot be kept in {folder} ({error}); name another folder in LLMPERF_LEASE_DIR"
-        ) from error
+        raise _unusable(folder, error) from error
     return folder
+
+
+def _make(folder: Path) -> bool:
+    """Make ``folder`` unless it is there; whether it was made."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return False
+    return True
+
+
+def _unusable(path: Path, error: OSError) -> OSError:
+    return OSError(f"leases cannot be kept in {path} ({error}); name another folder in LLMPERF_LEASE_DIR")

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from pytest_llmperf.launch import outcome, process
-from pytest_llmperf.launch.machine import Gpu, foreign_processes
+from pytest_llmperf.launch.health import HealthWatch
+from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.progress import ProgressReader
-from pytest_llmperf.measurement import Failure, Health, Launch, Progress
+from pytest_llmperf.measurement import Failure, Launch, Progress
 from pytest_llmperf.spec import TrainSpec
 
-_PACKAGE_PARENT = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[1]
+_PACKAGE_PARENT = _PACKAGE.parent
+_OTHER_PATH = "path"
 
-# What an enclosing torchrun or scheduler step set for its own ranks.
+# The kernel's, one for each time a host starts: where two processes read the same one, they share its file locks.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+# What an enclosing launch, torchrun or scheduler step set for its own ranks.
 _NOT_INHERITED = frozenset(
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE GROUP_WORLD_SIZE "
-    "MASTER_ADDR MASTER_PORT".split()
+    "MASTER_ADDR MASTER_PORT LLMPERF_LAUNCHER_BOOT".split()
 )
 
 
@@ -36,6 +44,8 @@ class LaunchRequest:
     """Leased for this launch; empty is the CPU."""
     timeout_seconds: float
     python: str = sys.executable
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for this launch alone."""
 
 
 class Launcher(Protocol):
@@ -64,19 +74,23 @@ class LocalLauncher:
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
         """See ``Launcher``; whatever happens, no process of the launch is alive afterwards."""
         folder = request.folder
-        foreign = foreign_processes(request.gpus)
         progress = ProgressReader(folder / "progress.json", watch)
         try:
             folder.mkdir(parents=True)
             _write_request(request)
-            ended = process.run(
-                self._command(request),
-                environment=worker_environment(request, os.environ),
-                log=folder / "torchrun.log",
-                timeout_seconds=request.timeout_seconds,
-                pid_files=lambda: folder.glob("rank-*.pid"),
-                poll=progress.poll,
-            )
+            if request.python != sys.executable:
+                (folder / _OTHER_PATH).mkdir()
+                (folder / _OTHER_PATH / _PACKAGE.name).symlink_to(_PACKAGE)
+            with _lifeline(folder) as line, HealthWatch(request.gpus, lambda: folder.glob("rank-*.pid")) as watched:
+                ended = process.run(
+                    self._command(request),
+                    environment=worker_environment(request, os.environ) | line,
+                    log=folder / "torchrun.log",
+                    timeout_seconds=request.timeout_seconds,
+                    pid_files=lambda: folder.glob("rank-*.pid"),
+                    poll=lambda: _poll(progress, watched),
+                )
+                health = watched.health()
         except OSError as error:
             return Failure(
                 kind="never-started", message=f"the launch could not be started ({error})", tail=(), folder=str(folder)
@@ -84,7 +98,30 @@ class LocalLauncher:
         result = outcome.read(folder, request.spec, ended, progress.last)
         if isinstance(result, Failure):
             return result
-        return replace(result, wall_seconds=round(ended.seconds, 3), health=Health(foreign_processes=foreign))
+        return replace(result, wall_seconds=round(ended.seconds, 3), health=health)
+
+
+def _poll(progress: ProgressReader, watched: HealthWatch) -> None:
+    progress.poll()
+    if progress.last.phase == "training" and progress.last.step:  # the chip is at work, and not yet at rest again
+        watched.sample()
+
+
+@contextmanager
+def _lifeline(folder: Path) -> Iterator[dict[str, str]]:
+    """Hold a lock while the launch runs; yields the variables that make the ranks watch it.
+
+    The system lets go of it however this process ends. A pid would say less: before the ranks look, it may be gone,
+    and a pid that is not there may as well be one of another container.
+    """
+    with (folder / "launcher.lock").open("wb") as file:
+        variables = {}
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            variables["LLMPERF_LAUNCHER_BOOT"] = _BOOT_ID.read_text(encoding="ascii").strip()
+        except OSError:  # a file system without locks, or a kernel without the id: the ranks watch torchrun alone
+            pass
+        yield variables
 
 
 def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -94,11 +131,12 @@ def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> 
         for name, value in inherited.items()
         if name not in _NOT_INHERITED and not name.startswith("TORCHELASTIC_")
     }
-    python_path = [str(_PACKAGE_PARENT), *filter(None, [inherited.get("PYTHONPATH")])]
+    # An uninstalled checkout works too. Another Python finds this package and nothing else of ours beside it.
+    home = _PACKAGE_PARENT if request.python == sys.executable else request.folder / _OTHER_PATH
+    inherited_path = inherited.get("PYTHONPATH") if request.python == sys.executable else None
+    python_path = [str(home), *filter(None, [inherited_path])]
     environment |= {
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in request.gpus),
-        "LLMPERF_LAUNCHER_PID": str(os.getpid()),
-        # An uninstalled checkout works too.
         "PYTHONPATH": os.pathsep.join(python_path),
         "PYTHONUNBUFFERED": "1",
     }
@@ -106,7 +144,7 @@ def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> 
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     environment.setdefault("HF_HUB_OFFLINE", "1")
-    return environment
+    return environment | dict(request.variables)
 
 
 def _write_request(request: LaunchRequest) -> None:

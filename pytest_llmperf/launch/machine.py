@@ -6,7 +6,6 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,10 +65,10 @@ def find_machine() -> Machine:
     return Machine(gpus=_visible_gpus(), cpu_name=_cpu_name(), cores=len(os.sched_getaffinity(0)))
 
 
-def foreign_processes(gpus: Sequence[Gpu], own_pids: AbstractSet[int] = frozenset()) -> tuple[str, ...]:
-    """Compute processes on these GPUs that are not ours, one line each."""
+def foreign_processes(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """Compute processes on these GPUs, on which nothing of ours runs yet; one line each."""
     lines = []
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
         if nvml is None:
             return ()
         for gpu in gpus:
@@ -78,16 +77,19 @@ def foreign_processes(gpus: Sequence[Gpu], own_pids: AbstractSet[int] = frozense
                 running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
             except nvml.NVMLError:
                 continue  # a driver that does not tell (a container's, a vGPU's)
-            for process in running:
-                if process.pid not in own_pids:
-                    held = process.usedGpuMemory
-                    size = f" holds {held / GIB:.1f} GiB" if held else ""
-                    lines.append(f"GPU {gpu.index}: pid {process.pid} ({_process_name(process.pid)}){size}")
+            lines += [process_line(gpu, process) for process in running]
     return tuple(lines)
 
 
+def process_line(gpu: Gpu, process: Any) -> str:
+    """A compute process as NVML lists it, for people: where, who and how much it holds."""
+    held = process.usedGpuMemory
+    size = f" holds {held / GIB:.1f} GiB" if held else ""
+    return f"GPU {gpu.index}: pid {process.pid} ({_process_name(process.pid)}){size}"
+
+
 def _visible_gpus() -> tuple[Gpu, ...]:
-    with _nvml() as nvml:
+    with nvml_session() as nvml:
         if nvml is None:
             return ()
         try:
@@ -135,7 +137,7 @@ def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
 
 
 @contextmanager
-def _nvml() -> Iterator[Any]:
+def nvml_session() -> Iterator[Any]:
     """The NVML module, initialised, or ``None`` where there is no package, no library or no driver."""
     try:
         import pynvml as nvml  # noqa: PLC0415 - a CPU run may do without it

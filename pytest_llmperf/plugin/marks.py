@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.options import tolerance_metric
 from pytest_llmperf.result import GIB, Reference
+from pytest_llmperf.spec import TrainSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +30,20 @@ class Marks:
     @classmethod
     def of(cls, item: pytest.Item) -> Marks:
         """Read them; one that is misused ends the test with one line."""
-        return cls(
-            rung=str(_keyword(item, "rung", "number", "")),
-            reference=_reference(item),
-            tolerances=_tolerances(item),
-            oom_below_gib=_keyword(item, "expects_oom", "below_gib", None),
-            inactive=frozenset(name for mark in item.iter_markers("expects_inactive") for name in mark.args),
-        )
+        try:
+            return cls(
+                rung=str(_keyword(item, "rung", "number", "")),
+                reference=_reference(item),
+                tolerances=_tolerances(item),
+                oom_below_gib=_oom_below_gib(item),
+                inactive=_inactive(item),
+            )
+        except _MisuseError as misuse:
+            raise failed(f"{item.nodeid}: marker {misuse}") from None
+
+
+class _MisuseError(Exception):
+    """Marker, value and what was expected."""
 
 
 def _keyword(item: pytest.Item, marker: str, name: str, default: Any) -> Any:
@@ -43,17 +53,16 @@ def _keyword(item: pytest.Item, marker: str, name: str, default: Any) -> Any:
     if mark.args:
         return mark.args[0]
     if name not in mark.kwargs:
-        raise failed(f"{item.nodeid}: marker {marker} needs {name}=…")
+        raise _MisuseError(f"{marker} needs {name}=…")
     return mark.kwargs[name]
 
 
 def _tolerances(item: pytest.Item) -> dict[str, float]:
     found: dict[str, float] = {}
     for mark in reversed(list(item.iter_markers("perf_tolerance"))):  # the closest one wins
-        try:
-            found |= {tolerance_metric(word): float(value) for word, value in mark.kwargs.items()}
-        except (ValueError, TypeError) as error:
-            raise failed(f"{item.nodeid}: marker perf_tolerance: {error}") from None
+        _keywords_only(mark, ("throughput", "memory"))
+        for word, value in mark.kwargs.items():
+            found[tolerance_metric(word)] = _positive(mark.name, word, value, "a positive fraction, e.g. 0.05 for 5 %")
     return found
 
 
@@ -61,9 +70,51 @@ def _reference(item: pytest.Item) -> Reference | None:
     mark = item.get_closest_marker("reference")
     if mark is None:
         return None
-    gib = mark.kwargs.get("peak_reserved_gib")
+    _keywords_only(mark, ("source", "tokens_per_second_per_gpu", "peak_reserved_gib"))
+    figures = {
+        name: _positive(mark.name, name, value, "a positive number, or None where none was published")
+        for name, value in mark.kwargs.items()
+        if name != "source" and value is not None
+    }
+    gib = figures.get("peak_reserved_gib")
     return Reference(
-        source=mark.kwargs.get("source", ""),
-        tokens_per_second_per_gpu=mark.kwargs.get("tokens_per_second_per_gpu"),
+        source=str(mark.kwargs.get("source", "")),
+        tokens_per_second_per_gpu=figures.get("tokens_per_second_per_gpu"),
         peak_reserved_bytes=None if gib is None else gib * GIB,
     )
+
+
+def _oom_below_gib(item: pytest.Item) -> float | None:
+    value = _keyword(item, "expects_oom", "below_gib", None)
+    return None if value is None else _positive("expects_oom", "below_gib", value, "a positive number of GiB")
+
+
+def _inactive(item: pytest.Item) -> frozenset[str]:
+    settings = [field.name for field in fields(TrainSpec)]
+    names = [name for mark in item.iter_markers("expects_inactive") for name in mark.args]
+    for name in names:
+        if name not in settings:
+            hint = _nearest(str(name), settings) or ", e.g. 'liger'"
+            raise _MisuseError(f"expects_inactive({name!r}): must be the name of a setting of TrainSpec{hint}")
+    return frozenset(names)
+
+
+def _keywords_only(mark: pytest.Mark, known: tuple[str, ...]) -> None:
+    expected = ", ".join(f"{name}=…" for name in known)
+    for value in mark.args:
+        raise _MisuseError(f"{mark.name}({value!r}): must be given by name: {expected}")
+    for name, value in mark.kwargs.items():
+        if name not in known:
+            raise _MisuseError(f"{mark.name}({name}={value!r}): unknown{_nearest(name, known)}; known: {expected}")
+
+
+def _positive(marker: str, name: str, value: Any, expected: str) -> float:
+    # bool is an int to Python, and never one to a user.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise _MisuseError(f"{marker}({name}={value!r}): must be {expected}")
+    return value
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {matches[0]!r}?" if matches else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,22 +16,26 @@ from pytest_llmperf.report.live import LiveLine, finished_line, live_line, start
 
 
 class Show:
-    """Writes past pytest's capture to where its reporter writes; silent where there is no reporter (xdist workers)."""
+    """Writes past pytest's capture to where its reporter writes; silent where there is no reporter.
+
+    A worker of pytest-xdist has none, and its stderr is the controller's: there it tells why it waits, and no more.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._reporter: Any = config.pluginmanager.getplugin("terminalreporter")
         self._capture: Any = config.pluginmanager.getplugin("capturemanager")
-        self._worker = hasattr(config, "workerinput")
-        self._quiet = self._reporter is None or self._worker or config.get_verbosity() < 0
+        self._worker: str = getattr(config, "workerinput", {}).get("workerid", "")
+        self._quiet = self._reporter is None or bool(self._worker) or config.get_verbosity() < 0
         self.is_live = not self._quiet and bool(self._reporter.isatty)
 
     def say(self, line: str) -> None:
         """One line of its own; also under ``-q``, since it tells why nothing seems to happen."""
-        if self._reporter is None or self._worker:
-            return
         with self._uncaptured():
-            self._reporter.ensure_newline()
-            self._reporter.write_line(f"llmperf: {line}")
+            if self._worker:
+                _to_stderr(f"llmperf [{self._worker}]: {line}\n")
+            elif self._reporter is not None:
+                self._reporter.ensure_newline()
+                self._reporter.write_line(f"llmperf: {line}")
 
     @contextmanager
     def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchShow]:
@@ -83,6 +88,12 @@ class LaunchShow:
     def clear(self) -> None:
         if self._line is not None:
             self._line.clear()
+
+
+def _to_stderr(text: str) -> None:
+    if sys.__stderr__ is not None:
+        sys.__stderr__.write(text)  # in one piece: other workers write there too
+        sys.__stderr__.flush()
 
 
 def _width() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -16,12 +18,15 @@ from typing import Any
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.launch import leases, machine, process
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, worker_environment
 from pytest_llmperf.launch.machine import Gpu, Machine, select
 from pytest_llmperf.measurement import Failure, Launch, Progress
+from pytest_llmperf.worker import heartbeat
+from pytest_llmperf.worker.files import write_failure
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny")
@@ -153,6 +158,44 @@ class TestLeases:
         monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "file"))
         with pytest.raises(OSError, match="LLMPERF_LEASE_DIR"), leases.lease_cpu(print):
             pass
+
+    @pytest.mark.parametrize("lease", [leases.lease_cpu, lambda say: leases.lease_gpus(1, GPUS, say)])
+    def test_a_lock_that_cannot_be_opened_is_one_line_that_names_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: Callable[[Any], Any]
+    ) -> None:
+        def refuse(self: Any, **_: Any) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(FileLock, "acquire", refuse)
+        with (
+            pytest.raises(OSError, match=r"leases cannot be kept in .*\.lock .*Permission denied") as error,
+            lease(print),
+        ):
+            pass
+        assert "\n" not in str(error.value)
+
+    def test_a_folder_that_the_user_made_keeps_its_mode(self, tmp_path: Path) -> None:
+        folder = tmp_path / "leases"
+        folder.mkdir(mode=0o750)
+        folder.chmod(0o750)
+        with leases.lease_cpu(print):
+            pass
+        assert folder.stat().st_mode & 0o777 == 0o750
+
+    def test_a_folder_that_was_made_here_is_everyones(self, tmp_path: Path) -> None:
+        with leases.lease_cpu(print):
+            pass
+        assert (tmp_path / "leases").stat().st_mode & 0o777 == 0o777
+
+    def test_the_default_folder_is_everyones_whoever_made_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("LLMPERF_LEASE_DIR")
+        monkeypatch.setattr(leases, "_FOLDER", str(tmp_path / "default"))
+        (tmp_path / "default").mkdir(mode=0o700)
+        with leases.lease_cpu(print):
+            pass
+        assert (tmp_path / "default").stat().st_mode & 0o777 == 0o777
 
 
 def _hold(num_gpus: int) -> None:
@@ -286,3 +329,77 @@ def test_the_workers_environment_is_ours_where_it_matters(tmp_path: Path) -> Non
     assert environment["PYTHONPATH"].split(os.pathsep)[1:] == ["/mine"]
     assert not {"RANK", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"} & environment.keys()
     assert worker_environment(request, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+
+
+class TestLifeline:
+    """The lock by which a rank knows that its launcher is there."""
+
+    @pytest.fixture
+    def locked(self, tmp_path: Path) -> Path:
+        (tmp_path / "launcher.lock").touch()
+        return tmp_path
+
+    @pytest.fixture(autouse=True)
+    def _same_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LLMPERF_LAUNCHER_BOOT", heartbeat._BOOT_ID.read_text().strip())
+
+    def test_a_launch_holds_it_and_says_on_which_host(self, tmp_path: Path) -> None:
+        tell = "import pytest_llmperf.worker.heartbeat as h; print(h._is_free(h._launcher_lock(folder)), flush=True)\n"
+        name = "print(os.environ['LLMPERF_LAUNCHER_BOOT'], flush=True); sys.exit(1)"
+        failure = run(tell + name, tmp_path / "run")
+        assert isinstance(failure, Failure)
+        assert failure.tail == ("False", heartbeat._BOOT_ID.read_text().strip())
+        assert heartbeat._is_free(heartbeat._launcher_lock(tmp_path / "run")), "held after the launch"
+
+    def test_a_launch_inside_a_launch_watches_its_own(self, tmp_path: Path) -> None:
+        request = LaunchRequest(spec=SPEC, folder=tmp_path, gpus=(), timeout_seconds=1)
+        assert "LLMPERF_LAUNCHER_BOOT" not in worker_environment(request, {"LLMPERF_LAUNCHER_BOOT": "outer"})
+
+    def test_a_file_system_without_locks_still_launches(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fcntl, "flock", _no_locks)
+        failure = run("print('LLMPERF_LAUNCHER_BOOT' in os.environ); sys.exit(1)", tmp_path / "run")
+        assert isinstance(failure, Failure)
+        assert failure.tail == ("False",)
+
+    def test_one_that_is_held_is_a_launcher_that_lives(self, locked: Path) -> None:
+        with (locked / "launcher.lock").open("wb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            assert not heartbeat._is_free(heartbeat._launcher_lock(locked))
+
+    def test_one_that_is_free_is_a_launcher_that_is_gone(self, locked: Path) -> None:
+        assert heartbeat._is_free(heartbeat._launcher_lock(locked))
+        assert heartbeat._is_free(heartbeat._launcher_lock(locked)), "one rank that looks must not hold up another"
+
+    def test_what_cannot_be_told_ends_nothing(self, locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        lock = heartbeat._launcher_lock(locked)
+        monkeypatch.setattr(fcntl, "flock", _no_locks)
+        assert not heartbeat._is_free(lock)
+        assert not heartbeat._is_free(heartbeat._launcher_lock(locked / "no such folder"))
+
+    @pytest.mark.parametrize("boot", ["another host", ""])
+    def test_another_hosts_is_not_asked(self, locked: Path, monkeypatch: pytest.MonkeyPatch, boot: str) -> None:
+        monkeypatch.setenv("LLMPERF_LAUNCHER_BOOT", boot)
+        assert not heartbeat._is_free(heartbeat._launcher_lock(locked))
+
+
+def _no_locks(*_: Any) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+class TestFailureFile:
+    @staticmethod
+    def message(folder: Path, text: str) -> str:
+        write_failure(folder, 3, RuntimeError(text), "error")
+        return str(json.loads((folder / "failure-3.json").read_text())["message"])
+
+    def test_every_line_of_a_message_is_kept(self, tmp_path: Path) -> None:
+        said = self.message(tmp_path, "\nThe following went wrong:\n\n  no kernel for sm_90\n")
+        assert said == "rank 3: RuntimeError: The following went wrong: no kernel for sm_90"
+
+    def test_a_long_one_is_cut(self, tmp_path: Path) -> None:
+        said = self.message(tmp_path, "many words\n" * 1000)
+        assert len(said) < 340
+        assert said.endswith("...")
+
+    def test_none_is_said_so(self, tmp_path: Path) -> None:
+        assert self.message(tmp_path, " \n") == "rank 3: RuntimeError: no message"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,10 +19,13 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
 from pytest_llmperf.measurement import Failure, Launch, Progress
+from pytest_llmperf.spec import SpecError
 
 pytestmark = pytest.mark.torchrun
 
-ENDLESS = TrainSpec(model="llama-tiny", gpus=2, sequence_length=16, steps=100_000, micro_batch_size=1)
+ENDLESS = TrainSpec(
+    model="llama-tiny", gpus=2, sequence_length=16, steps=100_000, min_steps=100_000, micro_batch_size=1
+)
 
 
 def launch(spec: TrainSpec, folder: Path, watch: Callable[[Progress], None] = lambda _: None, limit: float = 240.0):  # type: ignore[no-untyped-def]
@@ -94,8 +98,14 @@ def test_what_a_spec_asks_for_is_what_ran(tmp_path: Path) -> None:
     assert record.evidence["autocast_dtype"] is None
 
 
+def test_weights_that_are_not_there_are_refused_before_a_launch(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="names no folder"):
+        TrainSpec(model="llama-tiny", weights=str(tmp_path / "nothing here"), sequence_length=16)
+
+
 def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
-    spec = TrainSpec(model="llama-tiny", weights=str(tmp_path / "nothing here"), sequence_length=16)
+    (tmp_path / "nothing in it").mkdir()
+    spec = TrainSpec(model="llama-tiny", weights=str(tmp_path / "nothing in it"), sequence_length=16)
     failure = launch(spec, tmp_path / "run")
     assert isinstance(failure, Failure)
     assert failure.kind == "error"
@@ -158,3 +168,46 @@ launch(ENDLESS, Path({str(folder)!r}))
     while any(psutil.pid_exists(pid) for pid in rank_pids(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert_nobody_alive(folder)
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """torchrun and ranks of the launch in ``folder``: they alone have it on their command line."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if str(folder) in process.cmdline()[-1:] and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def test_a_launcher_killed_before_a_rank_began_leaves_nobody(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    # The folder is on the ranks' command line and on torchrun's, and not on this one's.
+    script = """
+import sys
+from pathlib import Path
+from tests.worker.test_launches import ENDLESS, launch
+launch(ENDLESS, Path(sys.stdin.readline().strip()))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(f"{folder}\n")
+        process.stdin.close()
+        while not processes_of(folder):
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(1)  # torchrun imports torch; a rank that looks later finds no launcher
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 60
+        while processes_of(folder) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert processes_of(folder) == []
+        assert len(rank_pids(folder)) > 0, "no rank began, so none could outlive its launcher"
+    finally:
+        process.kill()
+        for left in processes_of(folder):
+            left.kill()

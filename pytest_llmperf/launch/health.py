@@ -1,0 +1,159 @@
+"""What else happened on a launch's GPUs: NVML, asked twice a second by the process that waits for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from pytest_llmperf.launch.machine import Gpu, foreign_processes, nvml_session, process_line
+from pytest_llmperf.measurement import Health
+
+_INTERVAL_SECONDS = 0.5
+
+#: Reasons for lowered clocks, by NVML's bits. What a chip does by design (idle, its power limit) is there too.
+CLOCK_REASONS = {
+    0x01: "idle",
+    0x02: "application clocks",
+    0x04: "power limit",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks",
+}
+
+
+@dataclass
+class _Seen:
+    """Samples of one GPU while it trained."""
+
+    reasons: list[int] = field(default_factory=list)
+    clocks: list[float] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
+    energies: list[tuple[float, float]] = field(default_factory=list)
+
+
+class HealthWatch:
+    """Watches the GPUs of one launch; without NVML, or on the CPU, it sees nothing and says so by zeros."""
+
+    def __init__(self, gpus: Sequence[Gpu], pid_files: Callable[[], Iterable[Path]]) -> None:
+        self._gpus, self._pid_files = gpus, pid_files
+        self._stack = ExitStack()
+        self._handles: dict[int, Any] = {}
+        self._seen = {gpu.index: _Seen() for gpu in gpus}
+        self._foreign: dict[str, None] = {}
+        self._errors: dict[int, int] = {}
+        self._next = 0.0
+
+    def __enter__(self) -> HealthWatch:  # noqa: PYI034 - typing has no Self before Python 3.11
+        self._nvml = self._stack.enter_context(nvml_session()) if self._gpus else None
+        for gpu in self._gpus:
+            handle = self._ask("nvmlDeviceGetHandleByUUID", gpu.uuid)
+            if handle is not None:
+                self._handles[gpu.index] = handle
+        self._foreign |= dict.fromkeys(foreign_processes(self._gpus))
+        self._errors = {index: self._memory_errors(handle) for index, handle in self._handles.items()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def sample(self) -> None:
+        """Look at the GPUs now, unless they were just looked at; for the time in which the ranks train."""
+        if not self._handles or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _INTERVAL_SECONDS
+        for index, handle in self._handles.items():
+            seen = self._seen[index]
+            _note(seen.reasons, self._reasons(handle))
+            _note(seen.clocks, self._ask("nvmlDeviceGetClockInfo", handle, 1))  # NVML_CLOCK_SM
+            _note(seen.temperatures, self._ask("nvmlDeviceGetTemperature", handle, 0))  # NVML_TEMPERATURE_GPU
+            millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+            _note(seen.energies, None if millijoules is None else (time.monotonic(), millijoules / 1000))
+        self._foreign |= dict.fromkeys(self._others(frozenset(self._own_pids())))
+
+    def health(self) -> Health:
+        """What was seen; of several GPUs the worst."""
+        everyone = list(self._seen.values())
+        limits = [self._ask("nvmlDeviceGetEnforcedPowerLimit", handle) for handle in self._handles.values()]
+        errors = sum(self._memory_errors(handle) - self._errors[index] for index, handle in self._handles.items())
+        return Health(
+            foreign_processes=tuple(self._foreign),
+            clock_reasons=_shares([seen.reasons for seen in everyone]),
+            sm_clock_mhz=min((median(seen.clocks) for seen in everyone if seen.clocks), default=0.0),
+            temperature_celsius=max((max(seen.temperatures) for seen in everyone if seen.temperatures), default=0.0),
+            power_watts=round(sum(map(_power, everyone)), 1),
+            power_limit_watts=min((limit / 1000 for limit in limits if limit is not None), default=0.0),
+            memory_errors=errors,
+        )
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """NVML's answer, or ``None``: a container, a virtual GPU or an old driver may not tell everything."""
+        try:
+            return getattr(self._nvml, name)(*arguments)
+        except (AttributeError, ValueError):
+            return None
+        except Exception as error:
+            if type(error).__name__.startswith("NVMLError"):  # the package gives each code a class of its own
+                return None
+            raise
+
+    def _reasons(self, handle: Any) -> int | None:
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        # Its name before driver 535.
+        bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) if bits is None else bits
+        return None if bits is None else int(bits)
+
+    def _memory_errors(self, handle: Any) -> int:
+        """Uncorrected ECC errors since boot, and rows remapped or about to be for such errors."""
+        uncorrected = self._ask("nvmlDeviceGetTotalEccErrors", handle, 1, 0) or 0  # uncorrected, volatile
+        _, remapped, pending, failed = self._ask("nvmlDeviceGetRemappedRows", handle) or (0, 0, 0, 0)
+        return int(uncorrected) + int(remapped) + int(pending) + int(failed)
+
+    def _own_pids(self) -> list[int]:
+        pids = [os.getpid()]
+        for path in self._pid_files():
+            try:
+                pids.append(int(path.read_text(encoding="ascii")))
+            except (OSError, ValueError):
+                continue
+        return pids
+
+    def _others(self, own: frozenset[int]) -> list[str]:
+        lines = []
+        for gpu in self._gpus:
+            running = self._ask("nvmlDeviceGetComputeRunningProcesses", self._handles.get(gpu.index)) or []
+            others = [process for process in running if process.pid not in own]
+            # A container may show its own ranks under pids of the host: then one stranger is our rank.
+            if len(others) < len(running) or len(others) > 1:
+                lines += [process_line(gpu, process) for process in others]
+        return lines
+
+
+def _note(samples: list[Any], value: Any) -> None:
+    if value is not None:
+        samples.append(value)
+
+
+def _shares(samples: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Of the samples, by reason; of several GPUs the largest."""
+    found: dict[str, float] = {}
+    for bit, name in CLOCK_REASONS.items():
+        share = max((fmean(bool(bits & bit) for bits in gpu) for gpu in samples if gpu), default=0.0)
+        if share:
+            found[name] = round(share, 3)
+    return found
+
+
+def _power(seen: _Seen) -> float:
+    if len(seen.energies) < 2:  # noqa: PLR2004 - two ends of a span
+        return 0.0
+    (start, first), (end, last) = seen.energies[0], seen.energies[-1]
+    return (last - first) / (end - start)

@@ -1,0 +1,279 @@
+"""The plugin's parts alone: markers, fixtures, the run folder, leases and what is said."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.measurement import Launch, Progress
+from pytest_llmperf.plugin import runner as runner_module
+from pytest_llmperf.plugin.runner import Runner
+from pytest_llmperf.plugin.session import PerfSession, _prune
+from pytest_llmperf.plugin.show import Show
+from tests.fakes import launch_of
+
+SPEC = TrainSpec(model="llama-tiny")
+DAY = 24 * 3600.0
+NOBODY = 999_999_999
+"""A pid that no Linux gives."""
+
+
+def errors_of(pytester: pytest.Pytester, body: str) -> list[str]:
+    """What is said of a test file whose one test ends at setup."""
+    pytester.makepyfile(test_mine=f"import pytest\n\n{body}")
+    result = pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:cacheprovider", "--gpus", "0", "--tb=short")
+    result.assert_outcomes(errors=1)
+    lines = result.outlines
+    start = next(i for i, line in enumerate(lines) if "ERROR at setup" in line)
+    end = next(i for i in range(start + 1, len(lines)) if lines[i].startswith("==="))
+    return [line for line in lines[start + 1 : end] if line.strip()]
+
+
+class TestMarks:
+    @pytest.mark.parametrize(
+        ("marker", "said"),
+        [
+            ("perf_tolerance(throughput=-1)", "perf_tolerance(throughput=-1): must be a positive fraction"),
+            ("perf_tolerance(memory=0)", "perf_tolerance(memory=0): must be a positive fraction"),
+            ("perf_tolerance(throughput=float('nan'))", "perf_tolerance(throughput=nan): must be a positive fraction"),
+            ("perf_tolerance(throughput='3%')", "perf_tolerance(throughput='3%'): must be a positive fraction"),
+            ("perf_tolerance(throughput=True)", "perf_tolerance(throughput=True): must be a positive fraction"),
+            ("perf_tolerance(troughput=0.1)", "perf_tolerance(troughput=0.1): unknown, did you mean 'throughput'?"),
+            ("perf_tolerance(0.1)", "perf_tolerance(0.1): must be given by name: throughput=…, memory=…"),
+            (
+                "reference(tokens_per_second_per_gpu='10k')",
+                "reference(tokens_per_second_per_gpu='10k'): must be a positive number, or None",
+            ),
+            ("reference(peak_reserved_gib=-1)", "reference(peak_reserved_gib=-1): must be a positive number, or None"),
+            ("reference(tokens_per_second=1)", "unknown, did you mean 'tokens_per_second_per_gpu'?"),
+            (
+                "expects_inactive('ligr')",
+                "expects_inactive('ligr'): must be the name of a setting of TrainSpec, did you",
+            ),
+            (
+                "expects_inactive('x')",
+                "expects_inactive('x'): must be the name of a setting of TrainSpec, e.g. 'liger'",
+            ),
+            ("expects_inactive(['liger'])", "expects_inactive(['liger']): must be the name of a setting"),
+            ("expects_oom(below_gib='64')", "expects_oom(below_gib='64'): must be a positive number of GiB"),
+            ("expects_oom(gib=64)", "expects_oom needs below_gib=…"),
+        ],
+    )
+    def test_one_that_is_misused_is_one_line_at_setup(self, pytester: pytest.Pytester, marker: str, said: str) -> None:
+        lines = errors_of(pytester, f"@pytest.mark.{marker}\ndef test_one(perf):\n    pass\n")
+        assert len(lines) == 1
+        assert lines[0].startswith("test_mine.py::test_one: marker ")
+        assert said in lines[0]
+
+    def test_one_that_is_used_well_says_nothing(self, pytester: pytest.Pytester) -> None:
+        pytester.makepyfile(
+            """
+            import pytest
+
+            @pytest.mark.perf_tolerance(throughput=0.1, memory=1)
+            @pytest.mark.reference(source="a paper", tokens_per_second_per_gpu=None, peak_reserved_gib=61.9)
+            @pytest.mark.expects_inactive("liger", "tf32")
+            @pytest.mark.expects_oom(64)
+            def test_one(perf):
+                marks = perf._marks
+                assert marks.tolerances == {"tokens_per_second_per_gpu": 0.1, "peak_reserved_bytes": 1}
+                assert marks.reference.tokens_per_second_per_gpu is None
+                assert marks.reference.peak_reserved_bytes == 61.9 * 2**30
+                assert marks.inactive == {"liger", "tf32"}
+                assert marks.oom_below_gib == 64
+            """
+        )
+        pytester.runpytest_inprocess("-p", "no:randomly", "--gpus", "0").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("value", ["['fp32']", "None", "{}"])
+def test_a_precision_that_is_no_word_is_one_line(pytester: pytest.Pytester, value: str) -> None:
+    body = f"@pytest.mark.parametrize('precision', [{value}])\ndef test_one(train_spec):\n    pass\n"
+    (line,) = errors_of(pytester, body)
+    assert line.startswith(f"unknown precision {value}")
+
+
+class TestPruning:
+    @staticmethod
+    def runs(home: Path) -> set[str]:
+        return {path.name for path in home.iterdir()}
+
+    @staticmethod
+    def make(home: Path, number: int, pid: int = NOBODY, age: float = 3 * DAY) -> Path:
+        """The ``number``-th run, with a launch in it, both last written ``age`` seconds ago."""
+        folder = home / f"20250101-{number:06}-{pid}"
+        (folder / "launch").mkdir(parents=True)
+        for path in (folder / "launch", folder):
+            os.utime(path, (time.time() - age,) * 2)
+        return folder
+
+    def test_old_runs_beyond_the_newest_ten_go(self, tmp_path: Path) -> None:
+        folders = [self.make(tmp_path, number) for number in range(12)]
+        _prune(tmp_path)
+        # One of the ten is the run that is about to begin.
+        assert self.runs(tmp_path) == {folder.name for folder in folders[3:]}
+
+    def test_a_run_that_goes_on_stays(self, tmp_path: Path) -> None:
+        mine = self.make(tmp_path, 0, pid=os.getpid())
+        fresh = self.make(tmp_path, 1, age=DAY / 2)
+        busy = self.make(tmp_path, 2)
+        os.utime(busy / "launch")  # its launch writes; another host's pid says nothing
+        over = self.make(tmp_path, 3)
+        for number in range(4, 20):
+            self.make(tmp_path, number)
+        _prune(tmp_path)
+        assert {mine.name, fresh.name, busy.name} <= self.runs(tmp_path)
+        assert over.name not in self.runs(tmp_path)
+
+    def test_what_is_no_run_stays(self, tmp_path: Path) -> None:
+        notes = tmp_path / "00-my-notes"
+        notes.mkdir()
+        os.utime(notes, (0, 0))
+        for number in range(12):
+            self.make(tmp_path, number)
+        _prune(tmp_path)
+        assert notes.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "kind"),
+    [("mysite", 0, "mysite-cpu"), ("mysite", 1, "mysite"), ("", 0, "cpu-epyc-2c"), ("", 1, "h200-140gib")],
+)
+def test_a_sites_name_keeps_cpu_and_gpu_apart(name: str, gpus: int, kind: str) -> None:
+    settings: Any = SimpleNamespace(machine=name, gpus=gpus)
+    config: Any = SimpleNamespace()
+    session = PerfSession(config, settings)
+    gpu = Gpu(index=0, uuid="GPU-0", name="H200", memory_bytes=150 * 10**9)
+    session.machine = Machine(gpus=(gpu,), cpu_name="EPYC", cores=2)
+    assert session.machine_kind == kind
+
+
+class Saying:
+    """A ``Show`` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    @contextmanager
+    def launch(self, *_: Any) -> Iterator[Any]:
+        yield SimpleNamespace(update=lambda _: None, clear=lambda: None, finished=lambda _: None)
+
+
+class TestRunner:
+    @pytest.fixture(autouse=True)
+    def _leases(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "leases"))
+
+    @staticmethod
+    def runner(home: Path, show: Saying, launch: Callable[[LaunchRequest], Launch]) -> Runner:
+        class Launcher:
+            def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch:
+                return launch(request)
+
+        session: Any = SimpleNamespace(
+            run_folder=home, on_cpu=True, settings=SimpleNamespace(launches=1, timeout_seconds=1.0)
+        )
+        shown: Any = show
+        return Runner(session, shown, Launcher())
+
+    def test_a_long_model_name_is_shortened_to_what_a_file_system_takes(self, tmp_path: Path) -> None:
+        folders = []
+
+        def launch(request: LaunchRequest) -> Launch:
+            request.folder.mkdir()
+            folders.append(request.folder.name)
+            return launch_of(request.spec)
+
+        runner = self.runner(tmp_path, Saying(), launch)
+        for end in ("a", "b"):
+            folder = tmp_path / ("x" * 240 + end)
+            folder.mkdir()
+            (folder / "config.json").write_text(f'{{"model_type": "{end}"}}')
+            spec = TrainSpec(model=str(folder))
+            runner.launch(spec, 1)
+            runner.launch(spec, 2)
+        assert len(set(folders)) == 4
+        assert {re.sub(r".*-", "", name) for name in folders} == {"1", "2"}
+
+    def test_ctrl_c_says_which_case_it_was_and_where_its_logs_are(self, tmp_path: Path) -> None:
+        def launch(request: LaunchRequest) -> Launch:
+            raise KeyboardInterrupt
+
+        show = Saying()
+        with pytest.raises(KeyboardInterrupt):
+            self.runner(tmp_path, show, launch).launch(SPEC, 1)
+        assert show.said == [f"{SPEC.id}: interrupted; its logs are in {tmp_path / SPEC.id}-1"]
+
+    def test_leases_that_cannot_be_kept_fail_in_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "file"))
+        with pytest.raises(pytest.fail.Exception, match="name another folder in LLMPERF_LEASE_DIR") as failure:
+            self.runner(tmp_path, Saying(), lambda request: launch_of(request.spec)).launch(SPEC, 1)
+        assert not failure.value.pytrace
+        assert "\n" not in str(failure.value)
+
+    def test_an_error_of_the_launch_is_none_of_the_leases(self, tmp_path: Path) -> None:
+        def launch(request: LaunchRequest) -> Launch:
+            raise OSError("of the launch")
+
+        with pytest.raises(OSError, match="of the launch"):
+            self.runner(tmp_path, Saying(), launch).launch(SPEC, 1)
+
+    def test_a_lease_ends_with_its_launch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        events = []
+
+        @contextmanager
+        def lease(say: Callable[[str], None]) -> Iterator[None]:
+            events.append("leased")
+            yield
+            events.append("released")
+
+        def launch(request: LaunchRequest) -> Launch:
+            events.append("launched")
+            return launch_of(request.spec)
+
+        monkeypatch.setattr(runner_module, "lease_cpu", lease)
+        self.runner(tmp_path, Saying(), launch).launch(SPEC, 1)
+        assert events == ["leased", "launched", "released"]
+
+
+class TestShow:
+    @staticmethod
+    def show(**more: Any) -> Show:
+        plugins = SimpleNamespace(getplugin=lambda name: None)
+        config: Any = SimpleNamespace(pluginmanager=plugins, get_verbosity=lambda: 0, **more)
+        return Show(config)
+
+    def test_a_worker_of_xdist_says_why_it_waits_on_its_stderr(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self.show(workerinput={"workerid": "gw1"}).say("waiting for the CPU")
+        assert capfd.readouterr().err == "llmperf [gw1]: waiting for the CPU\n"
+
+    def test_without_a_reporter_nothing_is_said(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self.show().say("waiting for the CPU")
+        assert capfd.readouterr() == ("", "")
+
+    def test_it_reaches_the_controllers_stderr_past_the_capture(
+        self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("xdist")
+        for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+            monkeypatch.delenv(name, raising=False)  # they tell the inner pytest that it is a worker
+        pytester.makepyfile("def test_one(perf):\n    print('captured')\n    perf._show.say('waiting for the CPU')\n")
+        result = pytester.runpytest_subprocess("-p", "no:randomly", "-n", "1", "--gpus", "0")
+        result.assert_outcomes(passed=1)
+        assert result.stderr.str() == "llmperf [gw0]: waiting for the CPU"
+        assert "waiting" not in result.stdout.str()
