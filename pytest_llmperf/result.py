@@ -9,7 +9,7 @@ from typing import Any
 from pytest_llmperf.measurement import Launch
 
 #: Worst first: a case is as bad as its worst metric.
-VERDICTS = ("invalid", "regressed", "new", "improved", "pass")
+VERDICTS = ("invalid", "regressed", "new", "inconclusive", "improved", "pass")
 
 GIB = 2**30
 
@@ -70,6 +70,8 @@ class CaseResult:
     differences: tuple[str, ...] = ()
     """What differs between the baseline's environment and this one, ``name: then -> now``."""
     reference: Reference | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader should know besides the verdict: a launch that was set aside, creep, two speeds."""
     updated: str = ""
     """What was recorded, if anything: the lines an update prints."""
     rung: str = ""
@@ -92,6 +94,7 @@ class CaseResult:
                 "checks": tuple(Check(**check) for check in values["checks"]),
                 "launches": tuple(Launch.from_dict(launch) for launch in values["launches"]),
                 "differences": tuple(values["differences"]),
+                "notes": tuple(values["notes"]),
                 "reference": Reference(**reference) if reference else None,
             }
         )

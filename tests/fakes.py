@@ -17,7 +17,7 @@ from unittest import mock
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.measurement import Environment, Failure, Health, Launch, Progress, RankRecord
-from pytest_llmperf.plugin import runner, session
+from pytest_llmperf.plugin import runner, session, sound
 from pytest_llmperf.spec import TrainSpec
 
 MACHINE = Machine(gpus=(), cpu_name="Fake CPU", cores=8)
@@ -100,6 +100,12 @@ class FakeLauncher:
             log.write(f"{request.spec.id} {os.getpid()}\n")
         path = Path("fake.json")
         values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        # By a part of the spec's id or of the interpreter; and by the number of the launch, the last one for the rest.
+        for part, more in values.pop("by", {}).items():
+            values |= more if part in f"{request.spec.id} {request.python}" else {}
+        sequence = values.pop("sequence", [])
+        number = len(Path("launches.txt").read_text(encoding="utf-8").splitlines())
+        values |= sequence[min(number, len(sequence)) - 1] if sequence else {}
         values["foreign_processes"] = tuple(values.get("foreign_processes", ()))
         fake = Fake(**values)
         watch(Progress(phase="training", step=1, steps=request.spec.steps, tokens_per_second=1000.0))
@@ -115,4 +121,5 @@ class FakeLauncher:
 def install() -> None:
     """Put the fakes in the place of the launcher and of the hardware."""
     mock.patch.object(runner, "LocalLauncher", FakeLauncher).start()
+    mock.patch.object(sound, "_PAUSE_SECONDS", 0.0).start()
     mock.patch.object(session, "find_machine", return_value=MACHINE).start()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pytest_llmperf.judge.figures import figure
+from pytest_llmperf.judge.figures import figure, percent
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import Check
@@ -20,6 +20,10 @@ SCHEMA = 1
 
 # More would only slow reading: what a verdict can see is decided by the first dozen.
 _MAX_LAUNCHES = 24
+
+
+#: Sessions from which on a baseline says how sessions differ.
+CALIBRATED_SESSIONS = 3
 
 
 class BaselineError(Exception):
@@ -35,6 +39,8 @@ class Accepted:
     reason: str
     launches: int
     metrics: Mapping[str, float]
+    revision: str = ""
+    """Commit of the tree that ran; empty where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,16 @@ class Baseline:
     """The first accepted figures: against them slow creep shows."""
     history: tuple[Accepted, ...]
     """Every acceptance, newest last; the anchor is the first."""
+
+    @property
+    def sessions(self) -> int:
+        """Different hardware or days that its launches are of."""
+        return len({launch.session for launch in self.launches})
+
+    @property
+    def maturity(self) -> str:
+        """``provisional``, or ``calibrated`` once three sessions have said how they differ."""
+        return "calibrated" if self.sessions >= CALIBRATED_SESSIONS else "provisional"
 
     def to_json(self) -> str:
         """Sorted and stable; arrays of numbers on one line, environments once each.
@@ -117,7 +133,7 @@ class Baseline:
             )
         except KeyError as error:
             raise BaselineError(f"{source}: it has no {str(error.args[0])!r}, expected one; {_WHAT_TO_DO}") from error
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BaselineError(f"{source}: not a baseline of schema {SCHEMA} ({error}); {_WHAT_TO_DO}") from error
 
 
@@ -127,11 +143,14 @@ def _recorded(entry: Accepted) -> dict[str, Any]:
         name: int(value) if name.endswith("_bytes") and float(value).is_integer() else value
         for name, value in entry.metrics.items()
     }
-    return {**asdict(entry), "metrics": metrics}
+    values = {name: value for name, value in asdict(entry).items() if name != "revision" or value}
+    return {**values, "metrics": metrics}
 
 
 def _accepted(values: Mapping[str, Any]) -> Accepted:
     entry = Accepted(**values)
+    if not all(isinstance(text, str) for text in (entry.recorded_at, entry.reason, entry.revision)):
+        raise ValueError(f"an acceptance's date, reason and revision are text, not {dict(values)!r}")
     return replace(entry, metrics={str(name): float(value) for name, value in entry.metrics.items()})
 
 
@@ -172,6 +191,7 @@ def _parse(text: str, source: str) -> dict[str, Any]:
 def accept(  # noqa: PLR0913 - each is a fact of the record, and named
     old: Baseline | None,
     *,
+    judged: Baseline | None,
     spec: TrainSpec,
     machine: str,
     launches: Sequence[Launch],
@@ -180,18 +200,19 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
     reason: str,
     recorded_at: str,
     recorded_by: str,
+    revision: str = "",
 ) -> Baseline:
     """The baseline after ``launches`` were accepted.
 
-    ``verdict`` and ``checks`` are what ``judge`` said of ``launches`` against ``old``. Launches that pass join those
-    that are there; ones beyond tolerance replace them, since two speeds are not one population. The anchor stays.
+    ``verdict`` and ``checks`` are what ``judge`` said of ``launches`` against ``judged``. Launches within tolerance
+    join those that are there; ones beyond it replace them, since two speeds are not one population. The anchor stays.
 
     Raises:
-        BaselineError: the launches are invalid, worse beyond tolerance without a reason, or were judged as new where
-            by now there is a baseline.
+        BaselineError: the launches are invalid, worse beyond tolerance without a reason, or were judged against
+            another baseline than there is by now.
     """
-    _refuse_unfit(old, spec, launches, verdict)
-    worse = [check for check in checks if check.verdict == "regressed"]
+    _refuse_unfit(old, judged, spec, launches, verdict)
+    worse = [check for check in checks if _is_beyond(check, worse=True)]
     if worse and not reason:
         figures = ", ".join(_then_and_now(check) for check in worse)
         raise BaselineError(f'{spec.id}: worse beyond tolerance ({figures}); accept it with --perf-reason "why"')
@@ -200,6 +221,7 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
         reason=reason,
         launches=len(launches),
         metrics={check.metric: check.value for check in checks},
+        revision=revision,
     )
     if old is None:
         return Baseline(
@@ -212,7 +234,8 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
             anchor=entry,
             history=(entry,),
         )
-    kept = old.launches if verdict == "pass" else ()
+    beyond = worse or any(_is_beyond(check, worse=False) for check in checks)
+    kept = () if beyond else old.launches
     return replace(
         old,
         spec=spec.to_dict(),
@@ -222,16 +245,30 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
     )
 
 
-def _refuse_unfit(old: Baseline | None, spec: TrainSpec, launches: Sequence[Launch], verdict: str) -> None:
+def _is_beyond(check: Check, *, worse: bool) -> bool:
+    """Whether a gating figure left its tolerance in one direction, be it proven or not."""
+    if check.verdict in (None, "pass", "new") or check.change is None or check.tolerance is None:
+        return check.verdict == ("regressed" if worse else "improved")
+    falls = check.limit is not None and check.baseline is not None and check.limit < check.baseline
+    loss = 1 / (1 + check.change) - 1 if falls and check.change > -1 else check.change
+    return loss > check.tolerance if worse else 1 / (1 + loss) - 1 > check.tolerance
+
+
+def _refuse_unfit(
+    old: Baseline | None, judged: Baseline | None, spec: TrainSpec, launches: Sequence[Launch], verdict: str
+) -> None:
     if not launches:
         raise BaselineError(f"{spec.id}: no launch was measured, there is nothing to record")
     if verdict == "invalid":
         raise BaselineError(f"{spec.id}: an invalid launch is never recorded")
-    if verdict == "new" and old is not None:
-        # Recorded by another process since this one looked: to replace it unseen could hide a loss.
+    injected = next((launch.evidence.get("injected") for launch in launches if launch.evidence.get("injected")), "")
+    if injected:
+        raise BaselineError(f"{spec.id}: measured under LLMPERF_INJECT={injected}, which is never recorded")
+    if old != judged:
+        # Recorded by another process since this one looked: to replace it, or to join it, unseen could hide a loss.
+        now = f"there is one of {old.history[-1].recorded_at} ({old.recorded_by})" if old else "it is gone"
         raise BaselineError(
-            f"{spec.id}: another run recorded a baseline meanwhile ({old.history[-1].recorded_at}, {old.recorded_by}), "
-            "expected none; run again to be held against it"
+            f"{spec.id}: another run changed the baseline meanwhile, {now}; run again to be held against it"
         )
 
 
@@ -240,10 +277,33 @@ def _then_and_now(check: Check) -> str:
     return f"{check.metric} {before} -> {figure(check.value, check.unit)}"
 
 
+def size_of(baseline: Baseline) -> str:
+    """``3 launches in 2 sessions, provisional``."""
+    launches, sessions = len(baseline.launches), baseline.sessions
+    counts = f"{launches} {'launch' if launches == 1 else 'launches'} in {sessions} "
+    return f"{counts}{'session' if sessions == 1 else 'sessions'}, {baseline.maturity}"
+
+
+def creep(baseline: Baseline, checks: Sequence[Check], tolerances: Mapping[str, float]) -> tuple[str, ...]:
+    """A line for each metric that is within tolerance of the baseline and worse than the anchor by more than that."""
+    lines = []
+    for check in checks:
+        anchor = baseline.anchor.metrics.get(check.metric)
+        tolerance = tolerances.get(check.metric)
+        if not anchor or tolerance is None or check.verdict not in ("pass", "inconclusive") or check.limit is None:
+            continue
+        falls = check.baseline is not None and check.limit < check.baseline  # its limit is a floor, not a ceiling
+        loss = anchor / check.value - 1 if falls else check.value / anchor - 1
+        if loss > tolerance:
+            was, now = figure(anchor, check.unit), figure(check.value, check.unit)
+            change, since = percent(check.value / anchor - 1), baseline.anchor.recorded_at[:10]
+            lines.append(f"creep: {check.metric} {now} is {change} from the anchor's {was} of {since}")
+    return tuple(lines)
+
+
 def describe(old: Baseline | None, new: Baseline) -> list[str]:
     """Old, new and anchor side by side, for people."""
-    num = len(new.launches)
-    lines = [f"recorded {new.id} ({num} {'launch' if num == 1 else 'launches'} in the baseline)"]
+    lines = [f"recorded {new.id} ({size_of(new)})"]
     for label, entry in (("old", old.history[-1] if old else None), ("new", new.history[-1]), ("anchor", new.anchor)):
         if entry is not None:
             rate, memory = (

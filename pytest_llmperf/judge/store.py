@@ -7,13 +7,14 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
 from pytest_llmperf.judge.baseline import Baseline, BaselineError
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.spec import TrainSpec
 
 # Not beside the baselines: a lock file is litter in version control. Not under TMPDIR, which schedulers set for each
@@ -109,6 +110,16 @@ class BaselineStore:
     def machines(self) -> list[str]:
         """The machine kinds that have baselines, sorted."""
         return sorted({path.relative_to(self.root).parts[0] for path in self.root.glob("*/*/*.json")})
+
+    def launches(self, machine: str) -> list[tuple[Launch, ...]]:
+        """The launches of every readable baseline of ``machine``; another is told of where it is used."""
+        found = []
+        for path in sorted((self.root / machine).rglob("*.json")):
+            with suppress(BaselineError):
+                baseline = _read(path)
+                if baseline is not None:
+                    found.append(baseline.launches)
+        return found
 
     def entries(self, machine: str) -> list[Entry]:
         """Every baseline of ``machine``, sorted by path.

@@ -10,8 +10,23 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.measurement import Health, Launch
 from pytest_llmperf.spec import TrainSpec
+
+# Clocks lowered for one of these reasons say something of the room or the board, nothing of the software. The power
+# limit is not among them: a chip that trains at full speed lives there.
+_THROTTLES = frozenset(
+    {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
+)
+_THROTTLED_SHARE = 0.1
+
+# A canary this far below the lowest stored one, of at least so many; two launches a minute apart were seen to differ
+# by 11 % (clocks are still rising while it sings).
+_CANARY_LOSS, _FEWEST_CANARIES = 0.2, 3
+
+# A third's median scatters about 2.4 times as much as the whole's; a drift beyond three times that is none of chance.
+_DRIFT_ERRORS = 3 * 2.45
 
 _DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
@@ -27,8 +42,51 @@ def troubles(spec: TrainSpec, launch: Launch, inactive: frozenset[str] = frozens
         *unusable(launch),
         *(f"{name!r} cannot be declared inactive{_nearest(name)}" for name in sorted(inactive - _CHECKS.keys())),
         *_contradictions(spec, launch.evidence, inactive),
-        *(f"another process on the hardware: {line}" for line in launch.health.foreign_processes),
     )
+
+
+def circumstances(launch: Launch, tolerance: float, experience: Experience | None = None) -> tuple[str, ...]:
+    """One line for each thing around ``launch`` that spoilt it and may be gone the next time.
+
+    ``tolerance`` is the throughput's: a launch that drifts by more than half of it has no one speed.
+    """
+    return (
+        *(f"another process on the hardware: {line}" for line in launch.health.foreign_processes),
+        *_unwell(launch.health),
+        *(_hoarse(launch, experience) if experience and launch.environment.driver else ()),
+        *_drifting(launch, tolerance),
+    )
+
+
+def _unwell(health: Health) -> Iterator[str]:
+    for reason, share in health.clock_reasons.items():
+        if reason in _THROTTLES and share > _THROTTLED_SHARE:
+            yield (
+                f"clocks were lowered by {reason} in {share * 100:.0f} % of the time "
+                f"({health.temperature_celsius:.0f} °C, {health.sm_clock_mhz:.0f} MHz)"
+            )
+    if health.memory_errors:
+        yield f"{health.memory_errors} new memory error(s) on the GPU (uncorrected ECC, remapped rows)"
+
+
+def _hoarse(launch: Launch, experience: Experience) -> Iterator[str]:
+    for name, rate in launch.canary.items():
+        stored = experience.canaries.get(f"{len(launch.ranks)} {name}", ())
+        if len(stored) >= _FEWEST_CANARIES and rate < min(stored) * (1 - _CANARY_LOSS):
+            yield (
+                f"the canary {name} was {rate:.3g}, stored ones are {min(stored):.3g} to {max(stored):.3g}: "
+                "the hardware itself is slow"
+            )
+
+
+def _drifting(launch: Launch, tolerance: float) -> Iterator[str]:
+    steady = launch.steady
+    if abs(steady.drift) > max(tolerance / 2, _DRIFT_ERRORS * steady.error):
+        yield f"{DRIFT} {steady.drift * 100:+.1f} % from the first third of its steady steps to the last"
+
+
+#: How the line about a drifting launch begins; such a launch is tried again with more steps.
+DRIFT = "the step time drifted"
 
 
 def unusable(launch: Launch) -> Iterator[str]:
@@ -100,7 +158,22 @@ def _liger(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
 
 def _attention(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
     asked, ran = spec.attention, evidence["attention"]
-    return None if asked == ran else f"asked for attention {asked}, the model ran {ran}"
+    if asked != ran:
+        return f"asked for attention {asked}, the model ran {ran}"
+    # Old records have no kernel, and not every one can be watched.
+    kernel = evidence.get("attention_kernel", "unknown")
+    if kernel == "unknown" or _KERNELS[asked](kernel):
+        return None
+    return f"asked for attention {asked}, the operators that ran were {kernel or 'plain matrix products'}"
+
+
+# What the operators of each attention are called; eager's are matrix products and a softmax, like anything else's.
+_KERNELS: Mapping[str, Callable[[str], bool]] = {
+    "eager": lambda kernel: not kernel,
+    "sdpa": lambda kernel: "scaled_dot_product" in kernel,
+    "flash_attention_2": lambda kernel: "flash_attn" in kernel,
+    "flex_attention": lambda kernel: "flex_attention" in kernel,
+}
 
 
 def _weights(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
@@ -127,14 +200,25 @@ def _checkpointing(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
 
 
 def _compile(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
-    return _equal("torch_compile", spec.torch_compile, evidence["torch_compile"])
+    line = _equal("torch_compile", spec.torch_compile, evidence["torch_compile"])
+    if line is None and spec.torch_compile and evidence.get("compiled_graphs", 1) == 0:
+        return "asked for torch_compile, no graph was compiled"
+    return line
 
 
 def _optimizer(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
     if spec.optimizer in ("adamw_torch", "adamw_torch_fused"):
         asked = ("AdamW", spec.optimizer == "adamw_torch_fused")
         return _equal("optimizer (class, fused)", asked, (evidence["optimizer"], evidence["optimizer_fused"]))
-    return None if evidence["optimizer"] else f"asked for optimizer {spec.optimizer}, none was seen"
+    seen = evidence["optimizer"]
+    family = next((name for prefix, name in _OPTIMIZERS.items() if spec.optimizer.startswith(prefix)), "")
+    if seen in ("", "NoneType"):
+        return f"asked for optimizer {spec.optimizer}, none was seen"
+    return None if family.lower() in seen.lower() else f"asked for optimizer {spec.optimizer}, the run had {seen}"
+
+
+# What an optimizer's class must be called, by how transformers' name begins; of others, any will do.
+_OPTIMIZERS = {"adafactor": "Adafactor", "sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop", "lion": "Lion"}
 
 
 def _equal(what: str, asked: object, seen: object) -> str | None:

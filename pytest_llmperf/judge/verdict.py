@@ -1,7 +1,7 @@
 """From launches and a baseline to a verdict: numbers in, a decision and its reason out.
 
-First version: a tolerance for each metric. What a tolerance means, and in which direction a metric gets worse, is
-decided here and nowhere else.
+What a tolerance means, and in which direction a metric gets worse, is decided here and nowhere else. How speed is
+decided is ``sequential.py``'s.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.judge.figures import figure, percent
+from pytest_llmperf.judge.sequential import Decision, Rule, decide
+from pytest_llmperf.judge.stats import Difference, Noise, Spread
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import VERDICTS, Check
@@ -21,32 +24,59 @@ from pytest_llmperf.result import VERDICTS, Check
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric is read off launches, and which way is worse."""
+    """How a metric is read off launches, which way is worse, and by which rule it is decided."""
 
     unit: str
     of: Callable[[Sequence[Launch]], float]
     higher_is_better: bool = False
+    rule: str = "exact"
+    """``speed``: by statistics (``sequential.py``). ``confirmed``: the best of the launches against the worst of the
+    baseline's, and never by one launch alone. ``exact``: as measured."""
+    slack: float = 0.0
+    """In the metric's own unit: a smaller change is no change, whatever fraction it is."""
 
 
 #: In the order in which they are shown; the names are the design's.
 METRICS: Mapping[str, Metric] = {
     "tokens_per_second_per_gpu": Metric(
-        "tokens/s", lambda runs: stats.pooled_tokens_per_second(runs) / len(runs[0].ranks), higher_is_better=True
+        "tokens/s",
+        lambda runs: stats.pooled_tokens_per_second(runs) / len(runs[0].ranks),
+        higher_is_better=True,
+        rule="speed",
     ),
-    "tokens_per_second": Metric("tokens/s", stats.pooled_tokens_per_second, higher_is_better=True),
-    "step_seconds": Metric("s", stats.pooled_step_seconds),
-    "first_step_seconds": Metric("s", stats.pooled_first_step_seconds),
+    "tokens_per_second": Metric("tokens/s", stats.pooled_tokens_per_second, higher_is_better=True, rule="speed"),
+    "step_seconds": Metric("s", stats.pooled_step_seconds, rule="speed"),
+    # Kernels compile, caches fill, autotuners try: the best launch says what the code takes.
+    "first_step_seconds": Metric(
+        "s", lambda runs: min(launch.first_step_seconds for launch in runs), rule="confirmed", slack=1.0
+    ),
+    # A median hides stalls. A tenth of a second's hiccup in one launch is nobody's fault; one in every launch is.
+    "stall_share": Metric("1", lambda runs: min(launch.steady.stalls for launch in runs), rule="confirmed", slack=0.02),
     # The highest of all launches: a ceiling that one of them broke is broken.
     "peak_reserved_bytes": Metric("bytes", lambda runs: float(max(launch.peak_reserved_bytes for launch in runs))),
     "peak_allocated_bytes": Metric("bytes", lambda runs: float(max(launch.peak_allocated_bytes for launch in runs))),
     "final_loss": Metric("1", lambda runs: runs[-1].losses[-1]),
 }
 
-_GPU_TOLERANCES = {"tokens_per_second_per_gpu": 0.05, "peak_reserved_bytes": 0.01}
+# 2 % on hardware that the baseline knows. Eight GPUs of one host differ by 0.6 % (sd), hosts by 2 %.
+_GPU_TOLERANCES = {
+    "tokens_per_second_per_gpu": 0.02,
+    "first_step_seconds": 2.0,
+    "stall_share": 0.02,
+    "peak_reserved_bytes": 0.01,
+}
+_GPU_ELSEWHERE = 0.05
+_GPU_PAIRED = 0.01
+_GPU_NOISE = Noise(site=Spread(0.010, 10), session=Spread(0.003, 8), launch=Spread(0.004, 8))
 
 # Identical runs on a CPU spread 20 % and more, twice that beside a busy neighbour, and the resident memory of a small
 # process is mostly libraries and allocator: a tight gate would cry wolf every day.
-_CPU_TOLERANCES = {"tokens_per_second_per_gpu": 3.0, "peak_reserved_bytes": 0.5}
+_CPU_TOLERANCES = {
+    "tokens_per_second_per_gpu": 3.0,
+    "first_step_seconds": 9.0,
+    "peak_reserved_bytes": 0.5,
+}
+_CPU_NOISE = Noise(site=Spread(0.15, 8), session=Spread(0.15, 8), launch=Spread(0.15, 8))
 
 
 @dataclass(frozen=True)
@@ -58,6 +88,12 @@ class Policy:
     """
 
     tolerances: Mapping[str, float]
+    noise: Noise = _CPU_NOISE
+    """What is believed of the machine's noise before its baselines have shown it."""
+    elsewhere: Mapping[str, float] = field(default_factory=dict)
+    """Tolerances in place of those above on hardware that a baseline has not seen; none where a user chose."""
+    paired: Mapping[str, float] = field(default_factory=dict)
+    """The same, where launches of both sides took turns on the same hardware."""
 
     def __post_init__(self) -> None:
         for metric, tolerance in self.tolerances.items():
@@ -70,15 +106,31 @@ class Policy:
 
     @classmethod
     def for_gpu(cls) -> Policy:
-        return cls(_GPU_TOLERANCES)
+        rate = "tokens_per_second_per_gpu"
+        return cls(_GPU_TOLERANCES, _GPU_NOISE, {rate: _GPU_ELSEWHERE}, {rate: _GPU_PAIRED})
 
     @classmethod
     def for_cpu(cls) -> Policy:
-        return cls(_CPU_TOLERANCES)
+        return cls(_CPU_TOLERANCES, _CPU_NOISE)
 
     def merged(self, tolerances: Mapping[str, float]) -> Policy:
         """This policy with these tolerances in place of its own."""
-        return replace(self, tolerances={**self.tolerances, **tolerances})
+        elsewhere, paired = (
+            {metric: value for metric, value in special.items() if metric not in tolerances}
+            for special in (self.elsewhere, self.paired)
+        )
+        return replace(self, tolerances={**self.tolerances, **tolerances}, elsewhere=elsewhere, paired=paired)
+
+    def at(self, launches: Sequence[Launch], baseline: Baseline) -> Policy:
+        """This policy where ``launches`` ran: on hardware that ``baseline`` knows, or elsewhere."""
+        known = {launch.site for launch in baseline.launches}
+        if all(launch.site in known for launch in launches):
+            return self
+        return replace(self, tolerances={**self.tolerances, **self.elsewhere})
+
+    def in_pairs(self) -> Policy:
+        """This policy for launches that took turns."""
+        return replace(self, tolerances={**self.tolerances, **self.paired})
 
 
 def _is_positive_number(value: object) -> bool:
@@ -94,14 +146,18 @@ class Judgement:
     reason: str
     """Reasons of an ``invalid`` case are separated by ``"; "``."""
     checks: tuple[Check, ...]
+    undecided: bool = False
+    """Whether another launch is worth its cost; the verdict is then what these launches alone would give."""
 
 
-def judge(
+def judge(  # noqa: PLR0913, PLR0917 - what there is to know
     launches: Sequence[Launch],
     baseline: Baseline | None,
     policy: Policy,
     troubles: Sequence[str] = (),
     extra: Sequence[Check] = (),
+    rule: Rule | None = None,
+    experience: Experience | None = None,
 ) -> Judgement:
     """The verdict on a measurement; ``extra`` are figures from elsewhere (MFU), shown with the rest.
 
@@ -112,15 +168,52 @@ def judge(
     found = dict.fromkeys([*troubles, *_not_comparable(launches, baseline), *_impossible(extra)])
     if found:
         return Judgement("invalid", "; ".join(line.replace("; ", ", ") for line in found), ())
-    checks = [_check(name, metric, launches, baseline, policy) for name, metric in METRICS.items()]
-    gating = [check for check in checks if check.verdict is not None]
     if baseline is None:
+        checks = [_new(name, metric, launches, policy.tolerances.get(name)) for name, metric in METRICS.items()]
         return Judgement("new", "no baseline yet", (*checks, *extra))
+    noise = experience.noise if experience else policy.noise
+    court = _Court(
+        launches,
+        baseline.launches,
+        stats.difference(launches, baseline.launches, noise),
+        stats.moderated(noise, launches, baseline.launches).launch.sd,
+        policy.at(launches, baseline),
+        rule or Rule(),
+    )
+    return _judged(court, extra)
+
+
+def judge_pairs(  # noqa: PLR0913, PLR0917 - what there is to know
+    pairs: Sequence[tuple[Launch, Launch]],
+    policy: Policy,
+    troubles: Sequence[str] = (),
+    extra: Sequence[Check] = (),
+    rule: Rule | None = None,
+    experience: Experience | None = None,
+) -> Judgement:
+    """The verdict on the second of each pair against the first, which took turns on the same hardware."""
+    before, after = [a for a, _ in pairs], [b for _, b in pairs]
+    found = dict.fromkeys([*troubles, *_not_comparable([*before, *after], None), *_impossible(extra)])
+    if found:
+        return Judgement("invalid", "; ".join(line.replace("; ", ", ") for line in found), ())
+    noise = experience.noise if experience else policy.noise
+    difference = stats.paired_difference(pairs, noise)
+    spread = difference.error * math.sqrt(len(pairs))
+    return _judged(_Court(after, before, difference, spread, policy.in_pairs(), rule or Rule()), extra)
+
+
+def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
+    checks = [court.check(name, metric) for name, metric in METRICS.items()]
+    gating = [check for check in checks if check.verdict is not None]
     verdict = min((check.verdict or "pass" for check in gating), key=VERDICTS.index, default="pass")
     reason = ", ".join(_sentence(check) for check in gating if check.verdict == verdict)
     if verdict == "pass":
         reason = "within tolerance" if gating else "no metric gates this case"
-    return Judgement(verdict, reason, (*checks, *extra))
+    # A ceiling that is broken stays broken: no launch could mend it.
+    undecided = court.undecided and not any(
+        check.verdict == "regressed" and METRICS[check.metric].rule == "exact" for check in gating
+    )
+    return Judgement(verdict, reason, (*checks, *extra), undecided)
 
 
 def _not_comparable(launches: Sequence[Launch], baseline: Baseline | None) -> Iterator[str]:
@@ -143,28 +236,82 @@ def _impossible(extra: Sequence[Check]) -> Iterator[str]:
             yield f"mfu {check.value * 100:.0f} % is more than the chip can do"
 
 
-def _check(name: str, metric: Metric, launches: Sequence[Launch], baseline: Baseline | None, policy: Policy) -> Check:
-    value = metric.of(launches)
-    check = Check(metric=name, value=value, unit=metric.unit, detail=_detail(name, launches))
-    tolerance = policy.tolerances.get(name)
-    if baseline is None:
-        return replace(check, tolerance=tolerance, verdict=None if tolerance is None else "new")
-    reference = metric.of(baseline.launches)
-    change = value / reference - 1 if reference else None
-    check = replace(check, baseline=reference, change=change, tolerance=tolerance)
-    if tolerance is None:
-        return check
-    worse, better = reference * (1 + tolerance), reference / (1 + tolerance)
-    if metric.higher_is_better:
-        worse, better = better, worse
-    return replace(check, limit=worse, verdict=_compare(value, worse, better, metric.higher_is_better))
+def _new(name: str, metric: Metric, launches: Sequence[Launch], tolerance: float | None) -> Check:
+    return Check(
+        metric=name,
+        value=metric.of(launches),
+        unit=metric.unit,
+        detail=_detail(name, launches),
+        tolerance=tolerance,
+        verdict=None if tolerance is None else "new",
+    )
 
 
-def _compare(value: float, worse: float, better: float, higher_is_better: bool) -> str:
-    sign = 1 if higher_is_better else -1
-    if sign * value < sign * worse:
-        return "regressed"
-    return "improved" if sign * value > sign * better else "pass"
+class _Court:
+    """One measurement against what it is held against, metric by metric."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what there is to know
+        self,
+        launches: Sequence[Launch],
+        reference: Sequence[Launch],
+        difference: Difference,
+        launch_sd: float,
+        policy: Policy,
+        rule: Rule,
+    ) -> None:
+        self._launches, self._reference, self._policy, self._rule = launches, reference, policy, rule
+        self._difference, self._launch_sd = difference, launch_sd
+        self.undecided = False
+
+    def check(self, name: str, metric: Metric) -> Check:
+        """The check of one metric; notes where another launch is wanted."""
+        bare = _new(name, metric, self._launches, self._policy.tolerances.get(name))
+        by_rule = {"speed": self._speed, "confirmed": self._confirmed, "exact": self._exact}
+        return by_rule[metric.rule](metric, bare)
+
+    def _speed(self, metric: Metric, check: Check) -> Check:
+        ratio = math.exp(-self._difference.log if metric.higher_is_better else self._difference.log)
+        check = replace(check, baseline=check.value / ratio, change=ratio - 1)
+        if check.tolerance is None:
+            return check
+        decision = decide(self._difference, self._launch_sd, check.tolerance, len(self._launches), self._rule)
+        self.undecided |= decision.verdict is None
+        sign = -1 if metric.higher_is_better else 1
+        return replace(
+            check,
+            limit=check.value / ratio * math.exp(sign * decision.alarm_log),
+            detectable=decision.detectable,
+            verdict=decision.verdict or "inconclusive",
+            detail=check.detail or _blind(decision, check.tolerance),
+        )
+
+    def _confirmed(self, metric: Metric, check: Check) -> Check:
+        reference = max(metric.of([launch]) for launch in self._reference)
+        check = replace(check, baseline=reference, change=check.value / reference - 1 if reference else None)
+        if check.tolerance is None:
+            return check
+        limit = max(reference * (1 + check.tolerance), reference + metric.slack)
+        if check.value <= limit:
+            return replace(check, limit=limit, verdict="pass")
+        if len(self._launches) < min(2, self._rule.budget):
+            self.undecided = True
+            return replace(check, limit=limit, verdict="inconclusive")
+        return replace(check, limit=limit, verdict="regressed")
+
+    def _exact(self, metric: Metric, check: Check) -> Check:
+        reference = metric.of(self._reference)
+        check = replace(check, baseline=reference, change=check.value / reference - 1 if reference else None)
+        if check.tolerance is None:
+            return check
+        worse, better = reference * (1 + check.tolerance), reference / (1 + check.tolerance)
+        verdict = "regressed" if check.value > worse else "improved" if check.value < better else "pass"
+        return replace(check, limit=worse, verdict=verdict)
+
+
+def _blind(decision: Decision, tolerance: float) -> str:
+    if decision.detectable <= 2 * tolerance:
+        return ""
+    return f"this gate sees {decision.detectable * 100:.1f} %, not its tolerance of {tolerance * 100:.1f} %"
 
 
 def _detail(name: str, launches: Sequence[Launch]) -> str:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.baseline import Baseline, BaselineError, accept, describe
+from pytest_llmperf.judge.baseline import Baseline, BaselineError, accept, creep, describe
+from pytest_llmperf.judge.sequential import Rule
 from pytest_llmperf.judge.verdict import Policy, judge
 from pytest_llmperf.measurement import Environment, Launch
 from pytest_llmperf.spec import TrainSpec
@@ -38,7 +39,7 @@ def accepted(old: Baseline | None, *launches: Launch, reason: str = "", **other:
         "recorded_by": "test_it.py::test_it[1,2]",
         **other,
     }
-    return accept(old, spec=SPEC, machine="m", launches=launches, **values)
+    return accept(old, judged=values.pop("judged", old), spec=SPEC, machine="m", launches=launches, **values)
 
 
 BASELINE = accepted(None, launch())
@@ -174,6 +175,13 @@ class TestBrokenFiles:
             (broken_launch(losses=[]), "no loss was recorded"),
             (broken_launch(ranks=[]), "not a baseline"),
             (broken_launch(surprise=1), "surprise"),
+            (broken_launch(started_at=5), "started_at is 5, expected str"),
+            (broken_launch(evidence=[]), "evidence is [], expected Mapping"),
+            (broken_launch(warmup_steps="3"), "not a baseline"),
+            (broken_launch(warmup_steps=-1), "12 steps, -1 of them warm-up"),
+            (broken_launch(wall_seconds=True), "wall_seconds is True"),
+            (broken_launch(losses=[10**400] * 12), "not a baseline"),
+            (setting("anchor", {"metrics": {}, "reason": "", "recorded_at": 5, "launches": 1}), "are text"),
         ],
     )
     def test_a_document_that_is_none(self, change: Callable[[dict[str, Any]], None], said: str) -> None:
@@ -254,23 +262,71 @@ class TestAccepting:
             accepted(None, verdict="pass")
 
     def test_one_that_was_judged_as_new_replaces_nothing(self) -> None:
-        with pytest.raises(BaselineError, match="another run recorded a baseline meanwhile"):
-            accepted(BASELINE, launch(9.0), verdict="new", checks=judge([launch(9.0)], None, Policy.for_gpu()).checks)
+        new = judge([launch(9.0)], None, Policy.for_gpu()).checks
+        with pytest.raises(BaselineError, match="another run changed the baseline meanwhile, there is one of 2026"):
+            accepted(BASELINE, launch(9.0), verdict="new", checks=new, judged=None)
+
+    def test_one_that_was_judged_against_another_does_not_join(self) -> None:
+        slower = accepted(BASELINE, launch(9.0), launch(9.0), reason="why")
+        with pytest.raises(BaselineError, match="another run changed the baseline meanwhile"):
+            accepted(slower, launch(), judged=BASELINE)
+        with pytest.raises(BaselineError, match="it is gone"):
+            accepted(None, launch(), judged=BASELINE)
+
+    def test_a_loss_that_is_not_proven_needs_a_reason_too_and_replaces(self) -> None:
+        slow = [launch(0.1021)]
+        judgement = judge(slow, BASELINE, Policy.for_gpu(), rule=Rule(budget=1))
+        assert judgement.verdict == "inconclusive"
+        with pytest.raises(BaselineError, match=r"worse beyond tolerance \(tokens_per_second_per_gpu "):
+            accepted(BASELINE, *slow, verdict="inconclusive", checks=judgement.checks)
+        kept = accepted(BASELINE, *slow, verdict="inconclusive", checks=judgement.checks, reason="why")
+        assert len(kept.launches) == 1
+
+    def test_an_undecided_one_within_tolerance_joins(self) -> None:
+        near = [launch(0.1019)]
+        judgement = judge(near, BASELINE, Policy.for_gpu(), rule=Rule(budget=1))
+        assert judgement.verdict == "inconclusive"
+        assert len(accepted(BASELINE, *near, verdict="inconclusive", checks=judgement.checks).launches) == 2
+
+    def test_an_injected_slowdown_is_never_recorded(self) -> None:
+        with pytest.raises(BaselineError, match=r"LLMPERF_INJECT=slow=0\.03"):
+            accepted(None, launch(evidence={"injected": "slow=0.03"}))
+
+
+class TestMaturity:
+    def test_three_sessions_calibrate(self) -> None:
+        days = [replace(launch(), started_at=f"2026-01-0{day}T00:00:00Z") for day in (1, 1, 2, 3)]
+        assert [(accepted(None, *days[:n]).sessions, accepted(None, *days[:n]).maturity) for n in (1, 2, 3, 4)] == [
+            (1, "provisional"),
+            (1, "provisional"),
+            (2, "provisional"),
+            (3, "calibrated"),
+        ]
+
+    def test_creep_is_told_in_either_direction_of_a_metric(self) -> None:
+        anchored = replace(BASELINE, launches=(launch(0.108, reserved_bytes=2**30),))
+        checks = judge([launch(0.108)], anchored, Policy.for_gpu()).checks
+        lines = creep(anchored, checks, Policy.for_gpu().tolerances)
+        assert lines == (
+            "creep: tokens_per_second_per_gpu 593 tokens/s is -7.4 % from the anchor's 640 tokens/s of 2026-01-01",
+        )
+        faster = replace(BASELINE, launches=(launch(0.09),))
+        assert creep(faster, judge([launch(0.09)], faster, Policy.for_gpu()).checks, Policy.for_gpu().tolerances) == ()
 
 
 class TestDescribing:
     def test_a_first_one(self) -> None:
         assert describe(None, BASELINE) == [
-            f"recorded {SPEC.id} (1 launch in the baseline)",
+            f"recorded {SPEC.id} (1 launch in 1 session, provisional)",
             "  new           640 tokens/s/GPU    1.00 GiB  2026-01-01",
             "  anchor        640 tokens/s/GPU    1.00 GiB  2026-01-01",
         ]
 
     def test_old_new_and_anchor_side_by_side(self) -> None:
-        second = accepted(BASELINE, launch(0.05))
+        second = accepted(BASELINE, launch(0.05), launch(0.05))
         third = accepted(second, launch(0.2, reserved_bytes=3 * 2**20), reason="needed")
         assert describe(second, third) == [
-            f"recorded {SPEC.id} (1 launch in the baseline)",
+            f"recorded {SPEC.id} (1 launch in 1 session, provisional)",
             "  old         1,280 tokens/s/GPU    1.00 GiB  2026-01-01",
             "  new           320 tokens/s/GPU     3.0 MiB  2026-01-01  (needed)",
             "  anchor        640 tokens/s/GPU    1.00 GiB  2026-01-01",

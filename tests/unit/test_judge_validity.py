@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.validity import troubles
+from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.validity import circumstances, troubles
+from pytest_llmperf.judge.verdict import Policy
+from pytest_llmperf.measurement import Health, Launch
 from pytest_llmperf.spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
@@ -160,4 +163,44 @@ class TestArithmetic:
 
 def test_another_process_on_the_hardware() -> None:
     launch = launch_of(SPEC, Fake(foreign_processes=("GPU 0: pid 7 (python) holds 3.2 GiB",)))
-    assert troubles(SPEC, launch) == ("another process on the hardware: GPU 0: pid 7 (python) holds 3.2 GiB",)
+    assert circumstances(launch, 0.05) == ("another process on the hardware: GPU 0: pid 7 (python) holds 3.2 GiB",)
+
+
+def test_clocks_lowered_by_heat_and_new_memory_errors() -> None:
+    hot = Health(
+        clock_reasons={"hardware thermal slowdown": 0.4, "power limit": 1.0, "software thermal slowdown": 0.05},
+        temperature_celsius=91,
+        sm_clock_mhz=1200,
+        memory_errors=2,
+    )
+    assert circumstances(replace(launch_of(SPEC), health=hot), 0.05) == (
+        "clocks were lowered by hardware thermal slowdown in 40 % of the time (91 °C, 1200 MHz)",
+        "2 new memory error(s) on the GPU (uncorrected ECC, remapped rows)",
+    )
+
+
+def test_a_canary_far_below_every_stored_one() -> None:
+    def sung(rate: float) -> Launch:
+        run = launch_of(SPEC)
+        environment = replace(run.environment, driver="580")
+        return replace(run, canary={"matmul_flops": rate}, environment=environment)
+
+    noise = Policy.for_gpu().noise
+    experience = Experience.of([[sung(790e12), sung(892e12), sung(850e12)]], noise)
+    assert circumstances(sung(700e12), 0.05, experience) == ()
+    assert circumstances(sung(600e12), 0.05, experience) == (
+        "the canary matmul_flops was 6e+14, stored ones are 7.9e+14 to 8.92e+14: the hardware itself is slow",
+    )
+    # Two stored ones are no band, and a busy CPU is nobody's fault.
+    assert circumstances(sung(600e12), 0.05, Experience.of([[sung(790e12), sung(892e12)]], noise)) == ()
+    on_cpu = replace(launch_of(SPEC), canary={"matmul_flops": 1.0})
+    assert circumstances(on_cpu, 0.05, experience) == ()
+
+
+def test_a_launch_that_drifts_by_more_than_half_of_its_tolerance() -> None:
+    run = launch_of(SPEC)
+    times = tuple(0.1 * 1.01**step for step in range(SPEC.steps))
+    drifting = replace(run, ranks=tuple(replace(rank, step_seconds=times) for rank in run.ranks))
+    (line,) = circumstances(drifting, 0.05)
+    assert line.startswith("the step time drifted +")
+    assert circumstances(drifting, 0.5) == ()

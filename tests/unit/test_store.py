@@ -45,6 +45,7 @@ def adding(step_seconds: float = 0.1, spec: TrainSpec = SPEC, by: str = "t.py::t
         judgement = judge(launches, old, Policy.for_gpu())
         return accept(
             old,
+            judged=old,
             spec=spec,
             machine="m",
             launches=launches,

@@ -1,0 +1,114 @@
+"""Gain: what one spec brings over another, as ratios that took turns on the same hardware, and bounds on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.sequential import Rule
+from pytest_llmperf.judge.stats import Noise
+from pytest_llmperf.judge.verdict import METRICS, Judgement
+from pytest_llmperf.measurement import Launch
+from pytest_llmperf.result import VERDICTS, Check
+
+# A bound counts as broken only after this many pairs.
+_CONFIRMED = 2
+
+# One-sided confidence in "the bound holds", and two-sided in the interval that is shown.
+_HOLDS, _INTERVAL = 0.95, 0.975
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a ratio must keep; ``None`` bounds nothing.
+
+    Raises:
+        ValueError: a bound that is no positive number, or a lower one above its upper one.
+    """
+
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, bound in vars(self).items():
+            if bound is not None and not (isinstance(bound, (int, float)) and 0 < bound < math.inf):
+                raise ValueError(f"{name}={bound!r} must be a positive ratio, e.g. 1.2")
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"at_least={self.at_least} is above at_most={self.at_most}: no ratio can keep both")
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        return ((name, bound) for name, bound in vars(self).items() if bound is not None)
+
+
+def judge_gain(
+    pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Bounds], noise: Noise, rule: Rule
+) -> Judgement:
+    """Whether the second spec of each pair keeps ``bounds`` over the first.
+
+    ``bounds`` by ``throughput`` (tokens/s per GPU) and ``memory`` (peak reserved of the worst rank). Memory is nearly
+    exact and decided as measured; throughput by paired statistics. Without bounds the ratios are only told.
+    """
+    checks = [*_throughput(pairs, bounds.get("throughput", Bounds()), noise, rule), *_memory(pairs, bounds)]
+    gating = [check for check in checks if check.verdict is not None]
+    verdict = min((check.verdict or "pass" for check in gating), key=VERDICTS.index, default="pass")
+    undecided = any(check.verdict == "inconclusive" for check in gating) and verdict != "regressed"
+    said = ", ".join(check.detail for check in checks)
+    after = [launch for _, launch in pairs]
+    shown = (
+        Check(metric=name, value=METRICS[name].of(after), unit=METRICS[name].unit)
+        for name in ("tokens_per_second_per_gpu", "peak_reserved_bytes")
+    )
+    return Judgement(verdict, f"{said} in {len(pairs)} pair{'s' * (len(pairs) > 1)}", (*checks, *shown), undecided)
+
+
+def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, noise: Noise, rule: Rule) -> Iterator[Check]:
+    difference = stats.paired_difference(pairs, noise)
+    (before, after), error = pairs[0], difference.error
+    # Step times compare work of one size; a ratio of rates also has to take other batches and other world sizes.
+    tokens = (after.tokens_per_step / len(after.ranks)) / (before.tokens_per_step / len(before.ranks))
+    log = math.log(tokens) - difference.log
+    wide = stats.quantile(_INTERVAL, difference.df) * error
+    ratio, low, high = (math.exp(value) for value in (log, log - wide, log + wide))
+    detail = f"throughput {ratio:.3g}x ({low:.3g} to {high:.3g})"
+    verdicts, told = [], []
+    for name, bound in bounds:
+        sign = 1 if name == "at_least" else -1
+        beyond = sign * (log - math.log(bound))
+        broken = stats.quantile(1 - rule.alpha / rule.budget, difference.df) * error
+        if beyond > stats.quantile(_HOLDS, difference.df) * error:
+            verdicts.append("pass")
+        elif beyond < -broken and len(pairs) >= min(_CONFIRMED, rule.budget):
+            verdicts.append("regressed")
+        else:
+            verdicts.append("inconclusive")
+        told.append(f"{name.replace('_', ' ')} {bound:g}x")
+    yield Check(
+        metric="throughput_ratio",
+        value=ratio,
+        unit="1",
+        limit=next((bound for _, bound in bounds), None),
+        verdict=min(verdicts, key=VERDICTS.index, default=None),
+        detail=f"{detail}, to be {' and '.join(told)}" if told else detail,
+    )
+
+
+def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Bounds]) -> Iterator[Check]:
+    before, after = (max(launch.peak_reserved_bytes for launch in side) for side in zip(*pairs, strict=True))
+    ratio = after / before if before else math.inf
+    broken = [
+        name
+        for name, bound in bounds.get("memory", Bounds())
+        if (ratio < bound) == (name == "at_least") and ratio != bound
+    ]
+    told = [f"{name.replace('_', ' ')} {bound:g}x" for name, bound in bounds.get("memory", Bounds())]
+    detail = f"memory {ratio:.3g}x"
+    yield Check(
+        metric="memory_ratio",
+        value=ratio,
+        unit="1",
+        limit=next((bound for _, bound in bounds.get("memory", Bounds())), None),
+        verdict=None if not told else "regressed" if broken else "pass",
+        detail=f"{detail}, to be {' and '.join(told)}" if told else detail,
+    )

@@ -1,0 +1,75 @@
+"""The decision on speed after some launches: a verdict, or that another launch is worth its cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pytest_llmperf.judge.stats import Difference, quantile
+
+# An alarm, or praise, needs this many launches: one that went wrong by itself must not be one.
+_CONFIRMED = 2
+
+# One-sided confidence in "no slower than the tolerance", and how often a change of the detectable size is seen.
+_CONFIDENT, _POWER = 0.95, 0.90
+
+# How far the difference may still move, in standard errors of the launches to come.
+_MOVES = 2.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How strict a run is."""
+
+    alpha: float = 1e-3
+    """Probability of an alarm in a case in which nothing changed."""
+    budget: int = 4
+    """Launches of a case at most."""
+
+    @classmethod
+    def allowing(cls, alarms_a_month: float, gates: int, budget: int) -> Rule:
+        """At most this many false alarms a month in a nightly run of ``gates`` cases, and never above 1 in 1,000."""
+        return cls(alpha=min(1e-3, alarms_a_month / (30 * max(1, gates))), budget=budget)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the launches so far say."""
+
+    verdict: str | None
+    """``None``: not decided, and another launch is worth its cost."""
+    alarm_log: float
+    """The difference from which on this gate calls out, in logarithms."""
+    detectable: float
+    """The smallest slow-down that this gate sees nine times in ten, within its budget; a fraction."""
+
+
+def decide(difference: Difference, launch_sd: float, tolerance: float, num_launches: int, rule: Rule) -> Decision:
+    """Whether ``num_launches`` launches decide; ``launch_sd`` is what further ones scatter by.
+
+    ``regressed`` (``improved``) where the difference is beyond both the tolerance and the noise; ``pass`` where it is
+    shown to be within the tolerance (Schuirmann 1987, one side); else another launch, unless none could decide.
+    """
+    limit, budget = math.log1p(tolerance), max(rule.budget, num_launches)
+    beyond = quantile(1 - rule.alpha / budget, difference.df)
+    alarm = max(limit, beyond * difference.error)
+    confident = quantile(_CONFIDENT, difference.df)
+    at_budget = math.sqrt(max(0.0, difference.error**2 - launch_sd**2 * (1 / num_launches - 1 / budget)))
+    detectable = math.expm1(max(limit, beyond * at_budget) + quantile(_POWER, difference.df) * at_budget)
+    not_slower = difference.log + confident * difference.error < limit
+
+    # Launches that are left move the difference no further than this: if that decides nothing, they are not spent.
+    moves = _MOVES * launch_sd * math.sqrt(1 / num_launches - 1 / budget)
+    may_pass = difference.log - moves + confident * at_budget < limit
+    may_alarm = abs(difference.log) + moves > max(limit, beyond * at_budget)
+    another = num_launches < budget and (may_pass or may_alarm)
+
+    verdict: str | None = None
+    if abs(difference.log) > alarm:
+        if num_launches >= min(_CONFIRMED, budget):
+            verdict = "regressed" if difference.log > 0 else "improved"
+    elif not_slower and (difference.log > -limit or not another):
+        verdict = "pass"
+    elif not another:
+        verdict = "inconclusive"
+    return Decision(verdict=verdict, alarm_log=alarm, detectable=detectable)

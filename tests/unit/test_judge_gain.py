@@ -1,0 +1,104 @@
+"""Ratios of two specs, bounds on them, and cases that move together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pytest_llmperf.judge.common import host_shift
+from pytest_llmperf.judge.gain import Bounds, judge_gain
+from pytest_llmperf.judge.sequential import Rule
+from pytest_llmperf.judge.verdict import Policy, judge_pairs
+from pytest_llmperf.measurement import Launch
+from pytest_llmperf.result import CaseResult, Check
+from pytest_llmperf.spec import TrainSpec
+from tests.fakes import Fake, launch_of
+
+SMALL = TrainSpec(model="llama-tiny", sequence_length=64, steps=12)
+LARGE = replace(SMALL, micro_batch_size=2)
+POLICY = Policy.for_gpu()
+
+
+def pair(before: float, after: float, spec: TrainSpec = SMALL, reserved: int = 2**30) -> tuple[Launch, Launch]:
+    return launch_of(SMALL, Fake(step_seconds=before)), launch_of(
+        spec, Fake(step_seconds=after, reserved_bytes=reserved)
+    )
+
+
+def verdict(pairs: list[tuple[Launch, Launch]], **bounds: Bounds) -> tuple[str, bool]:
+    judgement = judge_gain(pairs, bounds, POLICY.noise, Rule())
+    return judgement.verdict, judgement.undecided
+
+
+class TestGain:
+    def test_one_pair_far_above_its_bound_is_enough(self) -> None:
+        assert verdict([pair(0.13, 0.1)], throughput=Bounds(at_least=1.2)) == ("pass", False)
+
+    def test_below_it_two_decide(self) -> None:
+        bounds = Bounds(at_least=1.4)
+        assert verdict([pair(0.13, 0.1)], throughput=bounds) == ("inconclusive", True)
+        assert verdict([pair(0.13, 0.1)] * 2, throughput=bounds) == ("regressed", False)
+
+    def test_at_its_bound_nothing_is_shown(self) -> None:
+        assert verdict([pair(0.12, 0.1)] * 4, throughput=Bounds(at_least=1.2)) == ("inconclusive", True)
+
+    def test_an_upper_bound(self) -> None:
+        assert verdict([pair(0.13, 0.1)] * 2, throughput=Bounds(at_most=1.2))[0] == "regressed"
+        assert verdict([pair(0.11, 0.1)], throughput=Bounds(at_most=1.2))[0] == "pass"
+
+    def test_a_larger_batch_is_compared_by_its_tokens(self) -> None:
+        # Twice the tokens in 1.6 times the time.
+        found = judge_gain([pair(0.1, 0.16, LARGE)], {}, POLICY.noise, Rule())
+        assert found.checks[0].value == pytest.approx(1.25)
+        assert found.verdict == "pass"
+        assert found.reason == "throughput 1.25x (1.23 to 1.27), memory 1x in 1 pair"
+
+    @pytest.mark.parametrize(("reserved", "said"), [(2**29, "pass"), (2**30, "regressed")])
+    def test_memory_is_decided_as_measured(self, reserved: int, said: str) -> None:
+        assert verdict([pair(0.1, 0.1, reserved=reserved)], memory=Bounds(at_most=0.6)) == (said, False)
+
+    @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, "1.2"])
+    def test_a_bound_is_a_positive_ratio(self, bad: float) -> None:
+        with pytest.raises(ValueError, match="must be a positive ratio"):
+            Bounds(at_least=bad)
+        with pytest.raises(ValueError, match="no ratio can keep both"):
+            Bounds(at_least=2, at_most=1)
+
+
+class TestPairs:
+    @pytest.mark.parametrize(
+        ("slower", "said"), [(1.0, "pass"), (1.005, "pass"), (1.02, "regressed"), (0.97, "improved")]
+    )
+    def test_environments_are_held_to_one_per_cent(self, slower: float, said: str) -> None:
+        assert judge_pairs([pair(0.1, 0.1 * slower)] * 4, POLICY).verdict == said
+
+    def test_memory_and_trouble_count_here_too(self) -> None:
+        assert judge_pairs([pair(0.1, 0.1, reserved=2**31)], POLICY).verdict == "regressed"
+        assert judge_pairs([pair(0.1, 0.1)], POLICY, ["asked for liger, nothing was patched"]).verdict == "invalid"
+        assert judge_pairs([pair(0.1, math.nan)], POLICY).verdict == "invalid"
+
+
+def case(change: float | None) -> CaseResult:
+    check = Check(metric="tokens_per_second_per_gpu", value=1.0, unit="tokens/s", change=change)
+    return CaseResult(id="i", digest="d", nodeid="n", machine="m", verdict="pass", reason="", checks=(check,))
+
+
+class TestHostShift:
+    def test_most_cases_together(self) -> None:
+        line = host_shift([case(-0.04), case(-0.05), case(-0.045), case(-0.043), case(0.001)])
+        assert line.startswith("host shift: 4 of 5 cases moved together, by -4.3 % in the middle: ")
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            (-0.05, 0.0, 0.001, -0.001),
+            (-0.05, -0.05, -0.05),
+            (0.001, 0.002, 0.001, 0.002),
+            (-0.04, 0.04, -0.04, 0.04),
+            (None, None, None, None, None),
+        ],
+    )
+    def test_no_shift(self, changes: tuple[float | None, ...]) -> None:
+        assert host_shift([case(change) for change in changes]) == ""

@@ -1,0 +1,171 @@
+"""The statistics of launches, and the rule that decides on them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.sequential import Rule, decide
+from pytest_llmperf.judge.stats import Difference, Noise, Spread, difference, paired_difference
+from pytest_llmperf.measurement import Launch
+from pytest_llmperf.spec import TrainSpec
+from tests.fakes import Fake, launch_of
+
+SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12)
+NOISE = Noise(site=Spread(0.01, 10), session=Spread(0.003, 8), launch=Spread(0.004, 8))
+
+
+def launch(seconds: float = 0.1, host: str = "host", day: int = 1) -> Launch:
+    made = launch_of(SPEC, Fake(step_seconds=seconds))
+    ranks = tuple(replace(rank, host=host) for rank in made.ranks)
+    return replace(made, ranks=ranks, started_at=f"2026-01-{day:02d}T00:00:00Z")
+
+
+class TestDifference:
+    def test_the_same_session_is_known_best_and_another_site_least(self) -> None:
+        baseline = [launch(day=1), launch(day=1), launch(day=2)]
+        same, later, elsewhere = (
+            difference([candidate], baseline, NOISE).error
+            for candidate in (launch(day=1), launch(day=9), launch(host="other"))
+        )
+        assert same < later < elsewhere
+        # A session that was seen shares its deviation: what is left is little more than two launches' own.
+        assert same < 0.006
+        assert elsewhere > 0.01
+
+    def test_a_known_site_is_held_against_itself(self) -> None:
+        fast, slow = [launch(0.1, "a") for _ in range(4)], [launch(0.103, "b") for _ in range(4)]
+        here = difference([launch(0.103, "b", 5)], [*fast, *slow], NOISE)
+        assert abs(here.log) < 0.006
+        assert difference([launch(0.103, "c")], [*fast, *slow], NOISE).log > 0.01
+
+    def test_more_launches_narrow_it_down_to_what_the_site_leaves(self) -> None:
+        errors = [difference([launch(host="new")] * number, [launch(), launch()], NOISE).error for number in (1, 2, 4)]
+        assert errors[0] > errors[1] > 0.01
+
+    def test_launches_that_disagree_widen_it(self) -> None:
+        calm = difference([launch(0.1), launch(0.1)], [launch(), launch()], NOISE)
+        wild = difference([launch(0.09), launch(0.11)], [launch(), launch()], NOISE)
+        assert wild.error > 3 * calm.error
+
+    def test_of_three_launches_an_outlier_does_not_move_the_centre(self) -> None:
+        assert abs(difference([launch(), launch(0.15), launch()], [launch(), launch()], NOISE).log) < 1e-9
+
+    def test_a_baselines_outlier_is_left_out(self) -> None:
+        baseline = [launch(), launch(0.1001), launch(0.0999), launch(0.15)]
+        assert len(stats.without_outliers(baseline, NOISE)) == 3
+        assert abs(difference([launch()], baseline, NOISE).log) < 0.002
+        # Of three nobody can say which one is right.
+        assert len(stats.without_outliers(baseline[1:], NOISE)) == 3
+
+    def test_zero_variance_everywhere_decides(self) -> None:
+        none = Noise(site=Spread(0, 10), session=Spread(0, 8), launch=Spread(0, 8))
+        exact = difference([launch(0.101)], [launch(), launch()], none)
+        assert exact.error == 0
+        assert exact.log == pytest.approx(math.log(1.01))
+
+    @given(st.lists(st.floats(0.05, 0.2), min_size=1, max_size=5), st.floats(0.5, 2.0))
+    def test_the_unit_of_time_does_not_matter(self, times: list[float], scale: float) -> None:
+        one = difference([launch(0.1)], [launch(time) for time in times], NOISE)
+        other = difference([launch(0.1 * scale)], [launch(time * scale) for time in times], NOISE)
+        assert one.log == pytest.approx(other.log, abs=1e-9)
+        assert one.error == pytest.approx(other.error)
+
+
+class TestPaired:
+    def test_what_pairs_share_takes_itself_out(self) -> None:
+        pairs = [(launch(0.1 * drift), launch(0.102 * drift)) for drift in (1.0, 1.05, 1.1, 1.2)]
+        found = paired_difference(pairs, NOISE)
+        assert found.log == pytest.approx(math.log(1.02))
+        assert found.error < 0.003
+
+
+def decided(log: float, error: float, number: int = 2, df: float = 20, tolerance: float = 0.02) -> str | None:
+    return decide(Difference(log, error, df, 0.0), error, tolerance, number, Rule()).verdict
+
+
+class TestRule:
+    @pytest.mark.parametrize(
+        ("log", "error", "verdict"),
+        [
+            (0.0, 0.002, "pass"),
+            (0.01, 0.002, "pass"),
+            (0.05, 0.002, "regressed"),
+            (-0.05, 0.002, "improved"),
+            (0.021, 0.002, "regressed"),
+            (0.0195, 0.002, None),
+            (0.03, 0.02, "inconclusive"),
+        ],
+    )
+    def test_tolerance_and_noise(self, log: float, error: float, verdict: str | None) -> None:
+        assert decided(log, error) == verdict
+
+    def test_one_launch_is_never_an_alarm_unless_it_is_all_there_is(self) -> None:
+        assert decided(0.5, 0.002, number=1) is None
+        alone = Rule(budget=1)
+        assert decide(Difference(0.5, 0.002, 20, 0.0), 0.002, 0.02, 1, alone).verdict == "regressed"
+
+    def test_the_budget_ends_in_inconclusive(self) -> None:
+        assert decided(0.03, 0.02, number=4) == "inconclusive"
+
+    def test_launches_that_could_decide_nothing_are_not_spent(self) -> None:
+        # All of the error is the site's: more launches here would not narrow it.
+        hopeless = decide(Difference(0.03, 0.02, 12, 0.0), 0.001, 0.05, 1, Rule())
+        assert hopeless.verdict == "inconclusive"
+
+    def test_what_it_can_see_grows_with_the_noise(self) -> None:
+        seen = [decide(Difference(0, error, 20, 0), error, 0.02, 1, Rule()).detectable for error in (0.001, 0.01, 0.05)]
+        assert seen[0] < seen[1] < seen[2]
+        assert seen[0] > 0.02
+
+    def test_alarms_allowed_a_month(self) -> None:
+        assert Rule.allowing(1, 4, 4).alpha == 1e-3
+        assert Rule.allowing(1, 100, 4).alpha == pytest.approx(1 / 3000)
+
+    @given(st.floats(-0.2, 0.2), st.floats(0, 0.05), st.integers(1, 4))
+    def test_slower_is_never_judged_better(self, log: float, error: float, number: int) -> None:
+        order = ("improved", "pass", None, "inconclusive", "regressed")
+        first, then = (order.index(decided(value, error, number)) for value in (log, log + 0.01))
+        # Another launch may be wanted on either side of a decision.
+        assert then >= first or None in (order[first], order[then]) or "inconclusive" in (order[first], order[then])
+
+
+class TestExperience:
+    def test_nothing_seen_is_what_was_believed(self) -> None:
+        assert Experience.of([], NOISE).noise == NOISE
+        assert Experience.of([[launch()]], NOISE).noise == NOISE
+
+    def test_quiet_cases_teach_quiet(self) -> None:
+        cases = [[launch(0.1 * (1 + 0.0005 * (n % 3))) for n in range(4)] for _ in range(12)]
+        assert Experience.of(cases, NOISE).noise.launch.sd < 0.003
+
+    def test_loud_cases_teach_loud(self) -> None:
+        cases = [[launch(0.1 * (1 + 0.02 * (n % 3))) for n in range(4)] for _ in range(12)]
+        assert Experience.of(cases, NOISE).noise.launch.sd > 0.01
+
+    def test_cases_that_differ_are_known_less_well(self) -> None:
+        alike = [[launch(0.1 * (1 + 0.002 * (n % 2))) for n in range(6)] for _ in range(12)]
+        mixed = [[launch(0.1 * (1 + 0.0001 * 4**case * (n % 2))) for n in range(6)] for case in range(6)]
+        assert Experience.of(mixed, NOISE).noise.launch.df < Experience.of(alike, NOISE).noise.launch.df
+
+    def test_a_day_that_moves_every_case_counts_once(self) -> None:
+        cases = [[launch(0.1, day=1), launch(0.103, day=2)] for _ in range(20)]
+        learnt = Experience.of(cases, NOISE).noise.session
+        assert learnt.df == NOISE.session.df + 1
+        assert learnt.sd > NOISE.session.sd
+
+    def test_sites_count_once_too(self) -> None:
+        cases = [[launch(0.1, "a"), launch(0.1, "b"), launch(0.1, "c")] for _ in range(20)]
+        learnt = Experience.of(cases, NOISE).noise.site
+        assert learnt.df == NOISE.site.df + 2
+        assert learnt.sd < NOISE.site.sd
+
+    def test_canaries_are_kept_by_world_size(self) -> None:
+        sung = replace(launch(), canary={"matmul_flops": 8e14})
+        assert Experience.of([[sung], [sung]], NOISE).canaries == {"1 matmul_flops": (8e14, 8e14)}
