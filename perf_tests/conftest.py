@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perf_tests.gains import GAINS, Gain, specs_of
 from perf_tests.ladder import CARD_GIB, LADDER, Rung
 from pytest_llmperf.plugin.session import SESSION
 
@@ -15,10 +16,18 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "gain" in metafunc.fixturenames:
+        cpu = metafunc.config.stash[SESSION].on_cpu
+        metafunc.parametrize("gain", [pytest.param(gain, id=_id(gain, cpu)) for gain in GAINS])
     if "rung" in metafunc.fixturenames:
         on_cpu = metafunc.config.stash[SESSION].on_cpu
         rungs = [rung.on_cpu() if on_cpu else rung for rung in LADDER]
         metafunc.parametrize("rung", [_case(rung) for rung in rungs])
+
+
+def _id(gain: Gain, cpu: bool) -> str:
+    before, after = specs_of(gain, cpu)
+    return f"{after.id}-over-{before.id}"
 
 
 def _case(rung: Rung) -> Any:

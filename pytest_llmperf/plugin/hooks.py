@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtur
     precision,
     train_spec,
 )
-from pytest_llmperf.plugin.session import FINDINGS, SESSION, PerfSession
+from pytest_llmperf.plugin.session import FINDINGS, SESSION, Findings, PerfSession
 
 _MARKERS = (
     "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9')",
@@ -60,7 +61,10 @@ class _Collector:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self.session.collected_files |= {item.path for item in items if "perf" in getattr(item, "fixturenames", ())}
+        cases = [item for item in items if "perf" in getattr(item, "fixturenames", ())]
+        self.session.collected_files |= {item.path for item in cases}
+        self.session.perf_nodes |= {item.nodeid for item in cases}
+        self.session.num_gates = len(cases)
 
     @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
@@ -70,9 +74,13 @@ class _Collector:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         findings = item.stash.get(FINDINGS, None)
-        if findings is not None and report.when == "call":
-            # An attribute of plain data: xdist sends it to the controller with the report.
-            report.llmperf = findings.to_dict()  # type: ignore[attr-defined]
+        if findings is None and "perf" in getattr(item, "fixturenames", ()):
+            findings = item.stash.setdefault(FINDINGS, Findings())
+        if findings is not None:
+            if report.failed and report.when != "teardown" and not findings.results:
+                findings.results.append(ending.unjudged(self.session, item.nodeid, report.longreprtext))
+            # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
+            report.llmperf = findings.take()  # type: ignore[attr-defined]
         return report
 
     @pytest.hookimpl
@@ -80,6 +88,18 @@ class _Collector:
         values: Mapping[str, Any] | None = getattr(report, "llmperf", None)
         if values is not None:
             self.session.findings.add(values)
+            self.session.named |= {report.nodeid} if values["digests"] else set()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker of xdist ended: it collected, and the controller did not."""
+        collected = getattr(node, "workeroutput", {}).get("llmperf")
+        if collected is None:
+            self.session.deselected = True  # it crashed: what it knew is lost
+            return
+        self.session.perf_nodes |= set(collected["perf_nodes"])
+        self.session.collected_files |= {Path(path) for path in collected["files"]}
+        self.session.deselected |= collected["deselected"]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import math
-import time
 from dataclasses import replace
 
 import pytest
 
-from pytest_llmperf.insight import economics
-from pytest_llmperf.judge.baseline import Baseline, BaselineError, accept, describe
-from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.judge.verdict import Judgement, Policy, judge
+from pytest_llmperf.judge.baseline import Baseline, BaselineError, creep, size_of
+from pytest_llmperf.judge.gain import Bounds
+from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin import benchmark, commands
+from pytest_llmperf.plugin.comparing import Duel
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.known import known_failure
 from pytest_llmperf.plugin.marks import Marks
+from pytest_llmperf.plugin.recording import Recorder
 from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.session import FINDINGS, Findings, PerfSession, Planned
 from pytest_llmperf.plugin.show import Show
 from pytest_llmperf.plugin.skips import why_skip
+from pytest_llmperf.plugin.trial import Trial
 from pytest_llmperf.report.failure import failure_message
-from pytest_llmperf.result import CaseResult, Check
+from pytest_llmperf.result import CaseResult
 from pytest_llmperf.spec import TrainSpec
 
 
@@ -35,8 +34,9 @@ class Perf:
         self._request, self._item, self._session, self._settings = request, item, session, session.settings
         self._marks = Marks.of(item)
         self._findings = item.stash.setdefault(FINDINGS, Findings())
-        self._store = BaselineStore(session.settings.baselines)
-        self._runner = Runner(session, Show(item.config))
+        self._recorder = Recorder(session, item.nodeid)
+        self._show = Show(item.config)
+        self._runner = Runner(session, self._show)
 
     def measure(self, spec: TrainSpec) -> tuple[Launch, ...]:
         """Launch ``spec`` as often as this run asks for (``--perf-launches``) and return the records.
@@ -48,62 +48,116 @@ class Perf:
         return tuple(self._runner.launch(spec, number) for number in range(1, self._settings.launches + 1))
 
     def check(self, spec: TrainSpec) -> CaseResult:
-        """Measure ``spec``, judge it against its baseline, and fail the test unless it holds.
+        """Launch ``spec`` until it is decided against its baseline, and fail the test unless it holds.
 
         A case that cannot run here is skipped with the reason. Under ``--update-baselines`` its figures are recorded.
         """
-        baseline = self._baseline(spec)
-        self._skip_or_plan(spec, baseline)
+        if not isinstance(spec, TrainSpec):
+            raise failed(f"perf.check needs a TrainSpec, not {spec!r}; the fixture train_spec makes one")
+        if self._settings.against:
+            self._skip_or_plan(spec, None)
+            return self._check_against(spec)
+        try:  # before the launch: a broken file costs no GPU time
+            baseline = self._recorder.load(spec)
+            self._skip_or_plan(spec, baseline)
+            self._recorder.prepare(spec, baseline)
+        except BaselineError as error:
+            self._findings.results.append(self._result(spec, "invalid", str(error)))
+            raise failed(str(error)) from None
+        policy = self._policy(spec)
+        trial = Trial(
+            self._session,
+            spec,
+            baseline=baseline,
+            policy=policy,
+            inactive=self._marks.inactive,
+            launch=self._runner.launch,
+            say=self._show.say,
+        )
         try:
-            launches = self.measure(spec)
+            judgement = trial.run()
         except LaunchFailed as error:
             if error.failure.kind == "oom" and self._must_run_out():
                 return self._conclude(self._result(spec, "pass", "ran out of memory, as declared"))
             raise self._launch_failed(spec, error) from None
         if self._must_run_out():
             reason = f"was declared to run out of memory below {self._marks.oom_below_gib:g} GiB, and trained"
-            return self._conclude(replace(self._result(spec, "invalid", reason), launches=launches))
-        judgement = self._judge(spec, launches, baseline)
+            return self._conclude(replace(self._result(spec, "invalid", reason), launches=trial.launches))
+        crept = creep(baseline, judgement.checks, policy.tolerances) if baseline else ()
         result = replace(
             self._result(spec, judgement.verdict, judgement.reason),
             checks=judgement.checks,
-            launches=launches,
-            differences=_differences(baseline, launches),
+            launches=trial.launches,
+            differences=_differences(baseline, trial.launches),
+            notes=(*trial.notes(), *crept),
         )
         refused = ""
-        if self._settings.update == "all" or (self._settings.update == "new" and baseline is None):
-            result, refused = self._record(spec, result)
-        return self._conclude(result, baseline, refused)
+        if self._recorder.wants(baseline):
+            try:
+                result = self._recorder.record(spec, result, baseline)
+            except BaselineError as error:
+                refused = str(error)
+        return self._conclude(result, size_of(baseline) if baseline else "none", refused)
 
-    def _baseline(self, spec: TrainSpec) -> Baseline | None:
-        # Before the launch: a broken file costs no GPU time.
+    def compare(  # noqa: PLR0913 - two specs and four named bounds
+        self,
+        before: TrainSpec,
+        after: TrainSpec,
+        /,
+        *,
+        throughput_at_least: float | None = None,
+        throughput_at_most: float | None = None,
+        memory_at_least: float | None = None,
+        memory_at_most: float | None = None,
+    ) -> CaseResult:
+        """Launch both specs in turns on the same GPUs and fail the test unless ``after`` keeps the bounds.
+
+        Bounds are ratios ``after / before`` of tokens/s per GPU and of peak memory. It needs no baseline, so it holds
+        on hardware that has none. Without bounds the ratios are only told.
+        """
         try:
-            if self._settings.update:
-                self._store.check_writable(self._session.machine_kind, spec)
-            return self._store.load(self._session.machine_kind, spec)
-        except BaselineError as error:
-            raise failed(str(error)) from None
+            bounds = {
+                "throughput": Bounds(at_least=throughput_at_least, at_most=throughput_at_most),
+                "memory": Bounds(at_least=memory_at_least, at_most=memory_at_most),
+            }
+        except ValueError as error:
+            raise failed(f"perf.compare: {error}") from None
+        self._skip_or_plan(before, None, plan=False)
+        self._skip_or_plan(after, None)
+        duel = Duel(self._session, self._runner, self._show.say, self._policy(after))
+        result = self._result(after, "", "")
+        result = replace(result, id=f"{after.id}-over-{before.id}", digest=f"{after.digest}-{before.digest}")
+        try:
+            judged = duel.gain(before, after, bounds, self._marks.inactive)
+        except LaunchFailed as error:
+            raise self._launch_failed(after, error) from None
+        return self._conclude(judged.told(result), held_against="turns with the other spec")
 
-    def _skip_or_plan(self, spec: TrainSpec, baseline: Baseline | None) -> None:
+    def _check_against(self, spec: TrainSpec) -> CaseResult:
+        duel = Duel(self._session, self._runner, self._show.say, self._policy(spec))
+        try:
+            judged = duel.environments(spec, self._settings.against, self._marks.inactive)
+        except LaunchFailed as error:
+            raise self._launch_failed(spec, error) from None
+        return self._conclude(
+            judged.told(self._result(spec, "", "")), held_against=f"turns with {self._settings.against}"
+        )
+
+    def _skip_or_plan(self, spec: TrainSpec, baseline: Baseline | None, *, plan: bool = True) -> None:
         if spec.digest not in self._findings.digests:
             self._findings.digests.append(spec.digest)
         num_gpus, num_cores = self._session.num_gpus, self._session.machine.cores
         reason = why_skip(spec, num_gpus=num_gpus, num_cores=num_cores)
         if reason:
             pytest.skip(reason)
-        if self._settings.dry_run:
+        if self._settings.update == "prune":
+            pytest.skip("--update-baselines=prune: nothing is launched")
+        if self._settings.dry_run and plan:
             launches = self._settings.launches
             seconds = _expected_seconds(baseline, launches)
             gpus = 0 if self._session.on_cpu else spec.gpus
             self._findings.planned.append(Planned(id=spec.id, launches=launches, gpus=gpus, seconds=seconds))
             pytest.skip("dry run: nothing is launched")
-
-    def _judge(self, spec: TrainSpec, launches: tuple[Launch, ...], baseline: Baseline | None) -> Judgement:
-        contradictions = dict.fromkeys(
-            line for launch in launches for line in troubles(spec, launch, inactive=self._marks.inactive)
-        )
-        extra = _mfu(spec, launches)
-        return judge(launches, baseline, self._policy(spec), tuple(contradictions), extra)
 
     def _policy(self, spec: TrainSpec) -> Policy:
         policy = Policy.for_cpu() if self._session.on_cpu else Policy.for_gpu()
@@ -144,59 +198,28 @@ class Perf:
             rung=self._marks.rung,
         )
 
-    def _record(self, spec: TrainSpec, result: CaseResult) -> tuple[CaseResult, str]:
-        """``result`` with what was recorded; or why nothing was."""
-
-        def change(old: Baseline | None) -> Baseline:
-            return accept(
-                old,
-                spec=spec,
-                machine=self._session.machine_kind,
-                launches=result.launches,
-                verdict=result.verdict,
-                checks=result.checks,
-                reason=self._settings.reason,
-                recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                recorded_by=self._item.nodeid,
-            )
-
-        try:
-            old, new = self._store.update(self._session.machine_kind, spec, change)
-        except BaselineError as error:
-            return result, f"not recorded: {error}"
-        return replace(result, updated="\n".join(describe(old, new))), ""
-
-    def _conclude(self, result: CaseResult, baseline: Baseline | None = None, refused: str = "") -> CaseResult:
+    def _conclude(self, result: CaseResult, held_against: str = "none", refused: str = "") -> CaseResult:
         self._findings.results.append(result)
         benchmark.record(self._request, result)
-        failing = {"invalid", "regressed", "new"} | ({"improved"} if self._settings.strict else set())
+        failing = {"invalid", "regressed", "new"} | ({"improved", "inconclusive"} if self._settings.strict else set())
         if refused and result.verdict not in failing:
             raise failed(f"{result.id}: {refused}")
+        paired = held_against.startswith("turns")  # there is no baseline to accept it into
         if result.verdict in failing and not result.updated:
             message = failure_message(
                 result,
                 rerun=commands.rerun(self._item, self._session),
-                accept=commands.accept(self._item, self._session, result.verdict),
-                baseline_launches=len(baseline.launches) if baseline else 0,
+                accept="" if paired else commands.accept(self._item, self._session, result.verdict),
+                baseline=held_against,
             )
             raise failed("\n".join(filter(None, [message, refused])))
         return result
 
 
-def _mfu(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
-    geometry = spec.architecture.geometry
-    peak = economics.peak_flops(launches[0].environment.gpu, spec.compute_precision)
-    if geometry is None or peak is None:
-        return ()
-    rate = math.exp(sum(math.log(launch.tokens_per_second_per_gpu) for launch in launches) / len(launches))
-    value = economics.mfu(rate, geometry.flops_per_token(spec.sequence_length), peak)
-    return (Check(metric="mfu", value=value, unit="1"),)
-
-
 def _differences(baseline: Baseline | None, launches: tuple[Launch, ...]) -> tuple[str, ...]:
     if baseline is None:
         return ()
-    return baseline.launches[-1].environment.differences(launches[-1].environment)
+    return baseline.launches[-1].differences(launches[-1])
 
 
 def _expected_seconds(baseline: Baseline | None, launches: int) -> float | None:

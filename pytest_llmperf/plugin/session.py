@@ -6,6 +6,7 @@ Under pytest-xdist every worker has one, and what they found reaches the control
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -15,13 +16,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.sequential import Rule
+from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.launch.machine import Machine, find_machine
 from pytest_llmperf.plugin.options import Settings
+from pytest_llmperf.plugin.revision import Revision, find_revision
 from pytest_llmperf.result import CaseResult
 
 _KEPT_RUNS = 10
+_RUN_NAME = re.compile(r"\d{8}-\d{6}-\d{1,9}")
+_UNTOUCHED_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +60,14 @@ class Findings:
             "digests": self.digests,
         }
 
+    def take(self) -> dict[str, Any] | None:
+        """What was found since the last time, to be sent away; ``None`` where nothing was."""
+        if not (self.results or self.planned or self.digests):
+            return None
+        values = self.to_dict()
+        self.results, self.planned, self.digests = [], [], []
+        return values
+
     def add(self, values: Mapping[str, Any]) -> None:
         """Take in what another process sent."""
         self.results += [CaseResult.from_dict(result) for result in values["results"]]
@@ -67,6 +84,26 @@ class PerfSession:
         self.collected_files: set[Path] = set()
         self.notes: list[str] = []
         self.deselected = False
+        self.perf_nodes: set[str] = set()
+        self.named: set[str] = set()
+        """Perf tests that said which specs they run; of the others nobody knows whose baseline is in use."""
+        self.num_gates = 1
+
+    @cached_property
+    def experience(self) -> Experience:
+        """What all baselines of this machine kind show; read once, before anything of this run is recorded."""
+        policy = Policy.for_cpu() if self.on_cpu else Policy.for_gpu()
+        return Experience.of(BaselineStore(self.settings.baselines).launches(self.machine_kind), policy.noise)
+
+    @cached_property
+    def revision(self) -> Revision:
+        """Of the tree under rootdir; asked for only where something is recorded."""
+        return find_revision(self.config.rootpath, self.settings.baselines)
+
+    @property
+    def rule(self) -> Rule:
+        """How strict this run's verdicts are."""
+        return Rule.allowing(self.settings.alarms_a_month, self.num_gates, self.settings.max_launches)
 
     @cached_property
     def machine(self) -> Machine:
@@ -100,10 +137,11 @@ class PerfSession:
     @property
     def machine_kind(self) -> str:
         """What keys a baseline together with the digest."""
-        if self.settings.machine:
-            return self.settings.machine
-        if self.on_cpu:
-            return self.machine.cpu_kind
+        name = self.settings.machine
+        if self.on_cpu:  # a site names its machine once, and its CPU's figures must never meet its GPU's
+            return f"{name}-cpu" if name else self.machine.cpu_kind
+        if name:
+            return name
         try:
             return self.machine.gpu_kind
         except ValueError as error:
@@ -125,9 +163,22 @@ class PerfSession:
 
 
 def _prune(home: Path) -> None:
-    runs = sorted(path for path in home.iterdir() if path.is_dir())
+    runs = sorted(path for path in home.iterdir() if _RUN_NAME.fullmatch(path.name))
     for old in runs[: -_KEPT_RUNS + 1]:
-        shutil.rmtree(old, ignore_errors=True)
+        if _is_over(old):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_over(run: Path) -> bool:
+    """Whether nobody writes in this run's folder any more, as far as this host can tell."""
+    if psutil.pid_exists(int(run.name.rpartition("-")[2])):
+        return False
+    # It may be of another host or container, where its pid is another's: then only what was written tells.
+    try:
+        changed = max(path.stat().st_mtime for path in (run, *run.iterdir()))
+    except OSError:  # somebody else prunes it
+        return False
+    return time.time() - changed > _UNTOUCHED_SECONDS
 
 
 SESSION = pytest.StashKey[PerfSession]()

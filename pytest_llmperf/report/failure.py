@@ -16,17 +16,23 @@ from pytest_llmperf.result import VERDICTS, CaseResult, Check
 MAX_LINES = 25
 
 # What keeps a message below MAX_LINES: at most these, and one line for what was left out of each.
-_MOST_METRICS, _MOST_DETAILS, _MOST_DIFFERENCES, _MOST_REASONS = 6, 3, 6, 8
+_MOST_METRICS, _MOST_DETAILS, _MOST_DIFFERENCES, _MOST_REASONS = 6, 3, 5, 7
+_MOST_NOTES = 2
 _HEAD = ("metric", "measured", "baseline", "limit", "change", "detectable", "")
 _INDENT = "  "
 
 
-def failure_message(result: CaseResult, rerun: str, accept: str, baseline_launches: int = 0) -> str:
+def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str = "none") -> str:
     """The message of a failing case, at most ``MAX_LINES`` lines.
 
-    ``rerun`` and ``accept`` are commands. An invalid case is offered no ``accept``: its launches are never stored.
+    ``rerun`` and ``accept`` are commands, ``baseline`` says how much it was held against. An invalid case is offered
+    no ``accept``: its launches are never stored.
     """
-    context = [*_launches(result, baseline_launches), *_differences(result)]
+    context = [
+        one_line(f"measured: {_measured(result.launches)}; baseline: {baseline}"),
+        *_notes(result),
+        *_differences(result),
+    ]
     again, record = _command("run it again", rerun), _command("accept it", accept)
     if result.verdict == "new":
         lines = [_header(result, result.reason), *_figures(result), *_command("record it", accept)]
@@ -132,16 +138,16 @@ def _detail(check: Check, launches: Sequence[Launch]) -> str:
     return ""
 
 
-def _launches(result: CaseResult, baseline_launches: int) -> list[str]:
-    baseline = _count(baseline_launches, "launch", "launches") if baseline_launches else "none"
-    return [f"measured: {_measured(result.launches)}; baseline: {baseline}"]
+def _notes(result: CaseResult) -> list[str]:
+    return [one_line(f"note: {note}") for note in result.notes[:_MOST_NOTES]]
 
 
 def _measured(launches: Sequence[Launch]) -> str:
     if not launches:
         return "no launch"
     steps = sorted({len(launch.step_seconds) for launch in launches})
-    warmup = launches[0].warmup_steps
+    warmups = sorted({launch.steady.start for launch in launches})
+    warmup = f"{warmups[0]}" if len(warmups) == 1 else f"{warmups[0]} to {warmups[-1]}"
     span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
     return f"{_count(len(launches), 'launch', 'launches')} of {span} steps ({warmup} of them warm-up)"
 

@@ -19,13 +19,16 @@ _LABELS = {
     "first_step_seconds": "first step",
     "peak_reserved_bytes": "peak memory",
     "peak_allocated_bytes": "peak allocated",
+    "stall_share": "stalls",
+    "throughput_ratio": "throughput ratio",
+    "memory_ratio": "memory ratio",
     "mfu": "MFU",
     "final_loss": "final loss",
     "max_micro_batch_size": "max micro batch",
     "scaling_efficiency": "scaling efficiency",
     "joules_per_token": "energy",
 }
-_SHARES = frozenset({"mfu", "scaling_efficiency"})
+_SHARES = frozenset({"mfu", "scaling_efficiency", "stall_share"})
 
 
 def label(metric: str) -> str:

@@ -29,6 +29,7 @@ def summary_lines(
     below = [
         *_sources(results),
         *(f"{result.id}: {result.verdict}: {result.reason}" for result in results if result.verdict not in _EXPLAINED),
+        *(f"{result.id}: {note}" for result in results for note in result.notes),
         *(line for result in results for line in _recorded(result)),
         _totals(results, glyphs),
         *_hint(results),

@@ -11,13 +11,16 @@ OPTIONS = [
     "--update-baselines",
     "--update-baselines=all",
     "--update-baselines=new",
+    "--update-baselines=prune",
     "--perf-reason=TEXT",
     "--perf-baselines=DIR",
     "--perf-json=FILE",
     "--perf-dry-run",
     "--perf-strict",
+    "--perf-against=PYTHON",
     "--perf-timeout=SECONDS",
     "--perf-launches=N",
+    "--perf-max-launches=N",
 ]
 
 
@@ -57,6 +60,13 @@ def test_a_json_file_that_cannot_be_written_is_told_before_anything_runs(project
     assert project.launches == []
 
 
+def test_baselines_in_a_file_are_told_before_anything_runs(project: Project) -> None:
+    result = project.run("--perf-baselines", "test_mine.py")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--perf-baselines *test_mine.py: it is a file; name the folder*"])
+    assert project.launches == []
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "much", "nan"])
 def test_an_ini_tolerance_that_is_none_is_a_usage_error(project: Project, value: str) -> None:
     project.pytester.makeini(f"[pytest]\nperf_memory_tolerance = {value}\n")
@@ -68,7 +78,7 @@ def test_an_ini_tolerance_that_is_none_is_a_usage_error(project: Project, value:
 def test_a_site_may_name_its_machine(project: Project) -> None:
     project.pytester.makeini("[pytest]\nperf_machine = marenostrum5-acc\n")
     project.run("--update-baselines").assert_outcomes(passed=2)
-    assert {path.relative_to(project.path).parts[1] for path in project.baselines} == {"marenostrum5-acc"}
+    assert {path.relative_to(project.path).parts[1] for path in project.baselines} == {"marenostrum5-acc-cpu"}
 
 
 def test_a_dry_run_shows_order_and_cost_and_launches_nothing(project: Project) -> None:

@@ -1,0 +1,72 @@
+"""What the ladder's steps bring, as data: ratios that hold on hardware that has no baseline yet.
+
+Each gain is two specs and bounds on their ratio, of tokens/s per GPU and of peak memory. On H200 both sides were
+measured (baselines/); the bounds leave room for other chips, and say what the step is for. On the CPU only the last one
+is a gain: Liger's kernels need a GPU, and a tiny model's attention is too small to matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from perf_tests.ladder import on_cpu
+from pytest_llmperf import TrainSpec
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One step: ``after`` over ``before``."""
+
+    name: str
+    before: TrainSpec
+    after: TrainSpec
+    bounds: dict[str, float] = field(default_factory=dict)
+    """Arguments of ``perf.compare``."""
+    cpu_bounds: dict[str, float] | None = None
+    """The same on the CPU; ``None``: it is no gain there."""
+
+
+_BASE = TrainSpec(model="llama-3.2-1b", attention="sdpa", micro_batch_size=14)
+_EAGER = replace(_BASE, attention="eager", micro_batch_size=7)
+_FP32 = replace(_EAGER, model_precision="fp32", mixed_precision="no", micro_batch_size=5, steps=20, min_steps=12)
+
+GAINS = [
+    Gain(
+        "bf16",
+        _FP32,
+        replace(_EAGER, micro_batch_size=5),
+        # 5.7k to 28.7k tokens/s on H200: tensor cores, against true fp32.
+        {"throughput_at_least": 2.0, "memory_at_most": 0.95},
+    ),
+    Gain(
+        "sdpa",
+        _EAGER,
+        replace(_EAGER, attention="sdpa"),
+        # 29.8k to 45.8k, 55.6 to 29.6 GiB.
+        {"throughput_at_least": 1.3, "memory_at_most": 0.75},
+    ),
+    Gain(
+        "liger",
+        _BASE,
+        replace(_BASE, liger=True),
+        # 49.5k to 63.7k, 57.0 to 26.1 GiB.
+        {"throughput_at_least": 1.2, "memory_at_most": 0.6},
+    ),
+    Gain(
+        "larger-batch",
+        replace(_BASE, liger=True),
+        replace(_BASE, liger=True, micro_batch_size=37),
+        # 63.7k to 71.7k.
+        {"throughput_at_least": 1.05},
+        # Sixteen sequences cost the host's overhead once.
+        {"throughput_at_least": 1.1},
+    ),
+]
+
+
+def specs_of(gain: Gain, cpu: bool) -> tuple[TrainSpec, TrainSpec]:
+    """Both sides, on the CPU with the tiny model of their family and without Liger."""
+    if not cpu:
+        return gain.before, gain.after
+    small = [replace(on_cpu(spec), liger=False) for spec in (gain.before, gain.after)]
+    return replace(small[0], micro_batch_size=1), replace(small[1], micro_batch_size=16)

@@ -1,0 +1,17 @@
+"""Every step of the ladder brings what it is there for, whatever the hardware."""
+
+from __future__ import annotations
+
+import pytest
+
+from perf_tests.gains import Gain, specs_of
+from pytest_llmperf.plugin.perf import Perf
+from pytest_llmperf.plugin.session import SESSION
+
+
+def test_gain(request: pytest.FixtureRequest, perf: Perf, gain: Gain) -> None:
+    cpu = request.config.stash[SESSION].on_cpu
+    bounds = gain.cpu_bounds if cpu else gain.bounds
+    if bounds is None:
+        pytest.skip("this step gains on a GPU")
+    perf.compare(*specs_of(gain, cpu), **bounds)

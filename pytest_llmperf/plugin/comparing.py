@@ -1,0 +1,137 @@
+"""Duel: two specs, or two environments, launched A B B A … on the same GPUs until they decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.gain import Bounds, judge_gain
+from pytest_llmperf.judge.verdict import Judgement, Policy, judge_pairs
+from pytest_llmperf.measurement import Launch
+from pytest_llmperf.plugin.runner import Runner
+from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin.sound import SoundLaunches
+from pytest_llmperf.plugin.trial import RATE, contradictions, figures
+from pytest_llmperf.result import CaseResult
+from pytest_llmperf.spec import TrainSpec
+
+Pairs = tuple[tuple[Launch, Launch], ...]
+
+
+@dataclass(frozen=True)
+class Side:
+    """What takes turns."""
+
+    spec: TrainSpec
+    start: Callable[[TrainSpec, int], Launch]
+    """Launches a spec as the case's n-th launch."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How it ended."""
+
+    pairs: Pairs
+    judgement: Judgement
+    set_aside: tuple[str, ...]
+
+    def told(self, result: CaseResult) -> CaseResult:
+        """``result`` with what was judged. Its launches are those of the second side."""
+        notes = [f"one launch was set aside: {self.set_aside[0]}"] if self.set_aside else []
+        if self.judgement.verdict == "pass" and "_ratio" in self.judgement.checks[0].metric:
+            notes.insert(0, self.judgement.reason)
+        before, after = self.pairs[-1]
+        return replace(
+            result,
+            verdict=self.judgement.verdict,
+            reason=self.judgement.reason,
+            checks=self.judgement.checks,
+            launches=tuple(launch for _, launch in self.pairs),
+            differences=before.differences(after),
+            notes=tuple(notes),
+        )
+
+
+class Duel:
+    """Takes turns on the GPUs of one test."""
+
+    def __init__(self, session: PerfSession, runner: Runner, say: Callable[[str], None], policy: Policy) -> None:
+        self._session, self._runner, self._say, self._policy = session, runner, say, policy
+
+    def gain(
+        self, before: TrainSpec, after: TrainSpec, bounds: Mapping[str, Bounds], inactive: frozenset[str]
+    ) -> Judged:
+        """What ``after`` brings over ``before``.
+
+        Raises:
+            LaunchFailed: a launch yielded no record.
+        """
+
+        def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
+            if troubles:
+                return Judgement("invalid", "; ".join(line.replace("; ", ", ") for line in troubles), ())
+            return judge_gain(pairs, bounds, self._session.experience.noise, self._session.rule)
+
+        sides = (Side(before, self._runner.launch), Side(after, self._runner.launch))
+        return self._take_turns(sides, inactive, decide)
+
+    def environments(self, spec: TrainSpec, python: str, inactive: frozenset[str]) -> Judged:
+        """``spec`` in this environment against itself under the interpreter ``python``.
+
+        Raises:
+            LaunchFailed: a launch yielded no record.
+        """
+
+        def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
+            extra = figures(spec, tuple(after for _, after in pairs))
+            rule, experience = self._session.rule, self._session.experience
+            return judge_pairs(pairs, self._policy, troubles, extra, rule, experience)
+
+        sides = (Side(spec, partial(self._runner.launch, python=python)), Side(spec, self._runner.launch))
+        return self._take_turns(sides, inactive, decide)
+
+    def _take_turns(
+        self,
+        sides: tuple[Side, Side],
+        inactive: frozenset[str],
+        decide: Callable[[Pairs, Sequence[str]], Judgement],
+    ) -> Judged:
+        """Pairs until ``decide`` has; every second one begins with the other side.
+
+        What drifts slowly (heat, neighbours) then weighs on both alike.
+        """
+        settings = self._session.settings
+        sound = SoundLaunches(self._circumstances, self._say)
+        pairs: Pairs = ()
+        with self._runner.hold(max(side.spec.gpus for side in sides)):
+            while True:
+                pairs = (*pairs, self._pair(sides, len(pairs), sound))
+                if len(pairs) < settings.launches and not sound.spoilt:
+                    continue
+                lines = [
+                    line
+                    for index, side in enumerate(sides)
+                    for line in contradictions(side.spec, tuple(pair[index] for pair in pairs), inactive)
+                ]
+                judgement = decide(pairs, [*dict.fromkeys(lines), *sound.spoilt])
+                if not judgement.undecided or len(pairs) >= settings.max_launches:
+                    return Judged(pairs, judgement, sound.set_aside)
+
+    def _pair(self, sides: tuple[Side, Side], number: int, sound: SoundLaunches) -> tuple[Launch, Launch]:
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        launches: dict[int, Launch] = {}
+        for turn, index in enumerate(order, 1):
+            start = partial(_start, sides[index], 2 * number + turn)
+            launches[index] = sound.launch(sides[index].spec, start)
+        return launches[0], launches[1]
+
+    def _circumstances(self, launch: Launch) -> tuple[str, ...]:
+        tolerance = self._policy.in_pairs().tolerances.get(RATE, math.inf)
+        return validity.circumstances(launch, tolerance, self._session.experience)
+
+
+def _start(side: Side, number: int, spec: TrainSpec) -> Launch:
+    return side.start(spec, number)

@@ -1,0 +1,78 @@
+"""Recorder: puts what a case measured into its baseline, where the run asks for it and the rules allow it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from pytest_llmperf.judge.baseline import Baseline, BaselineError, accept, describe
+from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.result import CaseResult
+from pytest_llmperf.spec import TrainSpec
+
+_MOST_FILES = 3
+
+
+class Recorder:
+    """The baselines of one run, as one test sees them."""
+
+    def __init__(self, session: PerfSession, nodeid: str) -> None:
+        self._session, self._settings, self._nodeid = session, session.settings, nodeid
+        self._store = BaselineStore(session.settings.baselines)
+
+    def load(self, spec: TrainSpec) -> Baseline | None:
+        """The baseline of ``spec``, if there is one.
+
+        Raises:
+            BaselineError: it cannot be read.
+        """
+        return self._store.load(self._session.machine_kind, spec)
+
+    def prepare(self, spec: TrainSpec, baseline: Baseline | None) -> None:
+        """Find out, before GPU time is spent, whether ``spec`` can be recorded if the run asks for it.
+
+        Raises:
+            BaselineError: it cannot, and why.
+        """
+        if self.wants(baseline):
+            self._store.check_writable(self._session.machine_kind, spec)
+            changed = self._session.revision.changed
+            if changed and not self._settings.reason:
+                more = f" and {len(changed) - _MOST_FILES} more" if len(changed) > _MOST_FILES else ""
+                raise BaselineError(
+                    f"{spec.id}: not recorded, the working tree has uncommitted changes "
+                    f"({', '.join(changed[:_MOST_FILES])}{more}); commit them, or say why with --perf-reason"
+                )
+
+    def wants(self, baseline: Baseline | None) -> bool:
+        """Whether this run records a case with this baseline."""
+        return self._settings.update == "all" or (self._settings.update == "new" and baseline is None)
+
+    def record(self, spec: TrainSpec, result: CaseResult, judged: Baseline | None) -> CaseResult:
+        """``result``, which was held against ``judged``, with what was recorded.
+
+        Raises:
+            BaselineError: nothing was, and why.
+        """
+
+        def change(old: Baseline | None) -> Baseline:
+            return accept(
+                old,
+                judged=judged,
+                spec=spec,
+                machine=self._session.machine_kind,
+                launches=result.launches,
+                verdict=result.verdict,
+                checks=result.checks,
+                reason=self._settings.reason,
+                recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                recorded_by=self._nodeid,
+                revision=self._session.revision.commit,
+            )
+
+        try:
+            old, new = self._store.update(self._session.machine_kind, spec, change)
+        except BaselineError as error:
+            raise BaselineError(f"not recorded: {error}") from error
+        return replace(result, updated="\n".join(describe(old, new)))

@@ -1,0 +1,47 @@
+"""Sound launches: one that the circumstances spoilt is set aside and tried once more, later; a case gets one retry."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from pytest_llmperf.judge import validity
+from pytest_llmperf.measurement import Launch
+from pytest_llmperf.spec import TrainSpec
+
+# What spoilt a launch (heat, somebody else's job) is seldom gone at once.
+_PAUSE_SECONDS = 20.0
+
+
+class SoundLaunches:
+    """The launches of one case, and what is wrong with those that count."""
+
+    def __init__(self, circumstances: Callable[[Launch], tuple[str, ...]], say: Callable[[str], None]) -> None:
+        self._circumstances, self._say = circumstances, say
+        self.set_aside: tuple[str, ...] = ()
+        """Of the launch that was set aside."""
+        self.spoilt: tuple[str, ...] = ()
+        """Of launches that count all the same, because the retry was spoilt too."""
+
+    def launch(self, spec: TrainSpec, start: Callable[[TrainSpec], Launch]) -> Launch:
+        """One launch of ``spec``.
+
+        Raises:
+            LaunchFailed: it yielded no record.
+        """
+        launch = start(spec)
+        lines = self._circumstances(launch)
+        if lines and not self.set_aside:
+            self.set_aside = lines
+            self._say(f"{spec.id}: {lines[0]}; set aside, launched once more in {_PAUSE_SECONDS:.0f} s")
+            time.sleep(_PAUSE_SECONDS)
+            drifted = any(line.startswith(validity.DRIFT) for line in lines)
+            launch = start(_longer(spec) if drifted else spec)
+            lines = self._circumstances(launch)
+        self.spoilt = (*self.spoilt, *lines)
+        return launch
+
+
+def _longer(spec: TrainSpec) -> TrainSpec:
+    return replace(spec, steps=2 * spec.steps, min_steps=2 * spec.min_steps)

@@ -1,0 +1,100 @@
+"""Trial: launches of one spec until they decide, against its baseline or in turns with another environment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from pytest_llmperf.insight import economics
+from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.verdict import Judgement, Policy, judge
+from pytest_llmperf.measurement import Launch
+from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin.sound import SoundLaunches
+from pytest_llmperf.result import Check
+from pytest_llmperf.spec import TrainSpec
+
+RATE = "tokens_per_second_per_gpu"
+_MOST_STALLED = 0.02
+
+
+class Trial:
+    """One spec on trial against one baseline, or for the first time."""
+
+    def __init__(  # noqa: PLR0913 - what a trial needs, named
+        self,
+        session: PerfSession,
+        spec: TrainSpec,
+        *,
+        baseline: Baseline | None,
+        policy: Policy,
+        inactive: frozenset[str],
+        launch: Callable[[TrainSpec, int], Launch],
+        say: Callable[[str], None],
+    ) -> None:
+        self._session, self._spec, self._baseline, self._policy = session, spec, baseline, policy
+        self._inactive, self._launch = inactive, launch
+        self._sound = SoundLaunches(self._circumstances, say)
+        self.launches: tuple[Launch, ...] = ()
+
+    def run(self) -> Judgement:
+        """Launch until there is a verdict; every launch but one that was set aside counts.
+
+        Raises:
+            LaunchFailed: a launch yielded no record.
+        """
+        settings = self._session.settings
+        while True:
+            number = len(self.launches) + 1
+            launch = self._sound.launch(self._spec, lambda spec: self._launch(spec, number))  # noqa: B023 - called now
+            self.launches = (*self.launches, launch)
+            if number < settings.launches and not self._sound.spoilt:
+                continue
+            judgement = self._judge()
+            if not judgement.undecided or number >= settings.max_launches:
+                return judgement
+
+    def _circumstances(self, launch: Launch) -> tuple[str, ...]:
+        policy = self._policy.at([launch], self._baseline) if self._baseline else self._policy
+        # Where throughput gates nothing, its drift spoils nothing.
+        return validity.circumstances(launch, policy.tolerances.get(RATE, math.inf), self._session.experience)
+
+    def _judge(self) -> Judgement:
+        return judge(
+            self.launches,
+            self._baseline,
+            self._policy,
+            (*contradictions(self._spec, self.launches, self._inactive), *dict.fromkeys(self._sound.spoilt)),
+            figures(self._spec, self.launches),
+            rule=self._session.rule,
+            experience=self._session.experience,
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """What the verdict does not say of these launches."""
+        notes = [f"one launch was set aside: {self._sound.set_aside[0]}"] if self._sound.set_aside else []
+        if any(launch.steady.bimodal for launch in self.launches):
+            was = self._baseline and any(launch.steady.bimodal for launch in self._baseline.launches)
+            notes += [] if was else ["the steps have two speeds"]
+        stalls = max((launch.steady.stalls for launch in self.launches), default=0.0)
+        if stalls > _MOST_STALLED:
+            notes.append(f"single slow steps lost {stalls * 100:.1f} % of a launch; the median leaves them out")
+        return tuple(notes)
+
+
+def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: frozenset[str]) -> tuple[str, ...]:
+    """What in ``launches`` contradicts ``spec``, each line once."""
+    lines = (line for launch in launches for line in validity.troubles(spec, launch, inactive=inactive))
+    return tuple(dict.fromkeys(lines))
+
+
+def figures(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
+    """What the launches' rate means on their chip, as far as chip and model are known."""
+    geometry = spec.architecture.geometry
+    peak = economics.peak_flops(launches[0].environment.gpu, spec.compute_precision)
+    if geometry is None or peak is None:
+        return ()
+    rate = math.exp(sum(math.log(launch.tokens_per_second_per_gpu) for launch in launches) / len(launches))
+    value = economics.mfu(rate, geometry.flops_per_token(spec.sequence_length), peak)
+    return (Check(metric="mfu", value=value, unit="1"),)

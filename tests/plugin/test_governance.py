@@ -1,0 +1,233 @@
+"""What takes several launches, several environments or several runs: retries, turns, maturity, pruning, revisions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+FOREIGN = {"foreign_processes": ["GPU 0: pid 7 (python) holds 3.2 GiB"]}
+
+
+class TestSettingAside:
+    def test_a_spoilt_launch_is_tried_once_more_and_does_not_count(self, project: Project) -> None:
+        project.record()
+        project.fake(sequence=[FOREIGN, {}])
+        result = project.run("-k", "sdpa")
+        result.assert_outcomes(passed=1, deselected=1)
+        result.stdout.fnmatch_lines(["*one launch was set aside: another process on the hardware: *pid 7*"])
+        assert len(project.launches) == 2
+
+    def test_one_that_stays_spoilt_is_invalid_and_never_recorded(self, project: Project) -> None:
+        project.fake(**FOREIGN)
+        result = project.run("-k", "sdpa", "--update-baselines", "--perf-reason", "why")
+        result.assert_outcomes(failed=1, deselected=1)
+        result.stdout.fnmatch_lines(["*invalid*pid 7*"])
+        assert (len(project.launches), project.baselines) == (2, [])
+
+
+class TestLaunches:
+    def test_an_unchanged_case_takes_one(self, project: Project) -> None:
+        project.record()
+        project.run("-k", "sdpa").assert_outcomes(passed=1, deselected=1)
+        assert len(project.launches) == 1
+
+    def test_a_slower_one_is_confirmed_by_a_second(self, project: Project) -> None:
+        project.record(step_seconds=0.1)
+        project.fake(step_seconds=2.0)
+        project.run("-k", "sdpa").assert_outcomes(failed=1, deselected=1)
+        assert len(project.launches) == 2
+
+    def test_all_are_pooled_and_none_saves_a_case_by_itself(self, project: Project) -> None:
+        project.record(step_seconds=0.1)
+        project.fake(sequence=[{"step_seconds": 3.0}, {"step_seconds": 0.1}, {"step_seconds": 3.0}])
+        (result,) = project.results("-k", "sdpa").values()
+        assert result["verdict"] != "pass"
+        assert len(result["launches"]) == len(project.launches) >= 2
+
+    def test_a_budget_of_one_is_kept(self, project: Project) -> None:
+        project.record(step_seconds=0.1)
+        project.fake(step_seconds=3.0)
+        project.run("-k", "sdpa", "--perf-max-launches", "1").assert_outcomes(failed=1, deselected=1)
+        assert len(project.launches) == 1
+
+    def test_an_inconclusive_case_fails_a_strict_run_alone(self, project: Project) -> None:
+        project.pytester.makeini("[pytest]\nperf_throughput_tolerance = 0.01\n")
+        project.record()
+        project.fake(step_seconds=0.101)
+        project.run("-k", "sdpa").assert_outcomes(passed=1, deselected=1)
+        result = project.run("-k", "sdpa", "--perf-strict")
+        result.assert_outcomes(failed=1, deselected=1)
+        result.stdout.fnmatch_lines(["*inconclusive*"])
+
+    @pytest.mark.parametrize("alarms", ["0", "-1", "many"])
+    def test_alarms_a_month_are_a_positive_number(self, project: Project, alarms: str) -> None:
+        project.pytester.makeini(f"[pytest]\nperf_alarms_per_month = {alarms}\n")
+        result = project.run()
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["*perf_alarms_per_month*must be a number of alarms above 0*"])
+
+
+class TestTurns:
+    COMPARE = """
+        from dataclasses import replace
+
+        def test_gain(perf, train_spec):
+            perf.compare(train_spec, replace(train_spec, micro_batch_size=2), {bounds})
+        """
+
+    @pytest.mark.parametrize(("bounds", "outcome"), [("throughput_at_least=1.2", "passed"), ("", "passed")])
+    def test_a_gain_that_holds(self, project: Project, bounds: str, outcome: str) -> None:
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds=bounds))
+        project.fake(by={"mbs2": {"step_seconds": 0.05}})
+        result = project.run()
+        result.assert_outcomes(**{outcome: 1})
+        result.stdout.fnmatch_lines(["*throughput 4x (*memory 1x in 1 pair*"])
+        assert [line.split()[0].split("-")[-2] for line in project.launches] == ["mbs1", "mbs2"]
+
+    def test_one_that_does_not_fails_and_takes_turns(self, project: Project) -> None:
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds="throughput_at_least=30"))
+        result = project.run()
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*mbs2-gpus1-over-*mbs1-gpus1: regressed: throughput 2x *at least 30x*"])
+        assert "accept it" not in result.stdout.str()
+        order = [line.split()[0].split("-")[-2] for line in project.launches]
+        assert order == ["mbs1", "mbs2", "mbs2", "mbs1"]
+
+    def test_a_bound_that_is_none_is_one_line(self, project: Project) -> None:
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds="throughput_at_least=-1"))
+        result = project.run()
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*perf.compare: at_least=-1 must be a positive ratio*"])
+        assert project.launches == []
+
+
+class TestAgainst:
+    @pytest.fixture
+    def other(self, project: Project) -> str:
+        python = project.pytester.path / "old" / "python"
+        python.parent.mkdir()
+        python.symlink_to(sys.executable)
+        return str(python)
+
+    def test_the_same_speed_passes_without_any_baseline(self, project: Project, other: str) -> None:
+        result = project.run("-k", "sdpa", "--perf-against", other)
+        result.assert_outcomes(passed=1, deselected=1)
+        assert (len(project.launches), project.baselines) == (2, [])
+
+    def test_a_slower_new_environment_fails_and_names_what_differs(self, project: Project, other: str) -> None:
+        project.fake(step_seconds=2.0, by={"old/python": {"step_seconds": 0.1, "versions": {"torch": "1.9"}}})
+        result = project.run("-k", "sdpa", "--perf-against", other)
+        result.assert_outcomes(failed=1, deselected=1)
+        result.stdout.fnmatch_lines(["*regressed*", "*turns with*old/python*", "*torch: 1.9 -> 2.0*"])
+        assert "accept it" not in result.stdout.str()
+
+    @pytest.mark.parametrize("python", ["no/such/python", sys.executable])
+    def test_an_interpreter_that_is_none_or_this_one(self, project: Project, python: str) -> None:
+        result = project.run("--perf-against", python)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["*--perf-against *expected*"])
+
+    def test_it_records_nothing(self, project: Project, other: str) -> None:
+        result = project.run("--perf-against", other, "--update-baselines")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+class TestUnused:
+    def test_a_node_id_says_nothing_of_the_other_cases(self, project: Project) -> None:
+        project.record()
+        result = project.run("--perf-strict", "test_mine.py::test_attention[sdpa]")
+        result.assert_outcomes(passed=1)
+        assert "unused" not in result.stdout.str()
+        assert result.ret == 0
+
+    def test_a_run_that_stopped_early_says_nothing(self, project: Project) -> None:
+        project.record()
+        project.fake(fail="error")
+        assert "unused" not in project.run("-x").stdout.str()
+
+    @pytest.mark.parametrize("workers", [(), ("-n", "2")])
+    def test_a_case_that_is_gone_is_named(self, project: Project, workers: tuple[str, ...]) -> None:
+        project.record()
+        project.pytester.makepyfile(test_mine="def test_attention(perf, train_spec):\n    perf.check(train_spec)\n")
+        result = project.run("--perf-strict", *workers)
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines(["unused baseline: *eager*--update-baselines=prune*"])
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+    def test_prune_removes_it_and_launches_nothing(self, project: Project) -> None:
+        project.record()
+        project.pytester.makepyfile(test_mine="def test_renamed(perf, train_spec):\n    perf.check(train_spec)\n")
+        result = project.run("--update-baselines=prune")
+        result.assert_outcomes(skipped=1)
+        result.stdout.fnmatch_lines(["removed baseline: *eager*"])
+        assert [path.stem for path in project.baselines] == ["llama-tiny-bf16-sdpa-seq64-mbs1-gpus1"]
+        assert project.launches == []
+        # A test that was renamed has its baseline still.
+        project.run().assert_outcomes(passed=1)
+
+    @pytest.mark.parametrize("selection", [("-k", "sdpa"), ("--perf-dry-run",)])
+    def test_prune_of_a_part_removes_nothing(self, project: Project, selection: tuple[str, ...]) -> None:
+        project.record()
+        result = project.run("--update-baselines=prune", *selection)
+        assert len(project.baselines) == 2
+        if "-k" in selection:
+            result.stdout.fnmatch_lines(["*nothing was removed, only some tests were selected*"])
+            assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+class TestRevision:
+    @pytest.fixture
+    def checkout(self, project: Project) -> Path:
+        path = project.pytester.path
+        for command in (
+            ["init", "-q"],
+            ["add", "test_mine.py", "conftest.py"],
+            ["-c", "user.name=n", "-c", "user.email=e@e", "commit", "-qm", "m"],
+        ):
+            subprocess.run(["git", *command], cwd=path, check=True)
+        return path
+
+    def test_a_clean_tree_is_recorded_with_its_commit(self, project: Project, checkout: Path) -> None:
+        project.record()
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, check=True, capture_output=True, text=True)
+        document = json.loads(project.baselines[0].read_text())
+        assert head.stdout.startswith(document["anchor"]["revision"])
+        assert len(document["anchor"]["revision"]) == 12
+
+    def test_a_dirty_tree_needs_a_reason_before_anything_is_launched(self, project: Project, checkout: Path) -> None:
+        (checkout / "conftest.py").write_text((checkout / "conftest.py").read_text() + "\n# changed\n")
+        result = project.run("--update-baselines=new")
+        result.assert_outcomes(failed=2)
+        result.stdout.fnmatch_lines(["*the working tree has uncommitted changes (conftest.py)*--perf-reason*"])
+        assert (project.launches, project.baselines) == ([], [])
+        project.run("--update-baselines=new", "--perf-reason", "trying").assert_outcomes(passed=2)
+
+
+class TestResults:
+    def test_a_case_that_failed_before_it_was_judged_is_in_the_results(self, project: Project) -> None:
+        project.record()
+        project.baselines[0].write_text("{}")
+        verdicts = sorted(result["verdict"] for result in project.results().values())
+        assert verdicts == ["invalid", "pass"]
+
+    def test_one_that_a_fixture_judged_is_there_too(self, project: Project) -> None:
+        project.pytester.makepyfile(
+            test_mine="""
+            import pytest
+
+            @pytest.fixture
+            def judged(perf, train_spec):
+                return perf.check(train_spec)
+
+            def test_it(judged):
+                pass
+            """
+        )
+        (result,) = project.results().values()
+        assert result["verdict"] == "new"

@@ -1,0 +1,397 @@
+"""The ``llmperf`` command: what it prints, what it says of what is not there, and that it starts light."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.cli import main
+from pytest_llmperf.cli.diff import diff_page, settings_differences
+from pytest_llmperf.cli.pages import Screen, history_page, list_page, short_site, show_page
+from pytest_llmperf.cli.shelf import Stored, read
+from pytest_llmperf.judge.baseline import Accepted, Baseline
+from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.verdict import METRICS
+from pytest_llmperf.measurement import Launch
+from pytest_llmperf.report.text import ASCII
+from pytest_llmperf.spec import TrainSpec
+from tests.fakes import Fake, launch_of
+
+REPOSITORY = Path(__file__).parents[2]
+SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
+OTHER = replace(SPEC, attention="eager", micro_batch_size=2)
+PIPE = Screen(width=None, glyphs=ASCII)
+
+
+def launch(step_seconds: float = 0.1, spec: TrainSpec = SPEC, day: int = 1, **fake: Any) -> Launch:
+    fresh = launch_of(spec, Fake(step_seconds=step_seconds, **fake))
+    return replace(fresh, started_at=f"2026-01-{day:02}T00:00:00Z")
+
+
+def accepted(old: Baseline | None, *launches: Launch, spec: TrainSpec = SPEC, **other: Any) -> Baseline:
+    """What is stored once ``launches`` joined; what may be accepted at all is no question of this room."""
+    entry = Accepted(
+        recorded_at=launches[0].started_at,
+        reason=other.pop("reason", ""),
+        launches=len(launches),
+        metrics={name: metric.of(launches) for name, metric in METRICS.items()},
+        revision=other.pop("revision", ""),
+    )
+    values: dict[str, Any] = {
+        "id": spec.id,
+        "digest": spec.digest,
+        "machine": "m",
+        "spec": spec.to_dict(),
+        "recorded_by": "t.py::t",
+        "launches": (*(old.launches if old else ()), *launches),
+        "anchor": old.anchor if old else entry,
+        "history": (*(old.history if old else ()), entry),
+    }
+    return Baseline(**{**values, **other})
+
+
+FIRST = accepted(None, launch(), launch(0.102, day=2))
+SLOWER = replace(
+    accepted(FIRST, launch(0.2, day=3), reason="a slower driver", revision="0123456789abcdef"),
+    launches=(launch(0.2, day=3),),
+)
+EAGER = accepted(None, launch(0.1, OTHER, versions={"torch": "3.0"}), spec=OTHER)
+
+
+def keep(root: Path, *baselines: Baseline) -> Path:
+    """Baselines as files under ``root``, as the store lays them out."""
+    for baseline in baselines:
+        path = BaselineStore(root).path(baseline.machine, TrainSpec.from_dict(baseline.spec))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(baseline.to_json(), encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return keep(tmp_path / "baselines", SLOWER, EAGER)
+
+
+@pytest.fixture
+def llmperf(capsys: pytest.CaptureFixture[str], root: Path) -> Callable[..., tuple[int, str, str]]:
+    """Runs ``llmperf baselines …`` on ``root``."""
+
+    def run(command: str, *arguments: object) -> tuple[int, str, str]:
+        code = main(["baselines", command, "--perf-baselines", str(root), *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def one_line(err: str) -> str:
+    assert err.startswith("llmperf: ")
+    assert err.count("\n") == 1
+    return err
+
+
+class TestList:
+    def test_a_line_each_under_its_machine(self) -> None:
+        elsewhere = accepted(None, launch(), machine="a")
+        stored = [Stored(Path("f"), one) for one in (SLOWER, EAGER, elsewhere)]
+        lines = [re.sub(r" +", " ", line) for line in list_page(stored, PIPE)]
+        assert lines == [
+            "a",
+            "case tokens/s/GPU peak memory launches sessions maturity accepted",
+            f"{SPEC.id} 640 1.00 GiB 1 1 provisional 2026-01-01",
+            "",
+            "m",
+            "case tokens/s/GPU peak memory launches sessions maturity accepted",
+            f"{OTHER.id} 1,280 1.00 GiB 1 1 provisional 2026-01-01",
+            f"{SPEC.id} 320 1.00 GiB 1 1 provisional 2026-01-03",
+        ]
+
+    def test_the_default_folder_is_beside_the_user(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(root.parent)
+        assert main(["baselines", "list"]) == 0
+        assert SPEC.id in capsys.readouterr().out
+
+    def test_a_machine(self, llmperf: Run, root: Path) -> None:
+        keep(root, accepted(None, launch(), machine="other"))
+        assert llmperf("list", "--machine", "other")[1].splitlines()[0] == "other"
+        assert len(llmperf("list")[1].splitlines()) == 8
+
+    def test_an_unknown_machine_names_the_nearest(self, llmperf: Run) -> None:
+        code, out, err = llmperf("list", "--machine", "mm")
+        assert (code, out) == (1, "")
+        assert "expected one of m; the nearest is 'm'" in one_line(err)
+
+    def test_none(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["baselines", "list", "--perf-baselines", str(tmp_path / "none")]) == 1
+        assert "no baselines here" in one_line(capsys.readouterr().err)
+
+    def test_a_narrow_terminal_loses_nothing(self) -> None:
+        lines = list_page([Stored(Path("f"), SLOWER)], Screen(width=50, glyphs=ASCII))
+        assert max(map(len, lines)) <= 50
+        assert "2026-01-03" in "\n".join(lines)
+
+
+class TestBrokenFiles:
+    def test_the_others_are_still_listed(self, llmperf: Run, root: Path) -> None:
+        path = root / "m/llama-tiny/broken.json"
+        path.write_text("{")
+        code, out, err = llmperf("list")
+        assert code == 1
+        assert SPEC.id in out
+        assert one_line(err).startswith(f"llmperf: {path}: not JSON")
+
+    def test_the_neighbour_of_one_is_shown(self, llmperf: Run, root: Path) -> None:
+        (root / "m/llama-tiny/broken.json").write_text("{")
+        assert llmperf("show", SPEC.id)[::2] == (0, "")
+
+    def test_asked_for_by_name_it_says_what_is_wrong(self, llmperf: Run, root: Path) -> None:
+        (root / "m/llama-tiny/broken.json").write_text("")
+        code, out, err = llmperf("show", "broken")
+        assert (code, out) == (1, "")
+        assert "the file is empty" in one_line(err)
+
+    def test_in_another_machines_folder(self, llmperf: Run, root: Path) -> None:
+        (root / "m").rename(root / "n")
+        code, _, err = llmperf("list")
+        assert (code, err.count("it is of machine m, expected n; move it")) == (1, 2)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"started_at": 5},
+            {"evidence": []},
+            {"warmup_steps": 4.0},
+            {"ranks": [{**launch().to_dict()["ranks"][0], "device": 7}]},
+            {"ranks": [{**launch().to_dict()["ranks"][0], "step_seconds": [10**400] * 12}]},
+        ],
+        ids=lambda change: next(iter(change)),
+    )
+    def test_a_field_of_the_wrong_type_is_a_line_too(self, llmperf: Run, root: Path, change: dict[str, Any]) -> None:
+        path = BaselineStore(root).path("m", SPEC)
+        document = json.loads(path.read_text())
+        document["launches"][0].update(change)
+        path.write_text(json.dumps(document))
+        code, out, err = llmperf("list")
+        assert (code, OTHER.id in out, SPEC.id in out) == (1, True, False)
+        assert str(path) in one_line(err)
+
+    def test_a_folder_in_its_place(self, llmperf: Run, root: Path) -> None:
+        (root / "m/llama-tiny/folder.json").mkdir()
+        assert "cannot be read" in one_line(llmperf("list")[2])
+
+
+class TestShow:
+    def test_everything(self) -> None:
+        baseline = accepted(FIRST, launch(0.101, day=3))
+        assert show_page(Stored(Path("some/file.json"), baseline), PIPE) == [
+            SPEC.id,
+            "  machine      m",
+            f"  digest       {SPEC.digest}",
+            "  file         some/file.json",
+            "  recorded by  t.py::t",
+            "  settings     model=llama-tiny, sequence_length=64, steps=12",
+            "  baseline     634 tokens/s/GPU, 1.00 GiB (3 launches in 3 sessions, calibrated)",
+            "  anchor       634 tokens/s/GPU, 1.00 GiB of 2026-01-01",
+            "  since then   tokens/s/GPU 0.0 %, peak memory 0.0 %",
+            "",
+            "launches",
+            "started               site           median step  tokens/s/GPU  vs mean  peak memory  steps  steady from",
+            "2026-01-01T00:00:00Z  host Fake CPU        0.1 s           640   +1.0 %     1.00 GiB     12  step 5",
+            "2026-01-02T00:00:00Z  host Fake CPU      0.102 s           627   -1.0 %     1.00 GiB     12  step 5",
+            "2026-01-03T00:00:00Z  host Fake CPU      0.101 s           634    0.0 %     1.00 GiB     12  step 5",
+            "",
+            "environment of the newest launch",
+            "  gpu       Fake CPU",
+            "  driver    -",
+            "  platform  Linux x86_64",
+            "  python    3.11.7",
+            "  torch     2.0",
+        ]
+
+    @pytest.mark.parametrize("digits", [6, 10, 16])
+    def test_by_digest(self, llmperf: Run, digits: int) -> None:
+        code, out, _ = llmperf("show", SPEC.digest[:digits])
+        assert (code, out.splitlines()[0]) == (0, SPEC.id)
+
+    def test_by_file_whatever_the_folder_holds(self, llmperf: Run, root: Path) -> None:
+        path = BaselineStore(root).path("m", SPEC).rename(root.parent / "kept.json")
+        assert llmperf("show", path)[1].splitlines()[0] == SPEC.id
+
+    def test_control_characters_of_a_file_move_no_cursor(self) -> None:
+        page = show_page(Stored(Path("f"), replace(FIRST, recorded_by="\x1b[2J\nt.py")), PIPE)
+        assert "  recorded by  [2J t.py" in page
+
+    @pytest.mark.parametrize(
+        ("site", "short"),
+        [
+            ("NVIDIA H200 0f5ddc53-5e15-3455-549e-29935d46feb5", "NVIDIA H200 0f5ddc53"),
+            (" + ".join(["A 0f5ddc53-5e15-3455-549e-29935d46feb5"] * 8), "A 0f5ddc53 + 7 more"),
+            ("host Fake CPU", "host Fake CPU"),
+        ],
+    )
+    def test_a_site_is_short(self, site: str, short: str) -> None:
+        assert short_site(site) == short
+
+
+class TestNoSuchCase:
+    @pytest.mark.parametrize("command", ["show", "history"])
+    def test_the_nearest_is_named(self, llmperf: Run, command: str) -> None:
+        code, out, err = llmperf(command, SPEC.id.replace("sdpa", "sdap"))
+        assert (code, out) == (1, "")
+        assert f"the nearest id is {SPEC.id!r}; llmperf baselines list names them all" in one_line(err)
+
+    @pytest.mark.parametrize("case", [SPEC.digest[:5], "none/such.json", "x" * 5000, "\x1b[2J", "\udcff"])
+    def test_whatever_is_asked(self, llmperf: Run, case: str) -> None:
+        code, _, err = llmperf("show", case)
+        assert code == 1
+        assert "no such case" in one_line(err)
+
+    def test_one_of_several_machines_has_to_be_chosen(self, llmperf: Run, root: Path) -> None:
+        keep(root, accepted(None, launch(), machine="other"))
+        code, _, err = llmperf("show", SPEC.id)
+        assert code == 1
+        assert "2 baselines, expected one; choose with --machine" in one_line(err)
+        assert llmperf("show", SPEC.id, "--machine", "other")[0] == 0
+
+
+def test_history_holds_every_acceptance() -> None:
+    lines = [re.sub(r"  +", "|", line) for line in history_page(Stored(Path("f"), SLOWER), PIPE)]
+    assert lines == [
+        f"{SPEC.id} on m",
+        "accepted|tokens/s/GPU|vs before|vs anchor|peak memory|launches|revision|reason",
+        "2026-01-01|634|-|0.0 %|1.00 GiB|2|-|-",
+        "2026-01-03|320|-49.5 %|-49.5 %|1.00 GiB|1|0123456789ab|a slower driver",
+    ]
+
+
+def test_history_of_figures_that_were_not_recorded_is_dashes() -> None:
+    bare = replace(FIRST.anchor, metrics={})
+    lines = history_page(Stored(Path("f"), replace(FIRST, anchor=bare, history=(bare,))), PIPE)
+    assert lines[2].split() == ["2026-01-01", "-", "-", "-", "-", "2", "-", "-"]
+
+
+class TestDiff:
+    def test_two_cases(self) -> None:
+        lines = diff_page(Stored(Path("a"), FIRST), Stored(Path("b"), EAGER), PIPE)
+        rate = next(line for line in lines if line.startswith("tokens/s/GPU"))
+        assert rate.split() == ["tokens/s/GPU", "634", "1,280", "2.020", "+102.0", "%"]
+        assert lines[lines.index("settings") :] == [
+            "settings",
+            "  attention: sdpa -> eager",
+            "  micro_batch_size: 1 -> 2",
+            "",
+            "environment of the newest launches",
+            "  torch: 2.0 -> 3.0",
+            "",
+            "what was active",
+            "  attention: sdpa -> eager",
+        ]
+
+    def test_a_case_with_itself(self, llmperf: Run) -> None:
+        code, out, _ = llmperf("diff", SPEC.id, SPEC.digest)
+        assert (code, out.count("no difference")) == (0, 3)
+
+    def test_a_setting_that_was_not_stored_has_its_default(self) -> None:
+        old = {name: value for name, value in SPEC.to_dict().items() if name != "liger"}
+        assert settings_differences(old, SPEC.to_dict()) == []
+        assert settings_differences(old, replace(SPEC, liger=True).to_dict()) == ["liger: False -> True"]
+
+    def test_all_of_two_folders(self, llmperf: Run, tmp_path: Path) -> None:
+        alone = replace(SPEC, seed=7)
+        other = keep(tmp_path / "other", FIRST, accepted(None, launch(spec=alone), spec=alone))
+        code, out, err = llmperf("diff", "--against", other)
+        lines = [re.sub(r" +", " ", line) for line in out.splitlines()]
+        assert (code, err) == (0, "")
+        assert f"{SPEC.id} 634 320 0.505 1.00 GiB 1.00 GiB 1.000" in lines
+        assert f" {alone.id} {BaselineStore(other).path('m', alone)}" in lines[lines.index("only in A") :]
+        assert lines.index("only in B") > lines.index("only in A")
+
+    def test_one_case_of_two_folders(self, llmperf: Run, tmp_path: Path) -> None:
+        code, out, _ = llmperf("diff", SPEC.id, "--against", keep(tmp_path / "other", FIRST))
+        assert code == 0
+        assert re.search(r"tokens/s/GPU +634 +320 +0.505 +-49.5 %", out)
+
+    def test_differences_are_counted(self, llmperf: Run, tmp_path: Path) -> None:
+        newer = {"torch": "9.0"}
+        eager = accepted(None, launch(0.1, OTHER, versions=newer), spec=OTHER)
+        other = keep(tmp_path / "other", accepted(None, launch(versions=newer)), eager)
+        lines = llmperf("diff", "--against", other)[1].splitlines()
+        assert lines[-2:] == ["  torch: 9.0 -> 2.0  (1 of 2)", "  torch: 9.0 -> 3.0  (1 of 2)"]
+
+    def test_folders_with_nothing_in_common(self, llmperf: Run, tmp_path: Path) -> None:
+        code, _, err = llmperf("diff", "--against", keep(tmp_path / "other", accepted(None, launch(), machine="n")))
+        assert code == 1
+        assert "no case in common" in one_line(err)
+
+    @pytest.mark.parametrize("arguments", [[], ["a"], ["a", "b", "c"], ["a", "b", "--against", "d"]])
+    def test_usage(self, llmperf: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
+            llmperf("diff", *arguments)
+        assert ended.value.code == 2
+        assert "expected two cases, or --against DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "baselines").rglob("*.json")), ids=lambda path: path.stem)
+def test_stored_ones_are_shown(path: Path) -> None:
+    stored = read(path)
+    for page in (show_page, history_page):
+        assert len(page(stored, PIPE)) > 2
+
+
+class TestProcess:
+    """In a process of its own, as a user starts it."""
+
+    def run(self, script: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        command = ["bash", "-c", script.replace("llmperf", f"{sys.executable} -m pytest_llmperf.cli")]
+        return subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, check=False, **options)
+
+    def test_it_is_a_module_too(self, root: Path) -> None:
+        done = self.run(f"llmperf baselines list --perf-baselines {root}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert SPEC.id in done.stdout
+
+    @pytest.mark.parametrize(
+        "command", [["list"], ["show", SPEC.id], ["history", SPEC.id], ["diff", SPEC.id, OTHER.id]]
+    )
+    def test_nothing_heavy_is_imported(self, root: Path, command: list[str]) -> None:
+        arguments = ["baselines", *command, "--perf-baselines", str(root)]
+        heavy = {"torch", "transformers", "accelerate", "numpy", "scipy", "pytest", "pynvml"}
+        code = (
+            f"import sys; from pytest_llmperf.cli import main; code = main({arguments!r})\n"
+            f"print(sorted({heavy!r} & sys.modules.keys()), code)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, text=True, capture_output=True, check=False)
+        assert done.stdout.splitlines()[-1] == "[] 0"
+
+    @pytest.mark.parametrize("asked", ["baselines list --perf-baselines {root}", "--help", "baselines list --help"])
+    def test_a_closed_pipe_is_silent(self, root: Path, asked: str) -> None:
+        asked = asked.format(root=root)
+        done = self.run(f"set -o pipefail; (sleep 0.5; llmperf {asked}) | true")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    def test_a_full_disk_is_one_line(self, root: Path) -> None:
+        done = self.run(f"llmperf baselines list --perf-baselines {root} > /dev/full")
+        assert done.returncode == 1
+        assert "No space left" in one_line(done.stderr)
+
+    def test_no_output_at_all(self, root: Path) -> None:
+        done = self.run(f"llmperf baselines list --perf-baselines {root} >&-")
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_an_output_that_shows_only_ascii(self, root: Path) -> None:
+        keep(root, replace(FIRST, recorded_by="prüfung.py"))
+        done = self.run(f"PYTHONIOENCODING=ascii llmperf baselines show {SPEC.id} --perf-baselines {root}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert r"pr\xfcfung.py" in done.stdout
