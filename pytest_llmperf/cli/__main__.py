@@ -1,0 +1,8 @@
+"""``python -m pytest_llmperf.cli``: the same command where no script was installed."""
+
+import sys
+
+from pytest_llmperf.cli.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())
