@@ -1,0 +1,367 @@
+"""The tables of docs/verdicts.md: how often a verdict is wrong, by simulation and by replay of real launches.
+
+    python tools/verdicts.py simulate --gates 2000      # virtual nights, several minutes
+    python tools/verdicts.py replay docs/data/*.jsonl   # launches measured on H200, some with injected slowdowns
+    python tools/verdicts.py pack launches.jsonl …      # what a replay needs of tools/collect_injections.py's output
+
+Both call the functions that decide in a run; nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.sequential import Rule, decide
+from pytest_llmperf.judge.stats import Noise
+from pytest_llmperf.judge.verdict import Policy
+from pytest_llmperf.measurement import Launch
+from pytest_llmperf.steady import find_steady
+
+RATE = "tokens_per_second_per_gpu"
+POLICY = Policy.for_gpu()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the judge asks of a launch about its speed."""
+
+    site: str
+    session: str
+    step_seconds: tuple[float, ...]
+    warmup_steps: int = 4
+    canary: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def median_step_seconds(self) -> float:
+        if len(self.step_seconds) == 1:  # a simulated launch is its median
+            return self.step_seconds[0]
+        return median(self.step_seconds[find_steady(self.step_seconds, self.warmup_steps).start :])
+
+
+def verdict_of(candidates: Iterator[Record], baseline: Sequence[Record], noise: Noise, rule: Rule) -> tuple[str, int]:
+    """The verdict on launches as they come, and how many it took; as ``plugin/trial.py`` does."""
+    known = {record.site for record in baseline}
+    launches: list[Record] = []
+    while True:
+        launches.append(next(candidates))
+        elsewhere = launches[0].site not in known
+        tolerance = (POLICY.elsewhere if elsewhere else POLICY.tolerances)[RATE]
+        # Duck-typed: the statistics ask for no more than a Record has.
+        now, then = cast("list[Launch]", launches), cast("Sequence[Launch]", baseline)
+        difference = stats.difference(now, then, noise)
+        decision = decide(difference, stats.moderated(noise, now, then).launch.sd, tolerance, len(launches), rule)
+        if decision.verdict is not None:
+            return decision.verdict, len(launches)
+
+
+def paired_verdict(pairs: Iterator[tuple[Record, Record]], noise: Noise, rule: Rule) -> tuple[str, int]:
+    """The same for launches that take turns."""
+    seen: list[tuple[Record, Record]] = []
+    while True:
+        seen.append(next(pairs))
+        difference = stats.paired_difference(cast("list[tuple[Launch, Launch]]", seen), noise)
+        spread = difference.error * len(seen) ** 0.5
+        decision = decide(difference, spread, POLICY.paired[RATE], len(seen), rule)
+        if decision.verdict is not None:
+            return decision.verdict, len(seen)
+
+
+# ---- simulation ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """How virtual launches scatter; standard deviations of the logarithm."""
+
+    name: str
+    launch: float
+    session: float = 0.0
+    site: float = 0.0
+    tail: str = "normal"
+    """``t3``: Student's t with 3 degrees of freedom, scaled to the same standard deviation."""
+    correlation: float = 0.0
+    """Of one launch's deviation with the next one's."""
+    prior: float | None = None
+    """What the judge believes of ``launch`` before it saw any; ``None``: the default."""
+    sessions: int = 3
+    """Of the baseline, two launches each; all on one site."""
+    elsewhere: bool = False
+    """Whether the candidate runs on hardware that the baseline has not seen."""
+    learns: bool = True
+    """Whether nineteen other cases have taught the judge their noise."""
+
+
+WORLDS = (
+    World(name="one quiet host, launch sd 0.3 %", launch=0.003),
+    World(name="launch sd 0.5 %", launch=0.005),
+    World(name="launch sd 1 %", launch=0.01),
+    World(name="launch sd 2 %", launch=0.02),
+    World(name="launch 0.3 %, day sd 0.3 %", launch=0.003, session=0.003),
+    World(name="launch 0.3 %, day sd 1 %", launch=0.003, session=0.01),
+    World(name="launch 0.3 %, day sd 2 %", launch=0.003, session=0.02),
+    World(name="another site, site sd 1 %", launch=0.003, session=0.003, site=0.01, elsewhere=True),
+    World(name="another site, site sd 2 %", launch=0.003, session=0.003, site=0.02, elsewhere=True),
+    World(name="heavy tails, launch sd 0.5 %", launch=0.005, tail="t3"),
+    World(name="AR(1) 0.5 between launches, 0.5 %", launch=0.005, correlation=0.5),
+    World(name="one session only, nothing learnt, 0.3 %", launch=0.003, sessions=1, learns=False),
+    World(name="prior half the truth, 0.8 %, nothing learnt", launch=0.008, sessions=1, learns=False),
+    World(name="prior twice the truth, 0.2 %, nothing learnt", launch=0.002, sessions=1, learns=False),
+)
+
+
+def simulate(gates: int, seed: int) -> Iterator[tuple[str, ...]]:
+    """A row for each world: false alarms, what is seen, what it costs."""
+    yield (
+        "world",
+        "alarms in 1,000",
+        "inconclusive",
+        "launches (median, mean)",
+        "2 % found",
+        "3 % found",
+        "5 % found",
+    )
+    for world in WORLDS:
+        source = random.Random(f"{seed} {world.name}")  # noqa: S311 - nobody attacks a simulation
+        nothing = Counter[str]()
+        spent: list[int] = []
+        for verdict, launches in _gates(world, gates, 0.0, source):
+            nothing[verdict] += 1
+            spent.append(launches)
+        found = []
+        for slower in (0.02, 0.03, 0.05):
+            verdicts = Counter(verdict for verdict, _ in _gates(world, gates // 4, slower, source))
+            found.append(f"{100 * verdicts['regressed'] / verdicts.total():.0f} %")
+        yield (
+            world.name,
+            f"{1000 * nothing['regressed'] / gates:.1f}",
+            f"{100 * nothing['inconclusive'] / gates:.1f} %",
+            f"{median(spent):.0f}, {sum(spent) / len(spent):.2f}",
+            *found,
+        )
+
+
+def _gates(world: World, number: int, slower: float, source: random.Random) -> Iterator[tuple[str, int]]:
+    machine: Noise | None = None
+    for gate in range(number):
+        if machine is None or gate % 50 == 0:  # a machine's cases are learnt together; now and then a new machine
+            machine = _learnt(world, source) if world.learns else POLICY.noise
+        baseline, candidates = _case(world, slower, source)
+        yield verdict_of(candidates, baseline, machine, Rule())
+
+
+def _learnt(world: World, source: random.Random) -> Noise:
+    cases = [_case(world, 0.0, source)[0] for _ in range(19)]
+    return Experience.of(cast("list[list[Launch]]", cases), POLICY.noise).noise
+
+
+def _case(world: World, slower: float, source: random.Random) -> tuple[list[Record], Iterator[Record]]:
+    site = source.gauss(0, world.site)
+    baseline: list[Record] = []
+    for day in range(world.sessions):
+        logs = _session(world, site, source)
+        baseline += [_record(next(logs), "here", f"day {day}") for _ in range(2)]
+    there = source.gauss(0, world.site) if world.elsewhere else site
+    logs = _session(world, there, source)
+    place = "there" if world.elsewhere else "here"
+    return baseline, (_record(log + slower, place, "tonight") for log in logs)
+
+
+def _session(world: World, site: float, source: random.Random) -> Iterator[float]:
+    day, deviation = source.gauss(0, world.session), 0.0
+    fresh = (1 - world.correlation**2) ** 0.5
+    for number in itertools.count():
+        new = _deviation(world, source)
+        deviation = new if number == 0 else world.correlation * deviation + fresh * new
+        yield site + day + deviation
+
+
+def _deviation(world: World, source: random.Random) -> float:
+    if world.tail == "normal":
+        return source.gauss(0, world.launch)
+    squares = sum(source.gauss(0, 1) ** 2 for _ in range(3))
+    return float(world.launch * source.gauss(0, 1) / squares**0.5)  # t3 has variance 3: √3 / √3
+
+
+def _record(log: float, site: str, session: str) -> Record:
+    return Record(site=site, session=f"{site} {session}", step_seconds=(2.718281828459045**log,))
+
+
+# ---- replay ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One line of a data file."""
+
+    spec: str
+    injected: float
+    record: Record
+
+
+def read(paths: Iterable[Path]) -> list[Measured]:
+    """The launches in files that ``pack`` wrote."""
+    found = []
+    for path in paths:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            values = json.loads(line)
+            record = Record(
+                site=values["site"],
+                session=values["session"],
+                step_seconds=tuple(values["step_seconds"]),
+                warmup_steps=values["warmup_steps"],
+            )
+            found.append(Measured(values["spec"], values["injected"], record))
+    return found
+
+
+def pack(paths: Iterable[Path]) -> Iterator[str]:
+    """The lines of a data file, from launch records."""
+    for path in paths:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            values: dict[str, Any] = json.loads(line)
+            launch = Launch.from_dict(values["launch"])
+            yield json.dumps(
+                {
+                    "spec": launch.spec_id,
+                    "site": launch.site,
+                    "session": launch.session,
+                    "injected": values["injected"],
+                    "warmup_steps": launch.warmup_steps,
+                    "step_seconds": [float(f"{second:.6g}") for second in launch.step_seconds],
+                }
+            )
+
+
+_IN_BASELINE = 3
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Verdicts by what was injected."""
+
+    same_site: dict[float, Counter[str]]
+    elsewhere: dict[float, Counter[str]]
+    paired: dict[float, Counter[str]]
+    launches: list[int]
+    """That an unchanged case on known hardware took."""
+
+
+def replay(measured: Sequence[Measured]) -> Replays:
+    """Every verdict that these launches allow: baselines of three clean launches, candidates as they were measured.
+
+    The noise is what the clean launches of all cases show, as in a run.
+    """
+    cases: dict[tuple[str, str], list[Measured]] = {}
+    for one in measured:
+        cases.setdefault((one.spec, one.record.site), []).append(one)
+    clean = {key: [one.record for one in ones if not one.injected] for key, ones in cases.items()}
+    noise = Experience.of(cast("list[list[Launch]]", list(clean.values())), POLICY.noise).noise
+    result = Replays({}, {}, {}, [])
+    for (spec, site), ones in cases.items():
+        shares = sorted({one.injected for one in ones})
+        here, there = clean[spec, site], [clean[key] for key in clean if key[0] == spec and key[1] != site]
+        for share in shares:
+            slowed = [one.record for one in ones if one.injected == share]
+            for candidates, baseline in _splits(here, slowed, share):
+                verdict, launches = verdict_of(itertools.cycle(candidates), baseline, noise, Rule())
+                result.same_site.setdefault(share, Counter())[verdict] += 1
+                result.launches.extend([launches] if not share else [])
+            for others in there:
+                for baseline in itertools.combinations(others, _IN_BASELINE):
+                    verdict, _ = verdict_of(itertools.cycle(slowed), baseline, noise, Rule())
+                    result.elsewhere.setdefault(share, Counter())[verdict] += 1
+            for pairs in _pairs(ones, share):
+                verdict, _ = paired_verdict(itertools.cycle(pairs), noise, Rule())
+                result.paired.setdefault(share, Counter())[verdict] += 1
+    return result
+
+
+def _splits(
+    clean: Sequence[Record], slowed: Sequence[Record], share: float
+) -> Iterator[tuple[list[Record], Sequence[Record]]]:
+    for baseline in itertools.combinations(clean, _IN_BASELINE):
+        if share:
+            for first in range(len(slowed)):
+                yield [*slowed[first:], *slowed[:first]], baseline
+        else:
+            rest = [record for record in clean if record not in baseline]
+            for first in range(len(rest)):
+                yield [*rest[first:], *rest[:first]], baseline
+
+
+def _pairs(ones: Sequence[Measured], share: float) -> Iterator[list[tuple[Record, Record]]]:
+    """Each launch of ``share`` beside the clean one that was measured nearest to it."""
+    clean = [index for index, one in enumerate(ones) if not one.injected]
+    pairs = []
+    for index, one in enumerate(ones):
+        if one.injected == share:
+            beside = [other for other in clean if other != index]
+            nearest = min(beside, key=lambda other: abs(other - index), default=None)
+            pairs += [] if nearest is None else [(ones[nearest].record, one.record)]
+    for first in range(len(pairs)):
+        yield [*pairs[first:], *pairs[:first]]
+
+
+def replay_rows(result: Replays) -> Iterator[tuple[str, ...]]:
+    """The table of a replay."""
+    yield ("held against", "injected", "verdicts", "regressed", "pass", "inconclusive", "improved")
+    kinds = {
+        "baseline, same GPU": result.same_site,
+        "baseline, another GPU": result.elsewhere,
+        "in turns": result.paired,
+    }
+    for kind, by_share in kinds.items():
+        for share, verdicts in sorted(by_share.items()):
+            shown = [f"{100 * verdicts[name] / verdicts.total():.1f} %" for name in _ORDER]
+            yield (kind, f"{share * 100:g} %" if share else "nothing", str(verdicts.total()), *shown)
+
+
+_ORDER = ("regressed", "pass", "inconclusive", "improved")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    simulating = commands.add_parser("simulate")
+    simulating.add_argument("--gates", type=int, default=2000)
+    simulating.add_argument("--seed", type=int, default=1)
+    for name in ("replay", "pack"):
+        commands.add_parser(name).add_argument("files", nargs="+", type=Path)
+    options = parser.parse_args()
+    if options.command == "pack":
+        print(*pack(options.files), sep="\n")
+        return
+    if options.command == "simulate":
+        _table(simulate(options.gates, options.seed))
+        return
+    result = replay(read(options.files))
+    _table(replay_rows(result))
+    if not result.launches:
+        return
+    print(
+        f"\nunchanged, same GPU: decided in {median(result.launches):.0f} launch (median), "
+        f"{sum(result.launches) / len(result.launches):.2f} (mean)"
+    )
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> None:
+    for number, row in enumerate(rows):
+        print("| " + " | ".join(row) + " |", flush=True)
+        if number == 0:
+            print("|" + "---|" * len(row))
+
+
+if __name__ == "__main__":
+    main()
