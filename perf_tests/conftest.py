@@ -18,16 +18,18 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "gain" in metafunc.fixturenames:
         cpu = metafunc.config.stash[SESSION].on_cpu
-        metafunc.parametrize("gain", [pytest.param(gain, id=_id(gain, cpu)) for gain in GAINS])
+        metafunc.parametrize("gain", [_gain(gain, cpu) for gain in GAINS])
     if "rung" in metafunc.fixturenames:
         on_cpu = metafunc.config.stash[SESSION].on_cpu
         rungs = [rung.on_cpu() if on_cpu else rung for rung in LADDER]
         metafunc.parametrize("rung", [_case(rung) for rung in rungs])
 
 
-def _id(gain: Gain, cpu: bool) -> str:
+def _gain(gain: Gain, cpu: bool) -> Any:
     before, after = specs_of(gain, cpu)
-    return f"{after.id}-over-{before.id}"
+    marks = [pytest.mark.expects_inactive(*gain.inactive)] if gain.inactive else []
+    # Named by what is on after the step; two gains may share it.
+    return pytest.param(gain, id=f"{gain.name}-{after.id}" if cpu else f"{after.id}-over-{before.id}", marks=marks)
 
 
 def _case(rung: Rung) -> Any:

@@ -22,6 +22,8 @@ class Gain:
     after: TrainSpec
     bounds: dict[str, float] = field(default_factory=dict)
     """Arguments of ``perf.compare``."""
+    inactive: tuple[str, ...] = ()
+    """Settings that are asked for and known to change nothing."""
     cpu_bounds: dict[str, float] | None = None
     """The same on the CPU; ``None``: it is no gain there."""
 
@@ -29,6 +31,8 @@ class Gain:
 _BASE = TrainSpec(model="llama-3.2-1b", attention="sdpa", micro_batch_size=14)
 _EAGER = replace(_BASE, attention="eager", micro_batch_size=7)
 _FP32 = replace(_EAGER, model_precision="fp32", mixed_precision="no", micro_batch_size=5, steps=20, min_steps=12)
+
+_OPT = TrainSpec(model="opt-1.3b", liger=True, micro_batch_size=16)
 
 GAINS = [
     Gain(
@@ -53,13 +57,21 @@ GAINS = [
         {"throughput_at_least": 1.2, "memory_at_most": 0.6},
     ),
     Gain(
+        "opt-liger",
+        replace(_OPT, liger=False),
+        _OPT,
+        # The chapter asks for Liger on OPT too, for which it has no kernels: no effect, and that is held.
+        {"throughput_at_least": 0.97, "throughput_at_most": 1.03, "memory_at_least": 0.99, "memory_at_most": 1.01},
+        inactive=("liger",),
+    ),
+    Gain(
         "larger-batch",
         replace(_BASE, liger=True),
         replace(_BASE, liger=True, micro_batch_size=37),
         # 63.7k to 71.7k.
         {"throughput_at_least": 1.05},
         # Sixteen sequences cost the host's overhead once.
-        {"throughput_at_least": 1.1},
+        cpu_bounds={"throughput_at_least": 1.1},
     ),
 ]
 

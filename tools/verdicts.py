@@ -136,12 +136,12 @@ def simulate(gates: int, seed: int) -> Iterator[tuple[str, ...]]:
         source = random.Random(f"{seed} {world.name}")  # noqa: S311 - nobody attacks a simulation
         nothing = Counter[str]()
         spent: list[int] = []
-        for verdict, launches in _gates(world, gates, 0.0, source):
+        for verdict, launches in simulate_world(world, gates, 0.0, source):
             nothing[verdict] += 1
             spent.append(launches)
         found = []
         for slower in (0.02, 0.03, 0.05):
-            verdicts = Counter(verdict for verdict, _ in _gates(world, gates // 4, slower, source))
+            verdicts = Counter(verdict for verdict, _ in simulate_world(world, gates // 4, slower, source))
             found.append(f"{100 * verdicts['regressed'] / verdicts.total():.0f} %")
         yield (
             world.name,
@@ -152,7 +152,8 @@ def simulate(gates: int, seed: int) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _gates(world: World, number: int, slower: float, source: random.Random) -> Iterator[tuple[str, int]]:
+def simulate_world(world: World, number: int, slower: float, source: random.Random) -> Iterator[tuple[str, int]]:
+    """Verdict and launches of each of ``number`` gates in which the code got ``slower`` by this logarithm."""
     machine: Noise | None = None
     for gate in range(number):
         if machine is None or gate % 50 == 0:  # a machine's cases are learnt together; now and then a new machine

@@ -7,25 +7,26 @@ from collections.abc import Mapping
 
 _TERA = 1e12
 
-_HOPPER_SXM = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}
+_HOPPER_SXM = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}  # H100, H200 and GH200 differ in memory alone
 # Publications of these boards disagree (one card or a pair): no peak is better than a wrong one.
 _HOPPER_NVL: Mapping[str, float] = {}
 
-# Dense (not sparse) peak rates in TFLOP/s by compute precision. Ordered: the first whose words are all in the device's
+# Dense (not sparse) peak rates in TFLOP/s by compute precision, and of the memory in TB/s: of several sizes of one
+# product the fastest, since it serves as a bound. Ordered: the first whose words are all in the device's
 # name counts, so that a special product comes before its family. A rate that is not certain is left out.
 _PEAKS: tuple[tuple[frozenset[str], Mapping[str, float]], ...] = (
-    (frozenset({"gh200"}), _HOPPER_SXM),
+    (frozenset({"gh200"}), _HOPPER_SXM | {"memory": 4.9}),
     (frozenset({"h200", "nvl"}), _HOPPER_NVL),
-    (frozenset({"h200"}), _HOPPER_SXM),
-    (frozenset({"h100", "pcie"}), {"bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.0}),
+    (frozenset({"h200"}), _HOPPER_SXM | {"memory": 4.8}),
+    (frozenset({"h100", "pcie"}), {"bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.0, "memory": 2.0}),
     (frozenset({"h100", "nvl"}), _HOPPER_NVL),
-    (frozenset({"h100"}), _HOPPER_SXM),
-    (frozenset({"b200"}), {"bf16": 2250.0, "fp16": 2250.0}),
-    (frozenset({"a100"}), {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}),
-    (frozenset({"l40s"}), {"bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6}),
+    (frozenset({"h100"}), _HOPPER_SXM | {"memory": 3.35}),
+    (frozenset({"b200"}), {"bf16": 2250.0, "fp16": 2250.0, "memory": 8.0}),
+    (frozenset({"a100"}), {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5, "memory": 2.039}),
+    (frozenset({"l40s"}), {"bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6, "memory": 0.864}),
     # No bf16 and no TF32 before Ampere. Only the SXM2 boards run at these clocks.
-    (frozenset({"v100", "sxm2"}), {"fp16": 125.0, "fp32": 15.7}),
-    (frozenset({"v100", "pcie"}), {"fp16": 112.0, "fp32": 14.0}),
+    (frozenset({"v100", "sxm2"}), {"fp16": 125.0, "fp32": 15.7, "memory": 0.9}),
+    (frozenset({"v100", "pcie"}), {"fp16": 112.0, "fp32": 14.0, "memory": 0.9}),
 )
 
 
@@ -38,15 +39,33 @@ def peak_flops(gpu_name: str, compute_precision: str) -> float | None:
     Source: NVIDIA's product datasheets (H200, H100, GH200, A100, L40S, V100; HGX B200), whose rates with sparsity are
     twice these.
     """
+    return _peak(gpu_name, compute_precision)
+
+
+def peak_bandwidth(gpu_name: str) -> float | None:
+    """The peak rate of the chip's memory, in bytes/s; ``None`` where it is not known. Source: the same datasheets."""
+    return _peak(gpu_name, "memory")
+
+
+def _peak(gpu_name: str, what: str) -> float | None:
     # Whole words: "RTX A1000" holds "A100" and is another chip.
     words = set(re.split(r"[^a-z0-9.]+", gpu_name.lower()))
     if "mig" in words:
         return None
     for product, peaks in _PEAKS:
         if product <= words:
-            tflops = peaks.get(compute_precision)
-            return None if tflops is None else tflops * _TERA
+            tera = peaks.get(what)
+            return None if tera is None else tera * _TERA
     return None
+
+
+def least_traffic(num_parameters: int, bytes_per_weight: int) -> int:
+    """Bytes that one training step of a dense model must move through memory, whatever the caches do.
+
+    Each weight is read in the forward and in the backward pass, its gradient is written, and it is written anew. A
+    step that is faster than this at the memory's peak rate did not do the work.
+    """
+    return 4 * num_parameters * bytes_per_weight
 
 
 def mfu(tokens_per_second_per_gpu: float, flops_per_token: float, peak: float) -> float:

@@ -91,10 +91,13 @@ def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: froz
 
 def figures(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
     """What the launches' rate means on their chip, as far as chip and model are known."""
-    geometry = spec.architecture.geometry
-    peak = economics.peak_flops(launches[0].environment.gpu, spec.compute_precision)
-    if geometry is None or peak is None:
+    geometry, gpu = spec.architecture.geometry, launches[0].environment.gpu
+    peak, bandwidth = economics.peak_flops(gpu, spec.compute_precision), economics.peak_bandwidth(gpu)
+    if geometry is None or peak is None or bandwidth is None:
         return ()
     rate = math.exp(sum(math.log(launch.tokens_per_second_per_gpu) for launch in launches) / len(launches))
     value = economics.mfu(rate, geometry.flops_per_token(spec.sequence_length), peak)
-    return (Check(metric="mfu", value=value, unit="1"),)
+    moved = economics.least_traffic(launches[0].parameters, 4 if spec.model_precision == "fp32" else 2)
+    fastest = min(launch.median_step_seconds for launch in launches)
+    share = moved / fastest / bandwidth
+    return Check(metric="mfu", value=value, unit="1"), Check(metric="least_memory_traffic", value=share, unit="1")

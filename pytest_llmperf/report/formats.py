@@ -28,7 +28,7 @@ _LABELS = {
     "scaling_efficiency": "scaling efficiency",
     "joules_per_token": "energy",
 }
-_SHARES = frozenset({"mfu", "scaling_efficiency", "stall_share"})
+_SHARES = frozenset({"mfu", "least_memory_traffic", "scaling_efficiency", "stall_share"})
 
 
 def label(metric: str) -> str:

@@ -187,7 +187,7 @@ class TestBenchmark:
         assert len(benchmarks) == 2
         for entry in benchmarks:
             assert entry["stats"]["data"] == [0.125] * 16
-            assert entry["stats"]["rounds"] == 15
+            assert entry["stats"]["rounds"] == 16
             assert entry["extra_info"]["verdict"] == "pass"
             assert entry["extra_info"]["metrics"]["peak_reserved_bytes"] == 2**30
 

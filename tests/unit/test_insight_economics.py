@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_llmperf import models
-from pytest_llmperf.insight.economics import mfu, peak_flops
+from pytest_llmperf.insight.economics import least_traffic, mfu, peak_bandwidth, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,18 @@ def test_a_known_chip_has_its_datasheets_dense_peak(gpu_name: str, precision: st
 )
 def test_a_chip_or_a_rate_that_is_not_known_has_none(gpu_name: str, precision: str) -> None:
     assert peak_flops(gpu_name, precision) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "tera"), [("NVIDIA H200", 4.8), ("NVIDIA H100 80GB HBM3", 3.35), ("NVIDIA H200 NVL", None), ("", None)]
+)
+def test_a_known_chip_has_its_memorys_peak(gpu_name: str, tera: float | None) -> None:
+    assert peak_bandwidth(gpu_name) == (None if tera is None else tera * 1e12)
+
+
+def test_a_step_moves_ten_gigabytes_for_the_designs_model() -> None:
+    # 2.1 ms at the H200's 4.8 TB/s: a step that says less did no work.
+    assert least_traffic(1_235_814_400, 2) / 4.8e12 == pytest.approx(0.00206, rel=0.01)
 
 
 def test_mfu_of_the_designs_best_rung() -> None:

@@ -248,10 +248,15 @@ class TestInvalid:
         assert judgement.reason.startswith("the baseline cannot serve: ")
 
     @pytest.mark.parametrize(
-        ("value", "reason"), [(1.2, "mfu 120 % is more than the chip can do"), (math.nan, "mfu is nan")]
+        ("metric", "value", "reason"),
+        [
+            ("mfu", 1.2, "mfu 120 % is more than the chip can do"),
+            ("mfu", math.nan, "mfu is nan"),
+            ("least_memory_traffic", 3.0, "least_memory_traffic 300 % is more than the chip can do"),
+        ],
     )
-    def test_an_impossible_mfu(self, value: float, reason: str) -> None:
-        judgement = judge([launch()], BASELINE, POLICY, extra=[Check(metric="mfu", value=value, unit="1")])
+    def test_an_impossible_share_of_the_chip(self, metric: str, value: float, reason: str) -> None:
+        judgement = judge([launch()], BASELINE, POLICY, extra=[Check(metric=metric, value=value, unit="1")])
         assert (judgement.verdict, judgement.reason) == ("invalid", reason)
 
 

@@ -1,0 +1,162 @@
+"""The gate's own test: faults injected into the real worker, under the real torchrun, are found and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.judge.validity import troubles
+from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
+from pytest_llmperf.measurement import Launch
+
+torch = pytest.importorskip("torch")
+
+from torch.distributed import TCPStore  # noqa: E402 - it needs torch
+
+from pytest_llmperf.worker import stopping  # noqa: E402
+from pytest_llmperf.worker.inject import Injection  # noqa: E402
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
+
+REPOSITORY = Path(__file__).parents[2]
+SPEC = TrainSpec(model="llama-tiny", sequence_length=32, steps=6, min_steps=6, warmup_steps=2)
+
+CASE = """
+from dataclasses import replace
+
+def test_case(perf, train_spec):
+    perf.check(replace(train_spec, sequence_length=32, steps=8, min_steps=8))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("attention=eager", "asked for attention sdpa, the model ran eager"),
+        ("mixed_precision=no", "asked for autocast to torch.bfloat16, the run had none"),
+        ("model_precision=fp32", "asked for weights of torch.bfloat16, the run had torch.float32"),
+        ("gradient_checkpointing=true", "asked for gradient checkpointing False, the run had True"),
+        ("optimizer=sgd", "asked for optimizer (class, fused) ('AdamW', False), the run had ('SGD', False)"),
+    ],
+)
+def test_what_was_not_active_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, said: str) -> None:
+    monkeypatch.setenv("LLMPERF_INJECT", fault)
+    request = LaunchRequest(spec=SPEC, folder=tmp_path / "run", gpus=(), timeout_seconds=240)
+    launch = LocalLauncher().launch(request, lambda _: None)
+    assert isinstance(launch, Launch), launch
+    assert said in troubles(SPEC, launch)
+
+
+class TestThroughPytest:
+    """One baseline, then each fault against it."""
+
+    @pytest.fixture(scope="class")
+    def project(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("a project")
+        (folder / "pytest.ini").write_text("[pytest]\n")
+        (folder / "test_case.py").write_text(CASE)
+        assert run(folder, "--update-baselines=new", "--perf-launches", "2")["verdict"] == "new"
+        return folder
+
+    def test_the_same_again_passes_in_one_launch(self, project: Path) -> None:
+        result = run(project)
+        assert result["verdict"] == "pass"
+        assert len(result["launches"]) == 1
+
+    def test_a_slowdown_is_found_by_two_launches(self, project: Path) -> None:
+        result = run(project, inject="slow=20")
+        assert result["verdict"] == "regressed"
+        assert len(result["launches"]) == 2
+        assert result["reason"].startswith("tokens_per_second_per_gpu")
+
+    def test_a_leak_is_found_by_one(self, project: Path) -> None:
+        result = run(project, inject="hold=400000000")
+        assert (result["verdict"], len(result["launches"])) == ("regressed", 1)
+        assert result["reason"].startswith("peak_reserved_bytes")
+
+    def test_a_fault_is_never_recorded(self, project: Path) -> None:
+        before = {path: path.read_text() for path in project.rglob("baselines/**/*.json")}
+        run(project, "--update-baselines", "--perf-reason", "why", inject="slow=20")
+        assert {path: path.read_text() for path in project.rglob("baselines/**/*.json")} == before
+
+
+def run(folder: Path, *options: str, inject: str = "") -> dict[str, Any]:
+    """The one result of a run in ``folder``."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "LLMPERF_INJECT": inject}
+    environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:randomly", "--gpus", "0", "--perf-json", "out.json", *options],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    (result,) = json.loads((folder / "out.json").read_text())["results"]
+    return dict(result)
+
+
+class FakeClock:
+    def __init__(self, times: list[float]) -> None:
+        self._times = times
+
+    def so_far(self) -> tuple[float, ...]:
+        return tuple(self._times)
+
+
+class TestStopping:
+    @pytest.fixture
+    def server(self, monkeypatch: pytest.MonkeyPatch) -> TCPStore:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(store.port))
+        return store
+
+    @pytest.mark.usefixtures("server")
+    def test_every_rank_stops_where_rank_0_does(self) -> None:
+        spec = TrainSpec(model="llama-tiny", gpus=3, sequence_length=32)
+        steady, noisy = [0.5, *[0.1] * 80], [0.1, 0.3, 0.05] * 30
+        stopped: dict[int, int] = {}
+
+        def train(rank: int, times: list[float]) -> None:
+            clock = FakeClock([])
+            stop = stopping.Stopping(spec, clock, rank)
+            for step in range(1, spec.steps + 1):
+                clock._times = times[:step]
+                if stop.now(step):
+                    stopped[rank] = step
+                    return
+
+        # What the others' clocks say does not count, or they would not agree.
+        threads = [threading.Thread(target=train, args=(rank, steady if rank == 0 else noisy)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert stopped == dict.fromkeys(range(3), spec.min_steps)
+
+    def test_noise_takes_every_step_there_is(self) -> None:
+        spec = TrainSpec(model="llama-tiny", sequence_length=32)
+        stop = stopping.Stopping(spec, FakeClock([0.1, 0.3, 0.05, 0.2] * 20), 0)
+        assert not any(stop.now(step) for step in range(1, spec.steps + 1))
+
+    def test_looks_grow_apart_and_none_is_the_last_step(self) -> None:
+        assert stopping.looks(16, 60) == [16, 20, 24, 28, 32, 36, 40, 45, 50, 56]
+        assert stopping.looks(16, 16) == []
+        assert stopping.looks(20, 12) == []
+        assert len(stopping.looks(16, 10_000)) < 80
+
+
+@pytest.mark.parametrize("text", ["slow", "slow=much", "hold=1.5", "rank=x"])
+def test_an_injection_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("LLMPERF_INJECT", text)
+    with pytest.raises(ValueError, match=r"LLMPERF_INJECT='.*': expected slow=SHARE"):
+        Injection.from_environment()
