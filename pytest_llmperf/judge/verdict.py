@@ -312,8 +312,12 @@ class _Court:
         return replace(check, limit=worse, verdict=verdict)
 
 
+# What a gate sees nine times in ten is always somewhat more than its tolerance.
+_BLIND = 1.5
+
+
 def _blind(decision: Decision, tolerance: float) -> str:
-    if decision.detectable <= 2 * tolerance:
+    if decision.detectable <= _BLIND * tolerance:
         return ""
     return f"this gate sees {decision.detectable * 100:.1f} %, not its tolerance of {tolerance * 100:.1f} %"
 

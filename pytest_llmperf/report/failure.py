@@ -131,10 +131,6 @@ def _detail(check: Check, launches: Sequence[Launch]) -> str:
         return (
             f"worst on rank {worst.rank} ({worst.host}, {worst.device}), {formats.memory(worst.peak_reserved_bytes, 2)}"
         )
-    if check.detectable is not None and check.tolerance is not None and check.detectable > check.tolerance:
-        return (
-            f"this gate sees {formats.share(check.detectable)}, not its tolerance of {formats.share(check.tolerance)}"
-        )
     return ""
 
 
