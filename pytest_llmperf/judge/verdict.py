@@ -76,7 +76,8 @@ _CPU_TOLERANCES = {
     "first_step_seconds": 9.0,
     "peak_reserved_bytes": 0.5,
 }
-_CPU_NOISE = Noise(site=Spread(0.15, 8), session=Spread(0.15, 8), launch=Spread(0.15, 8))
+# Of a quiet one: it matters only to who sets a tolerance of their own, and a busy one soon teaches more.
+_CPU_NOISE = Noise(site=Spread(0.10, 8), session=Spread(0.05, 8), launch=Spread(0.05, 8))
 
 
 @dataclass(frozen=True)
