@@ -55,7 +55,7 @@ class Perf:
         if not isinstance(spec, TrainSpec):
             raise failed(f"perf.check needs a TrainSpec, not {spec!r}; the fixture train_spec makes one")
         if self._settings.against:
-            self._skip_or_plan(spec, None)
+            self._skip_or_plan(spec, None, turns=2)
             return self._check_against(spec)
         try:  # before the launch: a broken file costs no GPU time
             baseline = self._recorder.load(spec)
@@ -122,8 +122,8 @@ class Perf:
             }
         except ValueError as error:
             raise failed(f"perf.compare: {error}") from None
-        self._skip_or_plan(before, None, plan=False)
-        self._skip_or_plan(after, None)
+        self._skip_or_plan(before, None, turns=0)
+        self._skip_or_plan(after, None, turns=2)
         duel = Duel(self._session, self._runner, self._show.say, self._policy(after))
         result = self._result(after, "", "")
         result = replace(result, id=f"{after.id}-over-{before.id}", digest=f"{after.digest}-{before.digest}")
@@ -143,17 +143,23 @@ class Perf:
             judged.told(self._result(spec, "", "")), held_against=f"turns with {self._settings.against}"
         )
 
-    def _skip_or_plan(self, spec: TrainSpec, baseline: Baseline | None, *, plan: bool = True) -> None:
+    def _skip_or_plan(self, spec: TrainSpec, baseline: Baseline | None, *, turns: int = 1) -> None:
+        """End the test here where nothing can or shall be launched; ``turns`` is launches for each that is asked for.
+
+        A side of a comparison that plans nothing of its own has no turns.
+        """
         if spec.digest not in self._findings.digests:
             self._findings.digests.append(spec.digest)
         num_gpus, num_cores = self._session.num_gpus, self._session.machine.cores
         reason = why_skip(spec, num_gpus=num_gpus, num_cores=num_cores)
         if reason:
+            if self._settings.dry_run:
+                self._findings.planned.append(Planned(id=spec.id, launches=0, gpus=0, seconds=None, skipped=reason))
             pytest.skip(reason)
         if self._settings.update == "prune":
             pytest.skip("--update-baselines=prune: nothing is launched")
-        if self._settings.dry_run and plan:
-            launches = self._settings.launches
+        if self._settings.dry_run and turns:
+            launches = turns * self._settings.launches
             seconds = _expected_seconds(baseline, launches)
             gpus = 0 if self._session.on_cpu else spec.gpus
             self._findings.planned.append(Planned(id=spec.id, launches=launches, gpus=gpus, seconds=seconds))

@@ -8,7 +8,9 @@ from pytest_llmperf.plugin.session import Planned
 
 
 def plan_lines(planned: Sequence[Planned]) -> list[str]:
-    """Each case in the order it would run, and what all of them would cost."""
+    """Each case in the order it would run, what all of them would cost, and which would be skipped and why."""
+    skipped = [f"      skipped: {case.skipped}" for case in planned if case.skipped]
+    planned = [case for case in planned if not case.skipped]
     lines = [_line(number, case) for number, case in enumerate(planned, 1)]
     known = [case for case in planned if case.seconds is not None]
     hours = sum((case.seconds or 0.0) * case.gpus for case in known) / 3600
@@ -18,7 +20,7 @@ def plan_lines(planned: Sequence[Planned]) -> list[str]:
     unknown = len(planned) - len(known)
     if unknown:
         total += f"; {unknown} case(s) without a baseline are not counted in the time"
-    return [*lines, total]
+    return [*lines, *skipped, total]
 
 
 def _line(number: int, case: Planned) -> str:

@@ -42,6 +42,8 @@ class Planned:
     gpus: int
     seconds: float | None
     """Expected wall seconds of all its launches, from its baseline; ``None`` where there is none."""
+    skipped: str = ""
+    """Why it would not run here."""
 
 
 @dataclass

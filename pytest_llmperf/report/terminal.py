@@ -55,6 +55,7 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
         Column("case", [one_line(result.id, encoding) or formats.ABSENT for result in results], right=False),
         Column("tokens/s/GPU", cells("tokens_per_second_per_gpu")),
         Column("change", changes("tokens_per_second_per_gpu")),
+        Column("detectable", [_detectable(result) for result in results]),
         Column("memory", cells("peak_reserved_bytes")),
         Column("change", changes("peak_reserved_bytes")),
         Column("MFU", cells("mfu")),
@@ -73,6 +74,12 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
 def _outcome(result: CaseResult) -> str:
     """The verdict, with what an update made of it: ``new, recorded``."""
     return f"{result.verdict}, recorded" if result.updated else result.verdict
+
+
+def _detectable(result: CaseResult) -> str:
+    """The smallest slow-down that this case would have told."""
+    check = result.check("tokens_per_second_per_gpu")
+    return formats.share(check.detectable) if check is not None else formats.ABSENT
 
 
 def _cell(result: CaseResult, metric: str) -> str:

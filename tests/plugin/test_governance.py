@@ -231,3 +231,25 @@ class TestResults:
         )
         (result,) = project.results().values()
         assert result["verdict"] == "new"
+
+
+class TestDryRun:
+    def test_what_would_be_skipped_is_told_with_its_reason(self, project: Project) -> None:
+        project.pytester.makepyfile(
+            test_mine="""
+            import pytest
+
+            @pytest.mark.parametrize("liger", [False, True])
+            def test_it(perf, train_spec):
+                perf.check(train_spec)
+
+            def test_gain(perf, train_spec):
+                perf.compare(train_spec, train_spec)
+            """
+        )
+        result = project.run("--perf-dry-run")
+        result.assert_outcomes(skipped=3)
+        result.stdout.fnmatch_lines(
+            ["*1 launch(es) on CPU*", "*2 launch(es) on CPU*", "*skipped: llama-tiny-*liger*: Liger's*", "2 case(s), 3 launch(es)*"]
+        )
+        assert project.launches == []
