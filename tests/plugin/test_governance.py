@@ -250,6 +250,11 @@ class TestDryRun:
         result = project.run("--perf-dry-run")
         result.assert_outcomes(skipped=3)
         result.stdout.fnmatch_lines(
-            ["*1 launch(es) on CPU*", "*2 launch(es) on CPU*", "*skipped: llama-tiny-*liger*: Liger's*", "2 case(s), 3 launch(es)*"]
+            [
+                "*1 launch(es) on CPU*",
+                "*2 launch(es) on CPU*",
+                "*skipped: llama-tiny-*liger*: Liger's*",
+                "2 case(s), 3 launch(es)*",
+            ]
         )
         assert project.launches == []
