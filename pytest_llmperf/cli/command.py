@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ from typing import NoReturn
 
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
 from pytest_llmperf.cli.pages import Screen, history_page, list_page, show_page
+from pytest_llmperf.cli.plan import document, page, predict, specs_of
 from pytest_llmperf.cli.shelf import CaseError, Shelf, find
 from pytest_llmperf.judge.baseline import BaselineError
 from pytest_llmperf.report.text import fold, glyphs_of, one_line
@@ -100,6 +102,14 @@ def _diff(arguments: argparse.Namespace, screen: Screen) -> _Answer:
     return usage("expected two cases, or --against DIR and at most one case")
 
 
+def _plan(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
+    lines: list[str] = []
+    for spec in specs_of(arguments.specs, arguments.perf_baselines):
+        predicted = predict(spec)
+        lines += [json.dumps(document(spec, predicted))] if arguments.json else page(spec, predicted)
+    return _Answer(lines)
+
+
 def _against(a: Shelf, b: Shelf, screen: Screen) -> _Answer:
     troubles = [*a.broken.values(), *b.broken.values()]
     if not pairs_of(a, b):
@@ -129,6 +139,12 @@ def _parser() -> argparse.ArgumentParser:
         one = commands.add_parser(name, parents=[where], help=text, description=text)
         one.add_argument("case", metavar="CASE", help=case_help)
         one.set_defaults(answer=answer)
+
+    plan = rooms.add_parser("plan", help="the memory that specs will need, predicted without a GPU")
+    plan.add_argument("specs", metavar="SPEC", nargs="+", help="ids of stored cases, or one spec in key=value pairs")
+    plan.add_argument("--json", action="store_true", help="one JSON document a line")
+    plan.add_argument("--perf-baselines", metavar="DIR", type=Path, default=Path("baselines"))
+    plan.set_defaults(answer=_plan)
 
     one = commands.add_parser("diff", parents=[where], help="two baselines side by side, or all of two folders")
     one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")
