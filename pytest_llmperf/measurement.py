@@ -5,6 +5,7 @@ A record holds raw values only; every rate is a property derived from them. Byte
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -33,6 +34,8 @@ class RankRecord:
     """What the allocator held at most (on the CPU: resident memory above the start)."""
     peak_allocated_bytes: int
     """What tensors held at most (on the CPU: the same as reserved)."""
+    boot: str = ""
+    """The kernel's boot id, shortened: machines that are lent or cloned often share one name. Empty in old records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +150,16 @@ class Launch:
         return median(self.steady_step_seconds)
 
     @property
+    def median_error(self) -> float:
+        """Relative standard error of the median within this launch; 0 where too few steps tell."""
+        return self.steady.error if math.isfinite(self.steady.error) else 0.0
+
+    @property
+    def host(self) -> str:
+        """The machines it ran on: what cools, feeds and drives all their GPUs alike."""
+        return " + ".join(sorted({f"{rank.host} {rank.boot}".strip() for rank in self.ranks}))
+
+    @property
     def site(self) -> str:
         """The very hardware it ran on: launches that share it share its quirks."""
         # A GPU's UUID is its own everywhere; a CPU's name needs its host's.
@@ -188,7 +201,9 @@ class Launch:
         """Plain values; what an older version did not record is left out, as that version did."""
         values = asdict(self)
         health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
-        return {name: value for name, value in values.items() if name != "canary" or value} | {"health": health}
+        ranks = [{name: value for name, value in rank.items() if name != "boot" or value} for rank in values["ranks"]]
+        values = {name: value for name, value in values.items() if name != "canary" or value}
+        return {**values, "health": health, "ranks": ranks}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Launch:

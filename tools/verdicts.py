@@ -15,7 +15,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -23,8 +23,8 @@ from typing import Any, cast
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.judge.sequential import Rule, decide
-from pytest_llmperf.judge.stats import Noise
 from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.steady import find_steady
@@ -41,7 +41,13 @@ class Record:
     session: str
     step_seconds: tuple[float, ...]
     warmup_steps: int = 4
+    host: str = ""
     canary: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def median_error(self) -> float:
+        """As ``Launch.median_error``; a simulated launch's deviation has it in it."""
+        return find_steady(self.step_seconds, self.warmup_steps).error if len(self.step_seconds) > 1 else 0.0
 
     @cached_property
     def median_step_seconds(self) -> float:
@@ -61,7 +67,7 @@ def verdict_of(candidates: Iterator[Record], baseline: Sequence[Record], noise: 
         # Duck-typed: the statistics ask for no more than a Record has.
         now, then = cast("list[Launch]", launches), cast("Sequence[Launch]", baseline)
         difference = stats.difference(now, then, noise)
-        decision = decide(difference, stats.moderated(noise, now, then).launch.sd, tolerance, len(launches), rule)
+        decision = decide(difference, tolerance, rule)
         if decision.verdict is not None:
             return decision.verdict, len(launches)
 
@@ -72,8 +78,7 @@ def paired_verdict(pairs: Iterator[tuple[Record, Record]], noise: Noise, rule: R
     while True:
         seen.append(next(pairs))
         difference = stats.paired_difference(cast("list[tuple[Launch, Launch]]", seen), noise)
-        spread = difference.error * len(seen) ** 0.5
-        decision = decide(difference, spread, POLICY.paired[RATE], len(seen), rule)
+        decision = decide(difference, POLICY.paired[RATE], rule)
         if decision.verdict is not None:
             return decision.verdict, len(seen)
 
@@ -101,6 +106,15 @@ class World:
     """Whether the candidate runs on hardware that the baseline has not seen."""
     learns: bool = True
     """Whether nineteen other cases have taught the judge their noise."""
+    host: float = 0.0
+    sites: int = 1
+    """Of the baseline, in one host, its sessions in turn."""
+    of_its_own: Mapping[str, Any] = field(default_factory=dict)
+    """Standard deviations of the judged case where they are not those of the cases that taught the judge."""
+    odd: float = 0.0
+    """Share of launches that went wrong and are 15 % slower."""
+    spoilt: bool = False
+    """Whether one launch of one of the cases that teach the judge was 30 % slow when it was recorded."""
 
 
 WORLDS = (
@@ -115,6 +129,24 @@ WORLDS = (
     World(name="another site, site sd 2 %", launch=0.003, session=0.003, site=0.02, elsewhere=True),
     World(name="heavy tails, launch sd 0.5 %", launch=0.005, tail="t3"),
     World(name="AR(1) 0.5 between launches, 0.5 %", launch=0.005, correlation=0.5),
+    World(
+        name="this case's days differ by 1 %, others' by 0.3 %",
+        launch=0.003,
+        session=0.003,
+        of_its_own={"session": 0.01},
+    ),
+    World(name="this case's launches by 1.5 %, others' by 0.3 %", launch=0.003, of_its_own={"launch": 0.015}),
+    World(name="one launch in 50 goes wrong (+15 %), 0.3 %", launch=0.003, odd=0.02),
+    World(name="one bad launch stored in another case, 0.3 %", launch=0.003, spoilt=True),
+    World(
+        name="baseline of 3 GPUs of one host, tonight another host",
+        launch=0.003,
+        session=0.003,
+        site=0.006,
+        host=0.01,
+        sites=3,
+        elsewhere=True,
+    ),
     World(name="one session only, nothing learnt, 0.3 %", launch=0.003, sessions=1, learns=False),
     World(name="prior half the truth, 0.8 %, nothing learnt", launch=0.008, sessions=1, learns=False),
     World(name="prior twice the truth, 0.2 %, nothing learnt", launch=0.002, sessions=1, learns=False),
@@ -155,28 +187,35 @@ def simulate(gates: int, seed: int) -> Iterator[tuple[str, ...]]:
 def simulate_world(world: World, number: int, slower: float, source: random.Random) -> Iterator[tuple[str, int]]:
     """Verdict and launches of each of ``number`` gates in which the code got ``slower`` by this logarithm."""
     machine: Noise | None = None
+    judged = replace(world, **world.of_its_own)
     for gate in range(number):
         if machine is None or gate % 50 == 0:  # a machine's cases are learnt together; now and then a new machine
             machine = _learnt(world, source) if world.learns else POLICY.noise
-        baseline, candidates = _case(world, slower, source)
+        baseline, candidates = _case(judged, slower, source)
         yield verdict_of(candidates, baseline, machine, Rule())
 
 
 def _learnt(world: World, source: random.Random) -> Noise:
     cases = [_case(world, 0.0, source)[0] for _ in range(19)]
+    if world.spoilt:
+        first = cases[0][0]
+        cases[0][0] = replace(first, step_seconds=(1.3 * first.median_step_seconds,))
     return Experience.of(cast("list[list[Launch]]", cases), POLICY.noise).noise
 
 
 def _case(world: World, slower: float, source: random.Random) -> tuple[list[Record], Iterator[Record]]:
-    site = source.gauss(0, world.site)
+    host = source.gauss(0, world.host)
+    sites = [host + source.gauss(0, world.site) for _ in range(world.sites)]
     baseline: list[Record] = []
     for day in range(world.sessions):
-        logs = _session(world, site, source)
-        baseline += [_record(next(logs), "here", f"day {day}") for _ in range(2)]
-    there = source.gauss(0, world.site) if world.elsewhere else site
-    logs = _session(world, there, source)
-    place = "there" if world.elsewhere else "here"
-    return baseline, (_record(log + slower, place, "tonight") for log in logs)
+        logs = _session(world, sites[day % world.sites], source)
+        baseline += [_record(next(logs), "here", f"here {day % world.sites}", f"day {day}") for _ in range(2)]
+    if world.elsewhere:
+        there = source.gauss(0, world.host) + source.gauss(0, world.site)
+        logs, place = _session(world, there, source), ("there", "there 0")
+    else:
+        logs, place = _session(world, sites[0], source), ("here", "here 0")
+    return baseline, (_record(log + slower, *place, "tonight") for log in logs)
 
 
 def _session(world: World, site: float, source: random.Random) -> Iterator[float]:
@@ -185,7 +224,8 @@ def _session(world: World, site: float, source: random.Random) -> Iterator[float
     for number in itertools.count():
         new = _deviation(world, source)
         deviation = new if number == 0 else world.correlation * deviation + fresh * new
-        yield site + day + deviation
+        odd = 0.14 if source.random() < world.odd else 0.0
+        yield site + day + deviation + odd
 
 
 def _deviation(world: World, source: random.Random) -> float:
@@ -195,8 +235,8 @@ def _deviation(world: World, source: random.Random) -> float:
     return float(world.launch * source.gauss(0, 1) / squares**0.5)  # t3 has variance 3: √3 / √3
 
 
-def _record(log: float, site: str, session: str) -> Record:
-    return Record(site=site, session=f"{site} {session}", step_seconds=(2.718281828459045**log,))
+def _record(log: float, host: str, site: str, session: str) -> Record:
+    return Record(host=host, site=site, session=f"{site} {session}", step_seconds=(2.718281828459045**log,))
 
 
 # ---- replay ----------------------------------------------------------------------------------------------------------
@@ -218,6 +258,7 @@ def read(paths: Iterable[Path]) -> list[Measured]:
         for line in path.read_text(encoding="utf-8").splitlines():
             values = json.loads(line)
             record = Record(
+                host=values["host"],
                 site=values["site"],
                 session=values["session"],
                 step_seconds=tuple(values["step_seconds"]),
@@ -236,6 +277,7 @@ def pack(paths: Iterable[Path]) -> Iterator[str]:
             yield json.dumps(
                 {
                     "spec": launch.spec_id,
+                    "host": launch.host,
                     "site": launch.site,
                     "session": launch.session,
                     "injected": values["injected"],

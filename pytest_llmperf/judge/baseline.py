@@ -61,8 +61,8 @@ class Baseline:
 
     @property
     def sessions(self) -> int:
-        """Different hardware or days that its launches are of."""
-        return len({launch.session for launch in self.launches})
+        """Different hosts or days that its launches are of: the GPUs of one host on one day know the same air."""
+        return len({(launch.host, launch.started_at[:10]) for launch in self.launches})
 
     @property
     def maturity(self) -> str:
@@ -216,6 +216,13 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
     if worse and not reason:
         figures = ", ".join(_then_and_now(check) for check in worse)
         raise BaselineError(f'{spec.id}: worse beyond tolerance ({figures}); accept it with --perf-reason "why"')
+    unproven = [check for check in checks if check.verdict == "inconclusive" and _is_beyond(check, worse=False)]
+    if unproven and not reason:
+        figures = ", ".join(_then_and_now(check) for check in unproven)
+        raise BaselineError(
+            f"{spec.id}: better beyond tolerance, and not proven ({figures}); let --perf-launches 4 tell, or accept it "
+            'with --perf-reason "why"'
+        )
     entry = Accepted(
         recorded_at=recorded_at,
         reason=reason,

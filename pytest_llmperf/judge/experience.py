@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 
-from pytest_llmperf.judge.stats import Noise, Spread, by_session, sum_of_squares
+from pytest_llmperf.judge.noise import Noise, Spread, Squares, between, labels, log_of
 from pytest_llmperf.measurement import Launch
 
 # With fewer cases nothing can be said of how differently they scatter.
 _CASES = 5
 
-# However alike the cases look, one more may be different: a prior known better than this would not listen to it.
-_LEAST_DF, _MOST_DF = 4.0, 40.0
+# However alike the cases look, one more may be different: a prior known better than this would not listen to it. Of
+# hosts, sites and days a case itself has few, and they must be heard all the same.
+_LEAST_DF, _MOST_DF, _MOST_DF_OF_GROUPS = 4.0, 10.0, 5.0
 
 _CLOSE = 0.1
 
 # Launches of 40 steps scatter by this much at least: their own medians are known to no better.
 _LEAST_SD = 0.002
+
+# One launch that went wrong in one baseline must not blind the gates of all: deviations count up to this many robust
+# standard deviations, and a case's estimate up to this many times the middle one.
+_MOST_DEVIATION, _MOST_ESTIMATE = 5.0, 8.0
 
 
 @dataclass(frozen=True)
@@ -33,33 +38,58 @@ class Experience:
     @classmethod
     def of(cls, cases: Sequence[Sequence[Launch]], prior: Noise) -> Experience:
         """Learn from the launches of each case; ``prior`` is what is believed before any was seen."""
+        launch = _between_launches(cases, prior.launch)
+        session = _between_groups(cases, "session", prior.session, {"launch": launch.sd})
+        lower = {"launch": launch.sd, "session": session.sd}
+        site = _between_groups(cases, "site", prior.site, lower)
+        host = _between_groups(cases, "host", prior.host, {**lower, "site": site.sd})
         return cls(
-            noise=Noise(
-                site=_between_sites(cases, prior.site),
-                session=_between_sessions(cases, prior.session),
-                launch=_between_launches(cases, prior.launch),
-            ),
+            noise=Noise(host=host, site=site, session=session, launch=launch),
             canaries=_canaries(launch for launches in cases for launch in launches),
         )
 
 
 def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Spread:
     """Pooled over cases; its degrees of freedom say how alike the cases are (Smyth 2004, section 6.2)."""
-    shown = []
-    for launches in cases:
-        sessions = [members for members in by_session(launches).values() if len(members) > 1]
-        df = sum(len(members) - 1 for members in sessions)
-        if df:
-            shown.append((math.fsum(map(sum_of_squares, sessions)), df))
-    pooled = prior.moderated(math.fsum(squares for squares, _ in shown), sum(df for _, df in shown))
+    shown = _winsorised([_deviations(launches) for launches in cases])
+    pooled = prior.moderated(Squares(math.fsum(s.total for s in shown), sum(s.df for s in shown)))
     alike = prior.df if len(shown) < _CASES else _alikeness(shown)
     return Spread(max(pooled.sd, _LEAST_SD), alike)
 
 
-def _alikeness(shown: Sequence[tuple[float, int]]) -> float:
+def _deviations(launches: Sequence[Launch]) -> list[list[float]]:
+    """From their session's mean, by session, each scaled to the standard deviation of a launch."""
+    sessions: dict[str, list[float]] = {}
+    for launch in launches:
+        sessions.setdefault(launch.session, []).append(log_of(launch))
+    return [
+        [(value - fmean(members)) * math.sqrt(len(members) / (len(members) - 1)) for value in members]
+        for members in sessions.values()
+        if len(members) > 1
+    ]
+
+
+def _winsorised(cases: Sequence[Sequence[Sequence[float]]]) -> list[Squares]:
+    """Of each case that repeated a launch in a session."""
+    every = [abs(value) for sessions in cases for members in sessions for value in members]
+    if not every:
+        return []
+    most = _MOST_DEVIATION * max(_LEAST_SD, 1.4826 * median(every))
+    found = []
+    for sessions in cases:
+        df = sum(len(members) - 1 for members in sessions)
+        # Scaled deviations' squares sum to n/(n - 1) times the sum of squares about the mean.
+        total = math.fsum(
+            min(abs(value), most) ** 2 * (len(members) - 1) / len(members) for members in sessions for value in members
+        )
+        found += [Squares(total, df)] if df else []
+    return found
+
+
+def _alikeness(shown: Sequence[Squares]) -> float:
     from scipy import special  # noqa: PLC0415 - only a judged case pays for it
 
-    positive = [(squares / df, df) for squares, df in shown if squares > 0]
+    positive = [(squares.total / squares.df, squares.df) for squares in shown if squares.total > 0]
     if len(positive) < _CASES:
         return _LEAST_DF
     logs = [math.log(s2) - float(special.digamma(df / 2)) + math.log(df / 2) for s2, df in positive]
@@ -71,40 +101,25 @@ def _alikeness(shown: Sequence[tuple[float, int]]) -> float:
     return most
 
 
-def _between_sessions(cases: Sequence[Sequence[Launch]], prior: Spread) -> Spread:
-    """Days of one site. What moves them moves every case alike: a day counts once, however many cases it has."""
-    estimates: list[float] = []
-    days: set[tuple[str, str]] = set()
-    for launches in cases:
-        for site in {launch.site for launch in launches}:
-            here = [launch for launch in launches if launch.site == site]
-            estimates += _variance_of_means(list(by_session(here).values()))
-            days |= {(site, launch.session) for launch in here}
-    df = len(days) - len({site for site, _ in days})
-    return prior.moderated(df * fmean(estimates), df) if estimates else prior
+def _between_groups(
+    cases: Sequence[Sequence[Launch]], component: str, prior: Spread, lower: Mapping[str, float]
+) -> Spread:
+    """What moves a host, a site or a day moves every case alike: each counts once, however many cases it has."""
+    shown = [squares for launches in cases if (squares := between(launches, component, lower)).df]
+    if not shown:
+        return prior
+    estimates = [squares.total / squares.df for squares in shown]
+    most = max(_MOST_ESTIMATE * median(estimates), prior.sd**2)
+    df = _independent([launch for launches in cases for launch in launches], component)
+    pooled = prior.moderated(Squares(df * fmean(min(estimate, most) for estimate in estimates), df))
+    return Spread(pooled.sd, min(pooled.df, _MOST_DF_OF_GROUPS))
 
 
-def _between_sites(cases: Sequence[Sequence[Launch]], prior: Spread) -> Spread:
-    estimates: list[float] = []
-    sites: set[str] = set()
-    for launches in cases:
-        here: dict[str, list[float]] = {}
-        for launch in launches:
-            here.setdefault(launch.site, []).append(math.log(launch.median_step_seconds))
-        estimates += _variance_of_means(list(here.values()))
-        sites |= here.keys()
-    df = len(sites) - 1
-    return prior.moderated(df * fmean(estimates), df) if estimates else prior
-
-
-def _variance_of_means(groups: Sequence[Sequence[float]]) -> list[float]:
-    """Between groups, the part within them taken off; empty where there is one group."""
-    if len(groups) < 2:  # noqa: PLR2004 - a variance needs two
-        return []
-    within_df = sum(len(group) - 1 for group in groups)
-    within = math.fsum(map(sum_of_squares, groups)) / within_df if within_df else 0.0
-    taken_off = within * fmean(1 / len(group) for group in groups)
-    return [max(0.0, variance(map(fmean, groups)) - taken_off)]
+def _independent(launches: Sequence[Launch], component: str) -> int:
+    """Groups of ``component``, less one for each mean that they scatter about."""
+    label = labels(launches)
+    above = {"session": "site", "site": "host", "host": ""}[component]
+    return len(set(zip(label[above], label[component], strict=True))) - len(set(label[above]))
 
 
 def _canaries(launches: Iterable[Launch]) -> dict[str, tuple[float, ...]]:

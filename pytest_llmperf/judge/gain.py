@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.judge.sequential import Rule
-from pytest_llmperf.judge.stats import Noise
 from pytest_llmperf.judge.verdict import METRICS, Judgement
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import VERDICTS, Check
 
-# A bound counts as broken only after this many pairs.
+# A bound counts as broken only once this many pairs broke it, each by itself.
 _CONFIRMED = 2
 
 # One-sided confidence in "the bound holds", and two-sided in the interval that is shown.
@@ -73,13 +73,15 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, noise: N
     ratio, low, high = (math.exp(value) for value in (log, log - wide, log + wide))
     detail = f"throughput {ratio:.3g}x ({low:.3g} to {high:.3g})"
     verdicts, told = [], []
+    logs = [math.log(tokens) - each for each in difference.each]
+    confirmed = min(_CONFIRMED, rule.budget)
     for name, bound in bounds:
         sign = 1 if name == "at_least" else -1
         beyond = sign * (log - math.log(bound))
         broken = stats.quantile(1 - rule.alpha / rule.budget, difference.df) * error
         if beyond > stats.quantile(_HOLDS, difference.df) * error:
             verdicts.append("pass")
-        elif beyond < -broken and len(pairs) >= min(_CONFIRMED, rule.budget):
+        elif beyond < -broken and sum(sign * (each - math.log(bound)) < 0 for each in logs) >= confirmed:
             verdicts.append("regressed")
         else:
             verdicts.append("inconclusive")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_llmperf.judge.stats import Difference, quantile
 
-# An alarm, or praise, needs this many launches: one that went wrong by itself must not be one.
+# An alarm, or praise, needs this many launches that are each beyond the tolerance: one that went wrong must not do.
 _CONFIRMED = 2
 
 # One-sided confidence in "no slower than the tolerance", and how often a change of the detectable size is seen.
@@ -44,12 +44,14 @@ class Decision:
     """The smallest slow-down that this gate sees nine times in ten, within its budget; a fraction."""
 
 
-def decide(difference: Difference, launch_sd: float, tolerance: float, num_launches: int, rule: Rule) -> Decision:
-    """Whether ``num_launches`` launches decide; ``launch_sd`` is what further ones scatter by.
+def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:
+    """Whether the launches, or pairs, of ``difference`` decide.
 
-    ``regressed`` (``improved``) where the difference is beyond both the tolerance and the noise; ``pass`` where it is
-    shown to be within the tolerance (Schuirmann 1987, one side); else another launch, unless none could decide.
+    ``regressed`` (``improved``) where the difference is beyond both the tolerance and the noise, and two launches are
+    beyond the tolerance by themselves; ``pass`` where it is shown to be within the tolerance (Schuirmann 1987, one
+    side); else another launch, unless none could decide.
     """
+    num_launches, launch_sd = len(difference.each), difference.launch_sd
     limit, budget = math.log1p(tolerance), max(rule.budget, num_launches)
     beyond = quantile(1 - rule.alpha / budget, difference.df)
     alarm = max(limit, beyond * difference.error)
@@ -66,8 +68,11 @@ def decide(difference: Difference, launch_sd: float, tolerance: float, num_launc
 
     verdict: str | None = None
     if abs(difference.log) > alarm:
-        if num_launches >= min(_CONFIRMED, budget):
+        sign = math.copysign(1, difference.log)
+        if sum(sign * each > limit for each in difference.each) >= min(_CONFIRMED, budget):
             verdict = "regressed" if difference.log > 0 else "improved"
+        elif num_launches >= budget:
+            verdict = "inconclusive"
     elif not_slower and (difference.log > -limit or not another):
         verdict = "pass"
     elif not another:

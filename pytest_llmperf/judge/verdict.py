@@ -10,13 +10,15 @@ import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.judge.figures import figure, percent
+from pytest_llmperf.judge.noise import Noise, Spread
 from pytest_llmperf.judge.sequential import Decision, Rule, decide
-from pytest_llmperf.judge.stats import Difference, Noise, Spread
+from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import VERDICTS, Check
@@ -30,8 +32,9 @@ class Metric:
     of: Callable[[Sequence[Launch]], float]
     higher_is_better: bool = False
     rule: str = "exact"
-    """``speed``: by statistics (``sequential.py``). ``confirmed``: the best of the launches against the worst of the
-    baseline's, and never by one launch alone. ``exact``: as measured."""
+    """``speed``: by statistics (``sequential.py``). ``confirmed``: the best of the launches, and never one alone.
+    ``exact``: as measured. Both are held against the middle one of the baseline's launches: an odd one that was stored
+    must not move the limit."""
     slack: float = 0.0
     """In the metric's own unit: a smaller change is no change, whatever fraction it is."""
 
@@ -67,7 +70,7 @@ _GPU_TOLERANCES = {
 }
 _GPU_ELSEWHERE = 0.05
 _GPU_PAIRED = 0.01
-_GPU_NOISE = Noise(site=Spread(0.010, 10), session=Spread(0.004, 6), launch=Spread(0.004, 8))
+_GPU_NOISE = Noise(host=Spread(0.008, 6), site=Spread(0.008, 10), session=Spread(0.004, 6), launch=Spread(0.004, 8))
 
 # Identical runs on a CPU spread 20 % and more, twice that beside a busy neighbour, and the resident memory of a small
 # process is mostly libraries and allocator: a tight gate would cry wolf every day.
@@ -77,7 +80,7 @@ _CPU_TOLERANCES = {
     "peak_reserved_bytes": 0.5,
 }
 # Of a quiet one: it matters only to who sets a tolerance of their own, and a busy one soon teaches more.
-_CPU_NOISE = Noise(site=Spread(0.10, 8), session=Spread(0.05, 8), launch=Spread(0.05, 8))
+_CPU_NOISE = Noise(host=Spread(0.10, 8), site=Spread(0.10, 8), session=Spread(0.05, 8), launch=Spread(0.05, 8))
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,6 @@ def judge(  # noqa: PLR0913, PLR0917 - what there is to know
         launches,
         baseline.launches,
         stats.difference(launches, baseline.launches, noise),
-        stats.moderated(noise, launches, baseline.launches).launch.sd,
         policy.at(launches, baseline),
         rule or Rule(),
     )
@@ -199,8 +201,7 @@ def judge_pairs(  # noqa: PLR0913, PLR0917 - what there is to know
         return Judgement("invalid", "; ".join(line.replace("; ", ", ") for line in found), ())
     noise = experience.noise if experience else policy.noise
     difference = stats.paired_difference(pairs, noise)
-    spread = difference.error * math.sqrt(len(pairs))
-    return _judged(_Court(after, before, difference, spread, policy.in_pairs(), rule or Rule()), extra)
+    return _judged(_Court(after, before, difference, policy.in_pairs(), rule or Rule()), extra)
 
 
 def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
@@ -255,17 +256,16 @@ def _new(name: str, metric: Metric, launches: Sequence[Launch], tolerance: float
 class _Court:
     """One measurement against what it is held against, metric by metric."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what there is to know
+    def __init__(
         self,
         launches: Sequence[Launch],
         reference: Sequence[Launch],
         difference: Difference,
-        launch_sd: float,
         policy: Policy,
         rule: Rule,
     ) -> None:
         self._launches, self._reference, self._policy, self._rule = launches, reference, policy, rule
-        self._difference, self._launch_sd = difference, launch_sd
+        self._difference = difference
         self.undecided = False
 
     def check(self, name: str, metric: Metric) -> Check:
@@ -279,7 +279,7 @@ class _Court:
         check = replace(check, baseline=check.value / ratio, change=ratio - 1)
         if check.tolerance is None:
             return check
-        decision = decide(self._difference, self._launch_sd, check.tolerance, len(self._launches), self._rule)
+        decision = decide(self._difference, check.tolerance, self._rule)
         self.undecided |= decision.verdict is None
         sign = -1 if metric.higher_is_better else 1
         return replace(
@@ -291,8 +291,7 @@ class _Court:
         )
 
     def _confirmed(self, metric: Metric, check: Check) -> Check:
-        reference = max(metric.of([launch]) for launch in self._reference)
-        check = replace(check, baseline=reference, change=check.value / reference - 1 if reference else None)
+        check, reference = self._beside(metric, check)
         if check.tolerance is None:
             return check
         limit = max(reference * (1 + check.tolerance), reference + metric.slack)
@@ -304,13 +303,17 @@ class _Court:
         return replace(check, limit=limit, verdict="regressed")
 
     def _exact(self, metric: Metric, check: Check) -> Check:
-        reference = metric.of(self._reference)
-        check = replace(check, baseline=reference, change=check.value / reference - 1 if reference else None)
+        check, reference = self._beside(metric, check)
         if check.tolerance is None:
             return check
         worse, better = reference * (1 + check.tolerance), reference / (1 + check.tolerance)
         verdict = "regressed" if check.value > worse else "improved" if check.value < better else "pass"
         return replace(check, limit=worse, verdict=verdict)
+
+    def _beside(self, metric: Metric, check: Check) -> tuple[Check, float]:
+        reference = median(metric.of([launch]) for launch in self._reference)
+        change = check.value / reference - 1 if reference else None
+        return replace(check, baseline=reference, change=change), reference
 
 
 # What a gate sees nine times in ten is always somewhat more than its tolerance.

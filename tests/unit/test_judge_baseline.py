@@ -236,10 +236,15 @@ class TestAccepting:
 
     @pytest.mark.parametrize(("step_seconds", "reason"), [(0.05, ""), (0.2, "a slower driver, reported")])
     def test_another_speed_replaces_the_pool_and_keeps_the_anchor(self, step_seconds: float, reason: str) -> None:
-        moved = accepted(BASELINE, launch(step_seconds), reason=reason)
-        assert [entry.median_step_seconds for entry in moved.launches] == [step_seconds]
+        moved = accepted(BASELINE, launch(step_seconds), launch(step_seconds), reason=reason)
+        assert [entry.median_step_seconds for entry in moved.launches] == [step_seconds] * 2
         assert moved.anchor == BASELINE.anchor
         assert moved.history[-1].reason == reason
+
+    def test_a_gain_of_one_launch_is_not_proven_and_replaces_nothing(self) -> None:
+        for launches in ([launch(0.05)], [launch(0.05), launch()]):
+            with pytest.raises(BaselineError, match="better beyond tolerance, and not proven"):
+                accepted(BASELINE, *launches)
 
     def test_a_loss_needs_a_reason(self) -> None:
         with pytest.raises(BaselineError) as caught:
