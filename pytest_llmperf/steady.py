@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +11,29 @@ from statistics import fmean, median
 # A median of fewer steps says nothing about them.
 _LEAST = 5
 
-# A step beyond this many robust standard deviations is a stall; it must not decide where the steady state begins.
-_FAR = 5.0
+#: A nanosecond and thirty years: what is outside was not timed, and sums and ratios of what is inside stay finite.
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e9
+
+# A step beyond this many robust standard deviations, and this far off at least (a clock that never varies has no
+# spread), is not at the steady level.
+_FAR, _NEAR = 5.0, 0.001
 _MAD_TO_SD = 1.4826
+
+# That many such steps in a row, with steady ones before and after, are a stall and must not decide where the steady
+# state begins; more of them, or a tenth of the steps where that is more, may be a chip that finds its power limit.
+_STALL_STEPS, _STALL_SHARE, _STALL_MOST = 3, 0.1, 6
+
+# A logarithm: a tenth of a step is a stall by any measure.
+_STALLED = 0.1
 
 # The median of n values scatters about this much more than their mean does.
 _MEDIAN_OVER_MEAN = 1.2533
 
-# Autocorrelation below this is noise.
-_CORRELATED = 0.05
+# Of so few steps a higher autocorrelation cannot be told from a drift.
+_MOST_CORRELATED = 0.9
+
+# Degrees of freedom for each step, at least: below it the variance itself is a guess.
+_LEAST_FREEDOM = 0.3
 
 # Truncations whose error is this near the least one are as good: the earliest of them keeps the most steps.
 _AS_GOOD = 1.1
@@ -42,7 +57,11 @@ class Steady:
     drift: float
     """Median of the last third of the steady steps over that of the first third, minus 1."""
     stalls: float
-    """Share of the steady time that single slow steps lost; the median does not show it."""
+    """Share of the time that slow steps lost and the median does not show: 1 - median / mean.
+
+    Of the steady steps; before them a step counts only if it was far too slow after one that was not: a slow beginning
+    is none of it.
+    """
     bimodal: bool
     """Whether the steps have two speeds."""
 
@@ -51,42 +70,63 @@ def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
     """Where the steady state of ``step_seconds`` begins, at ``warmup_steps`` or later, and what it is like.
 
     The cut is MSER's (White 1997): the one after which the mean's standard error is least, at most half of the steps
-    gone. It looks at logarithms, with stalls clipped.
+    gone. It looks at logarithms, and past stalls; the error and the drift have those clipped.
 
     Raises:
         ValueError: no step is left after ``warmup_steps``.
     """
     if not 0 <= warmup_steps < len(step_seconds):
         raise ValueError(f"{len(step_seconds)} steps, {warmup_steps} of them warm-up: none is left")
-    if not all(0 < second < math.inf for second in step_seconds):  # validity names it; here it must only not raise
-        return Steady(warmup_steps, math.inf, math.inf, 1.0, bimodal=False)
+    if not all(SHORTEST_SECONDS <= second <= LONGEST_SECONDS for second in step_seconds):
+        return Steady(warmup_steps, math.inf, math.inf, 1.0, bimodal=False)  # validity names it; here it only ends
     measured = [math.log(second) for second in step_seconds]
-    logs = _clipped(measured, warmup_steps)
-    start = _truncation(logs, warmup_steps)
-    steady, seconds = logs[start:], step_seconds[start:]
+    low, high = _steady_level(measured, warmup_steps)
+    logs = _clipped(measured, low, high)
+    start = _truncation(_levelled(logs, measured, (low + high) / 2), warmup_steps)
+    steady = logs[start:]
     third = max(1, len(steady) // 3)
+    settled = next((index for index, value in enumerate(measured) if value <= high), start)
     return Steady(
         start=start,
         error=_error_of_median(steady),
-        drift=median(seconds[-third:]) / median(seconds[:third]) - 1,
-        stalls=_stalled(seconds),
+        drift=math.expm1(median(steady[-third:]) - median(steady[:third])),
+        stalls=_stalled(step_seconds[min(start, max(warmup_steps, settled)) :], len(steady), math.exp(high)),
         bimodal=_is_bimodal(measured[start:]),
     )
 
 
-def _clipped(logs: Sequence[float], warmup_steps: int) -> list[float]:
-    # Scale and centre from the second half, which is steady if anything is.
+def _steady_level(logs: Sequence[float], warmup_steps: int) -> tuple[float, float]:
+    # From the second half, which is steady if anything is.
     late = logs[min(max(warmup_steps, len(logs) // 2), len(logs) - 1) :]
-    centre, spread = median(late), _robust_sd(late)
-    # Steps on the way to the steady state are far off too, and are what the cut looks for: they keep their place
-    # unless they stand alone.
-    low, high = centre - _FAR * spread, centre + _FAR * spread
-    clipped = []
-    for index, value in enumerate(logs):
-        neighbours = [*logs[max(0, index - 1) : index], *logs[index + 1 : index + 2]]
-        alone = all(low <= neighbour <= high for neighbour in neighbours)
-        clipped.append(min(max(value, low), high) if alone and spread > 0 else value)
+    centre, far = median(late), max(_FAR * _robust_sd(late), _NEAR)
+    return centre - far, centre + far
+
+
+def _clipped(logs: Sequence[float], low: float, high: float) -> list[float]:
+    longest = min(_STALL_MOST, max(_STALL_STEPS, int(_STALL_SHARE * len(logs))))
+    clipped = list(logs)
+    for run in _runs_outside(logs, low, high):
+        # Steps on the way to the steady state are far off too, and are what the cut looks for: no steady step comes
+        # before them. Of several at the end nobody knows yet whether they pass.
+        passed = run.start > 0 and (run.stop < len(logs) or len(run) == 1)
+        if passed and len(run) <= longest:
+            clipped[run.start : run.stop] = [min(max(logs[index], low), high) for index in run]
     return clipped
+
+
+def _levelled(clipped: Sequence[float], logs: Sequence[float], level: float) -> list[float]:
+    # Several stalled steps in a row would pull the cut past them even when clipped. A chip that finds its power limit
+    # swings by less than a tenth.
+    return [
+        level if value != before and abs(before - level) > _STALLED else value
+        for value, before in zip(clipped, logs, strict=True)
+    ]
+
+
+def _runs_outside(logs: Sequence[float], low: float, high: float) -> list[range]:
+    groups = itertools.groupby(range(len(logs)), key=lambda index: low <= logs[index] <= high)
+    runs = [list(members) for inside, members in groups if not inside]
+    return [range(run[0], run[-1] + 1) for run in runs]
 
 
 def _truncation(logs: Sequence[float], warmup_steps: int) -> int:
@@ -106,9 +146,12 @@ def _error_of_median(logs: Sequence[float]) -> float:
     """Of autocorrelated steps about a straight line: what drifts is reported as drift, not as noise."""
     if len(logs) < _LEAST:
         return math.inf
-    residuals = _about_a_line(logs)
-    variance = math.fsum(value * value for value in residuals) / (len(residuals) - 2)
-    return _MEDIAN_OVER_MEAN * math.sqrt(variance * _correlation_time(residuals) / len(residuals))
+    residuals, number = _about_a_line(logs), len(logs)
+    correlation = _correlation_time(residuals)
+    # The line took two of the independent values, of which there are fewer than steps.
+    freedom = max(number - 2 * correlation, _LEAST_FREEDOM * number)
+    variance = math.fsum(value * value for value in residuals) / freedom
+    return _MEDIAN_OVER_MEAN * math.sqrt(variance * correlation / number)
 
 
 def _about_a_line(values: Sequence[float]) -> list[float]:
@@ -119,15 +162,16 @@ def _about_a_line(values: Sequence[float]) -> list[float]:
 
 
 def _correlation_time(residuals: Sequence[float]) -> float:
-    """1 + 2·Σ autocorrelation, up to where it is lost in the noise: steps for one independent value."""
-    power = math.fsum(value * value for value in residuals)
-    total = 1.0
-    for lag in range(1, len(residuals) // 4 + 1):
-        product = math.fsum(a * b for a, b in zip(residuals, residuals[lag:], strict=False))
-        if power <= 0 or product / power < _CORRELATED:
-            break
-        total += 2 * product / power
-    return total
+    """Steps for one independent value, if each one follows the last (AR(1)); never fewer than one."""
+    number, power = len(residuals), math.fsum(value * value for value in residuals)
+    if power <= 0:
+        return 1.0
+    lagged = math.fsum(a * b for a, b in itertools.pairwise(residuals)) / power
+    # About a line fitted to few values, autocorrelation comes out lower than it is (Kendall 1954, for a mean).
+    rho = min(lagged + (2 + 4 * lagged) / number, _MOST_CORRELATED)
+    if rho <= 0:
+        return 1.0
+    return (1 + rho) / (1 - rho) - 2 * rho * (1 - rho**number) / (number * (1 - rho) ** 2)
 
 
 def _robust_sd(values: Sequence[float]) -> float:
@@ -135,11 +179,12 @@ def _robust_sd(values: Sequence[float]) -> float:
     return _MAD_TO_SD * median(abs(value - centre) for value in values)
 
 
-def _stalled(seconds: Sequence[float]) -> float:
-    centre = median(seconds)
-    # A clock that never varies has no spread; a tenth of a step is a stall by any measure.
-    far = centre + max(_FAR * _robust_sd(seconds), 0.1 * centre)
-    return math.fsum(second - centre for second in seconds if second > far) / math.fsum(seconds)
+def _stalled(seconds: Sequence[float], num_steady: int, far: float) -> float:
+    early, steady = seconds[: len(seconds) - num_steady], seconds[len(seconds) - num_steady :]
+    centre = median(steady)
+    # With their sign: what noise adds on one side it takes on the other.
+    lost = math.fsum(second - centre for second in (*steady, *(second for second in early if second > far)))
+    return max(0.0, lost) / math.fsum(seconds)
 
 
 def _is_bimodal(logs: Sequence[float]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.measurement import Health, Launch
 from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.steady import LONGEST_SECONDS, SHORTEST_SECONDS
 
 # Clocks lowered for one of these reasons say something of the room or the board, nothing of the software. The power
 # limit is not among them: a chip that trains at full speed lives there.
@@ -42,6 +43,7 @@ def troubles(spec: TrainSpec, launch: Launch, inactive: frozenset[str] = frozens
         *unusable(launch),
         *(f"{name!r} cannot be declared inactive{_nearest(name)}" for name in sorted(inactive - _CHECKS.keys())),
         *_contradictions(spec, launch.evidence, inactive),
+        *_disagreements(launch.evidence),
     )
 
 
@@ -96,8 +98,11 @@ def unusable(launch: Launch) -> Iterator[str]:
     """
     for rank in launch.ranks:
         where = f" on rank {rank.rank}" if len(launch.ranks) > 1 else ""
-        if any(not 0 < second < math.inf for second in rank.step_seconds):  # also true of NaN
-            yield f"a step time is not a positive number{where}"
+        for second in rank.step_seconds:
+            if not SHORTEST_SECONDS <= second <= LONGEST_SECONDS:  # also true of NaN
+                bounds = f"{SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g} s"
+                yield f"a step time of {second:g} s is none{where}, expected {bounds}"
+                break  # one line for each rank says it
         if not 0 < rank.tokens_per_step < math.inf:
             yield f"no tokens were counted{where}"
         if not all(0 <= peak < math.inf for peak in (rank.peak_reserved_bytes, rank.peak_allocated_bytes)):
@@ -141,6 +146,13 @@ def _contradictions(spec: TrainSpec, evidence: Mapping[str, Any], inactive: froz
             yield line
 
 
+def _disagreements(evidence: Mapping[str, Any]) -> Iterator[str]:
+    """What another rank saw differently; ``_contradictions`` looks at rank 0's."""
+    for name, others in evidence.get("other_ranks", {}).items():
+        said = ", ".join(f"rank {rank} has {value}" for rank, value in others.items())
+        yield f"{name}: {said}, rank 0 has {evidence.get(name)}"
+
+
 def _nearest(name: str) -> str:
     matches = difflib.get_close_matches(name, _CHECKS, n=1)
     return f", did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(_CHECKS)}"
@@ -164,13 +176,22 @@ def _attention(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
     kernel = evidence.get("attention_kernel", "unknown")
     if kernel == "unknown" or _KERNELS[asked](kernel):
         return None
+    if asked == "sdpa" and kernel in ("", _MATH):
+        # On a CPU it may be the only one there is; on a GPU it is what sdpa is there to avoid.
+        return f"asked for attention sdpa, {_FELL_BACK}" if evidence.get("device_type") == "cuda" else None
     return f"asked for attention {asked}, the operators that ran were {kernel or 'plain matrix products'}"
 
+
+_MATH = "aten._scaled_dot_product_attention_math.default"
+_FELL_BACK = (
+    "PyTorch fell back to its math kernel: no fused one took these inputs "
+    "(torch.backends.cuda.can_use_flash_attention(..., debug=True) says why)"
+)
 
 # What the operators of each attention are called; eager's are matrix products and a softmax, like anything else's.
 _KERNELS: Mapping[str, Callable[[str], bool]] = {
     "eager": lambda kernel: not kernel,
-    "sdpa": lambda kernel: "scaled_dot_product" in kernel,
+    "sdpa": lambda kernel: "scaled_dot_product" in kernel and kernel != _MATH,
     "flash_attention_2": lambda kernel: "flash_attn" in kernel,
     "flex_attention": lambda kernel: "flex_attention" in kernel,
 }
@@ -210,15 +231,34 @@ def _optimizer(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
     if spec.optimizer in ("adamw_torch", "adamw_torch_fused"):
         asked = ("AdamW", spec.optimizer == "adamw_torch_fused")
         return _equal("optimizer (class, fused)", asked, (evidence["optimizer"], evidence["optimizer_fused"]))
-    seen = evidence["optimizer"]
-    family = next((name for prefix, name in _OPTIMIZERS.items() if spec.optimizer.startswith(prefix)), "")
+    seen, words = evidence["optimizer"], spec.optimizer.split("_")
     if seen in ("", "NoneType"):
         return f"asked for optimizer {spec.optimizer}, none was seen"
-    return None if family.lower() in seen.lower() else f"asked for optimizer {spec.optimizer}, the run had {seen}"
+    if not all(part in seen.lower() for part in optimizer_class(spec.optimizer)):
+        return f"asked for optimizer {spec.optimizer}, the run had {seen}"
+    # bitsandbytes has one class for all sizes of state, paged or not; old records do not tell.
+    bits = next((word for word in words if word.endswith("bit")), "32bit" if "bnb" in words else "")
+    if bits not in seen.lower() and evidence.get("optimizer_bits", bits) != bits:
+        return f"asked for optimizer {spec.optimizer}, the run had {seen} without {bits} states"
+    if "paged" in words and not evidence.get("optimizer_paged", True):
+        return f"asked for optimizer {spec.optimizer}, the run had {seen} without paging"
+    return None
 
 
-# What an optimizer's class must be called, by how transformers' name begins; of others, any will do.
-_OPTIMIZERS = {"adafactor": "Adafactor", "sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop", "lion": "Lion"}
+def optimizer_class(name: str) -> tuple[str, ...]:
+    """What the class of transformers' optimizer ``name`` is called, in parts and small letters; empty: nobody knows."""
+    words = name.split("_")
+    if "layerwise" in words:  # one optimizer for each weight, behind a dummy
+        return ("layerwise",)
+    return tuple(part for word, part in _OPTIMIZER_CLASSES.items() if word in words)
+
+
+# By the words of transformers' names.
+_OPTIMIZER_CLASSES = {"adamw": "adam", "schedule": "schedulefree"} | {
+    word: word
+    for word in "adafactor adagrad adalomo ademamix anyprecision apollo galore grokadamw lion lomo radam rmsprop sgd "
+    "stable".split()
+}
 
 
 def _equal(what: str, asked: object, seen: object) -> str | None:

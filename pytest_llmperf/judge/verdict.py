@@ -53,8 +53,9 @@ METRICS: Mapping[str, Metric] = {
     "first_step_seconds": Metric(
         "s", lambda runs: min(launch.first_step_seconds for launch in runs), rule="confirmed", slack=1.0
     ),
-    # A median hides stalls. A tenth of a second's hiccup in one launch is nobody's fault; one in every launch is.
-    "stall_share": Metric("1", lambda runs: min(launch.steady.stalls for launch in runs), rule="confirmed", slack=0.02),
+    # A median hides what only some steps lose. A hiccup in one launch is nobody's fault; one in every launch is. The
+    # steadiest H200 launch lost nothing, the least steady of 300 half of this.
+    "stall_share": Metric("1", lambda runs: min(launch.steady.stalls for launch in runs), rule="confirmed", slack=0.01),
     # The highest of all launches: a ceiling that one of them broke is broken.
     "peak_reserved_bytes": Metric("bytes", lambda runs: float(max(launch.peak_reserved_bytes for launch in runs))),
     "peak_allocated_bytes": Metric("bytes", lambda runs: float(max(launch.peak_allocated_bytes for launch in runs))),

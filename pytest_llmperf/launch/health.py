@@ -49,7 +49,7 @@ class HealthWatch:
         self._handles: dict[int, Any] = {}
         self._seen = {gpu.index: _Seen() for gpu in gpus}
         self._foreign: dict[str, None] = {}
-        self._errors: dict[int, int] = {}
+        self._errors: dict[int, tuple[int | None, ...]] = {}
         self._next = 0.0
 
     def __enter__(self) -> HealthWatch:  # noqa: PYI034 - typing has no Self before Python 3.11
@@ -83,7 +83,7 @@ class HealthWatch:
         """What was seen; of several GPUs the worst."""
         everyone = list(self._seen.values())
         limits = [self._ask("nvmlDeviceGetEnforcedPowerLimit", handle) for handle in self._handles.values()]
-        errors = sum(self._memory_errors(handle) - self._errors[index] for index, handle in self._handles.items())
+        errors = sum(_new(self._errors[index], self._memory_errors(handle)) for index, handle in self._handles.items())
         return Health(
             foreign_processes=tuple(self._foreign),
             clock_reasons=_shares([seen.reasons for seen in everyone]),
@@ -111,11 +111,11 @@ class HealthWatch:
         bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) if bits is None else bits
         return None if bits is None else int(bits)
 
-    def _memory_errors(self, handle: Any) -> int:
-        """Uncorrected ECC errors since boot, and rows remapped or about to be for such errors."""
-        uncorrected = self._ask("nvmlDeviceGetTotalEccErrors", handle, 1, 0) or 0  # uncorrected, volatile
-        _, remapped, pending, failed = self._ask("nvmlDeviceGetRemappedRows", handle) or (0, 0, 0, 0)
-        return int(uncorrected) + int(remapped) + int(pending) + int(failed)
+    def _memory_errors(self, handle: Any) -> tuple[int | None, ...]:
+        """Uncorrected ECC errors since boot, and rows remapped or about to be for such errors; ``None``: not told."""
+        uncorrected = self._ask("nvmlDeviceGetTotalEccErrors", handle, 1, 0)  # uncorrected, volatile
+        _, *rows = self._ask("nvmlDeviceGetRemappedRows", handle) or (None, None, None, None)
+        return uncorrected, *rows
 
     def _own_pids(self) -> list[int]:
         pids = [os.getpid()]
@@ -135,6 +135,12 @@ class HealthWatch:
             if len(others) < len(running) or len(others) > 1:
                 lines += [process_line(gpu, process) for process in others]
         return lines
+
+
+def _new(before: Sequence[int | None], after: Sequence[int | None]) -> int:
+    """What was counted in between, of the counters that were told both times; a reset makes nothing new."""
+    pairs = zip(before, after, strict=True)
+    return sum(max(0, int(late) - int(early)) for early, late in pairs if early is not None and late is not None)
 
 
 def _note(samples: list[Any], value: Any) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 _SECONDS = 20
 
+_SOURCES = frozenset({".py", ".pyx", ".c", ".cpp", ".cu", ".cuh", ".h", ".toml", ".cfg"})
+
 
 @dataclass(frozen=True)
 class Revision:
@@ -15,7 +17,7 @@ class Revision:
 
     commit: str
     changed: tuple[str, ...]
-    """Tracked files that differ from the commit; baselines apart, since recording changes them."""
+    """Files that differ from the commit, or that could decide what runs and are in none; baselines apart."""
 
 
 def find_revision(root: Path, baselines: Path) -> Revision:
@@ -25,10 +27,26 @@ def find_revision(root: Path, baselines: Path) -> Revision:
         return Revision("", ())
     listed = _git(root, "status", "--porcelain", "--untracked-files=no", "-z")
     home = Path(_git(root, "rev-parse", "--show-toplevel").strip() or root)
-    # A rename's second entry is its old name, without the three characters of a state.
+    # Recording changes baselines. A rename's second entry is its old name, without the three characters of a state.
     names = [entry[3:] for entry in listed.split("\0") if entry[2:3] == " "]
     changed = [name for name in names if not (home / name).resolve().is_relative_to(baselines.resolve())]
-    return Revision(commit, tuple(changed))
+    return Revision(commit, (*changed, *_untracked(root, baselines)))
+
+
+def _untracked(root: Path, baselines: Path) -> list[str]:
+    """Sources and configuration under ``root`` that git neither tracks nor ignores, by their names from there."""
+    names = _git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
+    return [
+        name
+        for name in names
+        if _decides(Path(name)) and not (root / name).resolve().is_relative_to(baselines.resolve())
+    ]
+
+
+def _decides(path: Path) -> bool:
+    # Most JSON is what a run has written; an environment inside of the tree is told by the versions of its packages.
+    is_source = path.suffix in _SOURCES or (path.suffix == ".json" and "config" in path.stem)
+    return is_source and "site-packages" not in path.parts
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pytest_llmperf.insight import economics
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.verdict import Judgement, Policy, judge
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.session import PerfSession
@@ -16,7 +17,7 @@ from pytest_llmperf.result import Check
 from pytest_llmperf.spec import TrainSpec
 
 RATE = "tokens_per_second_per_gpu"
-_MOST_STALLED = 0.02
+_MOST_STALLED = 0.01
 
 
 class Trial:
@@ -79,8 +80,37 @@ class Trial:
             notes += [] if was else ["the steps have two speeds"]
         stalls = max((launch.steady.stalls for launch in self.launches), default=0.0)
         if stalls > _MOST_STALLED:
-            notes.append(f"single slow steps lost {stalls * 100:.1f} % of a launch; the median leaves them out")
+            notes.append(f"slow steps lost {stalls * 100:.1f} % of a launch; the median leaves them out")
+        if self._spec.torch_compile:
+            notes += _graph_breaks(self.launches, self._baseline.launches if self._baseline else ())
+        notes += [f"measured under LLMPERF_INJECT={text}" for text in _injected(self.launches)]
+        stored = self._disagreement(self._baseline.launches) if self._baseline else ""
+        notes += filter(None, [self.disagreement, stored and f"of the baseline's, {stored}: record it anew"])
         return tuple(notes)
+
+    @property
+    def disagreement(self) -> str:
+        """A line where its launches are too far apart for one of them to be right; such ones are not recorded."""
+        return self._disagreement(self.launches)
+
+    def _disagreement(self, launches: Sequence[Launch]) -> str:
+        tolerance = self._policy.tolerances.get(RATE)
+        return "" if tolerance is None else disagreement(launches, self._session.experience.noise, tolerance)
+
+
+def _graph_breaks(launches: Sequence[Launch], stored: Sequence[Launch]) -> list[str]:
+    # Of the baseline's launches old ones do not tell.
+    counts, was = (
+        [run.evidence["graph_breaks"] for run in runs if "graph_breaks" in run.evidence] for runs in (launches, stored)
+    )
+    broke = max(counts, default=0)
+    if broke <= max(was, default=0):
+        return []
+    return [f"torch_compile broke the graph {broke} time(s)" + (f", the baseline's launches {max(was)}" if was else "")]
+
+
+def _injected(launches: Sequence[Launch]) -> list[str]:
+    return list(dict.fromkeys(run.evidence["injected"] for run in launches if run.evidence.get("injected")))
 
 
 def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: frozenset[str]) -> tuple[str, ...]:

@@ -39,15 +39,16 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     from pytest_llmperf.worker.inject import Injection  # noqa: PLC0415
-    from pytest_llmperf.worker.record import launch_record, rank_record  # noqa: PLC0415
+    from pytest_llmperf.worker.record import launch_record, rank_share  # noqa: PLC0415
     from pytest_llmperf.worker.train import train  # noqa: PLC0415
 
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    trained = train(Injection.from_environment().mutated(spec), request["model_config"], folder, device, heartbeat)
-    share = rank_record(rank, device, trained)
+    to_train = Injection.from_environment().mutated(spec, rank)
+    trained = train(to_train, request["model_config"], folder, device, heartbeat)
+    share = rank_share(rank, device, trained)
     shares: list[Any] = [None] * spec.gpus
     if dist.is_initialized():
         dist.gather_object(share, shares if rank == 0 else None)

@@ -6,7 +6,7 @@ It takes a tenth of a second. A chip that is slow at a plain matrix product expl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import torch
@@ -24,6 +24,11 @@ def sing(device: torch.device) -> dict[str, float]:
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the training's peak is its own
     return {name: round(rate, -6) for name, rate in rates.items()}
+
+
+def slowest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each rate of the rank where it was lowest: the job moves at its pace."""
+    return {name: min(rates[name] for rates in by_rank) for name in by_rank[0]}
 
 
 def _rates(device: torch.device) -> dict[str, float]:

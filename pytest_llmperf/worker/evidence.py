@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "liger_note": liger.lines[-1] if liger.lines else "",
         "optimizer": type(optimizer).__name__,
         "optimizer_fused": bool(optimizer.defaults.get("fused")) if optimizer is not None else False,
+        **_optimizer_states(optimizer),
         "gradient_checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
         "torch_compile": _is_compiled(trainer.model_wrapped),
         "compiled_graphs": dict(dynamo.counters["stats"]).get("unique_graphs", 0),
@@ -75,6 +77,35 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "injected": os.environ.get(inject.VARIABLE, ""),
         "attention_kernel": _attention_kernel(trainer, model),
     }
+
+
+def _optimizer_states(optimizer: Any) -> dict[str, Any]:
+    """How it keeps its states, as bitsandbytes' optimizers tell; of others the class says it."""
+    bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
+    return {
+        "optimizer_bits": "" if bits is None else f"{bits}bit",
+        "optimizer_paged": bool(getattr(optimizer, "is_paged", False)),
+    }
+
+
+def merged(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rank 0's evidence; what other ranks saw differently is in ``other_ranks``, by name and then by rank."""
+    worst = {name: of(seen[name] for seen in by_rank) for name, of in _COUNTS.items()}
+    others = {
+        name: {str(rank): seen[name] for rank, seen in enumerate(by_rank) if _differ(seen[name], value)}
+        for name, value in by_rank[0].items()
+        if name not in _COUNTS
+    }
+    others = {name: ranks for name, ranks in others.items() if ranks}
+    return {**by_rank[0], **worst, **({"other_ranks": others} if others else {})}
+
+
+# Ranks need not compile alike: the worst of them counts.
+_COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {"compiled_graphs": min, "graph_breaks": max}
+
+
+def _differ(a: object, b: object) -> bool:
+    return a != b and "unknown" not in (a, b)
 
 
 class _AttentionOps(TorchDispatchMode):

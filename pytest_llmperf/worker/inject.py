@@ -1,12 +1,13 @@
 """Injection: faults in this worker, on purpose and by a known amount: the gate's own test.
 
 ``LLMPERF_INJECT="slow=0.03 rank=1 hold=268435456"`` makes every step of rank 1 (without ``rank``: of all) 3 % longer
-and keeps 256 MiB. ``LLMPERF_INJECT="attention=eager"`` trains with another value of a setting than was asked for. The
-launch's evidence tells of it, and such a launch is never stored.
+and keeps 256 MiB. ``LLMPERF_INJECT="attention=eager"`` trains with another value of a setting than was asked for; that
+is up to ``rank`` too. The launch's evidence tells of it, and such a launch is never stored.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.spec import SpecError, TrainSpec
 
 VARIABLE = "LLMPERF_INJECT"
 
@@ -37,7 +38,7 @@ class Injection:
     hold: int = 0
     """Bytes."""
     rank: int | None = None
-    """The one rank that does so; ``None`` is every rank."""
+    """The one rank that does all this; ``None`` is every rank."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the spec to train with instead of what was asked for."""
 
@@ -46,7 +47,7 @@ class Injection:
         """As the variable says.
 
         Raises:
-            ValueError: it says something else.
+            ValueError: it says something else, or something that cannot be.
         """
         text = os.environ.get(VARIABLE, "")
         try:
@@ -62,15 +63,34 @@ class Injection:
             raise ValueError(
                 f"{VARIABLE}={text!r}: expected slow=SHARE hold=BYTES rank=RANK SETTING=VALUE ({error})"
             ) from error
+        problem = found.problem(int(os.environ.get("WORLD_SIZE", "0")))
+        if problem:
+            raise ValueError(f"{VARIABLE}={text!r}: {problem}")
         return found
 
-    def mutated(self, spec: TrainSpec) -> TrainSpec:
-        """``spec`` as it is to be trained.
+    def problem(self, num_ranks: int) -> str | None:
+        """Why this cannot be done by ``num_ranks`` ranks (0: as many as need be), or ``None``."""
+        if not 0 <= self.slow < math.inf:  # also true of NaN
+            return f"slow={self.slow:g} must be a share of the step time, e.g. slow=0.03 for 3 %"
+        if self.hold < 0:
+            return f"hold={self.hold} must be a number of bytes"
+        if self.rank is not None and not 0 <= self.rank < (num_ranks or math.inf):
+            ranks = f", 0 to {num_ranks - 1}" if num_ranks else ""
+            return f"rank={self.rank} must be one of this launch's ranks{ranks}"
+        return None
+
+    def mutated(self, spec: TrainSpec, rank: int) -> TrainSpec:
+        """``spec`` as ``rank`` is to train it.
 
         Raises:
             ValueError: a setting that ``TrainSpec`` does not have or refuses.
         """
-        return TrainSpec.from_dict({**spec.to_dict(), **self.settings}) if self.settings else spec
+        if not self.settings or self.rank not in (None, rank):
+            return spec
+        try:
+            return TrainSpec.from_dict({**spec.to_dict(), **self.settings})
+        except SpecError as error:
+            raise ValueError(f"{VARIABLE}={os.environ.get(VARIABLE, '')!r}: {error}") from error
 
     def concerns(self, rank: int) -> bool:
         return bool(self.slow or self.hold) and self.rank in (None, rank)

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from pytest_llmperf.measurement import Launch, RankRecord
 from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.worker import canary, evidence
 from pytest_llmperf.worker.environment import device_name, environment
 from pytest_llmperf.worker.train import Trained
 
 
-def rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecord:
+@dataclass(frozen=True)
+class Share:
+    """What one rank contributes to the record."""
+
+    record: RankRecord
+    evidence: Mapping[str, Any]
+    canary: Mapping[str, float]
+
+
+def rank_share(rank: int, device: torch.device, trained: Trained) -> Share:
     """This rank's share of the record."""
+    return Share(_rank_record(rank, device, trained), trained.evidence, trained.canary)
+
+
+def _rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecord:
     name = device_name(device)
     if device.type == "cuda":
         name = f"{name} {torch.cuda.get_device_properties(device).uuid}"
@@ -25,13 +43,24 @@ def rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecord
         step_seconds=trained.step_seconds,
         peak_reserved_bytes=trained.peak_reserved_bytes,
         peak_allocated_bytes=trained.peak_allocated_bytes,
+        boot=_boot(),
     )
 
 
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    except OSError:  # not Linux: the host's name has to do
+        return ""
+
+
 def launch_record(
-    spec: TrainSpec, started_at: str, device: torch.device, trained: Trained, ranks: list[RankRecord]
+    spec: TrainSpec, started_at: str, device: torch.device, trained: Trained, shares: Sequence[Share]
 ) -> Launch:
-    """The whole launch, on rank 0; the launcher, which sees it from outside, adds its wall time and health."""
+    """The whole launch, on rank 0, from the shares of all ranks in their order.
+
+    The launcher, which sees it from outside, adds its wall time and health.
+    """
     return Launch(
         spec_id=spec.id,
         digest=spec.digest,
@@ -41,8 +70,8 @@ def launch_record(
         warmup_steps=spec.warmup_steps,
         parameters=trained.parameters,
         losses=trained.losses,
-        ranks=tuple(sorted(ranks, key=lambda record: record.rank)),
-        evidence=trained.evidence,
+        ranks=tuple(share.record for share in shares),
+        evidence=evidence.merged([share.evidence for share in shares]),
         environment=environment(device),
-        canary=trained.canary,
+        canary=canary.slowest([share.canary for share in shares]),
     )

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.judge.experience import Experience
-from pytest_llmperf.judge.validity import circumstances, troubles
+from pytest_llmperf.judge.validity import circumstances, optimizer_class, troubles
 from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.measurement import Health, Launch
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.spec import OPTIMIZERS, TrainSpec
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4, gpus=2)
@@ -63,6 +63,82 @@ def test_a_launch_that_did_what_was_asked_has_none(spec: TrainSpec) -> None:
 )
 def test_a_contradiction_is_one_line(spec: TrainSpec, evidence: dict[str, Any], line: str) -> None:
     assert troubles(spec, launch_of(spec, Fake(evidence=evidence))) == (line,)
+
+
+class TestOptimizers:
+    @staticmethod
+    def lines(name: str, **evidence: Any) -> tuple[str, ...]:
+        spec = replace(SPEC, optimizer=name)
+        return troubles(spec, launch_of(spec, Fake(evidence=evidence)))
+
+    @pytest.mark.parametrize(
+        ("name", "seen"),
+        [
+            ("paged_adamw_8bit", {"optimizer": "AdamW", "optimizer_bits": "8bit", "optimizer_paged": True}),
+            ("adamw_bnb_8bit", {"optimizer": "AdamW8bit"}),
+            ("adamw_torch_4bit", {"optimizer": "AdamW4bit", "optimizer_bits": ""}),
+            ("ademamix", {"optimizer": "AdEMAMix", "optimizer_bits": "32bit"}),
+            ("lion_32bit", {"optimizer": "Lion", "optimizer_bits": "32bit"}),
+            ("rmsprop_bnb", {"optimizer": "RMSprop", "optimizer_bits": "32bit"}),
+            ("grokadamw", {"optimizer": "GrokAdamW", "optimizer_bits": ""}),
+            ("schedule_free_sgd", {"optimizer": "SGDScheduleFree", "optimizer_bits": ""}),
+            ("stable_adamw", {"optimizer": "StableAdamW", "optimizer_bits": ""}),
+            ("adamw_8bit", {"optimizer": "AdamW"}),  # of an old record, which has no bits
+        ],
+    )
+    def test_the_one_that_was_asked_for(self, name: str, seen: dict[str, Any]) -> None:
+        assert self.lines(name, **seen) == ()
+
+    @pytest.mark.parametrize(
+        ("name", "seen", "said"),
+        [
+            ("paged_adamw_8bit", {"optimizer": "SGD"}, "the run had SGD"),
+            ("schedule_free_adamw", {"optimizer": "AdamW"}, "the run had AdamW"),
+            ("ademamix", {"optimizer": "AdamW"}, "the run had AdamW"),
+            ("adamw_8bit", {"optimizer": "AdamW", "optimizer_bits": ""}, "the run had AdamW without 8bit states"),
+            ("lion_8bit", {"optimizer": "Lion", "optimizer_bits": "32bit"}, "the run had Lion without 8bit states"),
+            ("rmsprop_bnb", {"optimizer": "RMSprop", "optimizer_bits": ""}, "the run had RMSprop without 32bit states"),
+            (
+                "paged_lion_8bit",
+                {"optimizer": "Lion", "optimizer_bits": "8bit", "optimizer_paged": False},
+                "the run had Lion without paging",
+            ),
+        ],
+    )
+    def test_another_one(self, name: str, seen: dict[str, Any], said: str) -> None:
+        assert self.lines(name, **seen) == (f"asked for optimizer {name}, {said}",)
+
+    @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if "sgd" not in name])
+    def test_plain_sgd_is_none_of_the_others(self, name: str) -> None:
+        parts = optimizer_class(name)
+        assert parts
+        assert not all(part in "sgd" for part in parts)
+
+
+class TestAttentionKernels:
+    @staticmethod
+    def lines(device_type: str, kernel: str) -> tuple[str, ...]:
+        seen = {"device_type": device_type, "attention_kernel": kernel}
+        return troubles(SPEC, launch_of(SPEC, Fake(evidence=seen)))
+
+    @pytest.mark.parametrize("kernel", ["", "aten._scaled_dot_product_attention_math.default"])
+    def test_sdpas_fallback_is_trouble_on_a_gpu_alone(self, kernel: str) -> None:
+        (line,) = self.lines("cuda", kernel)
+        assert line.startswith("asked for attention sdpa, PyTorch fell back to its math kernel: ")
+        assert "can_use_flash_attention" in line
+        assert self.lines("cpu", kernel) == ()
+
+    @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+    def test_fused_ones_are_what_was_asked_for(self, kind: str) -> None:
+        assert self.lines("cuda", f"aten._scaled_dot_product_{kind}_attention.default") == ()
+
+
+def test_ranks_that_disagree_are_named() -> None:
+    others = {"liger_modules": {"1": 0}, "attention": {"1": "eager"}}
+    assert troubles(LIGER, launch_of(LIGER, Fake(evidence={"liger_modules": 6, "other_ranks": others}))) == (
+        "liger_modules: rank 1 has 0, rank 0 has 6",
+        "attention: rank 1 has eager, rank 0 has sdpa",
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,14 +198,14 @@ class TestArithmetic:
         lines = troubles(SPEC, replace(launch_of(SPEC), digest="0" * 16))
         assert lines == (f"the record is of other settings (digest {'0' * 16}, the spec's is {SPEC.digest})",)
 
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -0.1])
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -0.1, 1e-320, 1e308])
     @pytest.mark.parametrize("rank", [0, 1])
     def test_a_step_time_of_any_rank(self, bad: float, rank: int) -> None:
         launch = launch_of(SPEC)
         ranks = list(launch.ranks)
         ranks[rank] = replace(ranks[rank], step_seconds=(*ranks[rank].step_seconds[:-1], bad))
         assert troubles(SPEC, replace(launch, ranks=tuple(ranks))) == (
-            f"a step time is not a positive number on rank {rank}",
+            f"a step time of {bad:g} s is none on rank {rank}, expected 1e-09 to 1e+09 s",
         )
 
     @pytest.mark.parametrize("name", ["peak_reserved_bytes", "peak_allocated_bytes"])
@@ -157,7 +233,7 @@ class TestArithmetic:
     def test_one_rank_needs_no_number(self) -> None:
         single = replace(SPEC, gpus=1)
         assert troubles(single, launch_of(single, Fake(step_seconds=math.nan))) == (
-            "a step time is not a positive number",
+            "a step time of nan s is none, expected 1e-09 to 1e+09 s",
         )
 
 

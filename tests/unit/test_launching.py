@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 from filelock import FileLock
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch import leases, machine, process
+from pytest_llmperf.launch import health, leases, machine, process
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, worker_environment
 from pytest_llmperf.launch.machine import Gpu, Machine, select
 from pytest_llmperf.measurement import Failure, Launch, Progress
@@ -87,6 +88,57 @@ class TestMachine:
     def test_no_nvml_package_means_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", None)
         assert machine.find_machine().gpus == ()
+
+
+class FakeNvml:
+    """Counters of memory errors, as NVML tells them: one reading after the other, the last one for the rest."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, uncorrected: list[int | None], rows: list[tuple[int, int, int, int] | None]) -> None:
+        self._readings: dict[str, list[Any]] = {
+            "nvmlDeviceGetTotalEccErrors": uncorrected,
+            "nvmlDeviceGetRemappedRows": rows,
+        }
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        readings = self._readings.get(name)
+        if readings is None:
+            return lambda *_: [] if name.endswith("Processes") else 0
+
+        def read(*_: Any) -> Any:
+            value = readings.pop(0) if len(readings) > 1 else readings[0]
+            if value is None:
+                raise self.NVMLError(name)
+            return value
+
+        return read
+
+
+class TestMemoryErrors:
+    NONE, SOME = (9, 0, 0, 0), (9, 2, 1, 0)  # corrected ones are no trouble
+
+    @pytest.mark.parametrize(
+        ("uncorrected", "rows", "new"),
+        [
+            ([3, 3], [SOME, SOME], 0),
+            ([3, 5], [NONE, SOME], 5),
+            ([None, 7], [NONE, NONE], 0),
+            ([7, None], [NONE, NONE], 0),
+            ([7, 0], [NONE, NONE], 0),
+            ([0, 0], [None, SOME], 0),
+            ([0, 1], [SOME, None], 1),
+        ],
+    )
+    def test_only_what_both_readings_tell_is_new(
+        self, monkeypatch: pytest.MonkeyPatch, uncorrected: list[int | None], rows: list[Any], new: int
+    ) -> None:
+        nvml = FakeNvml(list(uncorrected), list(rows))
+        monkeypatch.setattr(health, "nvml_session", lambda: nullcontext(nvml))
+        monkeypatch.setattr(health, "foreign_processes", lambda _: ())
+        with health.HealthWatch(GPUS[:1], list) as watch:
+            assert watch.health().memory_errors == new
 
 
 class TestLeases:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,18 @@ def test_what_was_not_active_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     launch = LocalLauncher().launch(request, lambda _: None)
     assert isinstance(launch, Launch), launch
     assert said in troubles(SPEC, launch)
+
+
+def test_a_rank_that_did_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMPERF_INJECT", "attention=eager rank=1")
+    spec = replace(SPEC, gpus=2)
+    launch = LocalLauncher().launch(
+        LaunchRequest(spec=spec, folder=tmp_path / "run", gpus=(), timeout_seconds=240), lambda _: None
+    )
+    assert isinstance(launch, Launch), launch
+    lines = troubles(spec, launch)
+    assert "attention: rank 1 has eager, rank 0 has sdpa" in lines
+    assert all(line.startswith("attention") for line in lines), lines
 
 
 class TestThroughPytest:
@@ -153,6 +166,37 @@ class TestStopping:
         assert stopping.looks(16, 16) == []
         assert stopping.looks(20, 12) == []
         assert len(stopping.looks(16, 10_000)) < 80
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("slow=nan", "slow=nan must be a share of the step time, e.g. slow=0.03 for 3 %"),
+        ("slow=inf", "slow=inf must be a share of the step time"),
+        ("slow=-1", "slow=-1 must be a share of the step time"),
+        ("hold=-1", "hold=-1 must be a number of bytes"),
+        ("slow=0.1 rank=2", "rank=2 must be one of this launch's ranks, 0 to 1"),
+        ("slow=0.1 rank=-1", "rank=-1 must be one of this launch's ranks, 0 to 1"),
+    ],
+)
+def test_an_injection_that_cannot_be(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    monkeypatch.setenv("LLMPERF_INJECT", text)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="must be") as error:
+        Injection.from_environment()
+    assert str(error.value).startswith(f"LLMPERF_INJECT='{text}': {said}")
+
+
+def test_a_setting_is_up_to_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMPERF_INJECT", "attention=eager rank=1")
+    injection = Injection.from_environment()
+    assert [injection.mutated(SPEC, rank).attention for rank in (0, 1)] == ["sdpa", "eager"]
+
+
+def test_a_setting_that_is_none_is_refused_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMPERF_INJECT", "atention=eager")
+    with pytest.raises(ValueError, match=r"LLMPERF_INJECT='atention=eager': .*did you mean 'attention'"):
+        Injection.from_environment().mutated(SPEC, 0)
 
 
 @pytest.mark.parametrize("text", ["slow", "slow=much", "hold=1.5", "rank=x"])

@@ -60,6 +60,8 @@ def test_two_ranks_leave_a_record_in_which_everything_adds_up(tmp_path: Path) ->
     record = launch(spec, tmp_path / "run folder", seen.append)
     assert isinstance(record, Launch), record
     assert troubles(spec, record) == ()
+    assert "other_ranks" not in record.evidence
+    assert record.canary.keys() == {"matmul_flops", "copy_bytes_per_second", "all_reduce_bytes_per_second"}
     assert (record.digest, record.spec_id) == (spec.digest, spec.id)
     assert [rank.rank for rank in record.ranks] == [0, 1]
     assert record.tokens_per_step == 2 * 2 * 2 * 32

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_llmperf import models
+from pytest_llmperf.judge.validity import optimizer_class
 from pytest_llmperf.spec import ATTENTIONS, OPTIMIZERS, TrainSpec
 
 torch = pytest.importorskip("torch")
@@ -14,7 +16,7 @@ torch = pytest.importorskip("torch")
 from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - they need torch
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.worker import evidence, probe  # noqa: E402
+from pytest_llmperf.worker import canary, evidence, probe  # noqa: E402
 from pytest_llmperf.worker.build import build_model  # noqa: E402
 from pytest_llmperf.worker.data import RandomTokens  # noqa: E402
 
@@ -30,6 +32,39 @@ def test_parameters_are_the_published_number(name: str, parameters: int) -> None
 
 def test_optimizers_are_those_of_transformers() -> None:
     assert {name.value for name in OptimizerNames} <= set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", [name.value for name in OptimizerNames])
+def test_every_optimizer_has_a_class_that_is_not_sgds(name: str) -> None:
+    parts = optimizer_class(name)
+    assert parts
+    assert all(part in "sgd" for part in parts) == (name == "sgd")
+
+
+def test_how_an_optimizer_keeps_its_states() -> None:
+    # As bitsandbytes' classes have it.
+    quantized = SimpleNamespace(args=SimpleNamespace(optim_bits=8), is_paged=True)
+    assert evidence._optimizer_states(quantized) == {"optimizer_bits": "8bit", "optimizer_paged": True}
+    plain = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    assert evidence._optimizer_states(plain) == {"optimizer_bits": "", "optimizer_paged": False}
+
+
+def test_evidence_of_all_ranks() -> None:
+    seen = {"liger_modules": 6, "attention_kernel": "a", "compiled_graphs": 2, "graph_breaks": 0}
+    assert evidence.merged([seen, dict(seen)]) == seen
+    # What one rank could not see is no disagreement, and of counts the worst is kept.
+    odd = {"liger_modules": 0, "attention_kernel": "unknown", "compiled_graphs": 0, "graph_breaks": 3}
+    assert evidence.merged([seen, seen, odd]) == {
+        **seen,
+        "compiled_graphs": 0,
+        "graph_breaks": 3,
+        "other_ranks": {"liger_modules": {"2": 0}},
+    }
+
+
+def test_the_canary_is_the_slowest_ranks() -> None:
+    rates = [{"matmul_flops": 5.0, "copy_bytes_per_second": 1.0}, {"matmul_flops": 4.0, "copy_bytes_per_second": 2.0}]
+    assert canary.slowest(rates) == {"matmul_flops": 4.0, "copy_bytes_per_second": 1.0}
 
 
 @pytest.mark.parametrize("attention", [name for name in ATTENTIONS if name != "flash_attention_2"])
