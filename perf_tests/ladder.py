@@ -1,8 +1,7 @@
-"""The ladder of chapter 15 as data: each rung is one optimisation step of tables 15.1 to 15.9, for both models.
+"""The ladder of chapter 15 as cases: each rung of ``pytest_llmperf.insight.chapter15``, and how it is measured.
 
-Published figures are of MareNostrum 5 ACC (H100 64 GB, PyTorch container 24.07): the chapter's tables for Llama 3.2 1B,
-the slides of lab 10 for OPT 1.3B. They are shown beside ours and gate nothing: that container lets fp32 matrix
-products use TF32, which is why its fp32 rungs are faster than true fp32 on the same chip.
+The published figures gate nothing: that container lets fp32 matrix products use TF32, which is why its fp32 rungs are
+faster than true fp32 on the same chip.
 """
 
 from __future__ import annotations
@@ -11,14 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.spec import PRECISIONS
+from pytest_llmperf.insight import chapter15
+from pytest_llmperf.insight.ladder import Rung as Step
+from pytest_llmperf.result import GIB, Reference
 
-CHAPTER = "chapter 15, MareNostrum 5 (H100 64 GB)"
-LAB = "lab 10, MareNostrum 5 (H100 64 GB)"
 CARD_GIB = 64
-
-# True fp32 takes a second a step and is steady to 0.1 %: fewer steps say as much.
-_SLOW = {"steps": 20, "min_steps": 12}
 
 
 @dataclass(frozen=True)
@@ -45,60 +41,32 @@ def on_cpu(spec: TrainSpec) -> TrainSpec:
     return replace(spec, model=tiny, sequence_length=64, steps=12, min_steps=12)
 
 
-def _spec(model: str, precision: str, attention: str, micro_batch_size: int, **more: Any) -> TrainSpec:
-    model_precision, mixed_precision, tf32 = PRECISIONS[precision]
-    return TrainSpec(
-        model=model,
-        model_precision=model_precision,
-        mixed_precision=mixed_precision,
-        tf32=tf32,
-        attention=attention,
-        micro_batch_size=micro_batch_size,
-        **more,
+def _case(rung: Step) -> Rung:
+    # Liger has no kernels for OPT: asked for, as the chapter does, and declared to change nothing.
+    is_inactive = rung.spec.liger and rung.spec.architecture.model_type == "opt"
+    return Rung(
+        rung.number,
+        _measured(rung.spec),
+        published=_marker(rung.reference),
+        oom_on_the_card=rung.ran_out_of_memory,
+        inactive=("liger",) if is_inactive else (),
     )
 
 
-def _llama(precision: str, attention: str, micro_batch_size: int, **more: Any) -> TrainSpec:
-    return _spec("llama-3.2-1b", precision, attention, micro_batch_size, **more)
+def _measured(spec: TrainSpec) -> TrainSpec:
+    # True fp32 takes a second a step and is steady to 0.1 %: fewer steps say as much.
+    return replace(spec, steps=20, min_steps=12) if spec.precision == "fp32" else spec
 
 
-def _opt(precision: str, attention: str, micro_batch_size: int, **more: Any) -> TrainSpec:
-    return _spec("opt-1.3b", precision, attention, micro_batch_size, **more)
-
-
-def _published(source: str, tokens_per_second_per_gpu: float | None, peak_reserved_gib: float | None) -> dict[str, Any]:
+def _marker(reference: Reference | None) -> dict[str, Any] | None:
+    if reference is None:
+        return None
+    num_bytes = reference.peak_reserved_bytes
     return {
-        "source": source,
-        "tokens_per_second_per_gpu": tokens_per_second_per_gpu,
-        "peak_reserved_gib": peak_reserved_gib,
+        "source": reference.source,
+        "tokens_per_second_per_gpu": reference.tokens_per_second_per_gpu,
+        "peak_reserved_gib": None if num_bytes is None else num_bytes / GIB,
     }
 
 
-LLAMA = [
-    Rung("15.1", _llama("fp32", "eager", 6, **_SLOW), _published(CHAPTER, 10485, 61.89)),
-    Rung("15.2", _llama("fp32", "eager", 7, **_SLOW), _published(CHAPTER, None, None), oom_on_the_card=True),
-    Rung("15.3", _llama("bf16-mixed", "eager", 5), _published(CHAPTER, 11489, 58.27)),
-    Rung("15.4", _llama("bf16", "eager", 5), _published(CHAPTER, 13520, 47.66)),
-    Rung("15.5", _llama("bf16", "eager", 7), _published(CHAPTER, 14315, 61.32)),
-    Rung("15.5", _llama("bf16", "eager", 8), _published(CHAPTER, None, None), oom_on_the_card=True),
-    Rung("15.6", _llama("bf16", "sdpa", 7), _published(CHAPTER, 24446, 39.27)),
-    Rung("15.7", _llama("bf16", "sdpa", 14), _published(CHAPTER, 27669, 60.89)),
-    Rung("15.8", _llama("bf16", "sdpa", 14, liger=True), _published(CHAPTER, 36479, 32.46)),
-    Rung("15.9", _llama("bf16", "sdpa", 37, liger=True), _published(CHAPTER, 48081, 62.33)),
-]
-
-# The slides publish OPT's first rung and its best one; the steps between are the chapter's, with batches of ours.
-OPT = [
-    Rung("15.1", _opt("fp32", "eager", 4, **_SLOW), _published(LAB, 7601.89, 57.6)),
-    Rung("15.2", _opt("fp32", "eager", 5, **_SLOW)),
-    Rung("15.3", _opt("bf16-mixed", "eager", 4)),
-    Rung("15.4", _opt("bf16", "eager", 4)),
-    Rung("15.5", _opt("bf16", "eager", 6)),
-    Rung("15.6", _opt("bf16", "sdpa", 6)),
-    Rung("15.7", _opt("bf16", "sdpa", 16), _published(LAB, 33544.73, 59.11)),
-    # Liger has no kernels for OPT: asked for, as the chapter does, and declared to change nothing.
-    Rung("15.8", _opt("bf16", "sdpa", 16, liger=True), inactive=("liger",)),
-    Rung("15.9", _opt("bf16", "sdpa", 32, liger=True), inactive=("liger",)),
-]
-
-LADDER = LLAMA + OPT
+LADDER = [_case(rung) for rungs in chapter15.LADDERS for rung in rungs]

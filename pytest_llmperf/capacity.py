@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 # No card of today holds a batch near this; a search that passes it has been told of no limit.
 LARGEST = 2**20
@@ -22,6 +23,10 @@ class Search:
     peaks: dict[int, int] = field(default_factory=dict)
     """Peak bytes of each size that fitted."""
     too_large: set[int] = field(default_factory=set)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Where it begins; what it found is told size by size."""
+        return {"guess": self.guess, "limit_bytes": self.limit_bytes}
 
     @property
     def fits(self) -> int:

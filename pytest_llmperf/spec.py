@@ -6,8 +6,9 @@ import difflib
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,16 @@ class TrainSpec:
         work["model"] = self.architecture.fingerprint
         work["weights"] = self.weights is not None
         return hashlib.sha256(json.dumps(work, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+
+    @property
+    def capacity_id(self) -> str:
+        """For people: every setting that is on but the micro-batch size, of which the largest is sought."""
+        return re.sub(r"-mbs\d+-", "-maxmbs-", self.id, count=1)
+
+    @property
+    def capacity_digest(self) -> str:
+        """Identity of the search for the largest micro-batch, whatever size it begins at."""
+        return hashlib.sha256(f"capacity {replace(self, micro_batch_size=1).digest}".encode()).hexdigest()[:16]
 
     @property
     def compute_precision(self) -> str:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from pytest_llmperf.cli import ladder
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
-from pytest_llmperf.cli.pages import Screen, history_page, list_page, show_page
-from pytest_llmperf.cli.plan import document, page, predict, specs_of
+from pytest_llmperf.cli.pages import Screen, history_page, list_page, show_page, table
+from pytest_llmperf.cli.plan import Prediction, columns, document, page, predictions, record
 from pytest_llmperf.cli.shelf import CaseError, Shelf, find
-from pytest_llmperf.judge.baseline import BaselineError
+from pytest_llmperf.cli.specs import Named, all_stored, named
+from pytest_llmperf.insight.chapter15 import STEPS
+from pytest_llmperf.insight.ladder import Extent
+from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.report.tables import FORMATS, comma_separated, markdown
 from pytest_llmperf.report.text import fold, glyphs_of, one_line
 
 _INTERRUPTED = 130  # 128 and SIGINT, as shells say it
@@ -24,9 +30,11 @@ _INTERRUPTED = 130  # 128 and SIGINT, as shells say it
 
 @dataclass(frozen=True)
 class _Answer:
-    lines: Sequence[str]
+    lines: Iterable[str]
     troubles: Sequence[str] = ()
-    """For standard error, a line each; one is enough for exit code 1."""
+    """For standard error, a line each; one is enough for exit code 1. Lines that take their time may add to it."""
+    for_programs: bool = False
+    """Whether its lines are a format that no terminal's width may break."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,9 +69,11 @@ def _run(argv: Sequence[str] | None) -> int:
     except (BaselineError, CaseError) as error:
         answer = _Answer([], str(error).splitlines())
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there is no standard output after >&-
+    width = None if answer.for_programs else screen.width
     for line in answer.lines:
-        for part in fold(line, screen.width, indent="    ") or [""]:
-            print(part.encode(encoding, "backslashreplace").decode(encoding))
+        for part in fold(line, width, indent="    ") or [""]:
+            # At once: a prediction takes seconds, and whoever reads may have seen enough.
+            print(part.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     for line in answer.troubles:
         print(f"llmperf: {one_line(line)}", file=sys.stderr)
     return 1 if answer.troubles else 0
@@ -102,12 +112,74 @@ def _diff(arguments: argparse.Namespace, screen: Screen) -> _Answer:
     return usage("expected two cases, or --against DIR and at most one case")
 
 
-def _plan(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
-    lines: list[str] = []
-    for spec in specs_of(arguments.specs, arguments.perf_baselines):
-        predicted = predict(spec)
-        lines += [json.dumps(document(spec, predicted))] if arguments.json else page(spec, predicted)
-    return _Answer(lines)
+def _plan(arguments: argparse.Namespace, screen: Screen) -> _Answer:
+    root, machine = arguments.perf_baselines, arguments.machine
+    usage: Callable[[str], NoReturn] = arguments.usage
+    if arguments.stored == bool(arguments.specs):
+        usage("expected specs, or --stored and none")
+    cases, troubles = named(arguments.specs, root, machine), list[str]()
+    if arguments.stored:
+        cases, troubles = all_stored(Shelf.read(root, machine))
+    found = _predicted(cases, troubles)
+    if arguments.json:
+        return _Answer((json.dumps(document(one)) for one in found), troubles, for_programs=True)
+    if arguments.format is None:
+        return _Answer((line for one in found for line in page(one)), troubles)
+    rows = list(found)
+    match arguments.format:
+        case "csv":
+            return _Answer(comma_separated([record(one) for one in rows]), troubles, for_programs=True)
+        case "markdown":
+            return _Answer(markdown(columns(rows)), troubles, for_programs=True)
+    return _Answer(table(columns(rows), screen), troubles)
+
+
+def _predicted(cases: Sequence[Named], troubles: list[str]) -> Iterator[Prediction]:
+    for one in predictions(cases):
+        if isinstance(one, CaseError):
+            troubles.append(str(one))
+        else:
+            yield one
+
+
+def _report(arguments: argparse.Namespace, screen: Screen) -> _Answer:
+    extent = _extent(arguments)
+    shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
+    troubles = list(shelf.broken.values())
+    try:
+        machine, found = ladder.ladders(shelf)
+    except CaseError as error:
+        return _Answer([], [*troubles, str(error)])
+    match arguments.format:
+        case "csv":
+            return _Answer(ladder.csv_page(machine, found, extent), troubles, for_programs=True)
+        case "markdown":
+            return _Answer(ladder.markdown_page(machine, found, extent), troubles, for_programs=True)
+    return _Answer(ladder.text_page(machine, found, extent, screen), troubles)
+
+
+def _extent(arguments: argparse.Namespace) -> Extent | None:
+    samples, steps, hours = arguments.samples, arguments.steps, arguments.hours
+    if samples is not None:
+        return Extent(samples, STEPS if steps is None else steps, hours)
+    usage: Callable[[str], NoReturn] = arguments.usage
+    return None if steps is None and hours is None else usage("--steps and --hours need --samples: epochs of what?")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
+
+
+def _duration(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
+    return value
 
 
 def _against(a: Shelf, b: Shelf, screen: Screen) -> _Answer:
@@ -140,11 +212,24 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("case", metavar="CASE", help=case_help)
         one.set_defaults(answer=answer)
 
-    plan = rooms.add_parser("plan", help="the memory that specs will need, predicted without a GPU")
-    plan.add_argument("specs", metavar="SPEC", nargs="+", help="ids of stored cases, or one spec in key=value pairs")
-    plan.add_argument("--json", action="store_true", help="one JSON document a line")
-    plan.add_argument("--perf-baselines", metavar="DIR", type=Path, default=Path("baselines"))
-    plan.set_defaults(answer=_plan)
+    text = "the memory that specs will need, predicted without a GPU"
+    plan = rooms.add_parser("plan", parents=[where], help=text, description=text)
+    plan.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
+    plan.add_argument("--stored", action="store_true", help="every stored case")
+    how = plan.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="one JSON document a line")
+    how.add_argument("--format", choices=FORMATS, help="a table, predicted beside measured; left out: a page for each")
+    plan.set_defaults(answer=_plan, usage=plan.error)
+
+    text = "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung"
+    report = rooms.add_parser("report", parents=[where], help=text, description=text)
+    report.add_argument("--tables", action="store_true", required=True, help="tables 15.1 to 15.9")
+    report.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
+    report.add_argument("--samples", metavar="N", type=_count, help="also the epochs that a training over N covers")
+    extent = report.add_mutually_exclusive_group()
+    extent.add_argument("--steps", metavar="N", type=_count, help=f"of that training, default: {STEPS}")
+    extent.add_argument("--hours", metavar="H", type=_duration, help="instead of --steps")
+    report.set_defaults(answer=_report, usage=report.error)
 
     one = commands.add_parser("diff", parents=[where], help="two baselines side by side, or all of two folders")
     one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")

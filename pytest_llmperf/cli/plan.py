@@ -2,68 +2,65 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.shelf import CaseError, find
+from pytest_llmperf.cli.shelf import CaseError
+from pytest_llmperf.cli.specs import Named
 from pytest_llmperf.insight import memory
 from pytest_llmperf.insight.memory import MemoryPlan
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.report import formats
+from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.text import one_line
 from pytest_llmperf.spec import TrainSpec
 
 _SECONDS = 300
-# A traceback's last word, which may be followed by advice.
+# A prediction takes one core and 1 GB.
+_AT_ONCE = 4
+# Where the process ended before it could say what is wrong: a traceback's last word, which advice may follow.
 _ERROR = re.compile(r"^[\w.]+(?:Error|Exception): (.*)$", re.MULTILINE)
+# A list of all that transformers knows is no answer.
+_LONGEST_ERROR = 300
 _PACKAGE_PARENT = Path(__file__).parents[2]
 
 
-def specs_of(words: Sequence[str], baselines: Path) -> list[TrainSpec]:
-    """The specs that ``words`` name: ids of stored cases, or one spec in ``key=value`` pairs.
+@dataclass(frozen=True)
+class Prediction:
+    """A spec's predicted memory, and the newest launch that is stored of it, if it is one on a GPU."""
 
-    Raises:
-        CaseError: neither, or a spec that cannot be; one line.
-    """
-    pairs = [word for word in words if "=" in word]
-    named = [_stored(word, baselines) for word in words if "=" not in word]
-    if not pairs:
-        return named
+    spec: TrainSpec
+    plan: MemoryPlan
+    machine: str = ""
+    launch: Launch | None = None
+
+
+def predictions(cases: Sequence[Named]) -> Iterator[Prediction | CaseError]:
+    """The prediction for each case, or why there is none, in their order and each as soon as it is known."""
+    pool = ThreadPoolExecutor(max(1, min(_AT_ONCE, len(os.sched_getaffinity(0)))))
     try:
-        return [*named, TrainSpec.from_dict(dict(_pair(word) for word in pairs))]
-    except ValueError as error:
-        raise CaseError(str(error)) from error
+        yield from pool.map(_prediction, cases)
+    finally:
+        pool.shutdown(cancel_futures=True)  # whoever stops waits for no prediction that has not begun
 
 
-def _stored(word: str, baselines: Path) -> TrainSpec:
+def _prediction(case: Named) -> Prediction | CaseError:
     try:
-        return TrainSpec.from_dict(find(word, baselines, None).baseline.spec)
-    except ValueError as error:
-        raise CaseError(f"{word}: its stored settings are none of today's ({error})") from error
-
-
-def _pair(word: str) -> tuple[str, Any]:
-    name, _, text = word.partition("=")
-    kinds = {f.name: str(f.type) for f in fields(TrainSpec)}
-    kind = kinds.get(name, "str")  # an unknown name is TrainSpec's to refuse
-    try:
-        if kind == "bool":
-            return name, {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        if kind == "int":
-            return name, int(text)
-        if kind.startswith("float"):
-            return name, float(text)
-    except (KeyError, ValueError):
-        nearest = difflib.get_close_matches(text.lower(), ["true", "false"], n=1)
-        hint = f", did you mean {nearest[0]}?" if nearest else ""
-        raise CaseError(f"{word}: {text!r} is no {kind}{hint}") from None
-    return name, text
+        plan = predict(case.spec)
+    except CaseError as error:
+        return error
+    if case.stored is None:
+        return Prediction(case.spec, plan)
+    baseline = case.stored.baseline
+    return Prediction(case.spec, plan, baseline.machine, memory.newest_on_a_gpu(baseline.launches))
 
 
 def predict(spec: TrainSpec) -> MemoryPlan:
@@ -86,41 +83,107 @@ def predict(spec: TrainSpec) -> MemoryPlan:
             timeout=_SECONDS,
             check=False,
         )
-        if done.returncode == 0:
-            return MemoryPlan(json.loads(done.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
         raise CaseError(f"{spec.id}: no prediction after {_SECONDS} s") from None
-    errors = _ERROR.findall(done.stderr) or ["it said nothing"]
-    raise CaseError(f"{spec.id}: its memory cannot be predicted: {errors[-1]}")
+    parts, error = _answer(done)
+    if parts is None:
+        raise CaseError(f"{spec.id}: its memory cannot be predicted: {_shortened(error)}")
+    return MemoryPlan(parts)
 
 
-def page(spec: TrainSpec, plan: MemoryPlan) -> list[str]:
-    """What is predicted, part by part, and the chapter's formulas beside it."""
-    lines = [spec.id, f"  peak allocated  {formats.memory(plan.peak_allocated_bytes, 2):>10}  of each rank's GPU"]
+def _answer(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, int] | None, str]:
+    """The parts, or what went wrong."""
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+        return answer.get("parts"), str(answer.get("error", ""))
+    except (AttributeError, LookupError, ValueError):
+        said = _ERROR.findall(done.stderr) or [f"it ended with exit code {done.returncode} and said nothing"]
+        return None, said[-1]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}..."
+
+
+def page(prediction: Prediction) -> list[str]:
+    """What is predicted, part by part, what was measured, and the chapter's formulas beside it."""
+    spec, plan = prediction.spec, prediction.plan
+    lines = [spec.id, _fact("peak allocated", plan.peak_allocated_bytes, "of each rank's GPU")]
     lines += [
         f"    {name:12}  {formats.memory(plan.parts[name], 2):>10}  {text}"
         for name, text in memory.PARTS.items()
         if plan.parts.get(name)
     ]
+    if prediction.launch is not None:
+        text = f"{_where(prediction)}; the prediction's error: {_error(prediction)}"
+        lines.append(_fact("measured", prediction.launch.peak_allocated_bytes, text))
+    elif prediction.machine:
+        lines.append(_fact("measured", None, f"on {one_line(prediction.machine)} is no GPU's memory"))
+    lines += [f"  note: {line}" for line in memory.caveats(spec)]
+    return [*lines, *_chapter(spec)]
+
+
+def _fact(name: str, num_bytes: int | None, text: str) -> str:
+    return f"  {name:14}  {formats.memory(num_bytes, 2):>10}  {text}"
+
+
+def _where(prediction: Prediction) -> str:
+    started = prediction.launch.started_at[:10] if prediction.launch else ""
+    return one_line(f"on {prediction.machine}, {started}")
+
+
+def _error(prediction: Prediction) -> str:
+    if prediction.launch is None:
+        return formats.ABSENT
+    text = f"{prediction.plan.error(prediction.launch) * 100:+.2f} %"
+    return "0.00 %" if text in ("+0.00 %", "-0.00 %") else text  # neither sign is true of what rounds to nothing
+
+
+def _chapter(spec: TrainSpec) -> list[str]:
     geometry = spec.architecture.geometry
-    if geometry is not None:
-        num_parameters = memory.chapter_parameters(geometry)
-        states = formats.memory(memory.chapter_model_bytes(num_parameters), 2)
-        activations = formats.memory(memory.chapter_activation_bytes(geometry, spec), 2)
-        lines += [
-            "  the chapter's formulas, for comparison",
-            f"    parameters    {num_parameters / 1e9:>9.3f}B  N = h·v + L·(12h² + 13h) + 2h",
-            f"    model states  {states:>10}  16 bytes a parameter",
-            f"    activations   {activations:>10}  s·b·h·L·(34 + 5·a·s/h)",
-        ]
-    return lines
+    if geometry is None:
+        return []
+    num_parameters = memory.chapter_parameters(geometry)
+    states = formats.memory(memory.chapter_model_bytes(num_parameters), 2)
+    activations = formats.memory(memory.chapter_activation_bytes(geometry, spec), 2)
+    return [
+        "  the chapter's formulas, for comparison",
+        f"    parameters    {num_parameters / 1e9:>9.3f}B  N = h*v + L*(12*h^2 + 13*h) + 2*h",
+        f"    model states  {states:>10}  16 bytes a parameter",
+        f"    activations   {activations:>10}  s*b*h*L*(34 + 5*a*s/h)",
+    ]
 
 
-def document(spec: TrainSpec, plan: MemoryPlan) -> dict[str, Any]:
+def document(prediction: Prediction) -> dict[str, Any]:
     """The same for programs."""
+    spec, plan, launch = prediction.spec, prediction.plan, prediction.launch
     return {
         "id": spec.id,
         "digest": spec.digest,
         "peak_allocated_bytes": plan.peak_allocated_bytes,
         "parts": dict(plan.parts),
+        "notes": memory.caveats(spec),
+        "machine": prediction.machine or None,
+        "measured_peak_allocated_bytes": launch.peak_allocated_bytes if launch else None,
+        "error": plan.error(launch) if launch else None,
     }
+
+
+def record(prediction: Prediction) -> dict[str, Any]:
+    """The same as one row: its parts have columns of their own."""
+    values = document(prediction)
+    parts, _ = values.pop("parts"), values.pop("notes")
+    return {**values, **{f"{name}_bytes": parts.get(name, 0) for name in memory.PARTS}}
+
+
+def columns(found: Iterable[Prediction]) -> list[Column]:
+    """A line for each: predicted beside measured."""
+    rows = list(found)
+    launches = [row.launch for row in rows]
+    return [
+        Column("case", [row.spec.id for row in rows], right=False),
+        Column("predicted", [formats.memory(row.plan.peak_allocated_bytes, 2) for row in rows]),
+        Column("measured", [formats.memory(launch.peak_allocated_bytes if launch else None, 2) for launch in launches]),
+        Column("error", [_error(row) for row in rows]),
+        Column("measured on", [one_line(row.machine) if row.launch else formats.ABSENT for row in rows], right=False),
+    ]

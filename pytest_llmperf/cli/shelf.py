@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_llmperf.judge.baseline import Baseline, BaselineError
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.verdict import METRICS
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.models import Geometry
 from pytest_llmperf.spec import TrainSpec
 
@@ -30,9 +31,40 @@ class MemoryPlan:
     def peak_allocated_bytes(self) -> int:
         return sum(self.parts.values())
 
+    def error(self, launch: Launch) -> float:
+        """Of the prediction, as a fraction of what ``launch`` took at most on its worst rank."""
+        return self.peak_allocated_bytes / launch.peak_allocated_bytes - 1
+
+
+#: Whose predictions are held against measured ones.
+_PROVEN = frozenset({"llama", "opt"})
+
+_FUSED = "is counted as any fused attention: its inputs, its output and a number a row"
+
+
+def caveats(spec: TrainSpec) -> list[str]:
+    """What is not modelled of ``spec``, or not proven, a line each."""
+    found = {
+        "torch_compile is not modelled: this is without it, and compiled kernels usually keep less": spec.torch_compile,
+        f"flash_attention_2 {_FUSED}": spec.attention == "flash_attention_2",
+        f"flex_attention {_FUSED}, without its mask of blocks": spec.attention == "flex_attention",
+        "fp16 is counted as bf16, without the scaler of its loss": "fp16"
+        in (spec.model_precision, spec.mixed_precision),
+        "of several GPUs only DDP's buckets are counted: NCCL takes more, outside the allocator": spec.gpus > 1,
+        f"{spec.architecture.model_type} is not among the families that are held against measurements: "
+        f"{', '.join(sorted(_PROVEN))}": spec.architecture.model_type not in _PROVEN,
+    }
+    return [line for line, holds in found.items() if holds]
+
+
+def newest_on_a_gpu(launches: Sequence[Launch]) -> Launch | None:
+    """The launch that a prediction can be held against: on the CPU no allocator counts."""
+    on_a_gpu = [launch for launch in launches if launch.evidence.get("device_type") == "cuda"]
+    return max(on_a_gpu, key=lambda launch: launch.started_at, default=None)
+
 
 def chapter_parameters(geometry: Geometry) -> int:
-    """N = h·v + L·(12h² + 13h) + 2h: the seeds' formula, of a GPT with a plain feed-forward block of 4h."""
+    """N = h*v + L*(12*h^2 + 13*h) + 2*h: the seeds' formula, of a GPT with a plain feed-forward block of 4h."""
     h, layers = geometry.hidden_size, geometry.num_layers
     return h * geometry.vocabulary_size + layers * (12 * h * h + 13 * h) + 2 * h
 
@@ -43,7 +75,7 @@ def chapter_model_bytes(num_parameters: int) -> int:
 
 
 def chapter_activation_bytes(geometry: Geometry, spec: TrainSpec) -> int:
-    """s·b·h·L·(34 + 5·a·s/h): 16-bit activations with eager attention (Korthikanti et al. 2022), without the logits."""
+    """s*b*h*L*(34 + 5*a*s/h): 16-bit activations with eager attention (Korthikanti et al. 2022), without the logits."""
     h, heads, length = geometry.hidden_size, geometry.num_heads, spec.sequence_length
     per_layer = length * spec.micro_batch_size * h * (34 + 5 * heads * length / h)
     return round(per_layer * geometry.num_layers)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_llmperf.judge.document import SCHEMA, WHAT_TO_DO, Accepted, BaselineError, dump, parse
 from pytest_llmperf.judge.figures import figure, percent
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import Check
 from pytest_llmperf.spec import TrainSpec
-
-SCHEMA = 1
 
 # More would only slow reading: what a verdict can see is decided by the first dozen.
 _MAX_LAUNCHES = 24
@@ -24,23 +21,6 @@ _MAX_LAUNCHES = 24
 
 #: Sessions from which on a baseline says how sessions differ.
 CALIBRATED_SESSIONS = 3
-
-
-class BaselineError(Exception):
-    """A baseline that cannot be read, written or accepted: one line with the file, what is wrong and what to do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accepted:
-    """Figures somebody accepted, when and why."""
-
-    recorded_at: str
-    """UTC, ISO 8601."""
-    reason: str
-    launches: int
-    metrics: Mapping[str, float]
-    revision: str = ""
-    """Commit of the tree that ran; empty where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +70,15 @@ class Baseline:
             "machine": self.machine,
             "spec": dict(self.spec),
             "recorded_by": self.recorded_by,
-            "anchor": _recorded(self.anchor),
-            "history": [_recorded(entry) for entry in self.history],
+            "anchor": self.anchor.to_dict(),
+            "history": [entry.to_dict() for entry in self.history],
             "environments": environments,
             "launches": launches,
         }
         try:
-            text = json.dumps(_rounded(document), indent=1, sort_keys=True, allow_nan=False)
+            return dump(document)
         except ValueError as error:
             raise BaselineError(f"{self.id}: a figure is not finite ({error}); nothing was recorded") from error
-        return _compact(text) + "\n"
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Baseline:
@@ -108,7 +87,7 @@ class Baseline:
         Raises:
             BaselineError: empty, truncated, of a newer schema, or not a baseline.
         """
-        document = _parse(text, source)
+        document = parse(text, source)
         try:
             environments = document["environments"]
             launches = tuple(
@@ -128,64 +107,13 @@ class Baseline:
                 spec=dict(document["spec"]),
                 recorded_by=str(document["recorded_by"]),
                 launches=launches,
-                anchor=_accepted(document["anchor"]),
-                history=tuple(_accepted(entry) for entry in document["history"]),
+                anchor=Accepted.from_dict(document["anchor"]),
+                history=tuple(Accepted.from_dict(entry) for entry in document["history"]),
             )
         except KeyError as error:
-            raise BaselineError(f"{source}: it has no {str(error.args[0])!r}, expected one; {_WHAT_TO_DO}") from error
+            raise BaselineError(f"{source}: it has no {str(error.args[0])!r}, expected one; {WHAT_TO_DO}") from error
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise BaselineError(f"{source}: not a baseline of schema {SCHEMA} ({error}); {_WHAT_TO_DO}") from error
-
-
-def _recorded(entry: Accepted) -> dict[str, Any]:
-    # Bytes are whole numbers: as such none of their digits is rounded away.
-    metrics = {
-        name: int(value) if name.endswith("_bytes") and float(value).is_integer() else value
-        for name, value in entry.metrics.items()
-    }
-    values = {name: value for name, value in asdict(entry).items() if name != "revision" or value}
-    return {**values, "metrics": metrics}
-
-
-def _accepted(values: Mapping[str, Any]) -> Accepted:
-    entry = Accepted(**values)
-    if not all(isinstance(text, str) for text in (entry.recorded_at, entry.reason, entry.revision)):
-        raise ValueError(f"an acceptance's date, reason and revision are text, not {dict(values)!r}")
-    return replace(entry, metrics={str(name): float(value) for name, value in entry.metrics.items()})
-
-
-_WHAT_TO_DO = "restore it from version control, or delete it and record anew with --update-baselines=new"
-
-
-def _refuse(constant: str) -> float:
-    # Python reads NaN and Infinity; a limit made from one would let everything pass.
-    raise ValueError(f"{constant} is no figure")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    return value if math.isfinite(value) else _refuse(digits)  # 1e999 is infinity too
-
-
-def _parse(text: str, source: str) -> dict[str, Any]:
-    if not text.strip():
-        raise BaselineError(f"{source}: the file is empty, expected a baseline; {_WHAT_TO_DO}")
-    try:
-        document = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise BaselineError(
-            f"{source}: not JSON, perhaps truncated or in a merge conflict ({error}); {_WHAT_TO_DO}"
-        ) from error
-    if not isinstance(document, dict) or "schema" not in document:
-        raise BaselineError(f'{source}: not a baseline, it has no "schema"; {_WHAT_TO_DO}')
-    schema = document["schema"]
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise BaselineError(
-            f"{source}: schema {schema} is newer than this version understands ({SCHEMA}); upgrade pytest-llmperf"
-        )
-    if schema != SCHEMA:
-        raise BaselineError(f"{source}: unknown schema {schema!r}, expected {SCHEMA}; {_WHAT_TO_DO}")
-    return document
+            raise BaselineError(f"{source}: not a baseline of schema {SCHEMA} ({error}); {WHAT_TO_DO}") from error
 
 
 def accept(  # noqa: PLR0913 - each is a fact of the record, and named
@@ -321,22 +249,3 @@ def describe(old: Baseline | None, new: Baseline) -> list[str]:
             why = f"  ({entry.reason})" if entry.reason else ""
             lines.append(f"  {label:6} {figures}  {entry.recorded_at[:10]}{why}")
     return lines
-
-
-def _rounded(value: Any) -> Any:
-    # Six digits: a tenth of what a step's clock resolves, and half the bytes in version control.
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(item) for item in value]
-    return value
-
-
-# The line break after the bracket keeps strings as they are: "test[1,2]" is a node id, and no JSON string holds one.
-_NUMBERS = re.compile(r"\[\n\s*((?:[\d.eE+-]+,\s*)*[\d.eE+-]+)\s*\]")
-
-
-def _compact(text: str) -> str:
-    return _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", "", match[1]).replace(",", ", ") + "]", text)

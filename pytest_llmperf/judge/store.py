@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock
 
-from pytest_llmperf.judge.baseline import Baseline, BaselineError
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.capacity import CapacityBaseline
+from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.spec import TrainSpec
 
@@ -28,6 +31,12 @@ _LOCK_SECONDS = 60.0
 
 # File systems allow 255 bytes, and the temporary file's name is longer than the baseline's.
 _LONGEST_NAME = 200
+
+
+# Beside a model's other baselines, in a folder that no search of theirs looks into.
+_CAPACITY = "capacity"
+
+_Figures = TypeVar("_Figures", Baseline, CapacityBaseline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +66,25 @@ class BaselineStore:
             BaselineError: a file that is there and cannot serve.
         """
         path = self.path(machine, spec)
-        baseline = _read(path)
-        if baseline is None:
-            return None
-        for what, found, expected in (("machine", baseline.machine, machine), ("digest", baseline.digest, spec.digest)):
-            if found != expected:
-                raise BaselineError(
-                    f"{path}: it is of {what} {found}, expected {expected} for {spec.id}; "
-                    "move it where it belongs, or delete it and record anew with --update-baselines=new"
-                )
+        baseline = _read(path, Baseline.from_json)
+        if baseline is not None:
+            _refuse_stray(path, spec.id, (baseline.machine, machine), (baseline.digest, spec.digest))
+        return baseline
+
+    def capacity_path(self, machine: str, spec: TrainSpec) -> Path:
+        """Where the largest micro-batch of ``spec`` on ``machine`` is, or would be."""
+        return self.path(machine, spec).parent / _CAPACITY / f"{_file_name(spec.capacity_id)}.json"
+
+    def load_capacity(self, machine: str, spec: TrainSpec) -> CapacityBaseline | None:
+        """The largest micro-batch, or ``None`` where there is no file.
+
+        Raises:
+            BaselineError: a file that is there and cannot serve.
+        """
+        path = self.capacity_path(machine, spec)
+        baseline = _read(path, CapacityBaseline.from_json)
+        if baseline is not None:
+            _refuse_stray(path, spec.capacity_id, (baseline.machine, machine), (baseline.digest, spec.capacity_digest))
         return baseline
 
     def check_writable(self, machine: str, spec: TrainSpec) -> None:
@@ -97,15 +116,17 @@ class BaselineStore:
         Raises:
             BaselineError: as ``load``, whatever ``change`` raises, or the file cannot be written.
         """
-        path = self.path(machine, spec)
-        try:
-            with _locked(path):
-                old = self.load(machine, spec)
-                new = change(old)
-                _write(path, new.to_json())
-        except OSError as error:
-            raise BaselineError(f"{path}: not recorded, nothing was changed ({error})") from error
-        return old, new
+        return _replace(self.path(machine, spec), lambda: self.load(machine, spec), change)
+
+    def update_capacity(
+        self, machine: str, spec: TrainSpec, change: Callable[[CapacityBaseline | None], CapacityBaseline]
+    ) -> tuple[CapacityBaseline | None, CapacityBaseline]:
+        """The same for the largest micro-batch.
+
+        Raises:
+            BaselineError: as ``update``.
+        """
+        return _replace(self.capacity_path(machine, spec), lambda: self.load_capacity(machine, spec), change)
 
     def machines(self) -> list[str]:
         """The machine kinds that have baselines, sorted."""
@@ -114,9 +135,9 @@ class BaselineStore:
     def launches(self, machine: str) -> list[tuple[Launch, ...]]:
         """The launches of every readable baseline of ``machine``; another is told of where it is used."""
         found = []
-        for path in sorted((self.root / machine).rglob("*.json")):
+        for path in sorted((self.root / machine).glob("*/*.json")):
             with suppress(BaselineError):
-                baseline = _read(path)
+                baseline = _read(path, Baseline.from_json)
                 if baseline is not None:
                     found.append(baseline.launches)
         return found
@@ -129,20 +150,43 @@ class BaselineStore:
         """
         found = []
         for path in sorted((self.root / machine).rglob("*.json")):
-            baseline = _read(path)
+            is_capacity = path.parent.name == _CAPACITY
+            baseline = _read(path, CapacityBaseline.from_json) if is_capacity else _read(path, Baseline.from_json)
             if baseline is not None:
                 found.append(Entry(path=path, id=baseline.id, digest=baseline.digest, recorded_by=baseline.recorded_by))
         return found
 
 
-def _read(path: Path) -> Baseline | None:
+def _read(path: Path, parsed: Callable[[str, str], _Figures]) -> _Figures | None:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise BaselineError(f"{path}: cannot be read ({error})") from error
-    return Baseline.from_json(text, str(path))
+    return parsed(text, str(path))
+
+
+def _refuse_stray(path: Path, case: str, machine: tuple[str, str], digest: tuple[str, str]) -> None:
+    for what, (found, expected) in (("machine", machine), ("digest", digest)):
+        if found != expected:
+            raise BaselineError(
+                f"{path}: it is of {what} {found}, expected {expected} for {case}; "
+                "move it where it belongs, or delete it and record anew with --update-baselines=new"
+            )
+
+
+def _replace(
+    path: Path, load: Callable[[], _Figures | None], change: Callable[[_Figures | None], _Figures]
+) -> tuple[_Figures | None, _Figures]:
+    try:
+        with _locked(path):
+            old = load()
+            new = change(old)
+            _write(path, new.to_json())
+    except OSError as error:
+        raise BaselineError(f"{path}: not recorded, nothing was changed ({error})") from error
+    return old, new
 
 
 def _write(path: Path, text: str) -> None:

@@ -32,6 +32,21 @@ def read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Lau
     return _why(folder, ended, progress)
 
 
+#: A micro-batch size, and its peak allocated bytes where it trained.
+Tried = tuple[int, int | None]
+
+
+def read_sizes(folder: Path, ended: Ended, progress: Progress) -> list[Tried] | Failure:
+    """The sizes that were tried in ``folder``, in order, or why nothing of it is known."""
+    if ended.returncode != 0 or ended.timed_out:
+        return _why(folder, ended, progress)
+    try:
+        tried = json.loads((folder / "sizes.json").read_text(encoding="utf-8"))
+        return [(int(size), None if peak is None else int(peak)) for size, peak in tried]
+    except (OSError, ValueError, TypeError) as error:
+        return _failure(folder, "error", f"the rank ended well and left no usable sizes.json ({error})", None)
+
+
 @dataclass(frozen=True)
 class _Reason:
     rank: int

@@ -6,12 +6,15 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.capacity import Search
 from pytest_llmperf.spec import TrainSpec
 from pytest_llmperf.worker.files import write_failure, write_json
 from pytest_llmperf.worker.heartbeat import Heartbeat
+from pytest_llmperf.worker.memory import cap, is_out_of_memory
 
 
 def main(folder: Path) -> None:
@@ -23,7 +26,7 @@ def main(folder: Path) -> None:
     try:
         _run(folder, rank, heartbeat)
     except BaseException as error:
-        write_failure(folder, rank, error, kind="oom" if _is_out_of_memory(error) else "error")
+        write_failure(folder, rank, error, kind="oom" if is_out_of_memory(error) else "error")
         raise
     finally:
         heartbeat.stop()
@@ -40,14 +43,21 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat) -> None:
 
     from pytest_llmperf.worker.inject import Injection  # noqa: PLC0415
     from pytest_llmperf.worker.record import launch_record, rank_share  # noqa: PLC0415
+    from pytest_llmperf.worker.sizes import try_sizes  # noqa: PLC0415
     from pytest_llmperf.worker.train import train  # noqa: PLC0415
 
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+    if request.get("memory_limit_bytes"):
+        cap(device, request["memory_limit_bytes"])
     to_train = Injection.from_environment().mutated(spec, rank)
-    trained = train(to_train, request["model_config"], folder, device, heartbeat)
+    train_one = partial(train, config=request["model_config"], folder=folder, device=device, beat=heartbeat)
+    if request.get("search"):
+        try_sizes(to_train, Search(**request["search"]), train_one, folder)
+        return
+    trained = train_one(to_train)
     share = rank_share(rank, device, trained)
     shares: list[Any] = [None] * spec.gpus
     if dist.is_initialized():
@@ -58,16 +68,6 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat) -> None:
         write_json(folder / "launch.json", launch_record(spec, started_at, device, trained, shares).to_dict())
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # By name and text, since the import of torch itself may be what failed.
-    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
-        return True
-    # The allocator says it one way; the driver, cuBLAS, NCCL and the CPU each in their own.
-    text = str(error).lower()
-    said = any(words in text for words in ("out of memory", "cublas_status_alloc_failed", "can't allocate memory"))
-    return isinstance(error, RuntimeError) and said
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """``python -m pytest_llmperf.worker.plan``: the memory a spec will need on a GPU, without one.
 
-The real model takes two training steps on fake tensors, which have sizes and no content, and every storage is counted
+The real model takes a training step on fake tensors, which have sizes and no content, and every storage is counted
 from its birth to its death. It runs as on a CPU; what CUDA keeps differently is put in its place: the types that its
-autocast works in, the attention kernels' and dropout's saved tensors, Liger's kernels.
+autocast works in, the attention kernels' and dropout's saved tensors, Liger's kernels. docs/memory.md says how well.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, masking_utils
 
 from pytest_llmperf.spec import TrainSpec
 from pytest_llmperf.worker.build import DTYPES
@@ -48,12 +48,11 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of one rank at its peak, by part.
 
     Raises:
-        ValueError: an optimizer or a compilation whose memory is not modelled.
+        ValueError: an optimizer whose memory is not modelled, or a model that transformers does not have.
     """
     if spec.optimizer not in _OPTIMIZERS:
         raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
-    hf_config = AutoConfig.for_model(**config)
-    hf_config.use_cache = False
+    hf_config = _hf_config(config)
     # Every fused attention keeps the same tensors; this one can be run anywhere.
     attention = "eager" if spec.attention == "eager" else "sdpa"
     with FakeTensorMode(allow_non_fake_inputs=True), _cuda_like(spec):
@@ -68,7 +67,9 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
             kwargs = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), again())}
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
         if spec.liger:
-            _apply_liger(model)
+            from transformers.integrations.liger import apply_liger_kernel  # noqa: PLC0415 - not all have Liger
+
+            apply_liger_kernel(model, None)
         with counter:
             _train(spec, model, counter)
     parts = dict(counter.at_peak)
@@ -78,32 +79,52 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
     return parts
 
 
+def _hf_config(config: Mapping[str, Any]) -> Any:
+    if config["model_type"] not in CONFIG_MAPPING:
+        raise ValueError(
+            f"transformers {version('transformers')} has no model type {config['model_type']!r}, "
+            "and code that comes with a model is never run"
+        )
+    hf_config = AutoConfig.for_model(**config)
+    hf_config.use_cache = False
+    return hf_config
+
+
 def _train(spec: TrainSpec, model: Any, counter: _Counter) -> None:
-    """Two optimizer steps: from the second on the optimizer has its states."""
+    """A training step of an optimizer that has its states."""
     counter.part = "weights"
     for tensor in (*model.parameters(), *model.buffers()):
         counter.count(tensor)
     optimizer = _OPTIMIZERS[spec.optimizer](model.parameters())
+    # The step that makes the states takes less memory than any later one: gradients are all that it needs here.
+    counter.part = "gradients"
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    _update(optimizer, counter)
     autocast = _autocast(spec)
+    counter.part = "activations"
     ids = torch.zeros(spec.micro_batch_size, spec.sequence_length, dtype=torch.long)
-    for _ in range(2):
-        for _ in range(min(2, spec.gradient_accumulation_steps)):
-            counter.part = "activations"
-            with (
-                torch.autocast("cpu", dtype=autocast, enabled=autocast is not None),
-                _CudaFunctions(autocast, counter.vocabulary_size),
-            ):
-                output = model(input_ids=ids, labels=ids)
-            if autocast is not None and output.logits is not None:
-                output.logits = output.logits.float()  # accelerate gives back fp32
-            loss = output.loss
-            del output  # as the Trainer does: only the graph keeps what it needs
-            counter.part = "gradients"
-            loss.backward()
-            del loss
-        counter.part = "optimizer"
-        optimizer.step()
-        optimizer.zero_grad()
+    for _ in range(min(2, spec.gradient_accumulation_steps)):
+        counter.part = "activations"
+        with (
+            torch.autocast("cpu", dtype=autocast, enabled=autocast is not None),
+            _CudaFunctions(autocast, counter.vocabulary_size),
+        ):
+            output = model(input_ids=ids, labels=ids)
+        if autocast is not None and output.logits is not None:
+            output.logits = output.logits.float()  # accelerate gives back fp32
+        loss = output.loss
+        del output  # as the Trainer does: only the graph keeps what it needs
+        counter.part = "gradients"
+        loss.backward()
+        del loss
+    _update(optimizer, counter)
+
+
+def _update(optimizer: torch.optim.Optimizer, counter: _Counter) -> None:
+    counter.part = "optimizer"
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def _autocast(spec: TrainSpec) -> torch.dtype | None:
@@ -261,12 +282,17 @@ def _quiet_kernels() -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _apply_liger(model: nn.Module) -> None:
-    from transformers.integrations.liger import apply_liger_kernel  # noqa: PLC0415 - only where Liger is asked for
-
-    apply_liger_kernel(model, None)
+def main() -> int:
+    """Read a spec and its model's configuration; print the parts, or why there are none, as JSON."""
+    request = json.load(sys.stdin)
+    try:
+        answer: dict[str, Any] = {"parts": plan(TrainSpec.from_dict(request["spec"]), request["model_config"])}
+    except Exception as error:  # noqa: BLE001 - a model's own code may raise anything, and who asked wants one line
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "  # 'x' alone says nothing
+        answer = {"error": kind + " ".join(str(error).split())}
+    json.dump(answer, sys.stdout)
+    return 0 if "parts" in answer else 1
 
 
 if __name__ == "__main__":
-    request = json.load(sys.stdin)
-    json.dump(plan(TrainSpec.from_dict(request["spec"]), request["model_config"]), sys.stdout)
+    sys.exit(main())

@@ -17,7 +17,8 @@ from pytest_llmperf.cli import main
 from pytest_llmperf.cli.diff import diff_page, settings_differences
 from pytest_llmperf.cli.pages import Screen, history_page, list_page, short_site, show_page
 from pytest_llmperf.cli.shelf import Stored, read
-from pytest_llmperf.judge.baseline import Accepted, Baseline
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.document import Accepted
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.verdict import METRICS
 from pytest_llmperf.measurement import Launch

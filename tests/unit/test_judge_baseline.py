@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.baseline import Baseline, BaselineError, accept, creep, describe
+from pytest_llmperf.judge.baseline import Baseline, accept, creep, describe
+from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.sequential import Rule
 from pytest_llmperf.judge.verdict import Policy, judge
 from pytest_llmperf.measurement import Environment, Launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -15,11 +16,12 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.cli.plan import predict
 from pytest_llmperf.cli.shelf import CaseError
+from pytest_llmperf.insight.memory import newest_on_a_gpu
 from pytest_llmperf.judge.baseline import Baseline
 
 pytest.importorskip("torch")
 
-from pytest_llmperf.worker.plan import plan
+from pytest_llmperf.worker.plan import main, plan
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -35,16 +37,14 @@ def stored() -> list[Baseline]:
 @pytest.mark.timeout(600)
 def test_every_stored_rung_is_predicted() -> None:
     pytest.importorskip("liger_kernel")
-    specs = {TrainSpec.from_dict(baseline.spec): baseline.launches[-1] for baseline in stored()}
+    cases = [(TrainSpec.from_dict(baseline.spec), newest_on_a_gpu(baseline.launches)) for baseline in stored()]
     with ThreadPoolExecutor(2) as pool:  # a process each: Liger patches classes for good
-        predictions = dict(zip(specs, pool.map(predict, specs), strict=True))
-    errors = {
-        spec.id: predictions[spec].peak_allocated_bytes / launch.peak_allocated_bytes - 1
-        for spec, launch in specs.items()
-    }
+        plans = pool.map(predict, [spec for spec, _ in cases])
+        errors = {spec.id: plan.error(launch) for (spec, launch), plan in zip(cases, plans, strict=True) if launch}
     assert len(errors) >= 19
-    assert median(map(abs, errors.values())) < 0.03, errors
-    assert max(map(abs, errors.values())) < 0.08, errors
+    # Both were below 0.001 when this was written; another version of torch or Liger may keep a little more or less.
+    assert median(map(abs, errors.values())) < 0.01, errors
+    assert max(map(abs, errors.values())) < 0.03, errors
 
 
 SMALL = TrainSpec(model="llama-tiny", sequence_length=64, micro_batch_size=8)
@@ -69,6 +69,74 @@ def test_what_each_setting_does_to_the_parts() -> None:
     assert accumulated["gradients"] >= base.get("gradients", 0) + 125_248
 
 
+def configured(folder: Path, **values: Any) -> str:
+    """The path of a small configuration that nothing was tuned for."""
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {"model_type": "llama", **sizes, "vocab_size": 1009, "max_position_embeddings": 256, **values}
+    path = folder / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return str(path)
+
+
+def test_sizes_that_nothing_divides(tmp_path: Path) -> None:
+    found = parts(model=configured(tmp_path), sequence_length=61, micro_batch_size=3)
+    # At the peak the loss holds the logits in bf16 and in fp32, and what they become: 61 x 3 rows of 1009.
+    assert found["logits"] >= 61 * 3 * 1009 * (2 + 4)
+    assert found["logits"] % 512 == 0
+
+
+def test_an_output_layer_of_its_own_is_counted(tmp_path: Path) -> None:
+    tied = parts(model=configured(tmp_path, tie_word_embeddings=True))
+    untied = parts(model=configured(tmp_path, tie_word_embeddings=False))
+    assert untied["weights"] - tied["weights"] == pytest.approx(1009 * 64 * 2, abs=512)
+    assert untied["optimizer"] - tied["optimizer"] == pytest.approx(2 * 1009 * 64 * 2, abs=4 * 512)
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
+def test_every_fused_attention_keeps_what_sdpa_keeps(attention: str) -> None:
+    assert parts(attention=attention) == parts()
+
+
+def test_fp16_is_counted_as_bf16() -> None:
+    half = parts(model_precision="fp32", mixed_precision="fp16")
+    assert half == parts(model_precision="fp32", mixed_precision="bf16")
+    assert parts(model_precision="fp16", mixed_precision="no") == parts(mixed_precision="no")
+
+
+def test_what_is_compiled_is_counted_as_if_it_were_not() -> None:
+    assert parts(torch_compile=True) == parts()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"model_type": "of-its-own", "auto_map": {"AutoConfig": "code.C"}},
+            "no model type 'of-its-own', and code that",
+        ),
+        ({"model_type": "vit"}, "Unrecognized configuration class"),
+        ({"hidden_act": "none-such"}, "KeyError: 'none-such'"),
+        ({"rms_norm_eps": "tiny"}, "'rms_norm_eps' expected float, got str"),
+    ],
+    ids=["code of its own", "no language model", "a bare KeyError", "an error of several lines"],
+)
+def test_why_a_model_cannot_be_built_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    values: dict[str, Any],
+    said: str,
+) -> None:
+    spec = TrainSpec(model=configured(tmp_path, **values), sequence_length=64)
+    request = json.dumps({"spec": spec.to_dict(), "model_config": dict(spec.architecture.config)})
+    monkeypatch.setattr(sys, "stdin", io.StringIO(request))
+    assert main() == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert list(answer) == ["error"]
+    assert said in answer["error"]
+    assert "\n" not in answer["error"]
+
+
 def test_the_command_predicts_in_a_process_of_its_own() -> None:
     command = [sys.executable, "-m", "pytest_llmperf.cli", "plan", "model=opt-tiny", "sequence_length=64", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=120, check=True)
@@ -82,3 +150,9 @@ def test_what_is_not_modelled_is_one_line() -> None:
     with pytest.raises(CaseError, match=expected) as caught:
         predict(TrainSpec(model="llama-tiny", sequence_length=64, optimizer="adafactor"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_long_answer_of_a_library_is_cut(tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match="Unrecognized configuration class") as caught:  # it lists all that it knows
+        predict(TrainSpec(model=configured(tmp_path, model_type="vit"), sequence_length=64))
+    assert len(str(caught.value)) < 500

@@ -1,0 +1,103 @@
+"""A ladder of optimisations: what each rung brings over the one before it, and how far a training gets. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_llmperf.result import Reference
+from pytest_llmperf.spec import TrainSpec
+
+_HOUR = 3600
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One row of a published table."""
+
+    number: str
+    """The table it is of."""
+    spec: TrainSpec
+    reference: Reference | None = None
+    """What was published of it."""
+
+    @property
+    def published_rate(self) -> float | None:
+        """Tokens/s per GPU; ``None`` where none was published."""
+        return self.reference.tokens_per_second_per_gpu if self.reference else None
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether the publication says so: a trial that shows the limit, and no step of the ladder."""
+        return self.reference is not None and self.reference.tokens_per_second_per_gpu is None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a rung brings, as ratios of rates; ``None`` where one of the two is not known."""
+
+    over_previous: float | None
+    """Over the step before it."""
+    over_first: float | None
+    """Over the first step."""
+
+
+def gains(rungs: Sequence[Rung], rates: Sequence[float | None]) -> list[Gain]:
+    """The gain of each rung by its rate; a trial that ran out of memory is nothing to climb from."""
+    found = []
+    previous, first = None, rates[0] if rates else None
+    for index, (rung, rate) in enumerate(zip(rungs, rates, strict=True)):
+        found.append(Gain(_ratio(rate, previous) if index else None, _ratio(rate, first)))
+        if not rung.ran_out_of_memory:
+            previous = rate
+    return found
+
+
+def step_before(rungs: Sequence[Rung], index: int) -> Rung | None:
+    """The step that the rung at ``index`` is held against."""
+    return next((rung for rung in reversed(rungs[:index]) if not rung.ran_out_of_memory), None)
+
+
+def largest_jump(rungs: Sequence[Rung], found: Sequence[Gain]) -> int | None:
+    """Which step gained most over the one before it; ``None`` where no gain is known."""
+    jumps = {
+        index: gain.over_previous
+        for index, (rung, gain) in enumerate(zip(rungs, found, strict=True))
+        if gain.over_previous is not None and not rung.ran_out_of_memory
+    }
+    return max(jumps, key=lambda index: jumps[index], default=None)
+
+
+def _ratio(rate: float | None, other: float | None) -> float | None:
+    return rate / other if rate and other else None
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How long a training is: so many optimizer steps, or so many hours."""
+
+    samples: int
+    """Sequences of the data set."""
+    steps: int
+    hours: float | None = None
+    """Instead of ``steps``."""
+
+    def steps_of(self, spec: TrainSpec, tokens_per_second_per_gpu: float) -> int:
+        """Whole optimizer steps."""
+        if self.hours is None:
+            return self.steps
+        return math.floor(self.hours * _HOUR / step_seconds(spec, tokens_per_second_per_gpu))
+
+    def seconds_of(self, spec: TrainSpec, tokens_per_second_per_gpu: float) -> float:
+        """How long its steps take."""
+        return self.steps_of(spec, tokens_per_second_per_gpu) * step_seconds(spec, tokens_per_second_per_gpu)
+
+    def epochs_of(self, spec: TrainSpec, tokens_per_second_per_gpu: float) -> float:
+        """How often it sees all samples, as the Trainer counts: the last, smaller batch of an epoch is a step too."""
+        return self.steps_of(spec, tokens_per_second_per_gpu) / math.ceil(self.samples / spec.sequences_per_step)
+
+
+def step_seconds(spec: TrainSpec, tokens_per_second_per_gpu: float) -> float:
+    """One optimizer step at this rate."""
+    return spec.sequences_per_step * spec.sequence_length / (tokens_per_second_per_gpu * spec.gpus)

@@ -1,0 +1,117 @@
+"""Document: what every file of figures has in common: who accepted what, and JSON that shows in a diff. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+SCHEMA = 1
+
+
+class BaselineError(Exception):
+    """A baseline that cannot be read, written or accepted: one line with the file, what is wrong and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """Figures somebody accepted, when and why."""
+
+    recorded_at: str
+    """UTC, ISO 8601."""
+    reason: str
+    launches: int
+    metrics: Mapping[str, float]
+    revision: str = ""
+    """Commit of the tree that ran; empty where there is none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        # Bytes are whole numbers: as such none of their digits is rounded away.
+        metrics = {
+            name: int(value) if name.endswith("_bytes") and float(value).is_integer() else value
+            for name, value in self.metrics.items()
+        }
+        values = {name: value for name, value in asdict(self).items() if name != "revision" or value}
+        return {**values, "metrics": metrics}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Accepted:
+        """The acceptance as ``to_dict`` wrote it.
+
+        Raises:
+            TypeError, ValueError, AttributeError: it is none.
+        """
+        entry = cls(**values)
+        if not all(isinstance(text, str) for text in (entry.recorded_at, entry.reason, entry.revision)):
+            raise ValueError(f"an acceptance's date, reason and revision are text, not {dict(values)!r}")
+        return replace(entry, metrics={str(name): float(value) for name, value in entry.metrics.items()})
+
+
+WHAT_TO_DO = "restore it from version control, or delete it and record anew with --update-baselines=new"
+
+
+def _refuse(constant: str) -> float:
+    # Python reads NaN and Infinity; a limit made from one would let everything pass.
+    raise ValueError(f"{constant} is no figure")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse(digits)  # 1e999 is infinity too
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """The document in ``text``; ``source`` names it in errors.
+
+    Raises:
+        BaselineError: empty, truncated, of another schema, or no document of ours.
+    """
+    if not text.strip():
+        raise BaselineError(f"{source}: the file is empty, expected a baseline; {WHAT_TO_DO}")
+    try:
+        document = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise BaselineError(
+            f"{source}: not JSON, perhaps truncated or in a merge conflict ({error}); {WHAT_TO_DO}"
+        ) from error
+    if not isinstance(document, dict) or "schema" not in document:
+        raise BaselineError(f'{source}: not a baseline, it has no "schema"; {WHAT_TO_DO}')
+    schema = document["schema"]
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise BaselineError(
+            f"{source}: schema {schema} is newer than this version understands ({SCHEMA}); upgrade pytest-llmperf"
+        )
+    if schema != SCHEMA:
+        raise BaselineError(f"{source}: unknown schema {schema!r}, expected {SCHEMA}; {WHAT_TO_DO}")
+    return document
+
+
+def dump(document: Mapping[str, Any]) -> str:
+    """Sorted and stable; arrays of numbers on one line.
+
+    Raises:
+        ValueError: a figure that is not finite, which no reader would take back.
+    """
+    return _compact(json.dumps(_rounded(document), indent=1, sort_keys=True, allow_nan=False)) + "\n"
+
+
+def _rounded(value: Any) -> Any:
+    # Six digits: a tenth of what a step's clock resolves, and half the bytes in version control.
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return value
+
+
+# The line break after the bracket keeps strings as they are: "test[1,2]" is a node id, and no JSON string holds one.
+_NUMBERS = re.compile(r"\[\n\s*((?:[\d.eE+-]+,\s*)*[\d.eE+-]+)\s*\]")
+
+
+def _compact(text: str) -> str:
+    return _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", "", match[1]).replace(",", ", ") + "]", text)

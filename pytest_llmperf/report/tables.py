@@ -1,0 +1,54 @@
+"""Tables that leave the terminal: Markdown for people, comma-separated values for programs. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+
+from pytest_llmperf.report.table import Column
+
+#: How a table can be asked for.
+FORMATS = ("text", "markdown", "csv")
+
+# What Markdown would read as markup, or as the end of a cell. An underscore inside a word is none.
+_MARKUP = re.compile(r"[\\`*<\[\]|~]")
+
+
+def markdown(columns: Sequence[Column]) -> list[str]:
+    """The table in GitHub's Markdown, padded so that its source is a table too."""
+    cells = [[escaped(text) for text in (column.heading, *column.cells)] for column in columns]
+    widths = [max(3, *map(len, column)) for column in cells]
+    rules = [
+        "-" * (width - 1) + ":" if column.right else "-" * width for column, width in zip(columns, widths, strict=True)
+    ]
+    padded = [
+        [text.rjust(width) if column.right else text.ljust(width) for text in texts]
+        for column, width, texts in zip(columns, widths, cells, strict=True)
+    ]
+    heading, *rows = zip(*padded, strict=True)
+    return ["| " + " | ".join(row) + " |" for row in (heading, rules, *rows)]
+
+
+def escaped(text: str) -> str:
+    """``text`` as Markdown that shows it, on one line."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+
+
+def comma_separated(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Headings, then a line for each of ``rows``, which have the same names; what is absent is empty."""
+    buffer = io.StringIO()
+    # A line end inside a cell would part it from its row: whoever prints these adds the ends.
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(rows[0] if rows else [])
+    writer.writerows([_value(value) for value in row.values()] for row in rows)
+    return buffer.getvalue().splitlines()
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())

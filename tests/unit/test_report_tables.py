@@ -1,0 +1,268 @@
+"""``llmperf report --tables``: the chapter's tables of what is stored, and tables that leave the terminal."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf.cli import command, ladder, main
+from pytest_llmperf.cli.pages import Screen
+from pytest_llmperf.cli.shelf import Shelf
+from pytest_llmperf.insight import chapter15
+from pytest_llmperf.insight.ladder import Extent, Rung
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.document import Accepted
+from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.tables import comma_separated, escaped, markdown
+from pytest_llmperf.report.text import ASCII
+from pytest_llmperf.spec import TrainSpec
+from tests.fakes import Fake, launch_of
+
+REPOSITORY = Path(__file__).parents[2]
+# Tokens/s by which the speed-ups are round: 15.3 is 4 times 15.1, 15.4 twice 15.3.
+RATES = {"15.1": 1000.0, "15.3": 4000.0, "15.4": 8000.0, "15.8": 16000.0, "15.9": 20000.0}
+
+
+def keep(root: Path, spec: TrainSpec, rate: float, machine: str = "m", gib: int = 10) -> Path:
+    """A baseline of ``spec`` at ``rate`` tokens/s as a file."""
+    seconds = spec.sequences_per_step * spec.sequence_length / rate
+    launch = launch_of(spec, Fake(step_seconds=seconds, reserved_bytes=gib * 2**30))
+    entry = Accepted(recorded_at=launch.started_at, reason="", launches=1, metrics={})
+    baseline = Baseline(
+        id=spec.id,
+        digest=spec.digest,
+        machine=machine,
+        spec=spec.to_dict(),
+        recorded_by="t.py::t",
+        launches=(launch,),
+        anchor=entry,
+        history=(entry,),
+    )
+    path = BaselineStore(root).path(machine, spec)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(baseline.to_json(), encoding="utf-8")
+    return path
+
+
+def keep_rungs(root: Path, rungs: Iterable[Rung], machine: str = "m") -> None:
+    for rung in rungs:
+        if rung.number in RATES and not rung.ran_out_of_memory:
+            keep(root, rung.spec, RATES[rung.number], machine)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    keep_rungs(tmp_path, chapter15.LLAMA)
+    return tmp_path
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture[str], root: Path) -> Run:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main(["report", "--tables", "--perf-baselines", str(root), *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def squeezed(text: str) -> list[str]:
+    return [re.sub(r" +", " ", line) for line in text.splitlines()]
+
+
+class TestText:
+    def test_ours_stands_beside_the_published(self, report: Run) -> None:
+        code, out, err = report()
+        lines = squeezed(out)
+        assert (code, err) == (0, "")
+        assert lines[:3] == [
+            "m beside chapter 15",
+            "",
+            "llama-3.2-1b, 1 GPU, 1024 tokens, adamw_torch; published: chapter 15, MareNostrum 5 (H100 64 GB)",
+        ]
+        assert lines[4] == "15.1 6 fp32 no eager no 1,000 10,485 - - 1.00 1.00 10.0 GiB 61.9 GiB"
+        assert lines[6] == "15.3 5 fp32 bf16 eager no 4,000 11,489 4.00 1.10 4.00 1.10 10.0 GiB 58.3 GiB"
+        assert lines[12] == "15.8 14 bf16 bf16 sdpa yes 16,000 36,479 - 1.32 16.00 3.48 10.0 GiB 32.5 GiB"
+
+    def test_a_rung_without_a_baseline_is_a_dash_and_one_that_did_not_fit_says_so(self, report: Run) -> None:
+        lines = squeezed(report()[1])
+        assert lines[5] == "15.2 7 fp32 no eager no - OOM - - - - - OOM"
+        assert lines[10] == "15.6 7 bf16 bf16 sdpa no - 24,446 - 1.71 - 2.33 - 39.3 GiB"
+        assert "5 of 10 rungs have no baseline here" in lines
+
+    def test_the_largest_jump_is_named_with_what_changed(self, report: Run) -> None:
+        lines = report()[1].splitlines()
+        assert "largest jump: 15.3, 4.00 times 15.1 (micro_batch_size: 6 -> 5, mixed_precision: no -> bf16)" in lines
+        assert "largest jump, published: 15.6, 1.71 times 15.5 (attention: eager -> sdpa)" in lines
+
+    def test_a_ladder_of_which_two_rungs_were_published(self, report: Run, root: Path) -> None:
+        keep_rungs(root, chapter15.OPT)
+        out = report()[1]
+        assert "largest jump, published: not known" in out
+        assert out.count("\nllama-3.2-1b, ") == out.count("\nopt-1.3b, ") == 1
+
+    def test_epochs_of_the_chapters_steps(self, report: Run) -> None:
+        lines = squeezed(report("--samples", 10_000)[1])
+        assert lines[4].endswith("61.9 GiB 0.27 0.27 46 min 264 s")
+        assert lines[10].endswith("39.3 GiB - 0.31 - 132 s")
+        assert any(line.startswith("epochs: 450 steps over 10,000 samples") for line in lines)
+
+    def test_epochs_in_an_hour(self, report: Run) -> None:
+        # 3600 s of 6,144 tokens at 1,000 and 10,485 tokens/s are 585 and 6,143 steps; an epoch is 1,667.
+        lines = squeezed(report("--samples", 10_000, "--hours", 1)[1])
+        assert lines[4].endswith("61.9 GiB 0.35 3.69")
+
+    @pytest.mark.parametrize("width", [1, 20, 40, 80, 100, 200])
+    def test_a_narrow_terminal_loses_nothing(self, root: Path, width: int) -> None:
+        machine, found = ladder.ladders(Shelf.read(root))
+        lines = ladder.text_page(machine, found, Extent(samples=10_000, steps=450), Screen(width, ASCII))
+        kept = "".join(lines).replace(" ", "")
+        for figure in ("10,485", "20,000", "61.9GiB", "1.66", "15.9"):
+            assert figure in kept
+        if width >= 80:
+            tables = [line for line in lines if not line.startswith(("largest", "published", "epochs", "llama"))]
+            assert max(map(len, tables)) <= width
+
+    def test_what_is_stored_here(self, report: Run) -> None:
+        """By hand from the stored launches: 71.5k over 5.69k tokens/s, 52.57 GiB."""
+        code, out, err = report("--perf-baselines", REPOSITORY / "baselines", "--machine", "nvidia-h200-140gib")
+        lines = squeezed(out)
+        assert (code, err) == (0, "")
+        best = next(line for line in lines if line.startswith("15.9 37 ")).split()
+        assert float(best[6].replace(",", "")) == pytest.approx(71_600, rel=0.03)
+        assert float(best[10]) == pytest.approx(71_600 / 5_690, rel=0.03)
+        assert best[12:] == ["52.6", "GiB", "62.3", "GiB"]
+        assert sum(line.startswith("largest jump: 15.3, 4.") for line in lines) == 2
+        assert "no baseline here" not in out
+
+    def test_nothing_heavy_is_imported(self) -> None:
+        heavy = {"torch", "transformers", "accelerate", "numpy", "scipy", "pytest", "pynvml"}
+        code = (
+            "import sys; from pytest_llmperf.cli import main\n"
+            "code = main(['report', '--tables', '--machine', 'nvidia-h200-140gib', '--format', 'csv'])\n"
+            f"print(sorted({heavy!r} & sys.modules.keys()), code)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, text=True, capture_output=True, check=False)
+        assert done.stdout.splitlines()[-1] == "[] 0"
+
+
+class TestDocuments:
+    def test_markdown(self, report: Run) -> None:
+        code, out, _ = report("--format", "markdown")
+        rows = [line for line in out.splitlines() if line.startswith("|")]
+        assert code == 0
+        assert len({line.count("|") for line in rows}) == len({len(line) for line in rows}) == 1
+        assert len(rows) == 2 + 10
+        assert out.startswith("## m beside chapter 15\n\n### llama-3.2-1b, 1 GPU")
+        assert re.sub(" +", " ", rows[2]) == (
+            "| 15.1 | 6 | fp32 | no | eager | no | 1,000 | 10,485 | - | - | 1.00 | 1.00 | 10.0 GiB | 61.9 GiB |"
+        )
+
+    def test_comma_separated(self, report: Run) -> None:
+        out = report("--format", "csv", "--samples", 10_000)[1]
+        rows = list(csv.DictReader(out.splitlines()))
+        assert [row["table"] for row in rows] == [rung.number for rung in chapter15.LLAMA]
+        first, trial, third = rows[:3]
+        assert float(third["tokens_per_second_per_gpu"]) == 4000
+        assert float(third["speed_up"]) == 4
+        assert float(third["published_speed_up"]) == pytest.approx(11489 / 10485, rel=1e-5)
+        assert (third["largest_jump"], third["published_largest_jump"]) == ("true", "false")
+        assert float(first["peak_reserved_gib"]) == 10
+        assert float(first["epochs"]) == pytest.approx(450 / 1667, rel=1e-5)
+        assert (trial["published_out_of_memory"], trial["tokens_per_second_per_gpu"], trial["epochs"]) == (
+            "true",
+            "",
+            "",
+        )
+        assert first["source"] == chapter15.CHAPTER
+
+    @pytest.mark.parametrize("form", ["markdown", "csv"])
+    def test_no_width_breaks_a_line(self, report: Run, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+        expected = report("--format", form)[1]
+        monkeypatch.setattr(command, "_screen", lambda: Screen(20, ASCII))
+        assert report("--format", form)[1] == expected
+
+
+class TestWhatIsNotThere:
+    def test_a_broken_file_is_named_and_the_others_are_shown(self, report: Run, root: Path) -> None:
+        path = keep(root, chapter15.LLAMA[0].spec, 1000.0)
+        path.write_text("{")
+        code, out, err = report()
+        assert code == 1
+        assert err.startswith(f"llmperf: {path}: not JSON")
+        assert squeezed(out)[4] == "15.1 6 fp32 no eager no - 10,485 - - - 1.00 - 61.9 GiB"
+        assert squeezed(out)[7].startswith("15.4 5 bf16 bf16 eager no 8,000 13,520 2.00 1.18 - 1.29")
+
+    def test_of_two_machines_one_has_to_be_named(self, report: Run, root: Path) -> None:
+        keep_rungs(root, chapter15.OPT, machine="n")
+        code, out, err = report()
+        assert (code, out) == (1, "")
+        assert err.endswith("baselines of 2 machine kinds, expected one; choose with --machine: m, n\n")
+        assert report("--machine", "n")[1].startswith("n beside chapter 15\n\nopt-1.3b, ")
+
+    @pytest.mark.parametrize("broken", [False, True])
+    def test_a_machine_without_a_rung_is_one_line(self, report: Run, root: Path, broken: bool) -> None:
+        path = keep(root, TrainSpec(model="llama-tiny"), 1000.0, machine="cpu")
+        if broken:
+            path.write_text("")
+        code, out, err = report("--machine", "cpu")
+        assert (code, out) == (1, "")
+        assert f"none of {0 if broken else 1} baselines is of a rung of chapter 15" in err.splitlines()[-1]
+        assert "pytest perf_tests/test_ladder.py --gpus 1 --update-baselines=new" in err.splitlines()[-1]
+        assert len(err.splitlines()) == 1 + broken
+
+    def test_a_rung_of_other_settings_is_none(self, report: Run, root: Path) -> None:
+        keep(root, replace(chapter15.LLAMA[1].spec, sequence_length=512), 1.0)
+        assert squeezed(report()[1])[5] == "15.2 7 fp32 no eager no - OOM - - - - - OOM"
+
+    def test_no_baselines(self, report: Run, tmp_path: Path) -> None:
+        code, _, err = report("--perf-baselines", tmp_path / "none")
+        assert code == 1
+        assert "no baselines here" in err
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--samples", "0"], "'0' must be a whole number of at least 1"),
+            (["--samples", "1e4"], "'1e4' must be a whole number of at least 1"),
+            (["--samples", "9", "--hours", "nan"], "'nan' must be a number above 0"),
+            (["--samples", "9", "--hours", "-1"], "'-1' must be a number above 0"),
+            (["--samples", "9", "--hours", "1", "--steps", "1"], "not allowed with argument"),
+            (["--steps", "450"], "need --samples"),
+            (["--format", "html"], "invalid choice: 'html'"),
+        ],
+    )
+    def test_usage(self, report: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+        with pytest.raises(SystemExit) as ended:
+            report(*arguments)
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_markdown_escapes_what_would_be_markup() -> None:
+    lines = markdown([Column("a|b", ["x\ny", "<i>"], right=False), Column("n", ["1", "`22`"])])
+    assert lines == [
+        "| a\\|b |      n |",
+        "| ---- | -----: |",
+        "| x y  |      1 |",
+        "| \\<i> | \\`22\\` |",
+    ]
+    assert escaped("*b* [l](u) a_b \\") == "\\*b\\* \\[l\\](u) a_b \\\\"
+
+
+def test_comma_separated_values_are_read_back() -> None:
+    rows = [{"a": 'say "x", y', "b": None, "c": True, "d": 1 / 3, "e": "two\nlines"}]
+    assert list(csv.DictReader(comma_separated(rows))) == [
+        {"a": 'say "x", y', "b": "", "c": "true", "d": "0.333333", "e": "two lines"}
+    ]
+    assert comma_separated([]) == [""]
