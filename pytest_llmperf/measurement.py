@@ -111,7 +111,7 @@ class Launch:
     """What was really active: patched modules, kernels, types, flags (see ``worker/evidence.py``)."""
     environment: Environment
     canary: Mapping[str, float] = field(default_factory=dict)
-    """What the hardware gave to work that never changes, the slowest rank's (see ``worker/canary.py``); empty in old records."""
+    """What the hardware gave to work that never changes, the slowest rank's (``worker/canary.py``)."""
     health: Health = field(default_factory=Health)
 
     @property

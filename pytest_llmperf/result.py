@@ -67,6 +67,8 @@ class CaseResult:
     """One line; what the table and the JSON say beside the verdict."""
     checks: tuple[Check, ...] = ()
     launches: tuple[Launch, ...] = ()
+    launches_before: tuple[Launch, ...] = ()
+    """Of the other side, in the same order, where two sides took turns."""
     differences: tuple[str, ...] = ()
     """What differs between the baseline's environment and this one, ``name: then -> now``."""
     reference: Reference | None = None
@@ -92,7 +94,7 @@ class CaseResult:
             **{
                 **values,
                 "checks": tuple(Check(**check) for check in values["checks"]),
-                "launches": tuple(Launch.from_dict(launch) for launch in values["launches"]),
+                **{side: tuple(map(Launch.from_dict, values[side])) for side in ("launches", "launches_before")},
                 "differences": tuple(values["differences"]),
                 "notes": tuple(values["notes"]),
                 "reference": Reference(**reference) if reference else None,

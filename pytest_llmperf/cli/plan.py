@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.shelf import CaseError
 from pytest_llmperf.cli.specs import Named
 from pytest_llmperf.insight import memory
 from pytest_llmperf.insight.memory import MemoryPlan
+from pytest_llmperf.launch import prediction
+from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.report import formats
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.spec import TrainSpec
 
-_SECONDS = 300
 # A prediction takes one core and 1 GB.
 _AT_ONCE = 4
-# Where the process ended before it could say what is wrong: a traceback's last word, which advice may follow.
-_ERROR = re.compile(r"^[\w.]+(?:Error|Exception): (.*)$", re.MULTILINE)
-# A list of all that transformers knows is no answer.
-_LONGEST_ERROR = 300
-_PACKAGE_PARENT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -64,45 +55,15 @@ def _prediction(case: Named) -> Prediction | CaseError:
 
 
 def predict(spec: TrainSpec) -> MemoryPlan:
-    """The prediction for ``spec``, by a process of its own: this one does not import torch.
+    """The prediction for ``spec``.
 
     Raises:
         CaseError: it cannot be predicted; one line.
     """
-    request = {"spec": spec.to_dict(), "model_config": dict(spec.architecture.config)}
-    path = os.pathsep.join([str(_PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # A GPU that happens to be here would only be woken up.
-    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest_llmperf.worker.plan"],
-            input=json.dumps(request),
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CaseError(f"{spec.id}: no prediction after {_SECONDS} s") from None
-    parts, error = _answer(done)
-    if parts is None:
-        raise CaseError(f"{spec.id}: its memory cannot be predicted: {_shortened(error)}")
-    return MemoryPlan(parts)
-
-
-def _answer(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, int] | None, str]:
-    """The parts, or what went wrong."""
-    try:
-        answer = json.loads(done.stdout.splitlines()[-1])
-        return answer.get("parts"), str(answer.get("error", ""))
-    except (AttributeError, LookupError, ValueError):
-        said = _ERROR.findall(done.stderr) or [f"it ended with exit code {done.returncode} and said nothing"]
-        return None, said[-1]
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}..."
+        return MemoryPlan(prediction.predict(spec))
+    except PredictionError as error:
+        raise CaseError(str(error)) from error
 
 
 def page(prediction: Prediction) -> list[str]:

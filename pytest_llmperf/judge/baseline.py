@@ -219,12 +219,12 @@ def size_of(baseline: Baseline) -> str:
     return f"{counts}{'session' if sessions == 1 else 'sessions'}, {baseline.maturity}"
 
 
-def creep(baseline: Baseline, checks: Sequence[Check], tolerances: Mapping[str, float]) -> tuple[str, ...]:
+def creep(baseline: Baseline, checks: Sequence[Check]) -> tuple[str, ...]:
     """A line for each metric that is within tolerance of the baseline and worse than the anchor by more than that."""
     lines = []
     for check in checks:
         anchor = baseline.anchor.metrics.get(check.metric)
-        tolerance = tolerances.get(check.metric)
+        tolerance = check.tolerance
         if not anchor or tolerance is None or check.verdict not in ("pass", "inconclusive") or check.limit is None:
             continue
         falls = check.baseline is not None and check.limit < check.baseline  # its limit is a floor, not a ceiling

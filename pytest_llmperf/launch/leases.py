@@ -68,6 +68,33 @@ def lease_cpu(say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def lease_nodes(num_nodes: int, job_id: str, nodes: Sequence[str], say: Callable[[str], None]) -> Iterator[list[str]]:
+    """Hold ``num_nodes`` of an allocation's ``nodes``, the first that are free; processes of one job share them.
+
+    Raises:
+        OSError: the folder of leases, or a lock in it, cannot be used; in one line.
+        ValueError: fewer nodes than asked for.
+    """
+    if num_nodes > len(nodes):
+        raise ValueError(f"{num_nodes} nodes asked for, {len(nodes)} left")
+    folder = _folder()
+    with ExitStack() as held:
+        with _acquired(_lock(folder / f"slurm-{job_id}-queue.lock"), "a place in the queue", say):
+            chosen: list[str] = []
+            waiting = _Waiting(f"{num_nodes} node(s)", say)
+            while True:
+                for node in nodes:
+                    lock = _lock(folder / f"slurm-{job_id}-{node}.lock")
+                    if len(chosen) < num_nodes and node not in chosen and _is_acquired(lock):
+                        held.callback(lock.release)
+                        chosen.append(node)
+                if len(chosen) == num_nodes:
+                    break
+                waiting.tick()
+        yield sorted(chosen, key=list(nodes).index)
+
+
 def _foreign_first_last(gpu: Gpu) -> tuple[bool, int]:
     return bool(foreign_processes([gpu])), gpu.index
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from pytest_llmperf.capacity import Search
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.progress import ProgressReader
-from pytest_llmperf.measurement import Failure, Launch, Progress
+from pytest_llmperf.measurement import Failure, Health, Launch, Progress
 from pytest_llmperf.spec import TrainSpec
 
 _PACKAGE = Path(__file__).parents[1]
@@ -46,6 +47,10 @@ class LaunchRequest:
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for this launch alone."""
+    memory_limit_bytes: int = 0
+    """What each rank may hold, where that is less than the card's."""
+    search: Search | None = None
+    """For ``sizes``: where the search for the largest micro-batch stands."""
 
 
 class Launcher(Protocol):
@@ -53,6 +58,11 @@ class Launcher(Protocol):
 
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
         """The record, or why there is none; ``watch`` is told of progress while it runs."""
+
+
+def package_path() -> str:
+    """What ``PYTHONPATH`` needs so that another process finds this package."""
+    return str(_PACKAGE_PARENT)
 
 
 def torchrun_command(request: LaunchRequest) -> list[str]:
@@ -73,15 +83,25 @@ class LocalLauncher:
 
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
         """See ``Launcher``; whatever happens, no process of the launch is alive afterwards."""
+        run = self._run(request, watch)
+        if isinstance(run, Failure):
+            return run
+        result = outcome.read(request.folder, request.spec, run.ended, run.progress)
+        if isinstance(result, Failure):
+            return result
+        return replace(result, wall_seconds=round(run.ended.seconds, 3), health=run.health)
+
+    def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[outcome.Tried] | Failure:
+        """The micro-batch sizes that one process tried as ``request.search`` asks, or why it told of none."""
+        run = self._run(request, watch)
+        return run if isinstance(run, Failure) else outcome.read_sizes(request.folder, run.ended, run.progress)
+
+    def _run(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> _Run | Failure:
         folder = request.folder
         progress = ProgressReader(folder / "progress.json", watch)
         try:
-            folder.mkdir(parents=True)
-            _write_request(request)
-            if request.python != sys.executable:
-                (folder / _OTHER_PATH).mkdir()
-                (folder / _OTHER_PATH / _PACKAGE.name).symlink_to(_PACKAGE)
-            with _lifeline(folder) as line, HealthWatch(request.gpus, lambda: folder.glob("rank-*.pid")) as watched:
+            write_request(request)
+            with lifeline(folder) as line, HealthWatch(request.gpus, lambda: folder.glob("rank-*.pid")) as watched:
                 ended = process.run(
                     self._command(request),
                     environment=worker_environment(request, os.environ) | line,
@@ -90,15 +110,20 @@ class LocalLauncher:
                     pid_files=lambda: folder.glob("rank-*.pid"),
                     poll=lambda: _poll(progress, watched),
                 )
-                health = watched.health()
+                return _Run(ended, watched.health(), progress.last)
         except OSError as error:
             return Failure(
                 kind="never-started", message=f"the launch could not be started ({error})", tail=(), folder=str(folder)
             )
-        result = outcome.read(folder, request.spec, ended, progress.last)
-        if isinstance(result, Failure):
-            return result
-        return replace(result, wall_seconds=round(ended.seconds, 3), health=health)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A torchrun that was started and has ended, well or not."""
+
+    ended: process.Ended
+    health: Health
+    progress: Progress
 
 
 def _poll(progress: ProgressReader, watched: HealthWatch) -> None:
@@ -108,7 +133,7 @@ def _poll(progress: ProgressReader, watched: HealthWatch) -> None:
 
 
 @contextmanager
-def _lifeline(folder: Path) -> Iterator[dict[str, str]]:
+def lifeline(folder: Path) -> Iterator[dict[str, str]]:
     """Hold a lock while the launch runs; yields the variables that make the ranks watch it.
 
     The system lets go of it however this process ends. A pid would say less: before the ranks look, it may be gone,
@@ -147,12 +172,19 @@ def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> 
     return environment | dict(request.variables)
 
 
-def _write_request(request: LaunchRequest) -> None:
+def write_request(request: LaunchRequest) -> None:
+    """Make the run folder and leave in it what the worker needs."""
+    request.folder.mkdir(parents=True)
+    if request.python != sys.executable:
+        (request.folder / _OTHER_PATH).mkdir()
+        (request.folder / _OTHER_PATH / _PACKAGE.name).symlink_to(_PACKAGE)
     spec = request.spec
     content = {
         "spec": spec.to_dict(),
         "spec_id": spec.id,
         "digest": spec.digest,
         "model_config": dict(spec.architecture.config),
+        "memory_limit_bytes": request.memory_limit_bytes,
+        "search": request.search and request.search.to_dict(),
     }
     (request.folder / "request.json").write_text(json.dumps(content, indent=1), encoding="utf-8")

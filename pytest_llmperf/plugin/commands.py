@@ -25,7 +25,7 @@ def _command(item: pytest.Item, session: PerfSession) -> str:
     path, separator, name = item.nodeid.partition("::")
     node = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir) + separator + name
     parts = ["pytest", node, "--gpus", str(session.num_gpus)]
-    baselines = item.config.getoption("--perf-baselines")
-    if baselines:
-        parts += ["--perf-baselines", baselines]
+    for name in ("--perf-baselines", "--perf-memory-limit"):
+        value = item.config.getoption(name)
+        parts += [name, str(value)] if value else []
     return shlex.join(parts)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.gain import Bounds, judge_gain
-from pytest_llmperf.judge.verdict import Judgement, Policy, judge_pairs
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.judge.verdict import Judgement, Policy, judge, judge_pairs
+from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.sound import SoundLaunches
@@ -25,6 +26,8 @@ Pairs = tuple[tuple[Launch, Launch], ...]
 class Side:
     """What takes turns."""
 
+    name: str
+    """What tells it from the other: its spec's id, or its interpreter."""
     spec: TrainSpec
     start: Callable[[TrainSpec, int], Launch]
     """Launches a spec as the case's n-th launch."""
@@ -39,7 +42,7 @@ class Judged:
     set_aside: tuple[str, ...]
 
     def told(self, result: CaseResult) -> CaseResult:
-        """``result`` with what was judged. Its launches are those of the second side."""
+        """``result`` with what was judged; the second side is the one that it is about."""
         notes = [f"one launch was set aside: {self.set_aside[0]}"] if self.set_aside else []
         if self.judgement.verdict == "pass" and "_ratio" in self.judgement.checks[0].metric:
             notes.insert(0, self.judgement.reason)
@@ -50,8 +53,9 @@ class Judged:
             reason=self.judgement.reason,
             checks=self.judgement.checks,
             launches=tuple(launch for _, launch in self.pairs),
+            launches_before=tuple(launch for launch, _ in self.pairs),
             differences=before.differences(after),
-            notes=tuple(notes),
+            notes=(*notes, *result.notes),
         )
 
 
@@ -75,7 +79,7 @@ class Duel:
                 return Judgement("invalid", "; ".join(line.replace("; ", ", ") for line in troubles), ())
             return judge_gain(pairs, bounds, self._session.experience.noise, self._session.rule)
 
-        sides = (Side(before, self._runner.launch), Side(after, self._runner.launch))
+        sides = (Side(before.id, before, self._runner.launch), Side(after.id, after, self._runner.launch))
         return self._take_turns(sides, inactive, decide)
 
     def environments(self, spec: TrainSpec, python: str, inactive: frozenset[str]) -> Judged:
@@ -86,11 +90,15 @@ class Duel:
         """
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
-            extra = figures(spec, tuple(after for _, after in pairs))
+            # Of launches that are in trouble no figure can be computed.
+            extra = () if troubles else figures(spec, tuple(after for _, after in pairs))
             rule, experience = self._session.rule, self._session.experience
             return judge_pairs(pairs, self._policy, troubles, extra, rule, experience)
 
-        sides = (Side(spec, partial(self._runner.launch, python=python)), Side(spec, self._runner.launch))
+        sides = (
+            Side(python, spec, partial(self._runner.launch, python=python)),
+            Side(sys.executable, spec, self._runner.launch),
+        )
         return self._take_turns(sides, inactive, decide)
 
     def _take_turns(
@@ -114,11 +122,19 @@ class Duel:
                 lines = [
                     line
                     for index, side in enumerate(sides)
-                    for line in contradictions(side.spec, tuple(pair[index] for pair in pairs), inactive)
+                    for line in self._troubles(side, tuple(pair[index] for pair in pairs), inactive)
                 ]
                 judgement = decide(pairs, [*dict.fromkeys(lines), *sound.spoilt])
                 if not judgement.undecided or len(pairs) >= settings.max_launches:
                     return Judged(pairs, judgement, sound.set_aside)
+
+    def _troubles(self, side: Side, launches: tuple[Launch, ...], inactive: frozenset[str]) -> list[str]:
+        """What contradicts the spec of one side; where nothing does, what its chip cannot have done."""
+        found = contradictions(side.spec, launches, inactive)
+        if found:
+            return list(found)
+        judgement = judge(launches, None, self._policy, extra=figures(side.spec, launches))
+        return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []
 
     def _pair(self, sides: tuple[Side, Side], number: int, sound: SoundLaunches) -> tuple[Launch, Launch]:
         order = (0, 1) if number % 2 == 0 else (1, 0)
@@ -134,4 +150,10 @@ class Duel:
 
 
 def _start(side: Side, number: int, spec: TrainSpec) -> Launch:
-    return side.start(spec, number)
+    try:
+        return side.start(spec, number)
+    except LaunchFailed as error:
+        if side.name == side.spec.id:
+            raise  # it is named already
+        failure = replace(error.failure, message=f"{error.failure.message} (under {side.name})")
+        raise LaunchFailed(spec.id, failure) from None

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.baseline import BaselineError
 from pytest_llmperf.judge.common import host_shift
+from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.plugin.allocated import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.plugin.plan import plan_lines
 from pytest_llmperf.plugin.session import PerfSession
-from pytest_llmperf.plugin.unused import unused_baselines
+from pytest_llmperf.plugin.unused import file_of, gaps, partly, unused_baselines
 from pytest_llmperf.report.results_json import document, write_json
 from pytest_llmperf.report.terminal import summary_lines
 from pytest_llmperf.result import CaseResult
@@ -34,25 +35,25 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
 def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
     """Write the JSON and let a strict run fail for what no single case can see; runs in the controller alone."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["llmperf"] = {
-            "perf_nodes": sorted(session.perf_nodes),
-            "files": [str(path) for path in session.collected_files],
-            "deselected": session.deselected,
-        }
+        session.config.workeroutput["llmperf"] = session.coverage.to_dict()
         return
+    if session.job is not None:
+        session.job.note_spent()
+    if session.unfinished and pytest_session.exitstatus != OVER_BUDGET:
+        pytest_session.exitstatus = UNFINISHED
     if not _concerned(session):
         return
+    if session.settings.update == "prune":
+        _prune(session, pytest_session)
+    if session.settings.strict and not session.unfinished and _listed(session):
+        _fail(pytest_session)
     path = session.settings.json
     if path is not None:
         try:
-            write_json(path, document(_machine(session), session.findings.results))
+            write_json(path, _document(session, int(pytest_session.exitstatus)))
         except OSError as error:
             session.notes.append(f"--perf-json {path}: not written ({error})")
             _fail(pytest_session)
-    if session.settings.update == "prune" and not session.settings.dry_run:
-        _prune(session, pytest_session)
-    if session.settings.strict and _listed(session):
-        _fail(pytest_session)
 
 
 def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
@@ -60,7 +61,9 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
     if not _concerned(session):
         return
     lines = list(session.notes)
-    if session.settings.dry_run:
+    if session.settings.against_itself:
+        lines.append(f"--perf-against {session.settings.against}: the same environment on both sides")
+    if session.settings.dry_run and session.settings.update != "prune":
         lines = plan_lines(session.findings.planned) + lines
     elif session.findings.results:
         tty = bool(reporter.isatty)
@@ -93,9 +96,15 @@ def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:
 _SHORT = 1
 
 
+def _document(session: PerfSession, exit_code: int) -> dict[str, Any]:
+    values = document(_machine(session), session.findings.results) | {"exit_code": exit_code}
+    return values | ({"unfinished": session.unfinished} if session.unfinished else {})
+
+
 def _concerned(session: PerfSession) -> bool:
     findings = session.findings
-    return bool(findings.results or findings.planned or findings.digests or session.settings.json)
+    asked = session.settings.json or session.settings.update == "prune"
+    return bool(findings.results or findings.planned or findings.digests or asked)
 
 
 def _fail(pytest_session: pytest.Session) -> None:
@@ -118,20 +127,11 @@ def _unused(session: PerfSession) -> list[Path]:
     Raises:
         BaselineError: one of them cannot be read.
     """
-    if _partial(session):
-        return []
     entries = BaselineStore(session.settings.baselines).entries(session.machine_kind)
-    files = {_relative(path, session.config.rootpath) for path in session.collected_files}
-    return unused_baselines(entries, set(session.findings.digests), files, session.config.rootpath)
-
-
-def _partial(session: PerfSession) -> str:
-    """Why this run does not know every baseline in use; empty where it does."""
-    if session.deselected or any("::" in argument for argument in session.config.args):
-        return "only some tests were selected"
-    if not session.findings.digests or session.perf_nodes - session.named:
-        return "not every perf test said what it runs"  # skipped, failed before, or not reached
-    return ""
+    coverage, config = session.coverage, session.config
+    coverage.parts |= set(partly(config))
+    coverage.gaps |= set(gaps(config, session.settings.baselines, [file_of(entry.recorded_by) for entry in entries]))
+    return unused_baselines(entries, set(session.findings.digests), coverage, config.rootpath)
 
 
 def _listed(session: PerfSession) -> list[str]:
@@ -139,24 +139,28 @@ def _listed(session: PerfSession) -> list[str]:
         unused = _unused(session)
     except BaselineError as error:
         return [str(error)]
-    why = "no case of this run has its settings; if they are gone, remove it with --update-baselines=prune"
+    what = "remove it with --update-baselines=prune"
+    if session.settings.update == "prune":
+        if not session.coverage.doubts():
+            return []  # they were removed, or named as what would be
+        what = "delete the file"
+    why = f"no case of this run has its settings; if they are gone, {what}"
     return [f"unused baseline: {path} ({why})" for path in unused]
 
 
 def _prune(session: PerfSession, pytest_session: pytest.Session) -> None:
-    why = _partial(session)
-    if why:
-        session.notes.append(f"--update-baselines=prune: nothing was removed, {why}; run the whole suite")
-        _fail(pytest_session)
-        return
     try:
-        for path in _unused(session):
-            path.unlink()
-            session.notes.append(f"removed baseline: {path}")
+        unused = _unused(session)
+        doubts = session.coverage.doubts()
+        if doubts:
+            session.notes.append(f"--update-baselines=prune: nothing was removed, {doubts}")
+            _fail(pytest_session)
+        elif session.settings.dry_run:
+            session.notes += [f"--update-baselines=prune would remove: {path}" for path in unused]
+        else:
+            for path in unused:
+                path.unlink()
+                session.notes.append(f"removed baseline: {path}")
     except (BaselineError, OSError) as error:
         session.notes.append(f"--update-baselines=prune: {error}")
         _fail(pytest_session)
-
-
-def _relative(path: Path, root: Path) -> str:
-    return os.path.relpath(path, root)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, ending, options
+from pytest_llmperf.plugin import benchmark, ending, options, plan
+from pytest_llmperf.plugin.allocated import end_on_signals
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
     gpus,
@@ -30,7 +30,8 @@ _MARKERS = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    options.refuse_unknown_update(pluginmanager.get_plugin("pytestconfig"))
     options.add_options(parser)
 
 
@@ -40,7 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
     session = PerfSession(config, options.read_settings(config))
     config.stash[SESSION] = session
     config.pluginmanager.register(_Collector(session), "llmperf-collector")
-    if session.settings.gpus:
+    if session.job is not None:
+
+        def ended_by(name: str) -> None:
+            session.unfinished = name
+
+        config.add_cleanup(end_on_signals(ended_by))
+    if session.settings.gpus or session.settings.launcher == "slurm":
         _ = session.machine  # fewer GPUs than asked for ends the run here, before anything is collected
 
 
@@ -49,38 +56,56 @@ class _Collector:
 
     def __init__(self, session: PerfSession) -> None:
         self.session = session
+        self._seen: set[str] = set()
 
     @pytest.hookimpl
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        if "perf" in getattr(item, "fixturenames", ()):
+        if _is_case(item):
             benchmark.prepare(item)
+            self._seen.add(item.nodeid)
 
     @pytest.hookimpl
-    def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        self.session.deselected |= bool(items)
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed:
+            self.session.coverage.gaps.add(f"{report.nodeid or 'rootdir'}: collection {report.outcome}")
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        cases = [item for item in items if "perf" in getattr(item, "fixturenames", ())]
-        self.session.collected_files |= {item.path for item in cases}
-        self.session.perf_nodes |= {item.nodeid for item in cases}
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        # Compared, since whoever leaves items out (a plugin that shards, say) may tell nobody.
+        cases = {item.nodeid for item in session.items if _is_case(item)}
+        left_out = len(self._seen - cases)
+        self.session.coverage.nodes |= cases
+        self.session.coverage.parts |= {f"{left_out} perf test(s) were left out"} if left_out else set()
         self.session.num_gates = len(cases)
 
     @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         return ending.header(self.session, items)
 
+    @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_makereport")
+    def pytest_withhold(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Before anybody else sees the report: to all of them the test was skipped."""
+        report = yield
+        if FINDINGS in item.stash:
+            plan.withhold(item, call, report, item.stash[FINDINGS])
+        return report
+
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         findings = item.stash.get(FINDINGS, None)
-        if findings is None and "perf" in getattr(item, "fixturenames", ()):
+        if findings is None and _is_case(item):
             findings = item.stash.setdefault(FINDINGS, Findings())
         if findings is not None:
+            findings.ended(call)
             if report.failed and report.when != "teardown" and not findings.results:
                 findings.results.append(ending.unjudged(self.session, item.nodeid, report.longreprtext))
             # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
-            report.llmperf = findings.take()  # type: ignore[attr-defined]
+            report.llmperf = findings.take(findings.said(report))  # type: ignore[attr-defined]
         return report
 
     @pytest.hookimpl
@@ -88,18 +113,17 @@ class _Collector:
         values: Mapping[str, Any] | None = getattr(report, "llmperf", None)
         if values is not None:
             self.session.findings.add(values)
-            self.session.named |= {report.nodeid} if values["digests"] else set()
+            if values["said"]:
+                self.session.coverage.note(report.nodeid, values["said"])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker of xdist ended: it collected, and the controller did not."""
         collected = getattr(node, "workeroutput", {}).get("llmperf")
         if collected is None:
-            self.session.deselected = True  # it crashed: what it knew is lost
-            return
-        self.session.perf_nodes |= set(collected["perf_nodes"])
-        self.session.collected_files |= {Path(path) for path in collected["files"]}
-        self.session.deselected |= collected["deselected"]
+            self.session.coverage.parts.add("a worker of pytest-xdist crashed")  # what it knew is lost
+        else:
+            self.session.coverage.add(collected)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -113,3 +137,7 @@ class _Collector:
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, list[Any], list[Any]]:
         groups = yield
         return benchmark.drop_from_table(config, groups, {result.nodeid for result in self.session.findings.results})
+
+
+def _is_case(item: pytest.Item) -> bool:
+    return "perf" in getattr(item, "fixturenames", ())

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from pytest_llmperf.launch.cluster import SlurmOptions
+from pytest_llmperf.plugin import slurm_options
+
+# A Python on a network's file system, at its first start.
+_ASK_SECONDS = 120.0
+
+_UPDATES = ("new", "all", "prune")
 
 _TOLERANCES = {"throughput": "tokens_per_second_per_gpu", "memory": "peak_reserved_bytes"}
 
@@ -30,7 +41,17 @@ class Settings:
     strict: bool
     against: str
     """Another Python to take turns with; empty holds cases against their baselines."""
+    launcher: str
+    """``auto``, ``local`` or ``slurm``."""
+    slurm: SlurmOptions
+    resume: bool
+    """Whether what this SLURM job concluded before a requeue is taken as concluded."""
+    budget_gpu_hours: float | None
+    against_itself: bool
+    """Whether that Python is of the environment that runs pytest, under whatever name."""
     timeout_seconds: float
+    memory_limit_bytes: int
+    """What each rank may hold, where that is less than the card's; 0: all of it."""
     launches: int
     """Launches of each case at least."""
     max_launches: int
@@ -41,6 +62,21 @@ class Settings:
     """A site's own name for its machine kind; empty where the hardware's name serves."""
     tolerances: Mapping[str, float]
     """By metric, what the ini file sets."""
+
+
+def refuse_unknown_update(config: pytest.Config | None) -> None:
+    """Say what ``--update-baselines=`` takes; argparse would only say that it ignores the value.
+
+    Raises:
+        pytest.UsageError: it was given another value.
+    """
+    flag = "--update-baselines="
+    for argument in config.invocation_params.args if config else ():
+        value = str(argument).removeprefix(flag)
+        if str(argument).startswith(flag) and value not in _UPDATES:
+            nearest = difflib.get_close_matches(value, _UPDATES, n=1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise pytest.UsageError(f"{flag}{value}: expected {', '.join(_UPDATES)}{hint}")
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -80,6 +116,7 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="PYTHON",
         help="hold each case against the same case under this interpreter, in turns on the same GPUs; no baselines",
     )
+    slurm_options.add_options(group)
     group.addoption(
         "--perf-timeout",
         type=_seconds,
@@ -101,9 +138,16 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="N",
         help="launches of a case at most, where fewer do not decide (default: %(default)s)",
     )
+    group.addoption(
+        "--perf-memory-limit",
+        type=_size,
+        metavar="SIZE",
+        help="give each GPU no more memory than this, e.g. 64GiB, as a smaller card has",
+    )
     parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.02)", default="")
     parser.addini("perf_memory_tolerance", "fraction by which a case's peak memory may grow (GPU: 0.01)", default="")
     parser.addini("perf_alarms_per_month", "false alarms allowed to a nightly run (1)", default="1")
+    slurm_options.add_ini(parser)
     parser.addini("perf_machine", "your name for this machine kind, instead of the hardware's", default="")
 
 
@@ -114,6 +158,9 @@ def read_settings(config: pytest.Config) -> Settings:
         pytest.UsageError: a value that cannot be used, in one line.
     """
     option = config.option
+    if option.perf_reason.strip() and option.perf_update is None:
+        raise pytest.UsageError("--perf-reason says why a baseline changes; it goes with --update-baselines")
+    against = _python(option.perf_against, updating=option.perf_update is not None)
     return Settings(
         gpus=option.gpus,
         update=option.perf_update,
@@ -122,8 +169,14 @@ def read_settings(config: pytest.Config) -> Settings:
         json=_json_file(_path(config, option.perf_json)),
         dry_run=option.perf_dry_run,
         strict=option.perf_strict,
-        against=_python(option.perf_against, updating=option.perf_update is not None),
+        against=against,
+        launcher=option.perf_launcher,
+        slurm=slurm_options.read(config),
+        resume=option.perf_resume,
+        budget_gpu_hours=option.perf_budget,
+        against_itself=bool(against) and _environment(against) == _environment(sys.executable),
         timeout_seconds=option.perf_timeout,
+        memory_limit_bytes=_bytes(option.perf_memory_limit or ""),
         launches=option.perf_launches,
         max_launches=max(option.perf_launches, option.perf_max_launches),
         alarms_a_month=_positive(config, "perf_alarms_per_month", "a number of alarms above 0, e.g. 1"),
@@ -160,9 +213,25 @@ def _python(path: str | None, *, updating: bool) -> str:
     found = shutil.which(path)
     if found is None:
         raise pytest.UsageError(f"--perf-against {path}: no such interpreter; expected e.g. old-venv/bin/python")
-    if Path(found).absolute() == Path(sys.executable).absolute():
-        raise pytest.UsageError(f"--perf-against {path}: it is the Python that runs pytest; expected another one")
     return str(Path(found).absolute())
+
+
+def _environment(python: str) -> str:
+    """What tells its environment from others: one may be reached by several paths, and two may share an interpreter."""
+    script = "import os, sys; print(os.path.realpath(sys.prefix), sys.implementation.cache_tag)"
+    # Isolated, since it is none of this folder's; asked, since a link says nothing of the prefix.
+    command = [python, "-I", "-c", script]
+    try:
+        asked = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_ASK_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise pytest.UsageError(f"--perf-against {python}: {error}; expected a Python that runs") from error
+    answer = asked.stdout.splitlines()  # whatever the environment prints at its start comes before
+    if asked.returncode or not answer:
+        said = (asked.stderr.splitlines() or ["it did not answer"])[-1]
+        raise pytest.UsageError(f"--perf-against {python}: {said}; expected a Python that runs")
+    return answer[-1]
 
 
 def _positive(config: pytest.Config, name: str, what: str) -> float:
@@ -211,6 +280,22 @@ def _whole_number(text: str, *, minimum: int, what: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < minimum:
         raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return int(text)
+
+
+_UNITS = {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)} | {
+    f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)
+}
+
+
+def _size(text: str) -> str:
+    if not _bytes(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size of memory with its unit, e.g. 64GiB")
+    return text
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s?([a-zA-Z]{2,3})", text)
+    return int(float(match[1]) * _UNITS.get(match[2].upper(), 0)) if match else 0
 
 
 def _seconds(text: str) -> float:

@@ -6,24 +6,29 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_llmperf.judge.baseline import Baseline, BaselineError, creep, size_of
+from pytest_llmperf.judge.baseline import Baseline, creep, size_of
+from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin import benchmark, commands
+from pytest_llmperf.plugin.capacity import LAUNCHES, Capacity
 from pytest_llmperf.plugin.comparing import Duel
 from pytest_llmperf.plugin.failed import failed
+from pytest_llmperf.plugin.journal import Kept
 from pytest_llmperf.plugin.known import known_failure
 from pytest_llmperf.plugin.marks import Marks
+from pytest_llmperf.plugin.plan import Planner
 from pytest_llmperf.plugin.recording import Recorder
 from pytest_llmperf.plugin.runner import Runner
-from pytest_llmperf.plugin.session import FINDINGS, Findings, PerfSession, Planned
+from pytest_llmperf.plugin.session import FINDINGS, Findings, PerfSession
 from pytest_llmperf.plugin.show import Show
-from pytest_llmperf.plugin.skips import why_skip
 from pytest_llmperf.plugin.trial import Trial
 from pytest_llmperf.report.failure import failure_message
 from pytest_llmperf.result import CaseResult
 from pytest_llmperf.spec import TrainSpec
+
+_BEFORE = "concluded before the job was requeued"
 
 
 class Perf:
@@ -34,6 +39,7 @@ class Perf:
         self._request, self._item, self._session, self._settings = request, item, session, session.settings
         self._marks = Marks.of(item)
         self._findings = item.stash.setdefault(FINDINGS, Findings())
+        self._planner = Planner(session, self._findings)
         self._recorder = Recorder(session, item.nodeid)
         self._show = Show(item.config)
         self._runner = Runner(session, self._show)
@@ -44,60 +50,27 @@ class Perf:
         Raises:
             LaunchFailed: a launch yielded no record.
         """
-        self._skip_or_plan(spec, None)
+        _need_specs("measure", spec)
+        self._planner.name(spec.digest)
+        withheld = self._planner.ask(spec, name=spec.id, launches=self._settings.launches)
+        if withheld:
+            self._findings.cut = True  # whoever asked computes with launches: there is no going on without
+            pytest.skip(withheld)
         return tuple(self._runner.launch(spec, number) for number in range(1, self._settings.launches + 1))
 
     def check(self, spec: TrainSpec) -> CaseResult:
         """Launch ``spec`` until it is decided against its baseline, and fail the test unless it holds.
 
         A case that cannot run here is skipped with the reason. Under ``--update-baselines`` its figures are recorded.
+        A run that launches nothing returns a result without figures, whose verdict is ``planned``, so that the test
+        goes on to its next spec.
         """
-        if not isinstance(spec, TrainSpec):
-            raise failed(f"perf.check needs a TrainSpec, not {spec!r}; the fixture train_spec makes one")
-        if self._settings.against:
-            self._skip_or_plan(spec, None, turns=2)
-            return self._check_against(spec)
-        try:  # before the launch: a broken file costs no GPU time
-            baseline = self._recorder.load(spec)
-            self._skip_or_plan(spec, baseline)
-            self._recorder.prepare(spec, baseline)
-        except BaselineError as error:
-            self._findings.results.append(self._result(spec, "invalid", str(error)))
-            raise failed(str(error)) from None
-        policy = self._policy(spec)
-        trial = Trial(
-            self._session,
-            spec,
-            baseline=baseline,
-            policy=policy,
-            inactive=self._marks.inactive,
-            launch=self._runner.launch,
-            say=self._show.say,
-        )
-        try:
-            judgement = trial.run()
-        except LaunchFailed as error:
-            if error.failure.kind == "oom" and self._must_run_out():
-                return self._conclude(self._result(spec, "pass", "ran out of memory, as declared"))
-            raise self._launch_failed(spec, error) from None
-        if self._must_run_out():
-            reason = f"was declared to run out of memory below {self._marks.oom_below_gib:g} GiB, and trained"
-            return self._conclude(replace(self._result(spec, "invalid", reason), launches=trial.launches))
-        crept = creep(baseline, judgement.checks, policy.tolerances) if baseline else ()
-        result = replace(
-            self._result(spec, judgement.verdict, judgement.reason),
-            checks=judgement.checks,
-            launches=trial.launches,
-            differences=_differences(baseline, trial.launches),
-            notes=(*trial.notes(), *crept),
-        )
-        refused = ""
-        if self._recorder.wants(baseline):
-            try:
-                result = self._recorder.record(spec, result, baseline)
-            except BaselineError as error:
-                refused = str(error)
-        return self._conclude(result, size_of(baseline) if baseline else "none", refused)
+        _need_specs("check", spec)
+        self._planner.name(spec.digest)
+        concluded = self._concluded(spec.digest)
+        if concluded is not None:
+            return self._conclude(*concluded)
+        return self._check_against(spec) if self._settings.against else self._check(spec)
 
     def compare(  # noqa: PLR0913 - two specs and four named bounds
         self,
@@ -122,48 +95,107 @@ class Perf:
             }
         except ValueError as error:
             raise failed(f"perf.compare: {error}") from None
-        self._skip_or_plan(before, None, turns=0)
-        self._skip_or_plan(after, None, turns=2)
+        _need_specs("compare", before, after)
+        self._planner.name(before.digest, after.digest)
+        both = f"{after.id}-over-{before.id}"
+        result = replace(self._result(after, "", ""), id=both, digest=f"{after.digest}-{before.digest}")
+        concluded = self._concluded(result.digest)
+        if concluded is not None:
+            return self._conclude(*concluded)
+        withheld = self._planner.ask(before, after, name=both, launches=2 * self._settings.launches)
+        if withheld:
+            return replace(result, verdict="planned", reason=withheld)
+        if self._settings.against:
+            result = replace(result, notes=("compared in this environment alone: --perf-against holds perf.check",))
         duel = Duel(self._session, self._runner, self._show.say, self._policy(after))
-        result = self._result(after, "", "")
-        result = replace(result, id=f"{after.id}-over-{before.id}", digest=f"{after.digest}-{before.digest}")
         try:
             judged = duel.gain(before, after, bounds, self._marks.inactive)
         except LaunchFailed as error:
-            raise self._launch_failed(after, error) from None
+            raise self._launch_failed(result, error, before if error.spec_id == before.id else after) from None
         return self._conclude(judged.told(result), held_against="turns with the other spec")
 
+    def max_micro_batch(self, spec: TrainSpec) -> CaseResult:
+        """Find the largest micro-batch of ``spec`` that trains, to the unit, and fail the test if it was larger.
+
+        A fresh launch has trained it, and another has run out of memory with one sequence more. The size that
+        ``spec`` has is where the search begins if its memory cannot be predicted.
+        """
+        _need_specs("max_micro_batch", spec)
+        self._planner.name(spec.capacity_digest)
+        result = replace(self._result(spec, "", ""), id=spec.capacity_id, digest=spec.capacity_digest)
+        concluded = self._concluded(result.digest)
+        if concluded is not None:
+            return self._conclude(*concluded)
+        withheld = self._planner.ask(spec, name=result.id, launches=LAUNCHES, limited=True)
+        if withheld:
+            return replace(result, verdict="planned", reason=withheld)
+        capacity = Capacity(self._session, self._runner, self._recorder)
+        try:
+            result, refused = capacity.check(spec, result, self._marks.inactive)
+        except BaselineError as error:
+            self._findings.results.append(replace(result, verdict="invalid", reason=str(error)))
+            raise failed(str(error)) from None
+        except LaunchFailed as error:
+            raise self._launch_failed(result, error, spec) from None
+        return self._conclude(result, refused=refused)
+
+    def _check(self, spec: TrainSpec) -> CaseResult:
+        try:  # before the launch: a broken file costs no GPU time
+            baseline = self._recorder.load(spec)
+            withheld = self._planner.ask(spec, name=spec.id, launches=self._settings.launches, baseline=baseline)
+            if withheld:
+                return self._result(spec, "planned", withheld)
+            self._recorder.prepare(spec, baseline)
+        except BaselineError as error:
+            self._findings.results.append(self._result(spec, "invalid", str(error)))
+            raise failed(str(error)) from None
+        policy = self._policy(spec)
+        trial = Trial(
+            self._session,
+            spec,
+            baseline=baseline,
+            policy=policy,
+            inactive=self._marks.inactive,
+            launch=self._runner.launch,
+            say=self._show.say,
+        )
+        try:
+            judgement = trial.run()
+        except LaunchFailed as error:
+            if error.failure.kind == "oom" and self._must_run_out():
+                return self._conclude(self._result(spec, "pass", "ran out of memory, as declared"))
+            raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
+        if self._must_run_out():
+            reason = f"was declared to run out of memory below {self._marks.oom_below_gib:g} GiB, and trained"
+            return self._conclude(replace(self._result(spec, "invalid", reason), launches=trial.launches))
+        crept = creep(baseline, judgement.checks) if baseline else ()
+        result = replace(
+            self._result(spec, judgement.verdict, judgement.reason),
+            checks=judgement.checks,
+            launches=trial.launches,
+            differences=_differences(baseline, trial.launches),
+            notes=(*trial.notes(), *crept),
+        )
+        refused = ""
+        if self._recorder.wants(baseline):
+            try:
+                result = self._recorder.record(spec, result, baseline, trial.disagreement)
+            except BaselineError as error:
+                refused = str(error)
+        return self._conclude(result, size_of(baseline) if baseline else "none", refused)
+
     def _check_against(self, spec: TrainSpec) -> CaseResult:
+        withheld = self._planner.ask(spec, name=spec.id, launches=2 * self._settings.launches)
+        if withheld:
+            return self._result(spec, "planned", withheld)
         duel = Duel(self._session, self._runner, self._show.say, self._policy(spec))
         try:
             judged = duel.environments(spec, self._settings.against, self._marks.inactive)
         except LaunchFailed as error:
-            raise self._launch_failed(spec, error) from None
+            raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
         return self._conclude(
             judged.told(self._result(spec, "", "")), held_against=f"turns with {self._settings.against}"
         )
-
-    def _skip_or_plan(self, spec: TrainSpec, baseline: Baseline | None, *, turns: int = 1) -> None:
-        """End the test here where nothing can or shall be launched; ``turns`` is launches for each that is asked for.
-
-        A side of a comparison that plans nothing of its own has no turns.
-        """
-        if spec.digest not in self._findings.digests:
-            self._findings.digests.append(spec.digest)
-        num_gpus, num_cores = self._session.num_gpus, self._session.machine.cores
-        reason = why_skip(spec, num_gpus=num_gpus, num_cores=num_cores)
-        if reason:
-            if self._settings.dry_run:
-                self._findings.planned.append(Planned(id=spec.id, launches=0, gpus=0, seconds=None, skipped=reason))
-            pytest.skip(reason)
-        if self._settings.update == "prune":
-            pytest.skip("--update-baselines=prune: nothing is launched")
-        if self._settings.dry_run and turns:
-            launches = turns * self._settings.launches
-            seconds = _expected_seconds(baseline, launches)
-            gpus = 0 if self._session.on_cpu else spec.gpus
-            self._findings.planned.append(Planned(id=spec.id, launches=launches, gpus=gpus, seconds=seconds))
-            pytest.skip("dry run: nothing is launched")
 
     def _policy(self, spec: TrainSpec) -> Policy:
         policy = Policy.for_cpu() if self._session.on_cpu else Policy.for_gpu()
@@ -183,11 +215,13 @@ class Perf:
         below = self._marks.oom_below_gib
         if below is None or self._session.on_cpu:
             return False
-        return max(gpu.memory_bytes for gpu in self._session.machine.gpus) < below * 2**30
+        return self._session.memory_bytes < below * 2**30
 
-    def _launch_failed(self, spec: TrainSpec, error: LaunchFailed) -> BaseException:
+    def _launch_failed(self, result: CaseResult, error: LaunchFailed, spec: TrainSpec) -> BaseException:
         reason = f"launch failed ({error.failure.kind}): {error.failure.message}"
-        self._findings.results.append(self._result(spec, "invalid", reason))
+        if error.spec_id != result.id:  # one of several that took turns
+            reason = f"{error.spec_id}: {reason}"
+        self._findings.results.append(replace(result, verdict="invalid", reason=reason))
         known = known_failure(spec)
         rerun = f"run it again: {commands.rerun(self._item, self._session)}"
         return failed("\n".join([str(error), *([known] if known else []), rerun]))
@@ -204,8 +238,19 @@ class Perf:
             rung=self._marks.rung,
         )
 
+    def _concluded(self, digest: str) -> tuple[CaseResult, str, str] | None:
+        """What the job concluded of this case before it was requeued, where this run goes on with that."""
+        kept = self._session.job and self._session.job.journal.find(self._item.nodeid, digest)
+        if not kept or self._settings.dry_run:
+            return None
+        result = replace(kept.result, notes=tuple(dict.fromkeys((*kept.result.notes, _BEFORE))))
+        return result, kept.held_against, kept.refused
+
     def _conclude(self, result: CaseResult, held_against: str = "none", refused: str = "") -> CaseResult:
         self._findings.results.append(result)
+        if self._session.job is not None and _BEFORE not in result.notes:
+            trouble = self._session.job.journal.keep(Kept(result, held_against, refused))
+            self._session.notes += [trouble] if trouble else []
         benchmark.record(self._request, result)
         failing = {"invalid", "regressed", "new"} | ({"improved", "inconclusive"} if self._settings.strict else set())
         if refused and result.verdict not in failing:
@@ -228,8 +273,7 @@ def _differences(baseline: Baseline | None, launches: tuple[Launch, ...]) -> tup
     return baseline.launches[-1].differences(launches[-1])
 
 
-def _expected_seconds(baseline: Baseline | None, launches: int) -> float | None:
-    if baseline is None:
-        return None
-    walls = [launch.wall_seconds for launch in baseline.launches]
-    return launches * sum(walls) / len(walls)
+def _need_specs(method: str, *values: object) -> None:
+    for value in values:
+        if not isinstance(value, TrainSpec):
+            raise failed(f"perf.{method} needs a TrainSpec, not {value!r}; the fixture train_spec makes one")

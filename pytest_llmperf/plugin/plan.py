@@ -1,10 +1,72 @@
-"""What ``--perf-dry-run`` prints."""
+"""Runs that launch nothing (``--perf-dry-run``, ``--update-baselines=prune``): every test says what it would launch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_llmperf.plugin.session import Planned
+import pytest
+
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.plugin.session import Findings, PerfSession, Planned
+from pytest_llmperf.plugin.skips import why_skip
+from pytest_llmperf.spec import TrainSpec
+
+
+class Planner:
+    """What one test asks for, before anything is launched.
+
+    Where nothing is, the test goes on: whoever plans or prunes has to know its later specs too.
+    """
+
+    def __init__(self, session: PerfSession, findings: Findings) -> None:
+        self._session, self._settings, self._findings = session, session.settings, findings
+
+    def name(self, *digests: str) -> None:
+        """The baselines of these are in use, whatever becomes of the test."""
+        self._findings.digests += [digest for digest in digests if digest not in self._findings.digests]
+        self._findings.named = True
+
+    def ask(
+        self, *specs: TrainSpec, name: str, launches: int, baseline: Baseline | None = None, limited: bool = False
+    ) -> str:
+        """Why these specs, of one case, are not launched; empty where they are.
+
+        A run that launches ends the test here where one of them cannot run; a ``limited`` one needs a limit of memory
+        to run into.
+        """
+        num_gpus, num_cores = self._session.num_gpus, self._session.machine.cores
+        hindrances = (why_skip(spec, num_gpus=num_gpus, num_cores=num_cores) for spec in specs)
+        hindrance = next(filter(None, hindrances), "")
+        if limited and not hindrance and not self._session.memory_bytes:
+            hindrance = "a CPU's memory is everybody's: give this run a limit with --perf-memory-limit, e.g. 2GiB"
+        launches_nothing = _launches_nothing(self._settings.update, dry_run=self._settings.dry_run)
+        if not launches_nothing:
+            if hindrance:
+                self._findings.stopped = True
+                pytest.skip(hindrance)
+            return ""
+        if self._settings.update != "prune":
+            gpus = 0 if self._session.on_cpu else max(spec.gpus for spec in specs)
+            case = Planned(
+                id=name, launches=launches, gpus=gpus, seconds=_expected_seconds(baseline, launches), skipped=hindrance
+            )
+            self._findings.planned.append(case)
+        if not hindrance or not self._findings.withheld:
+            self._findings.withheld = hindrance or launches_nothing
+        return hindrance or launches_nothing
+
+
+def withhold(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, findings: Findings) -> None:
+    """Show a test for which nothing was launched as skipped, also where it failed for want of figures."""
+    if not findings.withheld or findings.results or report.skipped:
+        return
+    if report.when == "teardown" or (report.when == "setup" and report.passed):
+        return
+    reason = findings.withheld
+    if call.excinfo is not None:
+        reason += f" (it ended early: {call.excinfo.exconly(tryshort=True).splitlines()[0]})"
+    path, line = item.reportinfo()[:2]
+    report.outcome, report.longrepr = "skipped", (str(path), (line or 0) + 1, f"Skipped: {reason}")
 
 
 def plan_lines(planned: Sequence[Planned]) -> list[str]:
@@ -27,3 +89,16 @@ def _line(number: int, case: Planned) -> str:
     where = f"{case.gpus} GPU(s)" if case.gpus else "CPU"
     seconds = "unknown" if case.seconds is None else f"{case.seconds:.0f} s"
     return f"{number:4d}. {case.id}  {case.launches} launch(es) on {where}, {seconds}"
+
+
+def _launches_nothing(update: str | None, *, dry_run: bool) -> str:
+    if update == "prune":
+        return "--update-baselines=prune: nothing is launched"
+    return "dry run: nothing is launched" if dry_run else ""
+
+
+def _expected_seconds(baseline: Baseline | None, launches: int) -> float | None:
+    if baseline is None:
+        return None
+    walls = [launch.wall_seconds for launch in baseline.launches]
+    return launches * sum(walls) / len(walls)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from pytest_llmperf.judge.baseline import Baseline, BaselineError, accept, describe
+from pytest_llmperf.judge.baseline import Baseline, accept, describe
+from pytest_llmperf.judge.capacity import CapacityBaseline, accept_capacity
+from pytest_llmperf.judge.document import Accepted, BaselineError
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.result import CaseResult
@@ -29,7 +31,15 @@ class Recorder:
         """
         return self._store.load(self._session.machine_kind, spec)
 
-    def prepare(self, spec: TrainSpec, baseline: Baseline | None) -> None:
+    def load_capacity(self, spec: TrainSpec) -> CapacityBaseline | None:
+        """The largest micro-batch of ``spec``, if one was recorded.
+
+        Raises:
+            BaselineError: it cannot be read.
+        """
+        return self._store.load_capacity(self._session.machine_kind, spec)
+
+    def prepare(self, spec: TrainSpec, baseline: Baseline | CapacityBaseline | None) -> None:
         """Find out, before GPU time is spent, whether ``spec`` can be recorded if the run asks for it.
 
         Raises:
@@ -45,16 +55,48 @@ class Recorder:
                     f"({', '.join(changed[:_MOST_FILES])}{more}); commit them, or say why with --perf-reason"
                 )
 
-    def wants(self, baseline: Baseline | None) -> bool:
+    def wants(self, baseline: Baseline | CapacityBaseline | None) -> bool:
         """Whether this run records a case with this baseline."""
         return self._settings.update == "all" or (self._settings.update == "new" and baseline is None)
 
-    def record(self, spec: TrainSpec, result: CaseResult, judged: Baseline | None) -> CaseResult:
-        """``result``, which was held against ``judged``, with what was recorded.
+    def record_capacity(self, spec: TrainSpec, result: CaseResult) -> CaseResult:
+        """``result``, whose first check is the largest micro-batch, with what was recorded.
 
         Raises:
             BaselineError: nothing was, and why.
         """
+        entry = Accepted(
+            recorded_at=_now(),
+            reason=self._settings.reason,
+            launches=len(result.launches),
+            metrics={check.metric: check.value for check in result.checks},
+            revision=self._session.revision.commit,
+        )
+        new = CapacityBaseline(
+            id=spec.capacity_id,
+            digest=spec.capacity_digest,
+            machine=self._session.machine_kind,
+            spec=spec.to_dict(),
+            recorded_by=self._nodeid,
+            anchor=entry,
+            history=(entry,),
+        )
+        old, stored = self._store.update_capacity(
+            self._session.machine_kind, spec, lambda old: accept_capacity(old, new)
+        )
+        was = "none" if old is None else str(old.size)
+        return replace(result, updated=f"recorded {stored.id}: {was} -> {stored.size}")
+
+    def record(
+        self, spec: TrainSpec, result: CaseResult, judged: Baseline | None, disagreement: str = ""
+    ) -> CaseResult:
+        """``result``, which was held against ``judged``, with what was recorded.
+
+        Raises:
+            BaselineError: nothing was, and why: ``disagreement`` says that its launches are not of one speed.
+        """
+        if disagreement:
+            raise BaselineError(f"not recorded: {spec.id}: {disagreement}; record it when the machine is quiet")
 
         def change(old: Baseline | None) -> Baseline:
             return accept(
@@ -66,7 +108,7 @@ class Recorder:
                 verdict=result.verdict,
                 checks=result.checks,
                 reason=self._settings.reason,
-                recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                recorded_at=_now(),
                 recorded_by=self._nodeid,
                 revision=self._session.revision.commit,
             )
@@ -76,3 +118,7 @@ class Recorder:
         except BaselineError as error:
             raise BaselineError(f"not recorded: {error}") from error
         return replace(result, updated="\n".join(describe(old, new)))
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

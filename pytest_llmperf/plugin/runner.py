@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
+from pytest_llmperf.capacity import Search
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
 from pytest_llmperf.launch.machine import Gpu
+from pytest_llmperf.launch.slurm import OutOfTimeError
 from pytest_llmperf.measurement import Failure, Launch, LaunchFailed
+from pytest_llmperf.plugin.allocated import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.show import LaunchShow, Show
@@ -26,7 +31,7 @@ class Runner:
 
     def __init__(self, session: PerfSession, show: Show, launcher: Launcher | None = None) -> None:
         self._session, self._show = session, show
-        self._launcher = launcher or LocalLauncher()
+        self._launcher = launcher
         self._held: tuple[Gpu, ...] | None = None
 
     @contextmanager
@@ -53,6 +58,7 @@ class Runner:
                 gpus=gpus,
                 timeout_seconds=settings.timeout_seconds,
                 python=python,
+                memory_limit_bytes=settings.memory_limit_bytes,
             )
             outcome = self._run(request, live)
             if isinstance(outcome, Failure):
@@ -60,9 +66,38 @@ class Runner:
             live.finished(outcome)
         return outcome
 
+    def sizes(self, spec: TrainSpec, search: Search) -> list[tuple[int, int | None]]:
+        """The micro-batch sizes that one process tried, each with its peak allocated bytes or none; on this machine.
+
+        Raises:
+            LaunchFailed: it ended for another reason than a lack of memory.
+        """
+        settings = self._session.settings
+        with self._lease(spec.gpus) as gpus, self._show.launch(f"{spec.capacity_id} sizes", 1, 1) as live:
+            request = LaunchRequest(
+                spec=spec,
+                folder=self._folder(spec),
+                gpus=gpus,
+                timeout_seconds=settings.timeout_seconds,
+                memory_limit_bytes=settings.memory_limit_bytes,
+                search=search,
+            )
+            outcome = LocalLauncher().sizes(request, live.update)
+        if not isinstance(outcome, Failure):
+            return outcome
+        if outcome.kind != "oom":
+            raise LaunchFailed(spec.capacity_id, outcome)
+        return []  # even the process was lost; fresh launches search alone
+
     def _run(self, request: LaunchRequest, live: LaunchShow) -> Launch | Failure:
         try:
+            if self._launcher is None:
+                self._launcher = self._session.launcher(self._show.say) or LocalLauncher()
             return self._launcher.launch(request, live.update)
+        except OutOfTimeError as error:
+            live.clear()
+            self._session.unfinished = str(error)
+            pytest.exit(str(error), returncode=OVER_BUDGET if error.over_budget else UNFINISHED)
         except KeyboardInterrupt:
             live.clear()
             self._show.say(f"{request.spec.id}: interrupted; its logs are in {request.folder}")
@@ -78,6 +113,9 @@ class Runner:
             yield self._held[:num_gpus]
             return
         gpus: tuple[Gpu, ...] = ()
+        if self._session.cluster is not None:  # its launcher leases nodes
+            yield gpus
+            return
         with ExitStack() as held:
             try:  # around the lease alone: an OSError of the launch is none of its
                 if self._session.on_cpu:

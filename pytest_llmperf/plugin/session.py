@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,13 +23,21 @@ from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.judge.sequential import Rule
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.verdict import Policy
+from pytest_llmperf.launch.allocation import job_key
+from pytest_llmperf.launch.cluster import Cluster
 from pytest_llmperf.launch.machine import Machine, find_machine
+from pytest_llmperf.launch.slurm import SlurmLauncher
+from pytest_llmperf.plugin.allocated import Job, hold, uses_slurm
+from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.options import Settings
 from pytest_llmperf.plugin.revision import Revision, find_revision
+from pytest_llmperf.plugin.unused import ALL, SOME, STOPPED, Coverage
+from pytest_llmperf.report import formats
 from pytest_llmperf.result import CaseResult
 
 _KEPT_RUNS = 10
-_RUN_NAME = re.compile(r"\d{8}-\d{6}-\d{1,9}")
+_RUN_NAME = re.compile(r"\d{8}-\d{6}-(\w+-)?\d{1,9}")
+_LOOK = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
 _UNTOUCHED_SECONDS = 24 * 3600.0
 
 
@@ -54,19 +62,37 @@ class Findings:
     planned: list[Planned] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     """Of every spec it asked about, also where it was skipped: their baselines are in use."""
+    named: bool = False
+    """Whether it ever asked about one."""
+    withheld: str = ""
+    """Why nothing was launched for what it asked about, where it went on without."""
+    stopped: bool = False
+    """Whether it was ended at a spec that cannot run here."""
+    cut: bool = False
+    """Whether it ended by itself before its end: nobody knows what else it would have asked about."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
+    def ended(self, call: pytest.CallInfo[None]) -> None:
+        """Take note of how a phase of the test ended."""
+        self.cut |= call.excinfo is not None and not self.stopped
+
+    def said(self, report: pytest.TestReport) -> str:
+        """How much of what it runs the test has said; empty where it is too early to tell."""
+        if report.when != "call" and report.passed:
+            return ""
+        if self.cut or report.failed or not self.named:
+            return SOME
+        return STOPPED if self.stopped else ALL
+
+    def take(self, said: str = "") -> dict[str, Any] | None:
+        """What was found since the last time, to be sent away; ``None`` where nothing was."""
+        if not (self.results or self.planned or self.digests or said):
+            return None
+        values = {
             "results": [result.to_dict() for result in self.results],
             "planned": [vars(planned) for planned in self.planned],
             "digests": self.digests,
+            "said": said,
         }
-
-    def take(self) -> dict[str, Any] | None:
-        """What was found since the last time, to be sent away; ``None`` where nothing was."""
-        if not (self.results or self.planned or self.digests):
-            return None
-        values = self.to_dict()
         self.results, self.planned, self.digests = [], [], []
         return values
 
@@ -83,13 +109,12 @@ class PerfSession:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config, self.settings = config, settings
         self.findings = Findings()
-        self.collected_files: set[Path] = set()
+        self.coverage = Coverage()
         self.notes: list[str] = []
-        self.deselected = False
-        self.perf_nodes: set[str] = set()
-        self.named: set[str] = set()
-        """Perf tests that said which specs they run; of the others nobody knows whose baseline is in use."""
         self.num_gates = 1
+        self._launcher: SlurmLauncher | None = None
+        self.unfinished = ""
+        """What ended this run before its end, where another start can go on."""
 
     @cached_property
     def experience(self) -> Experience:
@@ -108,6 +133,34 @@ class PerfSession:
         return Rule.allowing(self.settings.alarms_a_month, self.num_gates, self.settings.max_launches)
 
     @cached_property
+    def cluster(self) -> Cluster | None:
+        """The SLURM job whose nodes the launches go to; ``None``: they stay on this machine.
+
+        Raises:
+            pytest.UsageError: there is none, or no figure may come from it.
+        """
+        settings = self.settings
+        if not uses_slurm(settings.launcher, os.environ):
+            return None
+        return hold(settings.launcher, settings.slurm, settings.gpus)
+
+    @cached_property
+    def job(self) -> Job | None:
+        """The SLURM job that launches this run, through its requeues.
+
+        Raises:
+            pytest.UsageError: there is none, and an option is about it.
+        """
+        settings = self.settings
+        if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
+            arguments = tuple(map(str, self.config.invocation_params.args))
+            return Job(self.config.rootpath / ".llmperf", os.environ, arguments, resume=settings.resume)
+        if settings.resume or settings.budget_gpu_hours is not None:
+            option = "--perf-resume" if settings.resume else "--perf-budget"
+            raise pytest.UsageError(f"{option}: not in a SLURM job that launches by srun; leave it out, or use sbatch")
+        return None
+
+    @cached_property
     def machine(self) -> Machine:
         """Found on first use: a run without a perf test never asks the driver.
 
@@ -115,16 +168,34 @@ class PerfSession:
             pytest.UsageError: fewer GPUs than ``--gpus`` asks for: a nightly job must not go green on a dead GPU.
         """
         try:
-            machine = find_machine()
+            machine = self.cluster.machine if self.cluster else find_machine()
         except ValueError as error:
             raise pytest.UsageError(f"--gpus: {error}") from error
         asked = self.settings.gpus
         if asked is not None and asked > len(machine.gpus):
+            where = f"in SLURM job {self.cluster.allocation.job_id}" if self.cluster else "visible here"
+            what = "ask sbatch for more with --nodes and --gres" if self.cluster else _LOOK
+            have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {where}"
+            raise pytest.UsageError(f"{have}; {what}, or ask for fewer (--gpus 0 is the CPU)")
+        least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
+        if asked != 0 and 0 < least < self.settings.memory_limit_bytes:
             raise pytest.UsageError(
-                f"--gpus {asked}: only {len(machine.gpus)} GPU(s) visible here; "
-                "check nvidia-smi and CUDA_VISIBLE_DEVICES, or ask for fewer (--gpus 0 is the CPU)"
+                f"--perf-memory-limit {formats.memory(self.settings.memory_limit_bytes)}: the GPU has "
+                f"{formats.memory(least)}; a limit can only be lower"
             )
         return machine
+
+    def launcher(self, say: Callable[[str], None]) -> SlurmLauncher | None:
+        """What launches in the SLURM job, one for the whole run, which remembers its nodes; ``None``: no such job."""
+        if self._launcher is None and self.cluster is not None and self.job is not None:
+            self._launcher = self.job.launcher(
+                self.cluster,
+                self.settings.slurm,
+                on_cpu=self.on_cpu,
+                budget_gpu_hours=self.settings.budget_gpu_hours,
+                say=say,
+            )
+        return self._launcher
 
     @property
     def num_gpus(self) -> int:
@@ -133,12 +204,23 @@ class PerfSession:
         return len(self.machine.gpus) if asked is None else min(asked, len(self.machine.gpus))
 
     @property
+    def memory_bytes(self) -> int:
+        """What each rank may hold; 0: whatever the CPU's host has."""
+        if self.settings.memory_limit_bytes or self.on_cpu:
+            return self.settings.memory_limit_bytes
+        return min(gpu.memory_bytes for gpu in self.machine.gpus)
+
+    @property
     def on_cpu(self) -> bool:
         return self.num_gpus == 0
 
     @property
     def machine_kind(self) -> str:
-        """What keys a baseline together with the digest."""
+        """What keys a baseline together with the digest. A limit of memory makes another machine of it."""
+        limit = self.settings.memory_limit_bytes
+        return self._kind() + (f"-limit-{limit / 2**30:g}gib" if limit else "")
+
+    def _kind(self) -> str:
         name = self.settings.machine
         if self.on_cpu:  # a site names its machine once, and its CPU's figures must never meet its GPU's
             return f"{name}-cpu" if name else self.machine.cpu_kind
@@ -152,14 +234,20 @@ class PerfSession:
     @cached_property
     def run_folder(self) -> Path:
         """Where this run keeps its launches' logs and records: ``.llmperf/`` under rootdir, or a temporary folder."""
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        # Two hosts that share this folder may have the same pid in the same second, and not the same job.
+        job = f"{job_key(os.environ)}-" if self.cluster else ""
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{job}{os.getpid()}"
         home = self.config.rootpath / ".llmperf"
         try:
             home.mkdir(exist_ok=True)
             (home / ".gitignore").write_text("*\n", encoding="ascii")
             _prune(home)
             (home / name).mkdir()
-        except OSError:  # a read-only checkout
+        except OSError as error:  # a read-only checkout
+            if self.cluster:
+                raise failed(
+                    f"{home}: not usable ({error}); a SLURM run keeps its files where all nodes see them"
+                ) from None
             return Path(tempfile.mkdtemp(prefix="llmperf-"))
         return home / name
 

@@ -1,25 +1,150 @@
-"""Which baselines no test asked for. Pure, but for asking whether a test file still exists."""
+"""Which baselines no test asks for, and whether a run can know it. Pure, but for looking at paths.
+
+That nobody asked for a baseline proves little: the test that does may have been left out, have failed before it asked,
+or have moved to a file that this run did not collect.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import glob
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from pytest_llmperf.judge.store import Entry
 
+#: How much a test said of what it runs: every spec; those up to one that cannot run here; some, and then it ended.
+ALL, STOPPED, SOME = "all", "stopped", "some"
 
-def unused_baselines(
-    entries: Iterable[Entry], digests: AbstractSet[str], collected_files: AbstractSet[str], root: Path
-) -> list[Path]:
-    """Baselines whose digest no test asked for, though the file that recorded them ran in full or is gone.
+_MOST_NODES = 3
 
-    A baseline that another test file recorded is left alone: a run of one file says nothing about the others.
+# Ini values that, given for one run, change what is collected.
+_COLLECTING = (
+    "collect_imported_tests norecursedirs python_classes python_files python_functions pythonpath testpaths".split()
+)
+
+
+@dataclass
+class Coverage:
+    """What a run saw of its suite."""
+
+    nodes: set[str] = field(default_factory=set)
+    """Perf tests that were to run."""
+    said: dict[str, str] = field(default_factory=dict)
+    """By node, of those that ended."""
+    parts: set[str] = field(default_factory=set)
+    """Why tests of a file that ran may be missing."""
+    gaps: set[str] = field(default_factory=set)
+    """Why whole files may be missing."""
+
+    def note(self, node: str, said: str) -> None:
+        self.nodes.add(node)  # also one that got ``perf`` only while it ran
+        self.said[node] = said
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: sorted(getattr(self, name)) for name in ("nodes", "parts", "gaps")}
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Take in what another process collected; what its tests said came with their reports."""
+        for name in ("nodes", "parts", "gaps"):
+            getattr(self, name).update(values[name])
+
+    @property
+    def stopped(self) -> set[str]:
+        return {node for node, said in self.said.items() if said == STOPPED}
+
+    def files(self) -> set[str]:
+        """Test files of which every perf test ran and said what it runs, as far as it can run here."""
+        unsure = {file_of(node) for node in self.nodes if self.said.get(node, SOME) == SOME}
+        return set() if self.parts else {file_of(node) for node in self.nodes} - unsure
+
+    def doubts(self) -> str:
+        """Why a baseline that nobody asked for may be in use all the same, and what to do; empty where it cannot be."""
+        if self.parts:
+            return f"only some tests were selected ({'; '.join(sorted(self.parts))}); run the whole suite"
+        if self.gaps:
+            return f"only a part of the suite may have been collected ({'; '.join(sorted(self.gaps))})"
+        if not self.nodes:
+            return "no perf test was collected; run the whole suite"
+        unsure = sorted(node for node in self.nodes if self.said.get(node) != ALL)
+        if unsure:
+            more = [f"{len(unsure) - _MOST_NODES} more"] if len(unsure) > _MOST_NODES else []
+            names = ", ".join([*unsure[:_MOST_NODES], *more])
+            return f"not every perf test said all that it runs: {names}"
+        return ""
+
+
+def file_of(node: str) -> str:
+    """The file of a node id, relative to rootdir."""
+    return node.partition("::")[0]
+
+
+def unused_baselines(entries: Iterable[Entry], digests: AbstractSet[str], coverage: Coverage, root: Path) -> list[Path]:
+    """Baselines whose digest no test asked for, though the file that recorded them ran in full.
+
+    A baseline that another test file recorded is left alone: a run of one file says nothing about the others. Where
+    the file is gone, only the whole suite knows whether its tests moved.
     """
+    files, whole, stopped = coverage.files(), not coverage.doubts(), coverage.stopped
     unused = []
     for entry in entries:
-        file = entry.recorded_by.partition("::")[0]
-        judged = file in collected_files or not (root / file).exists()
-        if judged and entry.digest not in digests:
+        file = file_of(entry.recorded_by)
+        known = file in files or (whole and not (root / file).exists())
+        if known and entry.digest not in digests and entry.recorded_by not in stopped:
             unused.append(entry.path)
     return sorted(unused)
+
+
+def partly(config: pytest.Config) -> Iterator[str]:
+    """Why this run's options may have left out tests of a file that was collected."""
+    for argument in config.args:
+        if "::" in argument:
+            yield argument
+    if config.getoption("lf", default=False):
+        yield "--last-failed"
+
+
+def gaps(config: pytest.Config, baselines: Path, recorded_by: Iterable[str]) -> Iterator[str]:
+    """Why tests that this run did not collect may use ``baselines``, which tests of these files recorded."""
+    root = config.rootpath.resolve()
+    for name in ("ignore", "ignore_glob"):
+        if config.getoption(name, default=None):
+            yield f"--{name.replace('_', '-')}"
+    overridden = [item.partition("=")[0].strip() for item in config.getoption("override_ini", default=None) or ()]
+    yield from (f"-o {name}" for name in overridden if name in _COLLECTING)
+    if not _within(baselines.resolve(), [root]):
+        yield f"{baselines} is not under rootdir, other suites may use it"
+    collected = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
+    if _within(root, collected):
+        return
+    outside = sorted(file for file in set(recorded_by) if not _within((root / file).resolve(), collected))
+    whole = f"run `pytest {_shown(root, config)}`"
+    named = _testpaths(config)
+    if named and all(_within(path, collected) for path in named):
+        if outside:
+            yield f"{outside[0]}, which recorded a baseline, is not in testpaths; {whole}"
+    # A folder in which every baseline was recorded is where the suite lives.
+    elif outside or not all(folder.is_dir() for folder in collected):
+        yield f"{' '.join(config.args)}: not {'testpaths' if named else 'rootdir'}; {whole}"
+
+
+def _testpaths(config: pytest.Config) -> list[Path]:
+    """What the project's ini file names as its suite; nothing where another ini file was asked for."""
+    if config.getoption("inifilename", default=None):
+        return []
+    patterns = (str(config.rootpath / pattern) for pattern in config.getini("testpaths"))
+    found = (glob.glob(pattern, recursive=True) for pattern in patterns)  # noqa: PTH207 - as pytest reads them
+    return [Path(path).resolve() for paths in found for path in paths]
+
+
+def _within(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _shown(root: Path, config: pytest.Config) -> str:
+    here = config.invocation_params.dir.resolve()
+    return "." if root == here else str(root)

@@ -19,7 +19,8 @@ SCHEMA = 1
 def document(machine: Mapping[str, Any], results: Sequence[CaseResult]) -> dict[str, Any]:
     """What ``--perf-json`` writes: plain data that strict JSON can hold; NaN and infinities are null.
 
-    ``rung``, ``reference``, ``differences`` and ``updated`` are there only where a case has them.
+    ``launches_before`` (the first side's, where two took turns), ``rung``, ``reference``, ``differences``, ``notes``
+    and ``updated`` are there only where a case has them.
     """
     values: dict[str, Any] = _plain(
         {"schema": SCHEMA, "machine": machine, "results": [_result(result) for result in results]}
@@ -38,9 +39,11 @@ def _result(result: CaseResult) -> dict[str, Any]:
         "launches": [launch.to_dict() for launch in result.launches],
     }
     extras = {
+        "launches_before": [launch.to_dict() for launch in result.launches_before],
         "rung": result.rung,
         "reference": asdict(result.reference) if result.reference else None,
         "differences": result.differences,
+        "notes": result.notes,
         "updated": result.updated,
     }
     return {**values, **{name: extra for name, extra in extras.items() if extra}}

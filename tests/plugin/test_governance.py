@@ -1,10 +1,9 @@
-"""What takes several launches, several environments or several runs: retries, turns, maturity, pruning, revisions."""
+"""What takes several launches, several environments or several runs: retries, pruning, revisions."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,71 +70,6 @@ class TestLaunches:
         result = project.run()
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines(["*perf_alarms_per_month*must be a number of alarms above 0*"])
-
-
-class TestTurns:
-    COMPARE = """
-        from dataclasses import replace
-
-        def test_gain(perf, train_spec):
-            perf.compare(train_spec, replace(train_spec, micro_batch_size=2), {bounds})
-        """
-
-    @pytest.mark.parametrize(("bounds", "outcome"), [("throughput_at_least=1.2", "passed"), ("", "passed")])
-    def test_a_gain_that_holds(self, project: Project, bounds: str, outcome: str) -> None:
-        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds=bounds))
-        project.fake(by={"mbs2": {"step_seconds": 0.05}})
-        result = project.run()
-        result.assert_outcomes(**{outcome: 1})
-        result.stdout.fnmatch_lines(["*throughput 4x (*memory 1x in 1 pair*"])
-        assert [line.split()[0].split("-")[-2] for line in project.launches] == ["mbs1", "mbs2"]
-
-    def test_one_that_does_not_fails_and_takes_turns(self, project: Project) -> None:
-        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds="throughput_at_least=30"))
-        result = project.run()
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["*mbs2-gpus1-over-*mbs1-gpus1: regressed: throughput 2x *at least 30x*"])
-        assert "accept it" not in result.stdout.str()
-        order = [line.split()[0].split("-")[-2] for line in project.launches]
-        assert order == ["mbs1", "mbs2", "mbs2", "mbs1"]
-
-    def test_a_bound_that_is_none_is_one_line(self, project: Project) -> None:
-        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds="throughput_at_least=-1"))
-        result = project.run()
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["*perf.compare: at_least=-1 must be a positive ratio*"])
-        assert project.launches == []
-
-
-class TestAgainst:
-    @pytest.fixture
-    def other(self, project: Project) -> str:
-        python = project.pytester.path / "old" / "python"
-        python.parent.mkdir()
-        python.symlink_to(sys.executable)
-        return str(python)
-
-    def test_the_same_speed_passes_without_any_baseline(self, project: Project, other: str) -> None:
-        result = project.run("-k", "sdpa", "--perf-against", other)
-        result.assert_outcomes(passed=1, deselected=1)
-        assert (len(project.launches), project.baselines) == (2, [])
-
-    def test_a_slower_new_environment_fails_and_names_what_differs(self, project: Project, other: str) -> None:
-        project.fake(step_seconds=2.0, by={"old/python": {"step_seconds": 0.1, "versions": {"torch": "1.9"}}})
-        result = project.run("-k", "sdpa", "--perf-against", other)
-        result.assert_outcomes(failed=1, deselected=1)
-        result.stdout.fnmatch_lines(["*regressed*", "*turns with*old/python*", "*torch: 1.9 -> 2.0*"])
-        assert "accept it" not in result.stdout.str()
-
-    @pytest.mark.parametrize("python", ["no/such/python", sys.executable])
-    def test_an_interpreter_that_is_none_or_this_one(self, project: Project, python: str) -> None:
-        result = project.run("--perf-against", python)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["*--perf-against *expected*"])
-
-    def test_it_records_nothing(self, project: Project, other: str) -> None:
-        result = project.run("--perf-against", other, "--update-baselines")
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
 
 
 class TestUnused:

@@ -18,9 +18,13 @@ OPTIONS = [
     "--perf-dry-run",
     "--perf-strict",
     "--perf-against=PYTHON",
+    "--perf-launcher={auto,local,slurm}",
+    "--perf-resume",
+    "--perf-budget=GPU_HOURS",
     "--perf-timeout=SECONDS",
     "--perf-launches=N",
     "--perf-max-launches=N",
+    "--perf-memory-limit=SIZE",
 ]
 
 
@@ -57,6 +61,23 @@ def test_a_timeout_that_is_none_is_a_usage_error(project: Project, value: str) -
 def test_a_json_file_that_cannot_be_written_is_told_before_anything_runs(project: Project) -> None:
     result = project.run("--perf-json", "missing/out.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert project.launches == []
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("nwe", "nwe: expected new, all, prune; did you mean new?"), ("", ": expected new, all, prune"), ("x", "x: exp*")],
+)
+def test_an_update_that_is_none_lists_those_that_are(project: Project, value: str, said: str) -> None:
+    result = project.run(f"--update-baselines={value}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: --update-baselines={said}"])
+
+
+def test_a_reason_goes_with_an_update(project: Project) -> None:
+    result = project.run("--perf-reason", "why")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --perf-reason says why a baseline changes; it goes with --update-baselines"])
     assert project.launches == []
 
 
@@ -129,3 +150,30 @@ def test_what_cannot_run_here_is_skipped_with_the_reason(project: Project) -> No
     result = project.run("-rs")
     result.assert_outcomes(skipped=2)
     result.stdout.fnmatch_lines(["*Triton kernels need a GPU*", "*needs 64 ranks*"])
+
+
+@pytest.mark.parametrize("value", ["64", "GiB", "-1GiB", "0GiB", "many", "64 apples", "nanGiB"])
+def test_a_limit_that_is_no_size_is_a_usage_error(project: Project, value: str) -> None:
+    result = project.run(f"--perf-memory-limit={value}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*is not a size of memory with its unit, e.g. 64GiB*"])
+
+
+def test_a_limit_makes_another_machine_of_it(project: Project) -> None:
+    project.record()
+    result = project.run("--perf-memory-limit=1.5GiB")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*-limit-1.5gib*", "*--perf-memory-limit 1.5GiB --update-baselines=new*"])
+
+
+def test_a_limit_above_the_card_is_a_usage_error(project: Project) -> None:
+    gpu = "Gpu(index=0, uuid='GPU-0', name='NVIDIA H200', memory_bytes=2**36)"
+    project.pytester.makeconftest(
+        "from tests.fakes import install\nfrom tests import fakes\nfrom dataclasses import replace\n"
+        "from pytest_llmperf.launch.machine import Gpu\n"
+        f"fakes.MACHINE = replace(fakes.MACHINE, gpus=({gpu},))\ninstall()\n"
+    )
+    result = project.run("--perf-memory-limit=65GiB", gpus="1")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--perf-memory-limit 65.0 GiB: the GPU has 64.0 GiB; a limit can only be lower*"])
+    assert project.launches == []

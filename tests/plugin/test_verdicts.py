@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.plugin.revision import Revision, find_revision
 from tests.plugin.conftest import Project
 
 
@@ -76,6 +78,71 @@ def test_an_optimisation_that_was_not_active_is_invalid(project: Project) -> Non
     outcomes = project.results()
     verdicts = sorted(result["verdict"] for result in outcomes.values())
     assert verdicts == ["invalid", "pass"]
+
+
+def test_what_a_verdict_does_not_say_is_a_note(project: Project) -> None:
+    project.record()
+    project.fake(evidence={"injected": "hold=5", "graph_breaks": 4})
+    result = project.run("-k", "sdpa")
+    result.assert_outcomes(passed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*measured under LLMPERF_INJECT=hold=5*"])
+    assert "broke the graph" not in result.stdout.str()
+
+
+def test_graph_breaks_beyond_the_baselines_are_a_note(project: Project) -> None:
+    project.pytester.makepyfile(
+        test_mine="""
+        from dataclasses import replace
+
+        def test_it(perf, train_spec):
+            perf.check(replace(train_spec, torch_compile=True))
+        """
+    )
+    project.record(evidence={"graph_breaks": 2})
+    for breaks, told in ((2, False), (3, True)):
+        project.fake(evidence={"graph_breaks": breaks})
+        result = project.run()
+        result.assert_outcomes(passed=1)
+        said = "torch_compile broke the graph 3 time(s), the baseline's launches 2"
+        assert (said in result.stdout.str()) == told
+
+
+class TestRevision:
+    @pytest.fixture
+    def checkout(self, tmp_path: Path) -> Path:
+        root = tmp_path / "work tree"
+        (root / "tests").mkdir(parents=True)
+        (root / "kernel.py").write_text("")
+        (root / ".gitignore").write_text("ignored*\n")
+        git(root, "init", "-q")
+        git(root, "add", ".")
+        git(root, "-c", "user.name=n", "-c", "user.email=e@e", "commit", "-qm", "m")
+        return root
+
+    @pytest.mark.parametrize("name", ["new.py", "pyproject.toml", "setup.cfg", "models/config.json", "tests/fast.cu"])
+    def test_a_new_source_or_configuration_is_a_change(self, checkout: Path, name: str) -> None:
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text("")
+        assert find_revision(checkout, checkout / "baselines").changed == (name,)
+
+    def test_what_a_run_leaves_is_none(self, checkout: Path) -> None:
+        for name in ("out.json", "report.html", "ignored.py", "baselines/config.json", ".venv/site-packages/a.py"):
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            (checkout / name).write_text("")
+        assert find_revision(checkout, checkout / "baselines").changed == ()
+
+    def test_of_another_folder_of_the_checkout_nothing_is_asked(self, checkout: Path) -> None:
+        (checkout / "new.py").write_text("")
+        assert find_revision(checkout / "tests", checkout / "baselines").changed == ()
+
+    def test_before_the_first_commit_there_is_no_revision(self, tmp_path: Path) -> None:
+        (tmp_path / "new.py").write_text("")
+        git(tmp_path, "init", "-q")
+        assert find_revision(tmp_path, tmp_path / "baselines") == Revision("", ())
+
+
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=root, check=True)
 
 
 def test_another_process_on_the_hardware_is_invalid(project: Project) -> None:

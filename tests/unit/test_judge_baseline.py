@@ -312,12 +312,12 @@ class TestMaturity:
     def test_creep_is_told_in_either_direction_of_a_metric(self) -> None:
         anchored = replace(BASELINE, launches=(launch(0.108, reserved_bytes=2**30),))
         checks = judge([launch(0.108)], anchored, Policy.for_gpu()).checks
-        lines = creep(anchored, checks, Policy.for_gpu().tolerances)
+        lines = creep(anchored, checks)
         assert lines == (
             "creep: tokens_per_second_per_gpu 593 tokens/s is -7.4 % from the anchor's 640 tokens/s of 2026-01-01",
         )
         faster = replace(BASELINE, launches=(launch(0.09),))
-        assert creep(faster, judge([launch(0.09)], faster, Policy.for_gpu()).checks, Policy.for_gpu().tolerances) == ()
+        assert creep(faster, judge([launch(0.09)], faster, Policy.for_gpu()).checks) == ()
 
 
 class TestDescribing:

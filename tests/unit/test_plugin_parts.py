@@ -151,7 +151,7 @@ class TestPruning:
     [("mysite", 0, "mysite-cpu"), ("mysite", 1, "mysite"), ("", 0, "cpu-epyc-2c"), ("", 1, "h200-140gib")],
 )
 def test_a_sites_name_keeps_cpu_and_gpu_apart(name: str, gpus: int, kind: str) -> None:
-    settings: Any = SimpleNamespace(machine=name, gpus=gpus)
+    settings: Any = SimpleNamespace(machine=name, gpus=gpus, memory_limit_bytes=0, launcher="local")
     config: Any = SimpleNamespace()
     session = PerfSession(config, settings)
     gpu = Gpu(index=0, uuid="GPU-0", name="H200", memory_bytes=150 * 10**9)
@@ -185,7 +185,10 @@ class TestRunner:
                 return launch(request)
 
         session: Any = SimpleNamespace(
-            run_folder=home, on_cpu=True, settings=SimpleNamespace(launches=1, timeout_seconds=1.0)
+            run_folder=home,
+            on_cpu=True,
+            cluster=None,
+            settings=SimpleNamespace(launches=1, timeout_seconds=1.0, memory_limit_bytes=0),
         )
         shown: Any = show
         return Runner(session, shown, Launcher())

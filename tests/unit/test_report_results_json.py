@@ -38,11 +38,16 @@ def test_the_document_has_the_designs_schema() -> None:
 
 def test_what_else_a_case_has_is_there_too() -> None:
     reference = Reference(source="book", tokens_per_second_per_gpu=None)
-    (result,) = document({}, [replace(REGRESSED, rung="15.9", reference=reference, updated="x")])["results"]
+    full = replace(REGRESSED, rung="15.9", reference=reference, updated="x", notes=("n",))
+    full = replace(full, launches_before=REGRESSED.launches[:1])
+    (result,) = document({}, [full])["results"]
+    assert result["launches_before"] == result["launches"][:1]
+    assert result["notes"] == ["n"]
     assert result["rung"] == "15.9"
     assert result["reference"] == {"source": "book", "tokens_per_second_per_gpu": None, "peak_reserved_bytes": None}
     assert result["differences"] == list(REGRESSED.differences)
     assert result["updated"] == "x"
+    assert CaseResult.from_dict(full.to_dict()) == full
 
 
 def test_launches_can_be_read_back(tmp_path: Path) -> None:

@@ -1,0 +1,169 @@
+"""What became of a launch on several nodes: whose word is missing decides, logs are only quoted.
+
+The shared file system may show files late, some only after the folder was listed anew: what must come is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.launch import outcome, scheduler
+from pytest_llmperf.launch.allocation import listed
+from pytest_llmperf.launch.node import TIMED_OUT
+from pytest_llmperf.launch.process import Ended
+from pytest_llmperf.measurement import Failure, Health, Launch, Progress
+from pytest_llmperf.spec import TrainSpec
+
+# What was written must come: attributes may be cached for a minute. What may never have been written gets less.
+LATE_SECONDS = 90.0
+_LAST_WORDS_SECONDS = 10.0
+_POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """A launch that its nodes broke, not its work."""
+
+    failure: Failure
+    lost: Mapping[str, str]
+    """Nodes that did not begin or went silent, and what each did."""
+
+
+def gather(
+    folder: Path, spec: TrainSpec, nodes: Sequence[str], ended: Ended, progress: Progress
+) -> Launch | Failure | Aftermath:
+    """The launch in ``folder``, or why there is none."""
+    clean = ended.returncode == 0 and not ended.timed_out
+    wait_for(
+        lambda: (
+            all((folder / f"node-{node}.end.json").exists() for node in nodes)
+            and (not clean or (folder / "launch.json").exists())
+        ),
+        folder,
+        LATE_SECONDS if clean else _LAST_WORDS_SECONDS,
+    )
+    ends = {node: end for node in nodes if (end := _read(folder / f"node-{node}.end.json"))}
+    _join_logs(folder, nodes)
+    timed_out = ended.timed_out or any(end["timed_out"] for end in ends.values())
+    result = outcome.read(folder, spec, replace(ended, timed_out=timed_out), progress)
+    if isinstance(result, Launch):
+        return replace(result, health=worst(Health(**end["health"]) for end in ends.values()))
+    if clean:
+        message = f"{result.message} within {LATE_SECONDS:.0f} s; all nodes must share the file system of its folder"
+        return replace(result, message=message)
+    if timed_out:
+        return replace(result, message=result.message + _stacks(folder) + _silent(nodes, ends))
+    lost = _lost(folder, nodes, ends)
+    if lost:
+        failure = replace(result, kind="node-failure", message=_told(lost), tail=_last_lines(folder / "srun.log"))
+        return Aftermath(failure, lost)
+    return _reworded(folder, result, ends, nodes)
+
+
+def wait_for(seen: Callable[[], bool], folder: Path, seconds: float) -> bool:
+    """Wait until ``seen``; whether it was."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with suppress(OSError):
+            list(folder.iterdir())  # makes a network's file system ask its server again
+        if seen():
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+
+
+def worst(healths: Any) -> Health:
+    """Of several nodes: everybody's strangers and watts, the worst of the rest."""
+    found = list(healths)
+    if not found:
+        return Health()
+    reasons = {name for health in found for name in health.clock_reasons}
+    clocks = [health.sm_clock_mhz for health in found if health.sm_clock_mhz]
+    limits = [health.power_limit_watts for health in found if health.power_limit_watts]
+    return Health(
+        foreign_processes=tuple(line for health in found for line in health.foreign_processes),
+        clock_reasons={name: max(health.clock_reasons.get(name, 0.0) for health in found) for name in sorted(reasons)},
+        sm_clock_mhz=min(clocks, default=0.0),
+        temperature_celsius=max(health.temperature_celsius for health in found),
+        power_watts=round(sum(health.power_watts for health in found), 1),
+        power_limit_watts=min(limits, default=0.0),
+        memory_errors=sum(health.memory_errors for health in found),
+    )
+
+
+def _lost(folder: Path, nodes: Sequence[str], ends: Mapping[str, Any]) -> dict[str, str]:
+    """Nodes without a last word, and what they did instead."""
+    return {
+        node: "went silent" if (folder / f"node-{node}.json").exists() else "did not begin"
+        for node in nodes
+        if node not in ends
+    }
+
+
+def _told(lost: Mapping[str, str]) -> str:
+    told = []
+    for node, what in lost.items():
+        state = scheduler.node_state(node)
+        told.append(f"node {node} {what}" + (f" (SLURM: {state})" if state else ""))
+    return "; ".join(told[:4])
+
+
+def _reworded(folder: Path, failure: Failure, ends: Mapping[str, Any], nodes: Sequence[str]) -> Failure:
+    errors = [str(end["error"]) for end in ends.values() if end.get("error")]
+    if errors:
+        return replace(failure, kind="never-started", message=errors[0])
+    if all(end["signalled"] for end in ends.values()):
+        message = "SLURM ended the step (scancel, preemption or the time limit)"
+        return replace(failure, kind="killed", message=message)
+    if len(nodes) > 1 and not any(folder.glob("rank-*.pid")):
+        message = (
+            f"no rank began: {listed(nodes)} did not meet; can they reach the first one's address and port, "
+            "and is NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME) the right network?"
+        )
+        return replace(failure, kind="rendezvous", message=message)
+    return failure
+
+
+def _stacks(folder: Path) -> str:
+    kept = len(list(folder.glob("stacks-*.txt"))), len(list(folder.glob("nccl-rank-*")))
+    found = [
+        f"{number} {what}" for number, what in zip(kept, ("stack dump(s)", "NCCL trace(s)"), strict=True) if number
+    ]
+    return f"; {' and '.join(found)} in its folder" if found else ""
+
+
+def _silent(nodes: Sequence[str], ends: Mapping[str, Any]) -> str:
+    silent = [node for node in nodes if ends.get(node, {}).get("returncode") != TIMED_OUT and node not in ends]
+    return f"; no word from {listed(silent)}" if silent and len(silent) < len(nodes) else ""
+
+
+def _join_logs(folder: Path, nodes: Sequence[str]) -> None:
+    """What torchrun said on each node in one file, the name by which ``outcome`` knows it."""
+    parts = [folder / "srun.log", *(folder / f"torchrun-{node}.log" for node in nodes)]
+    with suppress(OSError), (folder / "torchrun.log").open("wb") as joined:
+        for part in parts:
+            if part.exists():
+                joined.write(part.read_bytes())
+
+
+def _last_lines(path: Path) -> tuple[str, ...]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple("".join(c for c in line if c.isprintable())[:160] for line in lines if line.strip())[-6:]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

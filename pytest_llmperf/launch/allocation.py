@@ -1,0 +1,141 @@
+"""What SLURM gave this job: nodes and what each offers, read from its variables. Pure.
+
+On a GPU an offer is counted in GPUs, on the CPU in tasks, as ``sbatch --ntasks-per-node`` asked for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_RANGES = re.compile(r"([^\[\],]*)\[([^\]]*)\]")
+
+
+class AllocationError(ValueError):
+    """The allocation cannot serve, in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """One job's nodes."""
+
+    job_id: str
+    key: str
+    """Names the job through a requeue, and each task of an array apart: ``1234`` or ``1200_8``."""
+    restarts: int
+    nodes: tuple[str, ...]
+    """By SLURM's names, in its order."""
+    tasks_per_node: tuple[int, ...]
+    cpus_per_node: tuple[int, ...]
+
+    @classmethod
+    def of(cls, variables: Mapping[str, str]) -> Allocation:
+        """The allocation this process runs in.
+
+        Raises:
+            AllocationError: there is none, or its variables contradict one another.
+        """
+        job_id, nodelist = variables.get("SLURM_JOB_ID"), variables.get("SLURM_JOB_NODELIST")
+        if not job_id or not nodelist:
+            raise AllocationError(
+                "not inside a SLURM allocation (SLURM_JOB_ID and SLURM_JOB_NODELIST are not set); "
+                "start it with sbatch or salloc, or use --perf-launcher local"
+            )
+        nodes = expand_nodes(nodelist)
+        cpus = expand_counts(variables.get("SLURM_JOB_CPUS_PER_NODE", "")) or (1,) * len(nodes)
+        # A job that was shrunk has lost the second.
+        tasks = expand_counts(variables.get("SLURM_TASKS_PER_NODE", "")) or cpus
+        for name, counts in (("SLURM_JOB_CPUS_PER_NODE", cpus), ("SLURM_TASKS_PER_NODE", tasks)):
+            if len(counts) != len(nodes):
+                raise AllocationError(
+                    f"SLURM job {job_id}: {name} tells of {len(counts)} nodes, SLURM_JOB_NODELIST of {len(nodes)}; "
+                    "after a resize, source the script that scontrol wrote"
+                )
+        return cls(
+            job_id=job_id,
+            key=job_key(variables) or job_id,
+            restarts=_number(variables.get("SLURM_RESTART_COUNT", "0")),
+            nodes=nodes,
+            tasks_per_node=tasks,
+            cpus_per_node=cpus,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How the ranks of one launch spread: the same number on each of its nodes."""
+
+    num_nodes: int
+    ranks_per_node: int
+
+
+def place(world_size: int, per_node: int, num_nodes: int) -> Placement | None:
+    """The fewest nodes that hold ``world_size`` ranks evenly, ``None`` where ``num_nodes`` do not."""
+    for nodes in range(1, num_nodes + 1):
+        if world_size % nodes == 0 and world_size // nodes <= per_node:
+            return Placement(num_nodes=nodes, ranks_per_node=world_size // nodes)
+    return None
+
+
+def job_key(variables: Mapping[str, str]) -> str:
+    """What names this job's results: the same after a requeue, another for each task of an array; empty: no job."""
+    array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else variables.get("SLURM_JOB_ID", "")
+
+
+def expand_nodes(text: str) -> tuple[str, ...]:
+    """``n[1-2,05],m`` as its four names.
+
+    Raises:
+        AllocationError: it is no node list.
+    """
+    names = [name for part in _parts(text) for name in _expand(part)]
+    if not names or not all(names) or any(set(name) & set("[]") for name in names):
+        raise AllocationError(f"SLURM_JOB_NODELIST={text}: not a list of nodes, expected e.g. n[1-2,05]")
+    return tuple(names)
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """``2(x3),4`` as (2, 2, 2, 4); what is no such list is empty."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            return ()
+        found += [int(match[1])] * int(match[2] or 1)
+    return tuple(found)
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the commas that are outside brackets."""
+    return [part for part in re.split(r",(?![^\[]*\])", text) if part]
+
+
+def _expand(part: str) -> list[str]:
+    match = _RANGES.match(part)
+    if match is None:
+        return [part]
+    rest = _expand(part[match.end() :]) if part[match.end() :] else [""]
+    return [f"{match[1]}{number}{end}" if number else "" for number in _numbers(match[2]) for end in rest]
+
+
+def _numbers(text: str) -> list[str]:
+    found = []
+    for span in text.split(","):
+        first, dash, last = span.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            return [""]
+        # Leading zeros belong to the name.
+        found += [f"{n:0{len(first)}d}" for n in range(int(first), int(last or first) + 1)]
+    return found
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a line, the first few of many."""
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"  # noqa: PLR2004 - what fits a line

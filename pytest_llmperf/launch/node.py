@@ -1,0 +1,157 @@
+"""``python -m pytest_llmperf.launch.node FOLDER SECONDS -- COMMAND``: one node's part of a launch, started by srun.
+
+It runs torchrun on its node, watches the node's GPUs, keeps what a hanging rank was doing, reaps, and leaves in the
+shared folder that it began (``node-NAME.json``) and how it ended (``node-NAME.end.json``). A node that left the first
+and not the second is one that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from pytest_llmperf.launch import process
+from pytest_llmperf.launch.facts import node_name, switch
+from pytest_llmperf.launch.health import HealthWatch
+from pytest_llmperf.launch.machine import find_machine
+from pytest_llmperf.launch.progress import ProgressReader
+
+TIMED_OUT = 124
+_ENDED_BY_SIGNAL = 143
+_STACK_SECONDS = 20.0
+SCRATCH = "LLMPERF_SCRATCH"
+
+# Compilers keep what they made here: on a shared file system every rank of every node would fight for it.
+_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+
+
+class _SignalledError(Exception):
+    """Somebody ends this step: scancel, preemption, the time limit, or the launcher."""
+
+
+class _HangError(Exception):
+    """The launch takes longer than it may."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run this node's part; the exit code is torchrun's, or says that the time was over."""
+    folder, seconds, command = Path(arguments[0]), float(arguments[1]), list(arguments[3:])
+    name = node_name()
+    signal.signal(signal.SIGTERM, _on_signal)
+    write(folder / f"node-{name}.json", {"node": name, "host": platform.node(), "switch": switch()})
+    command = [word.replace("@node@", name) for word in command]
+    with _scratch() as variables:
+        ended = _run(folder, name, seconds, command, {**os.environ, **variables})
+    write(folder / f"node-{name}.end.json", ended)
+    return int(ended["returncode"])
+
+
+def _run(folder: Path, name: str, seconds: float, command: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    start = time.monotonic()
+    progress = ProgressReader(folder / "progress.json", lambda _: None)
+    gpus = find_machine().gpus
+    with HealthWatch(gpus, lambda: folder.glob("rank-*.pid")) as watched:
+
+        def poll() -> None:
+            progress.poll()
+            if progress.last.phase == "training" and progress.last.step:
+                watched.sample()
+            if time.monotonic() - start > seconds:
+                _keep_stacks(folder, name)
+                raise _HangError
+
+        answer: dict[str, Any] = {"returncode": _ENDED_BY_SIGNAL, "timed_out": False, "signalled": False}
+        try:
+            ended = process.run(
+                command,
+                environment=environment,
+                log=folder / f"torchrun-{name}.log",
+                timeout_seconds=seconds + 60,
+                pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, our own are our children
+                poll=poll,
+            )
+            # A signal's number is none that an exit code can hold.
+            answer["returncode"] = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
+        except _HangError:
+            answer |= {"returncode": TIMED_OUT, "timed_out": True}
+        except _SignalledError:
+            answer |= {"signalled": True}
+        except OSError as error:
+            answer |= {"returncode": 127, "error": f"{command[0]}: {error}"}
+        return {**answer, "node": name, "seconds": time.monotonic() - start, "health": asdict(watched.health())}
+
+
+def _on_signal(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SLURM repeats itself, and the reaping must come to its end
+    raise _SignalledError
+
+
+@contextmanager
+def _scratch() -> Iterator[dict[str, str]]:
+    """A folder of this node for this launch, and one that the job's launches share; empty where none can be made."""
+    wanted = os.environ.get(SCRATCH) or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - node-local by its nature
+    home = Path(os.path.expandvars(wanted)) / f"llmperf-{os.getuid()}-{os.environ.get('SLURM_JOB_ID', '')}"
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = tempfile.mkdtemp(prefix="launch-", dir=home)
+    except OSError:
+        yield {}
+        return
+    try:
+        yield {"TMPDIR": folder} | {
+            name: str(home / cache) for name, cache in _CACHES.items() if name not in os.environ
+        }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep_stacks(folder: Path, name: str) -> None:
+    """What each rank of this node is doing now, where py-spy is installed to tell."""
+    spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if spy is None:
+        return
+    for rank, pid in _ranks():
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(
+                [spy, "dump", "--pid", str(pid)],
+                capture_output=True,
+                check=False,
+                timeout=_STACK_SECONDS,
+            )
+            (folder / f"stacks-{name}-rank-{rank}.txt").write_bytes(done.stdout or done.stderr)
+
+
+def _ranks() -> list[tuple[str, int]]:
+    """This node's ranks and their pids."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "RANK" in child.environ() and "pytest_llmperf.worker" in child.cmdline():
+                found.append((child.environ()["RANK"], child.pid))
+    return found
+
+
+def write(path: Path, value: Mapping[str, Any]) -> None:
+    """Write ``value`` whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(value), encoding="utf-8")
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

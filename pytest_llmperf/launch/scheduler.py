@@ -1,0 +1,89 @@
+"""What the SLURM controller is asked: when the job ends, where a node is. It may not answer; then nobody knows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from datetime import datetime
+
+_ANSWER_SECONDS = 20.0
+
+# How srun would read the wishes of whoever started the job: a launch says for itself what it needs.
+_WISHES = re.compile(
+    r"SLURM_(GPUS\w*|GRES\w*|TRES_PER_TASK|NTASKS\w*|NPROCS|TASKS_PER_NODE|NNODES|NODELIST|CPUS_PER_(TASK|GPU)|"
+    r"CPU_BIND\w*|DISTRIBUTION|EXPORT_ENV|HINT|EXCLUSIVE|OVERLAP|STEP\w*|THREADS_PER_CORE|CORE_SPEC|"
+    r"WAIT|KILL_BAD_EXIT|LABELIO|UNBUFFEREDIO|STD\w+MODE|PROCID|LOCALID|GTIDS|NODEID|TASK_PID)|PMI\w*|PMIX\w*"
+)
+
+
+def step_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """``variables`` without what an enclosing sbatch or srun left, which srun would take for our options."""
+    return {name: value for name, value in variables.items() if not _WISHES.fullmatch(name)}
+
+
+def end_time(job_id: str) -> float | None:
+    """When the job reaches its time limit, in seconds since the epoch; ``None``: never, or nobody knows.
+
+    Asked anew each time: a limit may be changed while the job runs.
+    """
+    found = _field(_scontrol("show", "job", "-o", job_id), "EndTime")
+    try:
+        return datetime.strptime(found, "%Y-%m-%dT%H:%M:%S").timestamp()  # noqa: DTZ007 - SLURM tells local time
+    except ValueError:
+        return None
+
+
+def start_time(job_id: str) -> float:
+    """When the job began, after its last requeue; now, where nobody knows."""
+    found = _field(_scontrol("show", "job", "-o", job_id), "StartTime")
+    try:
+        return datetime.strptime(found, "%Y-%m-%dT%H:%M:%S").timestamp()  # noqa: DTZ007 - SLURM tells local time
+    except ValueError:
+        return time.time()
+
+
+def address(node: str) -> str:
+    """Where ``node`` answers: its name need not resolve."""
+    found = _field(_scontrol("show", "node", "-o", node), "NodeAddr")
+    return found or node
+
+
+def node_state(node: str) -> str:
+    """``idle``, ``down*``, …; empty where nobody knows."""
+    return _field(_scontrol("show", "node", "-o", node), "State").lower()
+
+
+def cancel_step(job_id: str, step_name: str) -> None:
+    """End the job's steps of this name, which outlive an srun that had to be killed."""
+    for line in _run(["squeue", "--steps", "--noheader", "--format=%i %j", "--job", job_id]).splitlines():
+        step, _, name = line.strip().partition(" ")
+        if name == step_name:
+            _run(["scancel", "--quiet", step])
+
+
+def _field(line: str, name: str) -> str:
+    match = re.search(rf"(?:^|\s){name}=(\S+)", line)
+    return match[1] if match else ""
+
+
+def _scontrol(*arguments: str) -> str:
+    return _run(["scontrol", *arguments])
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWER_SECONDS,
+            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,97 @@
+"""``perf.max_micro_batch``: the largest micro-batch of a spec, held against its baseline."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from pytest_llmperf.capacity import LARGEST, Search
+from pytest_llmperf.judge.capacity import judge_capacity
+from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.launch.prediction import PredictionError, predict
+from pytest_llmperf.plugin.fitting import Fitted, fit, short
+from pytest_llmperf.plugin.recording import Recorder
+from pytest_llmperf.plugin.runner import Runner
+from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin.trial import contradictions
+from pytest_llmperf.report.formats import memory
+from pytest_llmperf.result import CaseResult, Check
+from pytest_llmperf.spec import TrainSpec
+
+#: Launches that an answer takes where the prediction was good: one that tries sizes, and two that confirm.
+LAUNCHES = 3
+
+# Sizes whose predicted peaks give the line to begin with; larger than where the optimizer's step is the peak.
+_SIZES = (16, 32)
+
+
+class Capacity:
+    """Finds and judges the largest micro-batch of one test's specs."""
+
+    def __init__(self, session: PerfSession, runner: Runner, recorder: Recorder) -> None:
+        self._session, self._runner, self._recorder = session, runner, recorder
+
+    def check(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str]) -> tuple[CaseResult, str]:
+        """``result`` with what was found, and why it was not recorded where the run asks for that.
+
+        Raises:
+            BaselineError: there is a file that cannot serve, or none can be written; before anything is launched.
+            LaunchFailed: a launch ended for another reason than a lack of memory.
+        """
+        baseline = self._recorder.load_capacity(spec)
+        self._recorder.prepare(spec, baseline)
+        result = _told(result, spec, self._find(spec), inactive)
+        if result.verdict == "invalid":
+            return result, ""
+        check = judge_capacity(int(result.checks[0].value), baseline)
+        reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
+        result = replace(result, verdict=check.verdict or "", reason=reason, checks=(check, *result.checks[1:]))
+        if not self._recorder.wants(baseline):
+            return result, ""
+        try:
+            return self._recorder.record_capacity(spec, result), ""
+        except BaselineError as error:
+            return result, str(error)
+
+    def _find(self, spec: TrainSpec) -> Fitted:
+        limit = self._session.memory_bytes
+        # A CPU's resident memory does not come back, so its peaks are no line.
+        search = Search(spec.micro_batch_size) if self._session.on_cpu else Search(_guess(spec, limit), limit)
+        alone = spec.gpus == 1 and self._session.cluster is None  # several ranks would have to agree on each size
+        with self._runner.hold(spec.gpus):
+            return fit(spec, search, self._runner.sizes if alone else None, self._runner.launch)
+
+
+def _told(result: CaseResult, spec: TrainSpec, found: Fitted, inactive: frozenset[str]) -> CaseResult:
+    if found.launch is None:
+        reason = "not even a micro-batch of 1 trains: it ran out of memory"
+        return replace(result, verdict="invalid", reason=reason)
+    if found.size >= LARGEST:
+        return replace(result, verdict="invalid", reason=f"no limit was found up to a micro-batch of {LARGEST}")
+    troubles = contradictions(short(spec, found.size), (found.launch,), inactive)
+    peak = found.launch.peak_reserved_bytes
+    note = f"{found.size} sequences fit ({memory(peak)} reserved), {found.size + 1} run out of memory"
+    return replace(
+        result,
+        verdict="invalid" if troubles else "",
+        reason="; ".join(line.replace("; ", ", ") for line in troubles),
+        checks=(
+            Check(metric="max_micro_batch_size", value=found.size, unit="1"),
+            Check(metric="peak_reserved_bytes", value=peak, unit="bytes"),
+            Check(metric="peak_allocated_bytes", value=found.launch.peak_allocated_bytes, unit="bytes"),
+        ),
+        launches=(found.launch,),
+        notes=(*result.notes, note),
+    )
+
+
+def _guess(spec: TrainSpec, limit_bytes: int) -> int:
+    """Where predicted memory meets the limit; the spec's own size where it cannot be predicted."""
+    try:
+        with ThreadPoolExecutor(len(_SIZES)) as pool:
+            specs = [replace(spec, micro_batch_size=size) for size in _SIZES]
+            small, large = (sum(parts.values()) for parts in pool.map(predict, specs))
+    except PredictionError:
+        return spec.micro_batch_size
+    each = (large - small) / (_SIZES[1] - _SIZES[0])
+    return max(1, int(_SIZES[0] + (limit_bytes - small) / each)) if each > 0 else spec.micro_batch_size

@@ -1,0 +1,69 @@
+"""Fitting: finds the largest micro-batch of a spec, first in one process, then by fresh launches, whose word counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pytest_llmperf.capacity import LARGEST, Search
+from pytest_llmperf.measurement import Launch, LaunchFailed
+from pytest_llmperf.spec import TrainSpec
+
+# The third step is the first with nothing new: kernels are compiled, the optimizer has its states.
+_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The largest micro-batch that a fresh launch trained, where one with a sequence more ran out of memory."""
+
+    size: int
+    """0: not even one sequence fits."""
+    launch: Launch | None
+    """Of that size."""
+    launches: int
+    """Fresh ones."""
+
+
+def short(spec: TrainSpec, size: int) -> TrainSpec:
+    """``spec`` at this micro-batch size, for as many steps as tell whether it fits."""
+    return replace(spec, micro_batch_size=size, steps=_STEPS, min_steps=_STEPS, warmup_steps=1)
+
+
+def fit(
+    spec: TrainSpec,
+    search: Search,
+    try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]] | None,
+    launch: Callable[[TrainSpec, int], Launch],
+) -> Fitted:
+    """Search from where ``search`` begins; ``try_sizes`` tries several in one process, where that can be done.
+
+    What one process tells is a hint: memory that it has used is in other pieces than fresh memory.
+
+    Raises:
+        LaunchFailed: a launch ended for another reason than a lack of memory.
+    """
+    if try_sizes is not None:
+        for size, peak in try_sizes(short(spec, search.next() or 1), search):
+            search.note(size, peak)
+    fresh: dict[int, Launch | None] = {}
+    while (wanted := _wanted(search, fresh)) is not None:
+        try:
+            fresh[wanted] = launch(short(spec, wanted), len(fresh) + 1)
+        except LaunchFailed as error:
+            if error.failure.kind != "oom":
+                raise
+            fresh[wanted] = None
+        trained = fresh[wanted]
+        search.note(wanted, None if trained is None else trained.peak_allocated_bytes)
+    return Fitted(search.fits, fresh.get(search.fits), len(fresh))
+
+
+def _wanted(search: Search, fresh: dict[int, Launch | None]) -> int | None:
+    """The size to launch next; ``None`` once the answer and the size after it are confirmed."""
+    size = search.next()
+    if size is None and search.fits < LARGEST:
+        # The larger one first: where the hint was too careful, the search goes on from there.
+        unconfirmed = [size for size in (search.fails, search.fits) if size and size not in fresh]
+        size = next(iter(unconfirmed), None)
+    return None if size in fresh else size

@@ -1,0 +1,95 @@
+"""The journal of a SLURM job: each case's result as it is concluded, so that a requeued job goes on where it was.
+
+It lies on the shared file system beside the runs, in a folder named by the job, which a requeue does not change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_llmperf.result import CaseResult
+
+_KEPT_SECONDS = 14 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One concluded case, and what its conclusion needs besides."""
+
+    result: CaseResult
+    held_against: str
+    refused: str
+
+
+class Journal:
+    """What one job has concluded."""
+
+    def __init__(self, home: Path, key: str, arguments: Sequence[str], *, resume: bool) -> None:
+        """``arguments`` are pytest's: a job may run the suite more than once, each time with others."""
+        self._folder, self._arguments, self._resume = home / key, [str(word) for word in arguments], resume
+        _prune(home)
+
+    def find(self, nodeid: str, digest: str) -> Kept | None:
+        """What was concluded of this case before, where this run goes on with that."""
+        if not self._resume:
+            return None
+        try:
+            values = json.loads(self._path(nodeid, digest).read_text(encoding="utf-8"))
+            result = CaseResult.from_dict(values["result"])
+            return Kept(result, str(values["held_against"]), str(values["refused"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # none, or none that can be used: the case runs again
+
+    def keep(self, kept: Kept) -> str:
+        """Write it down; a line about what went wrong, if anything did."""
+        result = kept.result
+        values = {"result": result.to_dict(), "held_against": kept.held_against, "refused": kept.refused}
+        try:
+            _write(self._path(result.nodeid, result.digest), json.dumps(values))
+        except OSError as error:
+            return f"{result.id}: not kept for a requeue ({error})"
+        return ""
+
+    def spent_before(self, restarts: int) -> float:
+        """GPU-hours of this job's earlier starts."""
+        spent = 0.0
+        for path in self._folder.glob("spent-*.json"):
+            with suppress(OSError, ValueError, TypeError):
+                if path.name != f"spent-{restarts}.json":
+                    spent += float(json.loads(path.read_text(encoding="utf-8")))
+        return spent
+
+    def note_spent(self, restarts: int, gpu_hours: float) -> None:
+        """Of this start, so far."""
+        with suppress(OSError):
+            _write(self._folder / f"spent-{restarts}.json", json.dumps(gpu_hours))
+
+    def _path(self, nodeid: str, digest: str) -> Path:
+        what = json.dumps([nodeid, digest, self._arguments])
+        return self._folder / f"{hashlib.sha256(what.encode()).hexdigest()[:24]}.json"
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: the job may be killed here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}-{os.getpid()}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _prune(home: Path) -> None:
+    with suppress(OSError):
+        for old in home.iterdir():
+            if time.time() - max(path.stat().st_mtime for path in (old, *old.iterdir())) > _KEPT_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,203 @@
+"""Unused baselines: what a run may say of them, and that ``--update-baselines=prune`` removes none that is in use."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.conftest import FOUR_LINES, Project
+
+SEVERAL = """
+from dataclasses import replace
+
+def test_several(perf, train_spec):
+    for size in (1, 2, 3):
+        perf.check(replace(train_spec, micro_batch_size=size))
+"""
+
+# The same specs, and a use of the first result between them.
+USING = """
+from dataclasses import replace
+
+def test_using(perf, train_spec):
+    first = perf.check(replace(train_spec, micro_batch_size=1))
+    assert first.check("final_loss").value > 0
+    perf.check(replace(train_spec, micro_batch_size=2))
+"""
+
+ONE = "def test_one(perf, train_spec):\n    perf.check(train_spec)\n"
+
+
+def write(project: Project, **files: str) -> None:
+    project.pytester.makepyfile(**files)
+
+
+def sizes(project: Project) -> list[str]:
+    return [path.stem.split("-")[-2] for path in project.baselines]
+
+
+class TestSeveralSpecs:
+    @pytest.mark.parametrize("workers", [(), ("-n", "1")])
+    def test_prune_hears_all_of_them(self, project: Project, workers: tuple[str, ...]) -> None:
+        write(project, test_mine=SEVERAL)
+        project.record()
+        write(project, test_mine=SEVERAL.replace("(1, 2, 3)", "(1, 3)"))
+        result = project.run("--update-baselines=prune", "-rs", *workers)
+        result.assert_outcomes(skipped=1)
+        result.stdout.fnmatch_lines(["SKIPPED*test_mine.py:*: --update-baselines=prune: nothing is launched"])
+        result.stdout.fnmatch_lines(["removed baseline: *mbs2-gpus1.json"])
+        assert (result.ret, sizes(project), project.launches) == (0, ["mbs1", "mbs3"], [])
+
+    def test_a_dry_run_plans_all_of_them(self, project: Project) -> None:
+        write(project, test_mine=SEVERAL)
+        result = project.run("--perf-dry-run")
+        result.assert_outcomes(skipped=1)
+        result.stdout.fnmatch_lines(["*1. *mbs1*", "*2. *mbs2*", "*3. *mbs3*", "3 case(s), 3 launch(es)*"])
+        assert "unused" not in result.stdout.str()
+
+    def test_one_that_cannot_run_here_does_not_hide_the_next(self, project: Project) -> None:
+        write(project, test_mine=SEVERAL)
+        project.record()
+        wide = "perf.check(replace(train_spec, gpus=64))\n    for size"
+        write(project, test_mine=SEVERAL.replace("for size", wide))
+        assert "unused" not in project.run("--perf-strict").stdout.str()
+        result = project.run("--update-baselines=prune")
+        assert (result.ret, len(project.baselines)) == (0, 3)
+        project.run("--perf-dry-run").stdout.fnmatch_lines(["*skipped: *needs 64 ranks*", "3 case(s), 3 launch(es)*"])
+
+    def test_both_sides_of_a_comparison_are_in_use(self, project: Project) -> None:
+        body = """
+            from dataclasses import replace
+
+            def test_mine(perf, train_spec):
+                perf.check(train_spec)
+                {check}(replace(train_spec, micro_batch_size=2))
+            """
+        write(project, test_mine=body.format(check="perf.check"))
+        project.record()
+        write(project, test_mine=body.format(check="(lambda other: perf.compare(train_spec, other))"))
+        assert project.run("--update-baselines=prune").ret == 0
+        assert sizes(project) == ["mbs1", "mbs2"]
+
+    def test_a_fixture_may_ask_too(self, project: Project) -> None:
+        write(
+            project,
+            test_mine="""
+            from dataclasses import replace
+            import pytest
+
+            @pytest.fixture
+            def first(perf, train_spec):
+                return perf.check(train_spec)
+
+            def test_it(first, perf, train_spec):
+                perf.check(replace(train_spec, micro_batch_size=2))
+            """,
+        )
+        project.record()
+        result = project.run("--update-baselines=prune")
+        result.assert_outcomes(skipped=1)
+        assert (result.ret, len(project.baselines)) == (0, 2)
+
+
+class TestIncomplete:
+    """A test that ended before its end may run more than it said."""
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            USING,
+            USING.replace("assert first", "perf.measure(train_spec)\n    assert first"),
+            USING.replace("    first =", "    import pytest\n    pytest.skip('not today')\n    first ="),
+            USING.replace("assert first", "raise OSError\n    assert first"),
+        ],
+        ids=["used", "measured", "skipped", "failed"],
+    )
+    def test_prune_removes_nothing_and_names_it(self, project: Project, body: str) -> None:
+        write(project, test_mine=USING, test_other=FOUR_LINES)
+        project.record()
+        write(project, test_mine=body, test_other=ONE)
+        result = project.run("--update-baselines=prune", "-rs")
+        assert len(project.baselines) == 3
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.assert_outcomes(skipped=2)
+        result.stdout.fnmatch_lines(
+            ["*nothing was removed, not every perf test said all that it runs: test_mine.py::test_using"]
+        )
+        # What is probably unused is told all the same; of the incomplete test's file nothing is.
+        unused = [line for line in result.outlines if line.startswith("unused baseline:")]
+        assert ["eager" in line and "delete the file" in line for line in unused] == [True]
+
+    def test_a_dry_run_says_how_it_ended(self, project: Project) -> None:
+        write(project, test_mine=USING)
+        result = project.run("--perf-dry-run", "-rs")
+        result.assert_outcomes(skipped=1)
+        result.stdout.fnmatch_lines(["*dry run: nothing is launched (it ended early: AttributeError: *"])
+        assert result.ret == 0
+
+    def test_an_expected_failure_is_skipped_like_any_other(self, project: Project) -> None:
+        marked = "\n".join(
+            f"@pytest.mark.xfail(strict={strict})\n{ONE.replace('one', name)}"
+            for name, strict in (("one", False), ("two", True))
+        )
+        write(project, test_mine=f"import pytest\n\n{marked}")
+        project.run("--perf-dry-run").assert_outcomes(skipped=2)
+
+    def test_a_regression_at_the_first_spec_leaves_the_later_ones_alone(self, project: Project) -> None:
+        write(project, test_mine=SEVERAL)
+        project.record(step_seconds=0.1)
+        project.fake(step_seconds=3.0)
+        result = project.run("--perf-strict")
+        result.assert_outcomes(failed=1)
+        assert "unused" not in result.stdout.str()
+
+    def test_a_broken_baseline_fails_a_dry_run(self, project: Project) -> None:
+        write(project, test_mine=SEVERAL)
+        project.record()
+        project.baselines[1].write_text("{}")
+        project.run("--perf-dry-run").assert_outcomes(failed=1)
+
+    def test_one_that_is_skipped_here_leaves_others_to_be_listed(self, project: Project) -> None:
+        body = """
+            import pytest
+
+            @pytest.mark.parametrize("gpus", {gpus})
+            def test_wide(perf, train_spec):
+                perf.check(train_spec)
+            """
+        write(project, test_mine=body.format(gpus=[1, 2, 3]))
+        project.record()
+        write(project, test_mine=body.format(gpus=[1, 3, 64]))
+        unused = [line for line in project.run().outlines if line.startswith("unused")]
+        assert ["gpus2" in line for line in unused] == [True]
+
+
+class TestOtherTests:
+    def test_plain_tests_that_are_left_out_do_not_matter(self, project: Project) -> None:
+        project.record()
+        write(project, test_mine=ONE, test_plain="def test_plain(): pass\n")
+        result = project.run("--update-baselines=prune", "-k", "one")
+        result.assert_outcomes(skipped=1, deselected=1)
+        assert (result.ret, len(project.baselines)) == (0, 1)
+
+    @pytest.mark.parametrize("options", [("--benchmark-only",), ("-W", "error")])
+    def test_neighbours_see_a_skipped_test(self, project: Project, options: tuple[str, ...]) -> None:
+        result = project.run("--perf-dry-run", "--junitxml=out.xml", *options)
+        result.assert_outcomes(skipped=2)
+        assert 'skipped="2"' in (project.path / "out.xml").read_text()
+
+    def test_subtests_say_all_of_theirs(self, project: Project) -> None:
+        pytest.importorskip("_pytest.subtests", reason="subtests came with pytest 9")
+        write(
+            project,
+            test_mine="""
+            from dataclasses import replace
+
+            def test_several(perf, train_spec, subtests):
+                for size in (1, 2):
+                    with subtests.test(size=size):
+                        perf.check(replace(train_spec, micro_batch_size=size))
+            """,
+        )
+        project.record()
+        result = project.run("--update-baselines=prune")
+        assert (result.ret, len(project.baselines)) == (0, 2)

@@ -1,0 +1,153 @@
+"""Two sides in turns on the same hardware: ``perf.compare`` and ``--perf-against``."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+
+class TestTurns:
+    COMPARE = """
+        from dataclasses import replace
+
+        def test_gain(perf, train_spec):
+            perf.compare(train_spec, replace(train_spec, micro_batch_size=2), {bounds})
+        """
+
+    @pytest.mark.parametrize(("bounds", "outcome"), [("throughput_at_least=1.2", "passed"), ("", "passed")])
+    def test_a_gain_that_holds(self, project: Project, bounds: str, outcome: str) -> None:
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds=bounds))
+        project.fake(by={"mbs2": {"step_seconds": 0.05}})
+        result = project.run()
+        result.assert_outcomes(**{outcome: 1})
+        result.stdout.fnmatch_lines(["*throughput 4x (*memory 1x in 1 pair*"])
+        assert [line.split()[0].split("-")[-2] for line in project.launches] == ["mbs1", "mbs2"]
+
+    def test_one_that_does_not_fails_and_takes_turns(self, project: Project) -> None:
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds="throughput_at_least=30"))
+        result = project.run()
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*mbs2-gpus1-over-*mbs1-gpus1: regressed: throughput 2x *at least 30x*"])
+        assert "accept it" not in result.stdout.str()
+        order = [line.split()[0].split("-")[-2] for line in project.launches]
+        assert order == ["mbs1", "mbs2", "mbs2", "mbs1"]
+
+    def test_a_bound_that_is_none_is_one_line(self, project: Project) -> None:
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds="throughput_at_least=-1"))
+        result = project.run()
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*perf.compare: at_least=-1 must be a positive ratio*"])
+        assert project.launches == []
+
+    @pytest.mark.parametrize("wrong", ["'a', train_spec", "train_spec, None"])
+    def test_what_is_no_spec_is_one_line(self, project: Project, wrong: str) -> None:
+        project.pytester.makepyfile(test_mine=f"def test_it(perf, train_spec):\n    perf.compare({wrong})\n")
+        result = project.run()
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["perf.compare needs a TrainSpec, not *; the fixture train_spec makes one"])
+        assert "Traceback" not in result.stdout.str()
+        assert project.launches == []
+
+    @pytest.mark.parametrize("side", ["mbs1", "mbs2"])
+    def test_the_side_that_failed_is_named(self, project: Project, side: str) -> None:
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds=""))
+        project.fake(by={side: {"fail": "error"}})
+        (result,) = project.results().values()
+        assert re.fullmatch(r".*-mbs2-gpus1-over-.*-mbs1-gpus1", result["id"])
+        assert result["reason"].startswith(f"llama-tiny-bf16-sdpa-seq64-{side}-gpus1: launch failed (error)")
+
+    @pytest.mark.parametrize("fast", ["mbs1", "mbs2"])
+    def test_a_side_beyond_its_chip_is_invalid(self, project: Project, fast: str) -> None:
+        project.pytester.makeconftest(
+            """
+            from dataclasses import replace
+            from tests import fakes
+
+            fakes.install()
+            fakes.ENVIRONMENT = replace(fakes.ENVIRONMENT, gpu="NVIDIA H200")
+            """
+        )
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds=""))
+        project.run().assert_outcomes(passed=1)
+        project.fake(by={fast: {"step_seconds": 1e-9}})
+        result = project.run()
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"*invalid: *-{fast}-gpus1: mfu * % is more than the chip can do*"])
+
+    def test_both_sides_launches_are_kept(self, project: Project) -> None:
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds=""))
+        (result,) = project.results().values()
+        sides = [[launch["spec_id"].split("-")[-2] for launch in result[of]] for of in ("launches_before", "launches")]
+        assert sides == [["mbs1"], ["mbs2"]]
+
+
+class TestAgainst:
+    @pytest.fixture
+    def other(self, project: Project) -> str:
+        python = project.pytester.path / "old" / "python"
+        python.parent.mkdir()
+        python.symlink_to(sys.executable)
+        return str(python)
+
+    def test_the_same_speed_passes_without_any_baseline(self, project: Project, other: str) -> None:
+        result = project.run("-k", "sdpa", "--perf-against", other)
+        result.assert_outcomes(passed=1, deselected=1)
+        assert (len(project.launches), project.baselines) == (2, [])
+
+    def test_a_slower_new_environment_fails_and_names_what_differs(self, project: Project, other: str) -> None:
+        project.fake(step_seconds=2.0, by={"old/python": {"step_seconds": 0.1, "versions": {"torch": "1.9"}}})
+        result = project.run("-k", "sdpa", "--perf-against", other)
+        result.assert_outcomes(failed=1, deselected=1)
+        result.stdout.fnmatch_lines(["*regressed*", "*turns with*old/python*", "*torch: 1.9 -> 2.0*"])
+        assert "accept it" not in result.stdout.str()
+
+    @pytest.mark.parametrize("python", ["no/such/python", "false", "true"])
+    def test_an_interpreter_that_is_none(self, project: Project, python: str) -> None:
+        result = project.run("--perf-against", python)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["*--perf-against *expected*"])
+        assert len([line for line in result.stderr.lines if line.strip()]) == 1
+
+    def test_the_same_environment_by_another_path_is_told(self, project: Project) -> None:
+        (project.path / "venv").symlink_to(sys.prefix)
+        other = project.path / "venv" / Path(sys.executable).relative_to(sys.prefix)
+        for python in (sys.executable, str(other)):
+            result = project.run("-k", "sdpa", "--perf-against", python)
+            result.assert_outcomes(passed=1, deselected=1)
+            result.stdout.fnmatch_lines([f"--perf-against {python}: the same environment on both sides"])
+        assert len(project.launches) == 4
+
+    def test_another_one_is_not(self, project: Project, other: str) -> None:
+        assert "the same environment" not in project.run("-k", "sdpa", "--perf-against", other).stdout.str()
+
+    @pytest.mark.parametrize("workers", [(), ("-n", "1")])
+    def test_both_sides_launches_are_kept_and_counted(
+        self, project: Project, other: str, workers: tuple[str, ...]
+    ) -> None:
+        project.fake(by={"old/python": {"step_seconds": 0.2}})
+        result = project.run("-k", "sdpa", "--perf-against", other, "--perf-json", "out.json", *workers)
+        result.stdout.fnmatch_lines(["1 *20 s in 2 launches*"])
+        (entry,) = json.loads((project.path / "out.json").read_text())["results"]
+        seconds = [entry[side][0]["ranks"][0]["step_seconds"][-1] for side in ("launches_before", "launches")]
+        assert seconds == [0.2, 0.1]
+
+    def test_a_launch_that_failed_names_its_interpreter(self, project: Project, other: str) -> None:
+        project.fake(by={"old/python": {"fail": "error"}})
+        result = project.run("-k", "sdpa", "--perf-against", other)
+        result.stdout.fnmatch_lines(["*launch failed (error): rank 0: it broke (under *old/python)*"])
+
+    def test_a_comparison_says_that_it_stays_in_this_environment(self, project: Project, other: str) -> None:
+        project.pytester.makepyfile(test_mine=TestTurns.COMPARE.format(bounds=""))
+        result = project.run("--perf-against", other)
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines(["*mbs1-gpus1: compared in this environment alone: --perf-against *"])
+
+    def test_it_records_nothing(self, project: Project, other: str) -> None:
+        result = project.run("--perf-against", other, "--update-baselines")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -1,0 +1,85 @@
+"""Finding the largest micro-batch: hints of one process, the word of fresh launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.capacity import Search
+from pytest_llmperf.measurement import Failure, Launch, LaunchFailed
+from pytest_llmperf.plugin.fitting import Fitted, fit, short
+from pytest_llmperf.spec import TrainSpec
+from tests.fakes import Fake, launch_of
+
+SPEC = TrainSpec(model="llama-tiny", sequence_length=64)
+
+
+class Card:
+    """Trains up to ``most`` in a fresh process; one that has tried other sizes, up to ``used``."""
+
+    def __init__(self, most: int, used: int | None = None, kind: str = "oom") -> None:
+        self.most, self.used, self.kind = most, most if used is None else used, kind
+        self.fresh: list[int] = []
+        self.tried: list[int] = []
+
+    def launch(self, spec: TrainSpec, number: int) -> Launch:
+        self.fresh.append(spec.micro_batch_size)
+        assert number == len(self.fresh)
+        if spec.micro_batch_size > self.most:
+            raise LaunchFailed(spec.id, Failure(kind=self.kind, message="no", tail=(), folder="there"))
+        return launch_of(spec, Fake(reserved_bytes=2**20 * (100 + spec.micro_batch_size)))
+
+    def try_sizes(self, _spec: TrainSpec, search: Search) -> list[tuple[int, int | None]]:
+        search = replace(search, peaks={}, too_large=set())
+        found: list[tuple[int, int | None]] = []
+        while (size := search.next()) is not None:
+            found.append((size, None if size > self.used else 2**20 * (100 + size)))
+            search.note(*found[-1])
+        self.tried = [size for size, _ in found]
+        return found
+
+
+def fitted(card: Card, guess: int, *, hints: bool = True) -> Fitted:
+    return fit(SPEC, Search(guess=guess), card.try_sizes if hints else None, card.launch)
+
+
+def test_a_hint_that_is_right_costs_two_launches() -> None:
+    card = Card(37)
+    found = fitted(card, 36)
+    assert (found.size, found.launches, sorted(card.fresh)) == (37, 2, [37, 38])
+    assert found.launch is not None
+    assert found.launch.peak_reserved_bytes == 2**20 * 137
+
+
+@pytest.mark.parametrize("used", [35, 36, 38, 40, 0])
+def test_fresh_launches_have_the_last_word(used: int) -> None:
+    card = Card(37, used)
+    found = fitted(card, 36)
+    assert found.size == 37
+    assert {37, 38} <= set(card.fresh)
+
+
+@given(st.integers(1, 200), st.integers(0, 200), st.integers(1, 200), st.booleans())
+def test_whatever_the_hint_the_answer_is_confirmed(most: int, used: int, guess: int, hints: bool) -> None:
+    card = Card(most, used)
+    assert fitted(card, guess, hints=hints).size == most
+    assert {most, most + 1} <= set(card.fresh)
+    assert len(card.fresh) == len(set(card.fresh))
+
+
+def test_not_even_one() -> None:
+    found = fitted(Card(0), 8)
+    assert (found.size, found.launch) == (0, None)
+
+
+def test_other_failures_are_no_answer() -> None:
+    with pytest.raises(LaunchFailed):
+        fitted(Card(3, kind="error"), 8)
+
+
+def test_three_full_steps() -> None:
+    spec = short(SPEC, 9)
+    assert (spec.steps, spec.min_steps, spec.micro_batch_size, spec.capacity_digest) == (3, 3, 9, SPEC.capacity_digest)

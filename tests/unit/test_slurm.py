@@ -1,0 +1,315 @@
+"""The SLURM launcher without SLURM: its commands are scripts that do what a plan says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.launch import aftermath
+from pytest_llmperf.launch.allocation import Allocation, AllocationError, Placement, expand_nodes, job_key, place
+from pytest_llmperf.launch.cluster import SlurmOptions, find_cluster, passed_on
+from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.launch.scheduler import step_environment
+from pytest_llmperf.launch.slurm import OutOfTimeError, SlurmLauncher
+from pytest_llmperf.measurement import Failure, Health, Launch
+from tests.slurm.fakes import FakeSlurm
+
+SPEC = TrainSpec(model="llama-tiny", gpus=2, sequence_length=16)
+GPUS: dict[str, object] = {"gpus": 4}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    monkeypatch.setattr(aftermath, "_LAST_WORDS_SECONDS", 0.5)
+    return FakeSlurm(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def launcher(
+    slurm: FakeSlurm, said: list[str], *, on_cpu: bool = True, budget_ends: float | None = None, **options: object
+) -> SlurmLauncher:  # type: ignore[no-untyped-def]
+    chosen = SlurmOptions(**{"python": str(slurm.python), **options})  # type: ignore[arg-type]
+    cluster = find_cluster(chosen)
+    return SlurmLauncher(cluster, chosen, on_cpu=on_cpu, say=said.append, budget_ends=budget_ends)
+
+
+def request(tmp_path: Path, spec: TrainSpec = SPEC, limit: float = 60.0) -> LaunchRequest:
+    return LaunchRequest(spec=spec, folder=tmp_path / "run", gpus=(), timeout_seconds=limit)
+
+
+class TestAllocation:
+    @pytest.mark.parametrize(
+        ("text", "names"),
+        [
+            ("n1", ["n1"]),
+            ("n[1-2,05],m", ["n1", "n2", "n05", "m"]),
+            ("gs06r[01-02]b[1,3]", ["gs06r01b1", "gs06r01b3", "gs06r02b1", "gs06r02b3"]),
+            ("a[08-11]", ["a08", "a09", "a10", "a11"]),
+        ],
+    )
+    def test_node_lists_expand_as_scontrol_does(self, text: str, names: list[str]) -> None:
+        assert list(expand_nodes(text)) == names
+
+    @pytest.mark.parametrize("text", ["", "n[1-", "n[a-b]", ","])
+    def test_what_is_no_node_list_is_refused(self, text: str) -> None:
+        with pytest.raises(AllocationError, match="not a list of nodes"):
+            expand_nodes(text)
+
+    def test_outside_of_a_job_there_is_none(self) -> None:
+        with pytest.raises(AllocationError, match=r"not inside a SLURM allocation.*sbatch or salloc"):
+            Allocation.of({})
+
+    def test_a_job_that_was_shrunk_has_fewer_variables(self) -> None:
+        variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "8"}
+        assert Allocation.of(variables).tasks_per_node == (8,)
+
+    def test_stale_variables_are_refused(self) -> None:
+        variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "4(x2)"}
+        with pytest.raises(AllocationError, match=r"tells of 2 nodes.*source the script"):
+            Allocation.of(variables)
+
+    def test_a_requeue_keeps_the_key_and_array_tasks_differ(self) -> None:
+        array = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_JOB_ID": "14"}
+        assert job_key({"SLURM_JOB_ID": "3"}) == "3"
+        assert [job_key({**array, "SLURM_ARRAY_TASK_ID": task}) for task in "18"] == ["12_1", "12_8"]
+
+    @pytest.mark.parametrize(
+        ("world", "per_node", "nodes", "placed"),
+        [
+            (1, 4, 8, (1, 1)),
+            (4, 4, 8, (1, 4)),
+            (8, 4, 8, (2, 4)),
+            (6, 4, 8, (2, 3)),
+            (32, 4, 8, (8, 4)),
+            (5, 4, 5, (5, 1)),
+        ],
+    )
+    def test_ranks_spread_evenly_over_the_fewest_nodes(
+        self, world: int, per_node: int, nodes: int, placed: tuple[int, int]
+    ) -> None:
+        assert place(world, per_node, nodes) == Placement(num_nodes=placed[0], ranks_per_node=placed[1])
+
+    @pytest.mark.parametrize(("world", "per_node", "nodes"), [(4, 3, 1), (64, 4, 8), (5, 4, 4)])
+    def test_what_does_not_fit_is_told(self, world: int, per_node: int, nodes: int) -> None:
+        assert place(world, per_node, nodes) is None
+
+
+class TestCluster:
+    def test_all_nodes_are_one_machine(self, slurm: FakeSlurm, said: list[str]) -> None:
+        slurm.allocate({"n1": {**GPUS, "switch": "leaf1"}, "n2": GPUS})
+        cluster = find_cluster(SlurmOptions(python=str(slurm.python)))
+        cluster.check(on_cpu=False)
+        assert [gpu.index for gpu in cluster.machine.gpus] == list(range(8))
+        assert cluster.machine.gpu_kind == "h100-64gib"
+        assert (cluster.gpus_per_node, cluster.cpus_per_node) == (4, 8)
+
+    def test_a_missing_srun_is_told(self, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nothing here")
+        with pytest.raises(AllocationError, match=r"srun is not on PATH.*--perf-launcher local"):
+            find_cluster(SlurmOptions())
+
+    def test_no_answer_is_told_with_the_last_word_of_srun(self, slurm: FakeSlurm) -> None:
+        slurm.allocate({"n1": {}}, srun_error="Invalid job credential")
+        with pytest.raises(AllocationError, match=r"SLURM job 7: no node answered.*Invalid job credential"):
+            find_cluster(SlurmOptions(python=str(slurm.python)))
+
+    @pytest.mark.parametrize(
+        ("second", "said"),
+        [
+            ({"gpus": 4, "gpu": "A100"}, r"n1: 4 × H100; n2: 4 × A100"),
+            ({"gpus": 3}, r"n1: 4 × H100; n2: 3 × H100"),
+        ],
+    )
+    def test_nodes_that_differ_are_refused_and_named(
+        self, slurm: FakeSlurm, second: dict[str, object], said: str
+    ) -> None:
+        slurm.allocate({"n1": GPUS, "n2": second})
+        with pytest.raises(AllocationError, match=f"nodes of different kinds.*{said}.*--constraint"):
+            find_cluster(SlurmOptions(python=str(slurm.python))).check(on_cpu=False)
+
+    def test_a_dead_gpu_is_told_and_does_not_matter_on_the_cpu(self, slurm: FakeSlurm) -> None:
+        slurm.allocate({"n1": {"gpus": 3, "granted": 4}})
+        cluster = find_cluster(SlurmOptions(python=str(slurm.python)))
+        with pytest.raises(AllocationError, match=r"n1 shows 3 GPU\(s\) where SLURM gave 4.*--exclude=n1"):
+            cluster.check(on_cpu=False)
+        cluster.check(on_cpu=True)
+
+    def test_a_node_that_does_not_answer_is_left_out(self, slurm: FakeSlurm) -> None:
+        slurm.allocate({"n1": {}, "n2": {"dead": True}})
+        cluster = find_cluster(SlurmOptions(python=str(slurm.python)))
+        assert ([node.node for node in cluster.nodes], cluster.lost) == (["n1"], ("n2",))
+
+
+class TestCommand:
+    def test_a_case_gets_the_nodes_and_gpus_it_needs(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": GPUS, "n2": GPUS, "n3": GPUS})
+        spec = TrainSpec(model="llama-tiny", gpus=6, sequence_length=16)
+        slurm.yields(spec)
+        record = launcher(slurm, said, on_cpu=False).launch(request(tmp_path, spec), lambda _: None)
+        assert isinstance(record, Launch), record
+        words = slurm.calls[-1]
+        assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--gres=gpu:3"} <= {*words}
+        assert {"--cpus-per-task=8", "--cpu-bind=none", "--export=ALL", "--nproc-per-node=3", "--nnodes=2"} <= {*words}
+        endpoint = next(word for word in words if word.startswith("--rdzv-endpoint="))
+        assert endpoint.startswith(("--rdzv-endpoint=127.0.0.1:2", "--rdzv-endpoint=127.0.0.1:3"))
+        assert "TORCH_NCCL_DUMP_ON_TIMEOUT=1" in words
+        assert not any(word.startswith("CUDA_VISIBLE_DEVICES") for word in words), "SLURM sets it on each node"
+
+    def test_one_node_needs_no_meeting_place(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": {}}, tasks=2)
+        slurm.yields(SPEC)
+        assert isinstance(launcher(slurm, said).launch(request(tmp_path), lambda _: None), Launch)
+        assert "--standalone" in slurm.calls[-1]
+        assert "CUDA_VISIBLE_DEVICES=" in slurm.calls[-1]
+
+    def test_modules_come_before_the_container_and_variables_inside_it(self) -> None:
+        options = SlurmOptions(prefix=("singularity", "exec", "--nv", "a.sif"), modules=("cuda/12", "nccl"))
+        words = options.wrapped(["python", "-m", "x"], {"B": "two words", "A": "1"})
+        assert words[:4] == ["bash", "-lc", 'module load cuda/12 nccl && exec "$@"', "llmperf"]
+        assert words[4:] == ["singularity", "exec", "--nv", "a.sif", "env", "A=1", "B=two words", "python", "-m", "x"]
+
+    def test_the_prefix_runs_on_the_nodes(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": {}}, tasks=2)
+        slurm.yields(SPEC)
+        start = launcher(slurm, said, prefix=("env", "IN_CONTAINER=yes"), srun=("--mpi=none",), scratch=str(tmp_path))
+        assert isinstance(start.launch(request(tmp_path), lambda _: None), Launch)
+        seen = json.loads((tmp_path / "run" / "environment-n1.json").read_text())
+        assert seen["IN_CONTAINER"] == "yes"
+        assert "--mpi=none" in slurm.calls[-1]
+        assert seen["TMPDIR"].startswith(str(tmp_path))
+        assert not Path(seen["TMPDIR"]).exists(), "what a launch left there is gone"
+
+    def test_what_sbatch_asked_for_does_not_reach_srun(self) -> None:
+        left = step_environment(
+            {"SLURM_JOB_ID": "7", "SLURM_GPUS_PER_TASK": "1", "SLURM_NTASKS": "8", "SLURM_CONF": "c"}
+        )
+        assert left == {"SLURM_JOB_ID": "7", "SLURM_CONF": "c"}
+
+    def test_no_secret_reaches_a_command_line(self) -> None:
+        assert passed_on({"NCCL_DEBUG": "INFO", "LLMPERF_API_KEY": "x", "HF_TOKEN": "y", "HOME": "z"}) == {
+            "NCCL_DEBUG": "INFO"
+        }
+
+
+class TestLaunch:
+    def test_two_nodes_leave_a_record_with_their_places(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path
+    ) -> None:
+        slurm.allocate({"n1": {"switch": "leaf1"}, "n2": {"switch": "leaf2"}})
+        slurm.yields(SPEC)
+        record = launcher(slurm, said).launch(request(tmp_path), lambda _: None)
+        assert isinstance(record, Launch), record
+        assert record.evidence["slurm_nodes"] == "n1 n2"
+        assert record.evidence["slurm_switches"] == "leaf1 leaf2"
+        assert record.wall_seconds > 0
+
+    def test_a_record_that_appears_late_is_waited_for(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": {}, "n2": {}})
+        slurm.yields(SPEC, late=2)
+        assert isinstance(launcher(slurm, said).launch(request(tmp_path), lambda _: None), Launch)
+
+    def test_a_record_that_never_appears_is_told(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(aftermath, "LATE_SECONDS", 1.0)
+        slurm.allocate({"n1": {}, "n2": {}})
+        failure = launcher(slurm, said).launch(request(tmp_path), lambda _: None)
+        assert isinstance(failure, Failure)
+        assert "must share the file system" in failure.message
+
+    def test_a_rank_that_fails_says_why(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": {}, "n2": {"fails": "rank 1: ValueError: no"}})
+        failure = launcher(slurm, said).launch(request(tmp_path), lambda _: None)
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.message, failure.rank) == ("error", "rank 1: ValueError: no", 1)
+
+    @pytest.mark.parametrize(
+        ("trouble", "what"), [({"dead": True}, "did not begin"), ({"silent": True}, "went silent")]
+    )
+    def test_a_broken_node_is_left_out_and_the_launch_tried_once_more(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path, trouble: dict[str, object], what: str
+    ) -> None:
+        slurm.allocate({"n1": {}, "n2": {}, "n3": {}})
+        slurm.yields(SPEC)
+        start = launcher(slurm, said)
+        slurm.plan(nodes={"n1": {}, "n2": trouble, "n3": {}})
+        record = start.launch(request(tmp_path), lambda _: None)
+        assert isinstance(record, Launch), record
+        assert record.evidence["slurm_nodes"] == "n1 n3"
+        assert f"node n2 {what}" in said[0]
+        assert "tried once more without n2" in said[0]
+        assert "--nodelist=n1,n3" in slurm.calls[-1]
+
+    def test_without_nodes_left_a_broken_one_is_named(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": {}, "n2": {}})
+        start = launcher(slurm, said)
+        slurm.plan(nodes={"n1": {}, "n2": {"dead": True}})
+        failure = start.launch(request(tmp_path), lambda _: None)
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.message) == ("node-failure", "node n2 did not begin (SLURM: down*)")
+        again = start.launch(LaunchRequest(spec=SPEC, folder=tmp_path / "next", gpus=(), timeout_seconds=60), print)
+        assert isinstance(again, Failure)
+        assert again.message == (
+            "needs 2 task(s), the same number on each node; SLURM job 7 has 1 node(s) with 1 each left (n2 failed)"
+        )
+
+    def test_nodes_that_do_not_meet_are_told(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": {"meets_nobody": True}, "n2": {"meets_nobody": True}})
+        failure = launcher(slurm, said).launch(request(tmp_path), lambda _: None)
+        assert isinstance(failure, Failure)
+        assert failure.kind == "rendezvous"
+        assert "n1, n2 did not meet" in failure.message
+
+    def test_a_hang_ends_at_the_limit(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": {}, "n2": {"hangs": True}})
+        failure = launcher(slurm, said).launch(request(tmp_path, limit=3), lambda _: None)
+        assert isinstance(failure, Failure)
+        assert failure.kind == "timeout"
+        assert "--perf-timeout" in failure.message
+
+    def test_a_missing_container_program_is_named(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": {}}, tasks=2)
+        start = launcher(slurm, said)
+        slurm.python.unlink()
+        failure = start.launch(request(tmp_path), lambda _: None)
+        assert isinstance(failure, Failure)
+        assert failure.kind == "node-failure"
+        assert any("fake-python" in line for line in failure.tail)
+
+
+class TestTime:
+    def test_no_launch_starts_that_cannot_end(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": {}, "n2": {}}, seconds_left=50)
+        with pytest.raises(OutOfTimeError, match=r"was not started.*SLURM job 7 reaches its time limit") as raised:
+            launcher(slurm, said).launch(request(tmp_path), lambda _: None)
+        assert not raised.value.over_budget
+        assert len(slurm.calls) == 1
+
+    def test_a_launch_that_runs_into_the_limit_is_ended_before_it(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pytest_llmperf.launch.slurm._UNKNOWN_SECONDS", 1.0)
+        slurm.allocate({"n1": {}, "n2": {"hangs": True}}, seconds_left=34)
+        with pytest.raises(OutOfTimeError, match="was ended"):
+            launcher(slurm, said).launch(request(tmp_path), lambda _: None)
+
+    def test_a_used_up_budget_ends_the_run(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": {}, "n2": {}})
+        with pytest.raises(OutOfTimeError, match="the GPU-hours of SLURM job 7 are used up") as raised:
+            launcher(slurm, said, budget_ends=1.0).launch(request(tmp_path), lambda _: None)
+        assert raised.value.over_budget
+
+
+def test_health_of_several_nodes_is_the_worst() -> None:
+    one = Health(sm_clock_mhz=1900, power_watts=600, memory_errors=1, clock_reasons={"idle": 0.1})
+    other = Health(sm_clock_mhz=1700, temperature_celsius=80, power_watts=500, foreign_processes=("GPU 0: pid 1",))
+    both = aftermath.worst([one, other])
+    assert (both.sm_clock_mhz, both.power_watts, both.temperature_celsius, both.memory_errors) == (1700, 1100, 80, 1)
+    assert both.foreign_processes == ("GPU 0: pid 1",)
