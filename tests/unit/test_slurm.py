@@ -34,7 +34,7 @@ def said() -> list[str]:
 
 def launcher(
     slurm: FakeSlurm, said: list[str], *, on_cpu: bool = True, budget_ends: float | None = None, **options: object
-) -> SlurmLauncher:  # type: ignore[no-untyped-def]
+) -> SlurmLauncher:
     chosen = SlurmOptions(**{"python": str(slurm.python), **options})  # type: ignore[arg-type]
     cluster = find_cluster(chosen)
     return SlurmLauncher(cluster, chosen, on_cpu=on_cpu, say=said.append, budget_ends=budget_ends)
