@@ -2,14 +2,15 @@
 
     python -m tools.families
 
-Attention that a CPU can run is run, forward and backward; of the others the model class's own word is told. Liger patches
-on a CPU as on a GPU, so its modules are counted; each family in a process of its own, since it patches for good.
+Attention that a CPU can run is run, forward and backward; of the others the model class's own word is told. Liger
+patches on a CPU as on a GPU, so its modules are counted; each family in a process of its own: it patches for good.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 from tests.worker.families import FAMILIES
 
@@ -35,8 +36,8 @@ def row(family: str) -> str:
 
     config = {"model_type": family, **FAMILIES[family]}
 
-    def trains(**settings: object) -> str:
-        spec = TrainSpec(model="llama-tiny", sequence_length=64, **settings)  # type: ignore[arg-type] - names as told
+    def trains(**settings: Any) -> str:
+        spec = TrainSpec(model="llama-tiny", sequence_length=64, **settings)
         try:
             model = build_model(spec, config, torch.device("cpu")).train()
             if spec.gradient_checkpointing:
