@@ -1,0 +1,242 @@
+"""A real SLURM on this host: one controller, two nodes, started for the tests and ended by pid."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"
+NODES = ("n1", "n2")
+
+_MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
+
+_CONFIGURATION = """\
+ClusterName=llmperf
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/spool.%n
+SlurmctldPidFile={home}/slurmctld.pid
+SlurmdPidFile={home}/slurmd.%n.pid
+SlurmctldLogFile={home}/slurmctld.log
+SlurmdLogFile={home}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdTimeout=10
+KillWait=20
+MinJobAge=3600
+ReturnToService=2
+MpiDefault=none
+JobRequeue=1
+JobAcctGatherType=jobacct_gather/linux
+AccountingStorageType=accounting_storage/none
+SchedulerParameters=sched_interval=2,sched_min_interval=0
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=2 RealMemory=4000
+PartitionName=main Nodes=ALL Default=YES State=UP
+"""
+
+
+def missing() -> str:
+    """Why no SLURM can be started here, naming what to install; empty where one can."""
+    if os.geteuid() != 0:
+        return "a SLURM of one's own needs root"
+    programs = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
+    absent = [name for name in programs if _program(name) is None]
+    if absent:
+        return f"{', '.join(absent)} not found: apt-get install --no-install-recommends {PACKAGES}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The running cluster."""
+
+    home: Path
+
+    def sbatch(self, *words: str) -> str:
+        return self.command("sbatch", "--parsable", *words).strip()
+
+    def command(self, *words: str) -> str:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=self.environment, timeout=60)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        return done.stdout
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For everything that talks to it; gloo would look up this host's name, which need not resolve."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PYTEST_"))}
+        return {**clean, "SLURM_CONF": str(self.home / "slurm.conf"), "GLOO_SOCKET_IFNAME": "lo"}
+
+    def job(self, job: str) -> dict[str, str]:
+        """Its fields, as scontrol shows them."""
+        return dict(re.findall(r"(\w[\w:/]*)=(\S*)", self.command("scontrol", "show", "job", "-o", job)))
+
+    def state(self, job: str) -> str:
+        return self.job(job)["JobState"]
+
+    def ended(self, job: str, seconds: float = 150.0) -> dict[str, str]:
+        """Its fields once it has ended."""
+        over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
+        self.wait(lambda: self.nudged(job) in over, seconds, lambda: f"job {job} does not end: {self.job(job)}")
+        return self.job(job)
+
+    def nudged(self, job: str) -> str:
+        """Its state; one that waits is scheduled now, and not when SLURM finds the time, minutes after a requeue."""
+        state = self.state(job)
+        if state == "PENDING":
+            with suppress(AssertionError):
+                self.command("scontrol", "update", f"JobId={job}", "StartTime=now")
+        return state
+
+    def wait(self, seen: Callable[[], object], seconds: float, otherwise: Callable[[], str]) -> None:
+        deadline = time.monotonic() + seconds
+        while not seen():
+            assert time.monotonic() < deadline, otherwise()
+            time.sleep(0.3)
+
+    def kill_node(self, node: str) -> None:
+        """As if its power went: its slurmd, the steps it runs, and everything in them."""
+        daemon = _slurmd(self.home, node)
+        inside = [process for process in psutil.process_iter() if _variable(process, "SLURMD_NODENAME") == node]
+        steps = {parent for process in inside if (parent := process.parent()) and "slurmstepd" in parent.name()}
+        for victim in [*steps, *([daemon] if daemon else []), *inside]:
+            with suppress(psutil.Error):
+                victim.kill()
+
+    def start_node(self, node: str) -> None:
+        """Start its slurmd and wait until it takes work."""
+        if _slurmd(self.home, node) is None:
+            _run(["slurmd", "-N", node], self.environment)
+        if not self.is_idle(node):
+            with suppress(AssertionError):  # it may have come back by itself meanwhile
+                self.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        self.wait(lambda: self.is_idle(node), 60, lambda: f"{node} does not become idle")
+
+    def is_idle(self, node: str) -> bool:
+        # Not from sinfo, which goes on to call a node mixed when its job has ended.
+        return " State=IDLE " in self.command("scontrol", "show", "node", "-o", node)
+
+
+@contextmanager
+def running(home: Path) -> Iterator[Slurm]:
+    """Start everything; at the end nothing of it is alive."""
+    (home / "state").mkdir()
+    for node in NODES:
+        (home / f"spool.{node}").mkdir()
+    host = socket.gethostname().split(".")[0]
+    (home / "slurm.conf").write_text(_CONFIGURATION.format(home=home, host=host, ports=_free_ports(4)))
+    slurm = Slurm(home)
+    munged = _start_munged()
+    try:
+        _run(["slurmctld", "-c"], slurm.environment)
+        for node in NODES:
+            _run(["slurmd", "-N", node], slurm.environment)
+        slurm.wait(
+            lambda: all(slurm.is_idle(node) for node in NODES), 60, lambda: f"SLURM does not start, see {home}/*.log"
+        )
+        yield slurm
+    finally:
+        _end(slurm)
+        if munged is not None:
+            munged.terminate()
+            psutil.wait_procs([munged], timeout=10)
+
+
+def _end(slurm: Slurm) -> None:
+    for words in (["scancel", "--user=root"], ["scontrol", "shutdown"]):
+        subprocess.run(words, env=slurm.environment, check=False, capture_output=True, timeout=60)
+    daemons = [found for name in NODES if (found := _slurmd(slurm.home, name))]
+    with suppress(OSError, ValueError, psutil.Error):
+        daemons.append(psutil.Process(int((slurm.home / "slurmctld.pid").read_text())))
+    _, alive = psutil.wait_procs(daemons, timeout=15)
+    for daemon in alive:
+        daemon.kill()
+    ours = [
+        process for process in psutil.process_iter() if _variable(process, "SLURM_CONF") == f"{slurm.home}/slurm.conf"
+    ]
+    for process in ours:
+        if process.pid != os.getpid():
+            with suppress(psutil.Error):
+                process.kill()
+
+
+def _start_munged() -> psutil.Process | None:
+    """munged, unless one runs already; that one is somebody else's to end."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(_MUNGE_SOCKET))
+        return None
+    _MUNGE_SOCKET.parent.mkdir(exist_ok=True)
+    shutil.chown(_MUNGE_SOCKET.parent, "munge", "munge")
+    _MUNGE_SOCKET.parent.chmod(0o755)
+    subprocess.run(["runuser", "-u", "munge", "--", _program("munged") or "munged"], check=True, capture_output=True)
+    pid_file = _MUNGE_SOCKET.parent / "munged.pid"
+    deadline = time.monotonic() + 10
+    while not pid_file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return psutil.Process(int(pid_file.read_text()))
+
+
+def _slurmd(home: Path, node: str) -> psutil.Process | None:
+    with suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(int((home / f"slurmd.{node}.pid").read_text()))
+        if process.name() == "slurmd" and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
+
+
+def _variable(process: psutil.Process, name: str) -> str | None:
+    try:
+        value = process.environ().get(name)
+    except psutil.Error:
+        return None
+    return None if value is None else str(value)
+
+
+def _run(words: list[str], environment: dict[str, str]) -> None:
+    program = _program(words[0])
+    assert program is not None
+    with Path(os.devnull).open("w") as nothing:  # a daemon keeps what it inherits, and a pipe would never end
+        subprocess.run(
+            [program, *words[1:]],
+            env=environment,
+            check=True,
+            timeout=60,
+            stdout=nothing,
+            stderr=nothing,
+            stdin=nothing,
+        )
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+__all__ = ["NODES", "Slurm", "missing", "running"]

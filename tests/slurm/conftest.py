@@ -1,0 +1,123 @@
+"""A real SLURM for the tests of this folder, and a suite whose tiny models train under it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.cluster import NODES, Slurm, missing, running
+
+REPOSITORY = Path(__file__).parents[2]
+
+# Speed means nothing here, with two nodes on the cores of one host: memory gates, and a large leak regresses.
+_SUITE = """
+import pytest
+
+from pytest_llmperf import TrainSpec
+
+@pytest.mark.parametrize("gpus", [1, 2], ids=["llama-tiny-gpus1", "llama-tiny-gpus2"])
+def test_tiny(perf, gpus):
+    steps = WIDE if gpus == 2 else 12
+    perf.check(TrainSpec(model="llama-tiny", gpus=gpus, sequence_length=16, steps=steps, min_steps=steps))
+"""
+
+_INI = """
+[pytest]
+perf_throughput_tolerance = 9
+perf_memory_tolerance = 9
+perf_machine = cluster
+"""
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    why = missing()
+    if why:
+        pytest.skip(why)
+    with running(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def nodes(slurm: Slurm) -> Slurm:
+    """The cluster with all its nodes idle, whatever the test before did to them."""
+    for node in NODES:
+        slurm.start_node(node)
+    return slurm
+
+
+@pytest.fixture(scope="session")
+def recorded(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A suite with baselines of both its cases, recorded by a job on both nodes."""
+    suite = Suite(slurm, tmp_path_factory.mktemp("suite"))
+    job = slurm.ended(suite.submit("--update-baselines=new"))
+    assert job["JobState"] == "COMPLETED", suite.log(job["JobId"])
+    return suite.folder
+
+
+@pytest.fixture
+def suite(nodes: Slurm, recorded: Path, tmp_path: Path) -> Suite:
+    """A suite of the test's own, with those baselines."""
+    copy = Suite(nodes, tmp_path / "suite")
+    (copy.folder / "baselines").symlink_to(recorded / "baselines")
+    return copy
+
+
+class Suite:
+    """Tests that train, in a folder that all nodes see, and the jobs that run them."""
+
+    def __init__(self, slurm: Slurm, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        folder.mkdir(exist_ok=True)
+        (folder / "pytest.ini").write_text(_INI)
+        self.steps(12)
+
+    def steps(self, wide: int) -> None:
+        """Of a launch on both nodes; another number is the same case."""
+        (self.folder / "test_tiny.py").write_text(_SUITE.replace("WIDE", str(wide)))
+
+    def submit(self, *options: str, sbatch: tuple[str, ...] = (), inject: str = "") -> str:
+        """A job on both nodes that runs pytest with ``options``; its number."""
+        words = ["-m", "pytest", "-p", "no:randomly", "-v", "--gpus", "0", "--perf-max-launches", "1", *options]
+        script = self.folder / "job.sh"
+        script.write_text(
+            f"#!/bin/bash\nexport PYTHONPATH={REPOSITORY} LLMPERF_INJECT='{inject}'\n"
+            f"exec {sys.executable} {subprocess.list2cmdline(words)} --perf-json out-$SLURM_JOB_ID.json\n"
+        )
+        return self.slurm.sbatch(
+            *("--nodes=2", "--ntasks-per-node=1", "--time=5", f"--chdir={self.folder}", "--open-mode=append"),
+            *(f"--output={self.folder}/%j.log", *sbatch, str(script)),
+        )
+
+    def log(self, job: str) -> str:
+        path = self.folder / f"{job}.log"
+        return path.read_text() if path.exists() else ""
+
+    def results(self, job: str) -> dict[str, Any]:
+        """What the job's --perf-json says, by case; and how the run ended."""
+        values = json.loads((self.folder / f"out-{job}.json").read_text())
+        return {"exit_code": values["exit_code"], "unfinished": values.get("unfinished", "")} | {
+            result["nodeid"].rpartition("gpus")[2].rstrip("]"): result for result in values["results"]
+        }
+
+    def until(self, job: str, seen: Callable[[], object], seconds: float = 90.0) -> None:
+        """Wait for something that the job does."""
+        self.slurm.wait(
+            lambda: self.slurm.nudged(job) and seen(),
+            seconds,
+            lambda: f"waited in vain for job {job}: {self.slurm.job(job)}\n{self.log(job)}",
+        )
+
+    def training(self, case: str) -> bool:
+        """Whether a launch of this case trains now."""
+        for path in self.folder.glob(f".llmperf/*/*{case}*/progress.json"):
+            beat = json.loads(path.read_text())
+            if beat["phase"] == "training" and beat["step"] > 0 and not (path.parent / "launch.json").exists():
+                return True
+        return False

@@ -1,0 +1,148 @@
+"""srun, scontrol and the nodes' Python as scripts: what SLURM would do, told by a plan in one file.
+
+The node's agent is the real one; torchrun is played by ``python``, which writes what the plan says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.spec import TrainSpec
+from tests.fakes import launch_of
+
+REPOSITORY = Path(__file__).parents[2]
+
+_SRUN = """
+words, plan = sys.argv[1:], json.loads(pathlib.Path(PLAN).read_text())
+options = [word for word in words if word.startswith("--")]
+command = words[len([*itertools.takewhile(lambda word: word.startswith("--"), words)]):]
+said = dict(option[2:].partition("=")[::2] for option in options)
+with pathlib.Path(CALLS).open("a") as calls:
+    calls.write(json.dumps(words) + "\\n")
+if plan.get("srun_error"):
+    sys.exit("srun: error: " + plan["srun_error"])
+nodes = said.get("nodelist", "").split(",") if said.get("nodelist") else list(plan["nodes"])
+running = []
+for node in nodes:
+    if plan["nodes"][node].get("dead"):
+        print(f"srun: error: Task launch failed on node {node}: Communication failure", file=sys.stderr)
+        continue
+    topology = f"spine.{plan['nodes'][node].get('switch', 'leaf')}.{node}"
+    environment = {**os.environ, "SLURMD_NODENAME": node, "SLURM_TOPOLOGY_ADDR": topology}
+    running.append(subprocess.Popen(command, env=environment))
+signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in running])
+codes = [process.wait() for process in running]
+sys.exit(max([abs(code) for code in codes], default=1) or int(len(running) < len(nodes)))
+"""
+
+_SCONTROL = """
+plan = json.loads(pathlib.Path(PLAN).read_text())
+if "job" in sys.argv:
+    end = time.time() + plan.get("seconds_left", 3600)
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(end))
+    print(f"JobId=7 StartTime={time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime())} EndTime={stamp} TimeLimit=1")
+else:
+    state = "DOWN*" if plan["nodes"][sys.argv[-1]].get("dead") else "IDLE"
+    print(f"NodeName={sys.argv[-1]} NodeAddr=127.0.0.1 State={state}")
+"""
+
+_PYTHON = """
+plan = json.loads(pathlib.Path(PLAN).read_text())
+name = os.environ["SLURMD_NODENAME"]
+node = plan["nodes"].get(name, {})
+module = sys.argv[2]
+if module.endswith("facts"):
+    gpu = {"name": node.get("gpu", "H100"), "memory_bytes": 64 * 2**30}
+    gpus = [{"index": i, "uuid": f"GPU-{i}", **gpu} for i in range(node.get("gpus", 0))]
+    facts = {"node": name, "host": name, "gpus": gpus, "cpu_name": node.get("cpu", "EPYC")}
+    facts |= {"granted_gpus": node.get("granted", len(gpus)), "switch": node.get("switch", "")}
+    print("Welcome to the cluster\\nllmperf-node " + json.dumps(facts))
+elif module.endswith("node"):
+    os.execv(REAL, [REAL, *sys.argv[1:]])
+else:
+    folder = pathlib.Path(sys.argv[-1])
+    (folder / f"environment-{name}.json").write_text(json.dumps(dict(os.environ)))
+    if node.get("silent"):
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1)
+    if node.get("meets_nobody"):
+        sys.exit(1)
+    (folder / f"rank-{list(plan['nodes']).index(name)}.pid").write_text(str(os.getpid()))
+    if node.get("hangs"):
+        time.sleep(600)
+    if node.get("fails"):
+        failure = {"kind": "error", "message": node["fails"], "tail": ["its last line"], "time": 1.0}
+        (folder / "failure-1.json").write_text(json.dumps(failure))
+        sys.exit(1)
+    if "launch" in plan and not list(folder.glob("launch.json")):
+        copy = f"cp '{plan['launch']}' '{folder}/.part' && mv '{folder}/.part' '{folder}/launch.json'"
+        late = f"sleep {plan.get('late', 0)}; {copy}"
+        subprocess.Popen(["sh", "-c", late])
+"""
+
+_HEAD = """#!{python}
+import itertools, json, os, pathlib, signal, subprocess, sys, time
+PLAN, CALLS, REAL = {plan!r}, {calls!r}, {python!r}
+"""
+
+
+class FakeSlurm:
+    """The commands on ``PATH``, and the allocation's variables."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._home, self._monkeypatch = home, monkeypatch
+        self._plan: dict[str, Any] = {}
+        self.python = home / "bin" / "fake-python"
+        (home / "bin").mkdir()
+        for name, body in (("srun", _SRUN), ("scontrol", _SCONTROL), ("fake-python", _PYTHON)):
+            self._script(name, body)
+        for name in ("squeue", "scancel"):
+            self._script(name, "")
+        for name in [name for name in os.environ if name.startswith("SLURM")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("PATH", f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("LLMPERF_LEASE_DIR", str(home / "leases"))
+        monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+
+    def allocate(self, nodes: dict[str, dict[str, Any]], tasks: int = 1, **plan: Any) -> None:
+        """A job with these nodes, and what happens in it."""
+        self._plan = {"nodes": nodes, **plan}
+        self.plan()
+        for name, value in {
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": ",".join(nodes),
+            "SLURM_JOB_CPUS_PER_NODE": f"8(x{len(nodes)})",
+            "SLURM_TASKS_PER_NODE": f"{tasks}(x{len(nodes)})",
+        }.items():
+            self._monkeypatch.setenv(name, value)
+
+    def plan(self, **more: Any) -> None:
+        self._plan |= more
+        (self._home / "plan.json").write_text(json.dumps(self._plan))
+
+    def yields(self, spec: TrainSpec, late: float = 0.0) -> None:
+        """What launches leave from now on."""
+        path = self._home / "launch.json"
+        path.write_text(json.dumps(launch_of(spec).to_dict()))
+        self.plan(launch=str(path), late=late)
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """The words of every srun, the first asked the nodes what they are."""
+        path = self._home / "calls.txt"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def _script(self, name: str, body: str) -> None:
+        path = self._home / "bin" / name
+        head = _HEAD.format(
+            python=sys.executable, plan=str(self._home / "plan.json"), calls=str(self._home / "calls.txt")
+        )
+        path.write_text(head + body)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -1,0 +1,105 @@
+"""Jobs on a real SLURM with two nodes on this host: tiny models over gloo, and everything that can end a job."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+
+from tests.slurm.conftest import Suite
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
+
+LEAK = "hold=400000000"
+ENDLESS = 100_000
+
+
+def test_a_green_job_ran_each_case_on_the_nodes_it_needs(suite: Suite) -> None:
+    job = suite.slurm.ended(suite.submit())
+    log, results = suite.log(job["JobId"]), suite.results(job["JobId"])
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log
+    places = {case: results[case]["launches"][0]["evidence"]["slurm_nodes"] for case in "12"}
+    assert places == {"1": "n1", "2": "n1 n2"}
+    assert results["2"]["verdict"] == "pass"
+
+
+def test_a_regression_ends_red(suite: Suite) -> None:
+    job = suite.slurm.ended(suite.submit("-k", "gpus2", inject=LEAK))
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0"), suite.log(job["JobId"])
+    result = suite.results(job["JobId"])["2"]
+    assert result["verdict"] == "regressed"
+    assert result["reason"].startswith("peak_reserved_bytes")
+
+
+def test_a_node_that_dies_is_named_and_costs_one_case(suite: Suite) -> None:
+    suite.steps(ENDLESS)
+    job = suite.submit("-k", "gpus2", sbatch=("--no-kill",))
+    suite.until(job, lambda: suite.training("gpus2"))
+    suite.slurm.kill_node("n2")
+    fields = suite.slurm.ended(job)
+    assert (fields["JobState"], fields["ExitCode"]) == ("FAILED", "1:0"), suite.log(job)
+    result = suite.results(job)["2"]
+    assert "node-failure" in result["reason"]
+    assert "node n2 went silent" in result["reason"]
+
+
+def test_a_time_limit_that_is_near_starts_nothing_more(suite: Suite) -> None:
+    job = suite.slurm.ended(suite.submit(sbatch=("--time=1",)))
+    log, results = suite.log(job["JobId"]), suite.results(job["JobId"])
+    # Of 60 s 30 are kept for the end, and a launch that nobody has seen is taken to need more than what is left.
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "75:0"), log
+    assert "reaches its time limit" in results["unfinished"]
+    assert "was not started" in log
+    assert results["exit_code"] == 75
+
+
+def test_scancel_keeps_what_is_known_and_leaves_nobody(suite: Suite) -> None:
+    suite.steps(ENDLESS)
+    job = suite.submit()
+    suite.until(job, lambda: suite.training("gpus2"))
+    suite.slurm.command("scancel", job)
+    fields = suite.slurm.ended(job)
+    assert fields["JobState"] == "CANCELLED"
+    suite.until(job, (suite.folder / f"out-{job}.json").exists)
+    results = suite.results(job)
+    assert results["unfinished"] == "SIGTERM"
+    assert results["1"]["verdict"] == "pass"
+    assert left_of(job) == []
+
+
+def test_a_requeued_job_goes_on_where_it_was(suite: Suite) -> None:
+    suite.steps(ENDLESS)
+    job = suite.submit("--perf-resume", sbatch=("--requeue",))
+    suite.until(job, lambda: suite.training("gpus2"))
+    first = suite.folder / ".llmperf"
+    launched = sorted(path.name for path in first.glob("*/*gpus1*"))
+    suite.slurm.command("scontrol", "requeue", job)
+    suite.slurm.wait(lambda: suite.slurm.job(job)["Restarts"] == "1", 60, lambda: suite.log(job))
+    suite.steps(12)
+    fields = suite.slurm.ended(job, 240)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), suite.log(job)
+    results = suite.results(job)
+    assert "concluded before the job was requeued" in results["1"]["notes"]
+    assert "notes" not in results["2"] or "concluded" not in str(results["2"]["notes"])
+    assert sorted(path.name for path in first.glob("*/*gpus1*")) == launched, "it was launched again"
+
+
+def test_two_jobs_at_once_do_not_meet(suite: Suite) -> None:
+    both = [suite.submit("-k", "gpus1", sbatch=("--nodes=1",)) for _ in range(2)]
+    for job in both:
+        assert suite.slurm.ended(job)["JobState"] == "COMPLETED", suite.log(job)
+        assert suite.results(job)["1"]["verdict"] == "pass"
+    assert len([*suite.folder.glob(".llmperf/2*-*-*-*")]) == 2
+
+
+def left_of(job: str) -> list[int]:
+    """Processes that still belong to the job."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SLURM_JOB_ID") == job and process.pid != os.getpid():
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found

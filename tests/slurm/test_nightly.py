@@ -1,0 +1,72 @@
+"""The nightly job as it is submitted, on a real SLURM: one allocation that shrinks, an array, and the merge."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.conftest import REPOSITORY, Suite
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
+
+_SCRIPT = REPOSITORY / "slurm" / "nightly.sbatch"
+_CLUSTER = """
+[cluster]
+name = nightly
+gpus_per_node = 1
+on_cpu = yes
+[sbatch]
+time = 5
+[suite]
+gpus = 1 2
+mode = {mode}
+options = -p no:randomly --perf-max-launches 1
+results = results
+"""
+
+
+def submit(suite: Suite, mode: str, inject: str = "") -> tuple[list[str], Path]:
+    """The jobs that ``llmperf submit`` submitted, the merging one last; and the folder of their results."""
+    (suite.folder / "cluster.ini").write_text(_CLUSTER.format(mode=mode))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_llmperf.cli", "submit", "cluster.ini", "--script", str(_SCRIPT)],
+        cwd=suite.folder,
+        env={**suite.slurm.environment, "PYTHONPATH": str(REPOSITORY), "LLMPERF_INJECT": inject},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    jobs = [line.split()[1].rstrip(":") for line in lines if line.startswith("submitted")]
+    return jobs, Path(lines[-1].removeprefix("results: "))
+
+
+def logs(results: Path) -> str:
+    return "\n".join(path.read_text() for path in results.glob("*.log"))
+
+
+def test_one_allocation_goes_from_wide_to_narrow(suite: Suite) -> None:
+    (job, merging), results = submit(suite, "packed")
+    fields = suite.slurm.ended(job)
+    assert (fields["JobState"], fields["NumNodes"]) == ("COMPLETED", "1"), logs(results)
+    assert suite.slurm.ended(merging)["JobState"] == "COMPLETED", logs(results)
+    document = json.loads((results / "merged.json").read_text())
+    places = [result["launches"][0]["evidence"]["slurm_nodes"] for result in document["results"]]
+    assert places == ["n1", "n1 n2"]
+    assert (results / "summary.md").read_text().startswith("# green: 2 ")
+
+
+def test_an_array_is_merged_and_a_regression_makes_it_red(suite: Suite) -> None:
+    (wide, narrow, merging), results = submit(suite, "array", inject="hold=400000000")
+    assert suite.slurm.ended(merging, 240)["ExitCode"] == "1:0", logs(results)
+    assert suite.slurm.state(f"{wide}_2") == "FAILED", logs(results)
+    assert suite.slurm.state(f"{narrow}_1") == "FAILED", logs(results)
+    summary = (results / "summary.md").read_text()
+    assert summary.startswith("# red: 2 regressed")
+    assert "gpus-2.json: pytest ended with exit code 1" in summary
