@@ -11,14 +11,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from pytest_llmperf.cli import ladder
+from pytest_llmperf.cli import ladder, merge, night, predict, purpose, widths
+from pytest_llmperf.cli.clusterfile import ClusterError
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
 from pytest_llmperf.cli.pages import Screen, history_page, list_page, show_page, table
 from pytest_llmperf.cli.plan import Prediction, columns, document, page, predictions, record
 from pytest_llmperf.cli.shelf import CaseError, Shelf, find
 from pytest_llmperf.cli.specs import Named, all_stored, named
+from pytest_llmperf.insight import cost
 from pytest_llmperf.insight.chapter15 import STEPS
 from pytest_llmperf.insight.ladder import Extent
 from pytest_llmperf.judge.document import BaselineError
@@ -66,7 +68,7 @@ def _run(argv: Sequence[str] | None) -> int:
     answer_to: Callable[[argparse.Namespace, Screen], _Answer] = arguments.answer
     try:
         answer = answer_to(arguments, screen)
-    except (BaselineError, CaseError) as error:
+    except (BaselineError, CaseError, ClusterError) as error:
         answer = _Answer([], str(error).splitlines())
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there is no standard output after >&-
     width = None if answer.for_programs else screen.width
@@ -143,6 +145,11 @@ def _predicted(cases: Sequence[Named], troubles: list[str]) -> Iterator[Predicti
 
 
 def _report(arguments: argparse.Namespace, screen: Screen) -> _Answer:
+    misplaced = purpose.misplaced(arguments)
+    if misplaced:
+        arguments.usage(f"{misplaced} says nothing to {'--purpose' if arguments.purpose else '--tables'}")
+    if arguments.purpose is not None:
+        return _purpose(arguments, screen)
     extent = _extent(arguments)
     shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
     troubles = list(shelf.broken.values())
@@ -150,12 +157,35 @@ def _report(arguments: argparse.Namespace, screen: Screen) -> _Answer:
         machine, found = ladder.ladders(shelf)
     except CaseError as error:
         return _Answer([], [*troubles, str(error)])
+    scaled = widths.scalings(shelf)
     match arguments.format:
         case "csv":
-            return _Answer(ladder.csv_page(machine, found, extent), troubles, for_programs=True)
+            return _Answer(ladder.csv_page(machine, found, extent, scaled), troubles, for_programs=True)
         case "markdown":
-            return _Answer(ladder.markdown_page(machine, found, extent), troubles, for_programs=True)
-    return _Answer(ladder.text_page(machine, found, extent, screen), troubles)
+            return _Answer(ladder.markdown_page(machine, found, extent, scaled), troubles, for_programs=True)
+    return _Answer(ladder.text_page(machine, found, extent, screen, scaled), troubles)
+
+
+def _purpose(arguments: argparse.Namespace, screen: Screen) -> _Answer:
+    found, troubles = purpose.asked(arguments)
+    match arguments.format:
+        case "csv":
+            return _Answer(purpose.csv_page(found), troubles, for_programs=True)
+        case "markdown":
+            return _Answer(purpose.markdown_page(found), troubles, for_programs=True)
+    return _Answer(purpose.text_page(found, screen), troubles)
+
+
+def _predict(arguments: argparse.Namespace, screen: Screen) -> _Answer:
+    found = predict.outlook(arguments)
+    if arguments.json:
+        return _Answer([json.dumps(predict.document(found))], for_programs=True)
+    match arguments.format:
+        case "csv":
+            return _Answer(predict.csv_page(found), for_programs=True)
+        case "markdown":
+            return _Answer(predict.markdown_page(found), for_programs=True)
+    return _Answer(predict.text_page(found, screen))
 
 
 def _extent(arguments: argparse.Namespace) -> Extent | None:
@@ -182,12 +212,42 @@ def _duration(text: str) -> float:
     return value
 
 
+def _submit(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
+    return _Answer(*night.submitted(arguments.cluster, arguments.script, dry_run=arguments.dry_run))
+
+
+def _merge(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
+    found = merge.gather(arguments.results, arguments.expect)
+    lines = night.merged(found, arguments.json, arguments.markdown)
+    return _Answer(lines, found.troubles)
+
+
 def _against(a: Shelf, b: Shelf, screen: Screen) -> _Answer:
     troubles = [*a.broken.values(), *b.broken.values()]
     if not pairs_of(a, b):
         line = f"{a.root}: no case in common with {b.root}, expected the same digests and machines; name two cases"
         return _Answer([], [*troubles, line])
     return _Answer(against_page(a, b, screen), troubles)
+
+
+def _add_insight(rooms: Any, where: argparse.ArgumentParser) -> None:
+    text = "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung"
+    report = rooms.add_parser("report", parents=[where], help=text, description=text)
+    what = report.add_mutually_exclusive_group(required=True)
+    what.add_argument("--tables", action="store_true", help="tables 15.1 to 15.9, and 15.10 to 15.12 of several GPUs")
+    what.add_argument("--purpose", choices=tuple(cost.PURPOSES), help="which case and how many GPUs serve it best")
+    report.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
+    report.add_argument("--samples", metavar="N", type=_count, help="also the epochs that a training over N covers")
+    extent = report.add_mutually_exclusive_group()
+    extent.add_argument("--steps", metavar="N", type=_count, help=f"of that training, default: {STEPS}")
+    extent.add_argument("--hours", metavar="H", type=_duration, help="instead of --steps")
+    purpose.add_options(report)
+    report.set_defaults(answer=_report, usage=report.error)
+
+    text = "the throughput at numbers of GPUs that were not measured, from those that were, with its uncertainty"
+    ahead = rooms.add_parser("predict", parents=[where], help=text, description=text)
+    predict.add_options(ahead)
+    ahead.set_defaults(answer=_predict)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -221,15 +281,22 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--format", choices=FORMATS, help="a table, predicted beside measured; left out: a page for each")
     plan.set_defaults(answer=_plan, usage=plan.error)
 
-    text = "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung"
-    report = rooms.add_parser("report", parents=[where], help=text, description=text)
-    report.add_argument("--tables", action="store_true", required=True, help="tables 15.1 to 15.9")
-    report.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
-    report.add_argument("--samples", metavar="N", type=_count, help="also the epochs that a training over N covers")
-    extent = report.add_mutually_exclusive_group()
-    extent.add_argument("--steps", metavar="N", type=_count, help=f"of that training, default: {STEPS}")
-    extent.add_argument("--hours", metavar="H", type=_duration, help="instead of --steps")
-    report.set_defaults(answer=_report, usage=report.error)
+    _add_insight(rooms, where)
+
+    text = "the nightly job of a cluster file: its cost, then sbatch"
+    send = rooms.add_parser("submit", help=text, description=text)
+    send.add_argument("cluster", metavar="CLUSTER.ini", type=Path, help="examples: slurm/clusters/")
+    send.add_argument("--dry-run", action="store_true", help="only show what would be submitted and what it may cost")
+    send.add_argument("--script", metavar="FILE", type=Path, default=Path("slurm/nightly.sbatch"))
+    send.set_defaults(answer=_submit)
+
+    text = "the --perf-json files of one night as one, and a summary; exit code 1 unless all is green"
+    join = rooms.add_parser("merge", help=text, description=text)
+    join.add_argument("results", metavar="DIR|FILE", type=Path, nargs="+", help="gpus-*.json of a folder, or files")
+    join.add_argument("--expect", metavar="NAME", action="append", default=[], help="a file that must be in the folder")
+    join.add_argument("--json", metavar="FILE", type=Path)
+    join.add_argument("--markdown", metavar="FILE", type=Path)
+    join.set_defaults(answer=_merge)
 
     one = commands.add_parser("diff", parents=[where], help="two baselines side by side, or all of two folders")
     one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_llmperf.cli import widths
 from pytest_llmperf.cli.diff import settings_differences
 from pytest_llmperf.cli.pages import MEMORY, RATE, Screen, figure, plain, table
 from pytest_llmperf.cli.shelf import CaseError, Shelf
+from pytest_llmperf.cli.widths import Scaling
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Extent, Gain, Rung, gains, largest_jump, step_before
 from pytest_llmperf.judge.baseline import Baseline
@@ -57,7 +59,7 @@ def ladders(shelf: Shelf) -> tuple[str, list[Ladder]]:
         )
     baselines = {one.baseline.digest: one.baseline for one in shelf.stored}
     known = [rungs for rungs in chapter15.LADDERS if any(rung.spec.digest in baselines for rung in rungs)]
-    if not known:
+    if not known and not widths.scalings(shelf):
         raise CaseError(
             f"{shelf.root}: none of {len(baselines)} baselines is of a rung of {_TITLE}, expected one at least; "
             "record them with: pytest perf_tests/test_ladder.py --gpus 1 --update-baselines=new"
@@ -87,8 +89,10 @@ def _sides(rungs: Sequence[Rung], rates: Sequence[float | None], memory: Sequenc
     return [Side(rate, num_bytes, gain, index == largest) for index, (rate, num_bytes, gain) in both]
 
 
-def text_page(machine: str, found: Sequence[Ladder], extent: Extent | None, screen: Screen) -> list[str]:
-    """For a terminal: one table a model, or two where it is too narrow."""
+def text_page(
+    machine: str, found: Sequence[Ladder], extent: Extent | None, screen: Screen, scaled: Sequence[Scaling] = ()
+) -> list[str]:
+    """For a terminal: one table a model, or two where it is too narrow; and three of several GPUs."""
     lines = [_heading(machine)]
     for ladder in found:
         lines += ["", _subject(ladder)]
@@ -99,22 +103,42 @@ def text_page(machine: str, found: Sequence[Ladder], extent: Extent | None, scre
             lines += [*table([_short(ladder), *_speed(ladder)], screen), ""]
             lines += table([_short(ladder), *_rest(ladder, extent)], screen)
         lines += _jumps(ladder)
-    return [*lines, "", *_notes(extent)]
+    return [*lines, *widths.text_lines(scaled, screen), "", *_notes(extent, scaled)]
 
 
-def markdown_page(machine: str, found: Sequence[Ladder], extent: Extent | None) -> list[str]:
+def markdown_page(
+    machine: str, found: Sequence[Ladder], extent: Extent | None, scaled: Sequence[Scaling] = ()
+) -> list[str]:
     """For a document."""
     lines = [f"## {escaped(_heading(machine))}"]
     for ladder in found:
         lines += ["", f"### {escaped(_subject(ladder))}", ""]
         lines += markdown(_settings(ladder) + _speed(ladder) + _rest(ladder, extent))
         lines += ["", *(f"- {escaped(line)}" for line in _jumps(ladder))]
-    return [*lines, "", *(f"- {escaped(line)}" for line in _notes(extent))]
+    return [*lines, *widths.markdown_lines(scaled), "", *(f"- {escaped(line)}" for line in _notes(extent, scaled))]
 
 
-def csv_page(machine: str, found: Sequence[Ladder], extent: Extent | None) -> list[str]:
+def csv_page(machine: str, found: Sequence[Ladder], extent: Extent | None, scaled: Sequence[Scaling] = ()) -> list[str]:
     """For programs: every rung of every model on a line, in plain numbers."""
-    return comma_separated([_record(machine, row, extent) for ladder in found for row in ladder])
+    records = [_record(machine, row, extent) for ladder in found for row in ladder]
+    if scaled:
+        records = [{**record, **widths.record(None)} for record in records]
+        records += [
+            {**_record(machine, _alone(row), extent), **widths.record(row, scaling.parallelism)}
+            for scaling in scaled
+            for row in scaling.rows
+        ]
+    return comma_separated(records)
+
+
+def _alone(row: widths.Row) -> Row:
+    """A width as a rung: there is none before it to gain on."""
+    nothing = Gain(None, None)
+    return Row(
+        row.rung,
+        Side(row.ours.rate, row.ours.memory_bytes, nothing, is_largest_jump=False),
+        Side(row.published.rate, row.published.memory_bytes, nothing, is_largest_jump=False),
+    )
 
 
 def _heading(machine: str) -> str:
@@ -203,8 +227,8 @@ def _jumps(ladder: Ladder) -> list[str]:
     return [*lines, f"{missing} of {len(ladder)} rungs have no baseline here"] if missing else lines
 
 
-def _notes(extent: Extent | None) -> list[str]:
-    notes = list(chapter15.NOTES)
+def _notes(extent: Extent | None, scaled: Sequence[Scaling]) -> list[str]:
+    notes = [*chapter15.NOTES, *(widths.NOTES if scaled else ())]
     if extent is not None:
         steps = f"{extent.steps:,} steps" if extent.hours is None else f"{extent.hours:g} hours"
         notes.append(f"epochs: {steps} over {extent.samples:,} samples; the last, smaller batch of an epoch is a step")

@@ -1,4 +1,4 @@
-"""The ladder of chapter 15 as data: the rungs of tables 15.1 to 15.9 for both models, and what was published of them.
+"""Chapter 15 as data: the rungs of tables 15.1 to 15.9 and the widths of 15.10 to 15.12, for both models, as published.
 
 Published figures are of MareNostrum 5 ACC (H100 64 GB, PyTorch container 24.07): the chapter's tables for Llama 3.2 1B,
 the slides of lab 10 for OPT 1.3B.
@@ -6,6 +6,7 @@ the slides of lab 10 for OPT 1.3B.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pytest_llmperf.insight.ladder import Rung
@@ -83,3 +84,36 @@ OPT = (
 )
 
 LADDERS = (LLAMA, OPT)
+
+#: GPUs of tables 15.10 to 15.12.
+WIDTHS = (1, 2, 4, 8, 16, 32)
+
+#: Of MareNostrum 5 ACC.
+GPUS_PER_NODE = 4
+
+
+def _widths(spec: TrainSpec, published: dict[int, Reference]) -> tuple[Rung, ...]:
+    return tuple(Rung("15.10", replace(spec, gpus=gpus), published.get(gpus)) for gpus in WIDTHS)
+
+
+# The chapter's tables are Llama's; of OPT the slides of lab 10 have one GPU and 32.
+LLAMA_WIDTHS = _widths(
+    _llama("bf16", "sdpa", 37, liger=True),
+    {
+        1: _published(CHAPTER, 48229, 62.34),
+        2: _published(CHAPTER, 46188, 62.21),
+        4: _published(CHAPTER, 43432, 61.97),
+        8: _published(CHAPTER, 42297, 62.13),
+        16: _published(CHAPTER, 41869, 61.99),
+        32: _published(CHAPTER, 41424, 61.99),
+    },
+)
+OPT_WIDTHS = _widths(
+    _opt("bf16", "sdpa", 16),
+    {
+        1: _published(LAB, 33544.73, 59.11),
+        32: Reference(source=LAB, tokens_per_second_per_gpu=29026),
+    },
+)
+
+SCALINGS = (LLAMA_WIDTHS, OPT_WIDTHS)

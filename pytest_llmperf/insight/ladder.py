@@ -1,4 +1,4 @@
-"""A ladder of optimisations: what each rung brings over the one before it, and how far a training gets. Pure."""
+"""A ladder of optimisations, or of GPU counts: what each rung brings, and how far a training gets. Pure."""
 
 from __future__ import annotations
 
@@ -101,3 +101,29 @@ class Extent:
 def step_seconds(spec: TrainSpec, tokens_per_second_per_gpu: float) -> float:
     """One optimizer step at this rate."""
     return spec.sequences_per_step * spec.sequence_length / (tokens_per_second_per_gpu * spec.gpus)
+
+
+@dataclass(frozen=True)
+class Width:
+    """One training on so many GPUs, each with the same work, against one GPU."""
+
+    gpus: int
+    rate: float | None
+    """Tokens/s per GPU; ``None`` where it is not known."""
+    rate_of_one: float | None
+    """The same on one GPU."""
+    memory_bytes: float | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all GPUs."""
+        return None if self.rate is None else self.rate * self.gpus
+
+    @property
+    def speed_up(self) -> float | None:
+        return None if self.efficiency is None else self.efficiency * self.gpus
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speed-up over the number of GPUs, a fraction; at a constant price of a GPU-hour the cost efficiency too."""
+        return _ratio(self.rate, self.rate_of_one)

@@ -1,0 +1,194 @@
+"""A cluster file: what `llmperf submit` needs to know of a site, as an ini file with few, known keys."""
+
+from __future__ import annotations
+
+import configparser
+import difflib
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Every key with its default; ``None``: it has to be there.
+KEYS: Mapping[str, Mapping[str, str | None]] = {
+    "cluster": {
+        "name": "llmperf-nightly",
+        "scheduler": "slurm",
+        "gpus_per_node": None,
+        "cpus_per_node": "",
+        "on_cpu": "no",
+    },
+    "sbatch": {
+        **dict.fromkeys(("account", "partition", "qos", "constraint", "gres"), ""),
+        "time": "01:00:00",
+        "exclusive": "no",
+        "options": "",
+        "merge_options": "",
+    },
+    "launch": dict.fromkeys(("modules", "prefix", "srun", "python", "scratch", "cpu_bind"), ""),
+    "suite": {
+        "gpus": None,
+        "mode": "packed",
+        "select": "",
+        "options": "perf_tests --perf-strict",
+        "checkout": ".",
+        "results": ".llmperf/nightly",
+        "python": sys.executable,
+        "max_restarts": "2",
+        "budget_gpu_hours": "",
+        "mail": "",
+    },
+}
+
+_CHOICES = {
+    ("cluster", "scheduler"): ("slurm", "local"),
+    ("cluster", "on_cpu"): ("yes", "no"),
+    ("sbatch", "exclusive"): ("yes", "no"),
+    ("suite", "mode"): ("packed", "array"),
+}
+
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+
+
+class ClusterError(Exception):
+    """A cluster file that cannot serve: one line with the file, what is wrong and what was expected."""
+
+
+@dataclass(frozen=True)
+class ClusterFile:
+    """The values of one file, checked; read by section and key."""
+
+    path: Path
+    values: Mapping[str, Mapping[str, str]]
+
+    @classmethod
+    def read(cls, path: Path) -> ClusterFile:
+        """The file at ``path``.
+
+        Raises:
+            ClusterError: it cannot be read, or a section, key or value in it is none that is known.
+        """
+        parser = configparser.ConfigParser(interpolation=None, inline_comment_prefixes=None, strict=True)
+        try:
+            parser.read_string(path.read_text(encoding="utf-8"), source=str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ClusterError(f"{path}: not read ({error}); examples are in slurm/clusters/") from None
+        except configparser.Error as error:
+            raise ClusterError(f"{path}: not an ini file ({' '.join(str(error).split())})") from None
+        for section in parser.sections():
+            _known(path, "section", section, list(KEYS))
+            for key in parser[section]:
+                _known(path, f"key in [{section}]", key, list(KEYS[section]))
+        found = {section: {key: _value(path, parser, section, key) for key in keys} for section, keys in KEYS.items()}
+        file = cls(path, found)
+        file._check()
+        return file
+
+    def text(self, section: str, key: str) -> str:
+        return self.values[section][key]
+
+    def words(self, section: str, key: str) -> list[str]:
+        """A value as a shell would split it.
+
+        Raises:
+            ClusterError: a quote that does not end.
+        """
+        try:
+            return shlex.split(self.text(section, key))
+        except ValueError as error:
+            raise self._wrong(section, key, f"words as in a shell ({error})") from None
+
+    def count(self, section: str, key: str) -> int:
+        """A whole number above 0.
+
+        Raises:
+            ClusterError: it is none.
+        """
+        text = self.text(section, key)
+        if not text.isdecimal() or int(text) < 1:
+            raise self._wrong(section, key, "a whole number of at least 1")
+        return int(text)
+
+    @property
+    def widths(self) -> list[int]:
+        """Numbers of GPUs, from wide to narrow.
+
+        Raises:
+            ClusterError: something else is among them.
+        """
+        texts = self.text("suite", "gpus").replace(",", " ").split()
+        if not texts or not all(text.isdecimal() and int(text) > 0 for text in texts):
+            raise self._wrong("suite", "gpus", "numbers of GPUs, e.g. 1 2 4 8")
+        return sorted({int(text) for text in texts}, reverse=True)
+
+    @property
+    def hours(self) -> float:
+        """The time limit of a job.
+
+        Raises:
+            ClusterError: SLURM would not take it.
+        """
+        match = _TIME.fullmatch(self.text("sbatch", "time"))
+        if match is None:
+            raise self._wrong("sbatch", "time", "a time as sbatch takes it, e.g. 02:00:00 or 1-12")
+        parts = [int(part) for part in match["rest"].split(":")]
+        if match["days"]:
+            hours, minutes, seconds = [*parts, 0, 0][:3]
+            return int(match["days"]) * 24 + hours + minutes / 60 + seconds / 3600
+        # Minutes, minutes:seconds, hours:minutes:seconds.
+        hours, minutes, seconds = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
+        return hours + minutes / 60 + seconds / 3600
+
+    @property
+    def budget(self) -> float | None:
+        """GPU-hours that one submission may cost.
+
+        Raises:
+            ClusterError: not a number above 0.
+        """
+        text = self.text("suite", "budget_gpu_hours")
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise self._wrong("suite", "budget_gpu_hours", "a number of GPU-hours above 0")
+        return value
+
+    def _check(self) -> None:
+        _ = self.widths, self.hours, self.budget, self.count("cluster", "gpus_per_node")
+        if self.text("cluster", "cpus_per_node"):
+            self.count("cluster", "cpus_per_node")
+        if not self.text("suite", "max_restarts").isdecimal():
+            raise self._wrong("suite", "max_restarts", "a whole number")
+        for section, key in (("sbatch", "options"), ("sbatch", "merge_options"), ("suite", "options")):
+            self.words(section, key)
+        for (section, key), known in _CHOICES.items():
+            if self.text(section, key) not in known:
+                raise self._wrong(section, key, " or ".join(known))
+        for section, keys in self.values.items():
+            for key, value in keys.items():
+                if "CHANGE-ME" in value:
+                    raise self._wrong(section, key, "your site's own value; copy the example and change it")
+
+    def _wrong(self, section: str, key: str, expected: str) -> ClusterError:
+        return ClusterError(f"{self.path}: [{section}] {key} = {self.text(section, key)}: expected {expected}")
+
+
+def _value(path: Path, parser: configparser.ConfigParser, section: str, key: str) -> str:
+    default = KEYS[section][key]
+    value = parser.get(section, key, fallback=default)
+    if value is None:
+        raise ClusterError(f"{path}: [{section}] {key} is missing; expected it, as in slurm/clusters/workstation.ini")
+    return value.strip()
+
+
+def _known(path: Path, what: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f", did you mean {nearest[0]!r}?" if nearest else ""
+        raise ClusterError(f"{path}: unknown {what}: {name!r}{hint}; known: {', '.join(known)}")

@@ -1,0 +1,182 @@
+"""What `llmperf submit` makes of a cluster file, and `llmperf merge` of a night's results."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.cli import merge, submit
+from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
+
+REPOSITORY = Path(__file__).parents[2]
+TEMPLATE = (REPOSITORY / "slurm" / "nightly.sbatch").read_text(encoding="utf-8")
+EXAMPLES = sorted((REPOSITORY / "slurm" / "clusters").glob("*.ini"))
+
+MINIMAL = "[cluster]\ngpus_per_node = 4\n[suite]\ngpus = 1 2 4 8 32\n"
+
+
+def cluster(tmp_path: Path, text: str = MINIMAL) -> ClusterFile:
+    path = tmp_path / "mine.ini"
+    path.write_text(text)
+    return ClusterFile.read(path)
+
+
+def filled(tmp_path: Path, text: str = MINIMAL, budget: float | None = None) -> str:
+    file = cluster(tmp_path, text)
+    return submit.script(TEMPLATE, file, submit.jobs(file)[0], tmp_path / "results", budget)
+
+
+def headers(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+
+
+class TestClusterFile:
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (
+                "[cluster]\ngpu_per_node = 4\n",
+                "unknown key in [cluster]: 'gpu_per_node', did you mean 'gpus_per_node'?",
+            ),
+            ("[sbach]\n", "unknown section: 'sbach', did you mean 'sbatch'?"),
+            ("[cluster]\ngpus_per_node = 4\n", "[suite] gpus is missing"),
+            ("[cluster]\ngpus_per_node = 0\n[suite]\ngpus = 1", "gpus_per_node = 0: expected a whole number"),
+            (MINIMAL + "[sbatch]\ntime = soon", "time = soon: expected a time as sbatch takes it"),
+            (MINIMAL + "[sbatch]\naccount = CHANGE-ME", "account = CHANGE-ME: expected your site's own value"),
+            (MINIMAL + "mode = both", "mode = both: expected packed or array"),
+            (MINIMAL + "budget_gpu_hours = lots", "expected a number of GPU-hours above 0"),
+            ("gpus = 1", "not an ini file"),
+            (MINIMAL + "gpus = 2", "not an ini file"),
+        ],
+    )
+    def test_what_cannot_serve_is_refused_in_one_line(self, tmp_path: Path, text: str, said: str) -> None:
+        with pytest.raises(ClusterError) as raised:
+            cluster(tmp_path, text)
+        assert said in str(raised.value)
+        assert str(raised.value).startswith(str(tmp_path / "mine.ini"))
+        assert "\n" not in str(raised.value)
+
+    def test_a_file_that_is_not_there_names_the_examples(self, tmp_path: Path) -> None:
+        with pytest.raises(ClusterError, match="slurm/clusters/"):
+            ClusterFile.read(tmp_path / "nothing.ini")
+
+    @pytest.mark.parametrize(
+        ("text", "hours"),
+        [("90", 1.5), ("30:00", 0.5), ("02:00:00", 2), ("1-12", 36), ("1-00:30", 24.5), ("2-1:0:36", 49.01)],
+    )
+    def test_times_are_those_of_sbatch(self, tmp_path: Path, text: str, hours: float) -> None:
+        assert cluster(tmp_path, MINIMAL + f"[sbatch]\ntime = {text}").hours == pytest.approx(hours)
+
+    @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+    def test_each_example_serves_once_it_is_changed(self, tmp_path: Path, example: Path) -> None:
+        file = cluster(tmp_path, example.read_text().replace("CHANGE-ME", "abc"))
+        planned = submit.jobs(file)
+        submit.check_budget(file, planned)
+        for job in planned:
+            script = submit.script(TEMPLATE, file, job, tmp_path, None)
+            assert re.findall(r"@[a-z_]+@", script.replace("@node@", "")) == []
+            subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+class TestJobs:
+    def test_packed_is_one_job_as_wide_as_the_widest(self, tmp_path: Path) -> None:
+        (job,) = submit.jobs(cluster(tmp_path))
+        assert (job.widths, job.nodes, job.gpu_hours) == ((32, 8, 4, 2, 1), 8, 32.0)
+
+    def test_an_array_for_each_number_of_nodes(self, tmp_path: Path) -> None:
+        planned = submit.jobs(cluster(tmp_path, MINIMAL + "mode = array"))
+        assert [(job.widths, job.nodes, job.gpu_hours) for job in planned] == [
+            ((32,), 8, 32.0),
+            ((8,), 2, 8.0),
+            ((4, 2, 1), 1, 12.0),
+        ]
+
+    def test_more_than_the_budget_is_not_submitted(self, tmp_path: Path) -> None:
+        file = cluster(tmp_path, MINIMAL + "budget_gpu_hours = 31")
+        with pytest.raises(ClusterError, match=r"may cost 32.0 GPU-hours, budget_gpu_hours = 31; lower"):
+            submit.check_budget(file, submit.jobs(file))
+
+
+class TestScript:
+    def test_what_a_site_does_not_need_is_left_out(self, tmp_path: Path) -> None:
+        lines = headers(filled(tmp_path))
+        assert {"--nodes=8", "--ntasks-per-node=1", "--gres=gpu:4", "--requeue", "--no-kill"} <= {*lines}
+        assert not any(line.startswith(("--account", "--qos", "--array", "--exclusive")) for line in lines)
+
+    def test_what_it_needs_is_there(self, tmp_path: Path) -> None:
+        more = "[sbatch]\naccount = abc\nexclusive = yes\noptions = --mail-type=FAIL --switches=1\n"
+        lines = headers(filled(tmp_path, MINIMAL + "mode = array\n" + more))
+        assert {"--account=abc", "--exclusive", "--mail-type=FAIL", "--switches=1", "--array=32"} <= {*lines}
+
+    def test_values_arrive_as_they_were_written(self, tmp_path: Path) -> None:
+        text = MINIMAL + 'select = a "b" $c } `d`\noptions = perf_tests -o "x=a b"\n[launch]\nprefix = run "a b"\n'
+        script = filled(tmp_path, text, budget=3.0)
+        shown = subprocess.run(
+            ["bash", "-c", f"{_assignments(script)}\nprintf '%s\\n' \"$select\" \"${{options[@]}}\""],
+            capture_output=True, text=True, check=True,
+        ).stdout.splitlines()  # fmt: skip
+        assert shown == [
+            *('a "b" $c } `d`', "perf_tests", "-o", "x=a b", "-o", 'perf_slurm_prefix=run "a b"'),
+            *("--perf-budget", "3"),
+        ]
+
+    def test_a_template_that_asks_for_more_is_refused(self, tmp_path: Path) -> None:
+        file = cluster(tmp_path)
+        with pytest.raises(ClusterError, match="@colour@"):
+            submit.script("#SBATCH --x=@colour@\n", file, submit.jobs(file)[0], tmp_path, None)
+
+
+def _assignments(script: str) -> str:
+    return "\n".join(line for line in script.splitlines() if re.match(r"(select|options)=", line))
+
+
+def result(name: str, verdict: str = "pass", change: float = 0.0) -> dict[str, Any]:
+    metrics = {"tokens_per_second_per_gpu": {"value": 71000.0, "change": change}}
+    return {"id": name, "digest": name, "nodeid": name, "verdict": verdict, "reason": "why | so", "metrics": metrics}
+
+
+def write(folder: Path, width: int, *results: dict[str, Any], **more: Any) -> None:
+    document = {"schema": 1, "machine": {"kind": "h100"}, "results": list(results), "exit_code": 0, **more}
+    (folder / f"gpus-{width}.json").write_text(json.dumps(document))
+
+
+class TestMerge:
+    def test_a_green_night(self, tmp_path: Path) -> None:
+        write(tmp_path, 1, result("a"))
+        write(tmp_path, 8, result("b"), result("c"))
+        night = merge.gather([tmp_path], ["gpus-1.json", "gpus-8.json"])
+        assert (night.headline, night.troubles) == ("green: 3 pass", ())
+        assert night.document()["machine"] == {"kind": "h100"}
+
+    def test_a_red_case_comes_first(self, tmp_path: Path) -> None:
+        write(tmp_path, 1, result("a"))
+        write(tmp_path, 8, result("b"), result("c", "regressed", -0.1), exit_code=1)
+        night = merge.gather([tmp_path], [])
+        assert night.headline == "red: 1 regressed, 2 pass"
+        assert [each["id"] for each in night.results] == ["c", "a", "b"]
+        page = "\n".join(night.page())
+        assert "gpus-8.json: pytest ended with exit code 1" in page
+        assert "-10.0 %" in page
+        assert r"why \| so" in page
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [(None, "gpus-8.json: missing"), ("{", "not a --perf-json file"), ('{"schema": 1}', "not a --perf-json file")],
+    )
+    def test_a_part_without_results_is_red(self, tmp_path: Path, text: str | None, said: str) -> None:
+        write(tmp_path, 1, result("a"))
+        if text is not None:
+            (tmp_path / "gpus-8.json").write_text(text)
+        assert said in merge.gather([tmp_path], ["gpus-1.json", "gpus-8.json"]).troubles[0]
+
+    def test_an_unfinished_part_is_red(self, tmp_path: Path) -> None:
+        write(tmp_path, 1, result("a"), unfinished="SIGTERM", exit_code=75)
+        assert merge.gather([tmp_path], []).troubles == ("gpus-1.json: unfinished (SIGTERM)",)
+
+    def test_an_empty_folder_is_red(self, tmp_path: Path) -> None:
+        assert merge.gather([tmp_path], []).headline == "red: no case"
