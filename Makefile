@@ -16,7 +16,7 @@ ARGS :=
 .PHONY: test lint format demo gpu clean
 
 test: .bootstrap/ready
-	$(TOX) -e py310,py311,py312,py313,full -- $(ARGS)
+	$(TOX) -e py310,py311,py312,py313,full $(if $(ARGS),-- $(ARGS))
 
 lint: .bootstrap/ready
 	$(TOX) -e lint

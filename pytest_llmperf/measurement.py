@@ -10,10 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any
 
 from pytest_llmperf.steady import Steady, find_steady
+
+# What a launch of a single steady step is worth.
+_UNKNOWN = 0.05
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -151,8 +154,12 @@ class Launch:
 
     @property
     def median_error(self) -> float:
-        """Relative standard error of the median within this launch; 0 where too few steps tell."""
-        return self.steady.error if math.isfinite(self.steady.error) else 0.0
+        """Relative standard error of the median within this launch; of few steps, as all but the first one scatter."""
+        if math.isfinite(self.steady.error):
+            return self.steady.error
+        rest = self.step_seconds[1:]
+        spread = stdev(rest) / fmean(rest) if len(rest) > 1 else _UNKNOWN
+        return spread * math.sqrt(math.pi / 2 / len(self.steady_step_seconds))
 
     @property
     def host(self) -> str:

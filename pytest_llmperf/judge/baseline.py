@@ -18,6 +18,9 @@ from pytest_llmperf.spec import TrainSpec
 # More would only slow reading: what a verdict can see is decided by the first dozen.
 _MAX_LAUNCHES = 24
 
+# Launches of another speed that replace those that are stored.
+_PROVEN_BY = 2
+
 
 #: Sessions from which on a baseline says how sessions differ.
 CALIBRATED_SESSIONS = 3
@@ -43,6 +46,11 @@ class Baseline:
     def sessions(self) -> int:
         """Different hosts or days that its launches are of: the GPUs of one host on one day know the same air."""
         return len({(launch.host, launch.started_at[:10]) for launch in self.launches})
+
+    @property
+    def newest(self) -> tuple[Launch, ...]:
+        """The launches that were accepted last."""
+        return self.launches[-max(1, self.history[-1].launches) :]
 
     @property
     def maturity(self) -> str:
@@ -169,8 +177,16 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
             anchor=entry,
             history=(entry,),
         )
-    beyond = worse or any(_is_beyond(check, worse=False) for check in checks)
-    kept = () if beyond else old.launches
+    beyond = [check for check in checks if _is_beyond(check, worse=True) or _is_beyond(check, worse=False)]
+    # Memory says nothing of speed: what its launches know of days and hosts stays.
+    moved = [check for check in beyond if not check.metric.endswith("_bytes")]
+    if moved and len(launches) < _PROVEN_BY and not reason:
+        figures = ", ".join(_then_and_now(check) for check in moved)
+        raise BaselineError(
+            f"{spec.id}: one launch alone replaces no baseline ({figures}); let --perf-launches {_PROVEN_BY} tell, or "
+            'accept it with --perf-reason "why"'
+        )
+    kept = () if moved else old.launches
     return replace(
         old,
         spec=spec.to_dict(),
@@ -228,8 +244,10 @@ def creep(baseline: Baseline, checks: Sequence[Check]) -> tuple[str, ...]:
         if not anchor or tolerance is None or check.verdict not in ("pass", "inconclusive") or check.limit is None:
             continue
         falls = check.baseline is not None and check.limit < check.baseline  # its limit is a floor, not a ceiling
-        loss = anchor / check.value - 1 if falls else check.value / anchor - 1
-        if loss > tolerance:
+        # Of a metric that is next to nothing, a multiple is still nothing: what its gate lets through is no creep.
+        slack = 0.0 if falls else (check.limit - (check.baseline or 0.0))
+        crept = anchor / check.value - 1 > tolerance if falls else check.value - anchor > max(anchor * tolerance, slack)
+        if crept:
             was, now = figure(anchor, check.unit), figure(check.value, check.unit)
             change, since = percent(check.value / anchor - 1), baseline.anchor.recorded_at[:10]
             lines.append(f"creep: {check.metric} {now} is {change} from the anchor's {was} of {since}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
 
-from pytest_llmperf.judge.noise import Noise, Spread, Squares, between, labels, log_of
+from pytest_llmperf.judge.noise import Noise, Spread, Squares, between, labels, log_of, without_outliers
 from pytest_llmperf.measurement import Launch
 
 # With fewer cases nothing can be said of how differently they scatter.
@@ -38,6 +38,7 @@ class Experience:
     @classmethod
     def of(cls, cases: Sequence[Sequence[Launch]], prior: Noise) -> Experience:
         """Learn from the launches of each case; ``prior`` is what is believed before any was seen."""
+        stored, cases = cases, [without_outliers(launches, prior) for launches in cases]
         launch = _between_launches(cases, prior.launch)
         session = _between_groups(cases, "session", prior.session, {"launch": launch.sd})
         lower = {"launch": launch.sd, "session": session.sd}
@@ -45,7 +46,7 @@ class Experience:
         host = _between_groups(cases, "host", prior.host, {**lower, "site": site.sd})
         return cls(
             noise=Noise(host=host, site=site, session=session, launch=launch),
-            canaries=_canaries(launch for launches in cases for launch in launches),
+            canaries=_canaries(launch for launches in stored for launch in launches),
         )
 
 
@@ -58,12 +59,12 @@ def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Sprea
 
 
 def _deviations(launches: Sequence[Launch]) -> list[list[float]]:
-    """From their session's mean, by session, each scaled to the standard deviation of a launch."""
+    """From their session's middle, by session, each scaled to the standard deviation of a launch."""
     sessions: dict[str, list[float]] = {}
     for launch in launches:
         sessions.setdefault(launch.session, []).append(log_of(launch))
     return [
-        [(value - fmean(members)) * math.sqrt(len(members) / (len(members) - 1)) for value in members]
+        [(value - median(members)) * math.sqrt(len(members) / (len(members) - 1)) for value in members]
         for members in sessions.values()
         if len(members) > 1
     ]

@@ -112,11 +112,9 @@ def without_outliers(launches: Sequence[Launch], noise: Noise) -> list[Launch]:
     """A baseline's launches but for ones so far off that something was wrong with them."""
     usual = math.hypot(*(spread.sd for spread in vars(noise).values()))
     kept = _near(launches, usual)
-    for site in dict.fromkeys(launch.site for launch in kept):
-        here = [launch for launch in kept if launch.site == site]
-        near = _near(here, math.hypot(noise.session.sd, noise.launch.sd))
-        kept = [launch for launch in kept if launch not in here or launch in near]
-    return kept
+    of_a_site = math.hypot(noise.session.sd, noise.launch.sd)
+    sites = dict.fromkeys(launch.site for launch in kept)
+    return [near for site in sites for near in _near([launch for launch in kept if launch.site == site], of_a_site)]
 
 
 def _near(launches: Sequence[Launch], usual: float) -> list[Launch]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, geometric_mean, median
+from statistics import fmean, median
 
 from pytest_llmperf.judge.noise import Noise, Spread, Squares, labels, log_of, sum_of_squares, without_outliers
 from pytest_llmperf.measurement import Launch
@@ -24,11 +24,6 @@ _MEDIAN_VARIANCE = math.pi / 2
 def pooled_step_seconds(launches: Sequence[Launch]) -> float:
     """Step time of a measurement, in seconds: the centre of its launches' medians."""
     return math.exp(_centre([log_of(launch) for launch in launches]))
-
-
-def pooled_first_step_seconds(launches: Sequence[Launch]) -> float:
-    """The first step's time, in seconds, pooled as steps are."""
-    return geometric_mean(launch.first_step_seconds for launch in launches)
 
 
 def pooled_tokens_per_second(launches: Sequence[Launch]) -> float:

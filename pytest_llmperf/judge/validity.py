@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from statistics import median
 from typing import Any
 
 from pytest_llmperf.judge.experience import Experience
@@ -22,9 +23,9 @@ _THROTTLES = frozenset(
 )
 _THROTTLED_SHARE = 0.1
 
-# A canary this far below the lowest stored one, of at least so many; two launches a minute apart were seen to differ
-# by 11 % (clocks are still rising while it sings).
-_CANARY_LOSS, _FEWEST_CANARIES = 0.2, 3
+# A canary this far below the middle one of the stored, of at least so many; two launches a minute apart were seen to
+# differ by 11 % (clocks are still rising while it sings).
+_CANARY_LOSS, _FEWEST_CANARIES = 0.25, 3
 
 # A third's median scatters about 2.4 times as much as the whole's; a drift beyond three times that is none of chance.
 _DRIFT_ERRORS = 3 * 2.45
@@ -74,11 +75,9 @@ def _unwell(health: Health) -> Iterator[str]:
 def _hoarse(launch: Launch, experience: Experience) -> Iterator[str]:
     for name, rate in launch.canary.items():
         stored = experience.canaries.get(f"{len(launch.ranks)} {name}", ())
-        if len(stored) >= _FEWEST_CANARIES and rate < min(stored) * (1 - _CANARY_LOSS):
-            yield (
-                f"the canary {name} was {rate:.3g}, stored ones are {min(stored):.3g} to {max(stored):.3g}: "
-                "the hardware itself is slow"
-            )
+        usual = median(stored) if stored else 0.0
+        if len(stored) >= _FEWEST_CANARIES and not rate >= usual * (1 - _CANARY_LOSS):  # also true of NaN
+            yield f"the canary {name} was {rate:.3g}, usually it is {usual:.3g} here: the hardware itself is slow"
 
 
 def _drifting(launch: Launch, tolerance: float) -> Iterator[str]:

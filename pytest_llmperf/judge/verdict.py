@@ -33,8 +33,8 @@ class Metric:
     higher_is_better: bool = False
     rule: str = "exact"
     """``speed``: by statistics (``sequential.py``). ``confirmed``: the best of the launches, and never one alone.
-    ``exact``: as measured. Both are held against the middle one of the baseline's launches: an odd one that was stored
-    must not move the limit."""
+    ``exact``: as measured. Both are held against the middle one of the baseline's launches, of those accepted last
+    where it is exact: an odd one that was stored must not move the limit."""
     slack: float = 0.0
     """In the metric's own unit: a smaller change is no change, whatever fraction it is."""
 
@@ -179,7 +179,7 @@ def judge(  # noqa: PLR0913, PLR0917 - what there is to know
     noise = experience.noise if experience else policy.noise
     court = _Court(
         launches,
-        baseline.launches,
+        (baseline.launches, baseline.newest),
         stats.difference(launches, baseline.launches, noise),
         policy.at(launches, baseline),
         rule or Rule(),
@@ -202,7 +202,7 @@ def judge_pairs(  # noqa: PLR0913, PLR0917 - what there is to know
         return Judgement("invalid", "; ".join(line.replace("; ", ", ") for line in found), ())
     noise = experience.noise if experience else policy.noise
     difference = stats.paired_difference(pairs, noise)
-    return _judged(_Court(after, before, difference, policy.in_pairs(), rule or Rule()), extra)
+    return _judged(_Court(after, (before, before), difference, policy.in_pairs(), rule or Rule()), extra)
 
 
 def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
@@ -260,12 +260,13 @@ class _Court:
     def __init__(
         self,
         launches: Sequence[Launch],
-        reference: Sequence[Launch],
+        reference: tuple[Sequence[Launch], Sequence[Launch]],
         difference: Difference,
         policy: Policy,
         rule: Rule,
     ) -> None:
-        self._launches, self._reference, self._policy, self._rule = launches, reference, policy, rule
+        self._launches, self._policy, self._rule = launches, policy, rule
+        self._reference = {"confirmed": reference[0], "exact": reference[1]}
         self._difference = difference
         self.undecided = False
 
@@ -312,7 +313,7 @@ class _Court:
         return replace(check, limit=worse, verdict=verdict)
 
     def _beside(self, metric: Metric, check: Check) -> tuple[Check, float]:
-        reference = median(metric.of([launch]) for launch in self._reference)
+        reference = median(metric.of([launch]) for launch in self._reference[metric.rule])
         change = check.value / reference - 1 if reference else None
         return replace(check, baseline=reference, change=change), reference
 

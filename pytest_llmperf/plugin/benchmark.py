@@ -52,6 +52,10 @@ def record(request: pytest.FixtureRequest, result: CaseResult) -> None:
     steps = [second for launch in result.launches for second in launch.steady_step_seconds]
     if clock is None or not steps or request.config.getoption("benchmark_skip"):
         return
+    if (
+        result.verdict == "invalid"
+    ):  # its times may be no numbers, which would end pytest-benchmark, and the run with it
+        return
     del request.node.stash[_CLOCK]  # one entry a test: pytest-benchmark keeps no more
     # Asked for only now: a test that is skipped or fails to launch would leave it unused, which it warns of.
     benchmark: Any = request.getfixturevalue("benchmark")

@@ -95,8 +95,11 @@ class Recorder:
         Raises:
             BaselineError: nothing was, and why: ``disagreement`` says that its launches are not of one speed.
         """
-        if disagreement:
-            raise BaselineError(f"not recorded: {spec.id}: {disagreement}; record it when the machine is quiet")
+        if disagreement and not self._settings.reason:
+            raise BaselineError(
+                f"not recorded: {spec.id}: {disagreement}; record it when the machine is quiet, or say with "
+                "--perf-reason that it is never quieter"
+            )
 
         def change(old: Baseline | None) -> Baseline:
             return accept(

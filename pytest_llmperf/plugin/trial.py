@@ -62,12 +62,13 @@ class Trial:
         return validity.circumstances(launch, policy.tolerances.get(RATE, math.inf), self._session.experience)
 
     def _judge(self) -> Judgement:
+        wrong = contradictions(self._spec, self.launches, self._inactive)
         return judge(
             self.launches,
             self._baseline,
             self._policy,
-            (*contradictions(self._spec, self.launches, self._inactive), *dict.fromkeys(self._sound.spoilt)),
-            figures(self._spec, self.launches),
+            (*wrong, *dict.fromkeys(self._sound.spoilt)),
+            () if wrong else figures(self._spec, self.launches),  # what is no figure cannot be computed with
             rule=self._session.rule,
             experience=self._session.experience,
         )

@@ -106,6 +106,7 @@ def partly(config: pytest.Config) -> Iterator[str]:
             yield argument
     if config.getoption("lf", default=False):
         yield "--last-failed"
+    yield from (f"-o {name}" for name in _overridden(config) if name in ("python_classes", "python_functions"))
 
 
 def gaps(config: pytest.Config, baselines: Path, recorded_by: Iterable[str]) -> Iterator[str]:
@@ -114,8 +115,7 @@ def gaps(config: pytest.Config, baselines: Path, recorded_by: Iterable[str]) -> 
     for name in ("ignore", "ignore_glob"):
         if config.getoption(name, default=None):
             yield f"--{name.replace('_', '-')}"
-    overridden = [item.partition("=")[0].strip() for item in config.getoption("override_ini", default=None) or ()]
-    yield from (f"-o {name}" for name in overridden if name in _COLLECTING)
+    yield from (f"-o {name}" for name in _overridden(config) if name in _COLLECTING)
     if not _within(baselines.resolve(), [root]):
         yield f"{baselines} is not under rootdir, other suites may use it"
     collected = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
@@ -130,6 +130,10 @@ def gaps(config: pytest.Config, baselines: Path, recorded_by: Iterable[str]) -> 
     # A folder in which every baseline was recorded is where the suite lives.
     elif outside or not all(folder.is_dir() for folder in collected):
         yield f"{' '.join(config.args)}: not {'testpaths' if named else 'rootdir'}; {whole}"
+
+
+def _overridden(config: pytest.Config) -> list[str]:
+    return [item.partition("=")[0].strip() for item in config.getoption("override_ini", default=None) or ()]
 
 
 def _testpaths(config: pytest.Config) -> list[Path]:

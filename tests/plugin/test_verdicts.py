@@ -305,3 +305,12 @@ def test_baselines_can_live_elsewhere(project: Project, tmp_path: Path) -> None:
     project.run("--update-baselines", "--perf-baselines", str(elsewhere)).assert_outcomes(passed=2)
     assert len(list(elsewhere.rglob("*.json"))) == 2
     project.run("--perf-baselines", str(elsewhere)).assert_outcomes(passed=2)
+
+
+def test_a_launch_that_is_no_number_costs_no_other_case_its_result(project: Project) -> None:
+    project.fake(by={"eager": {"step_seconds": float("nan")}})
+    results = project.results("--update-baselines=new")
+    assert {name.split("-")[3]: result["verdict"] for name, result in results.items()} == {
+        "eager": "invalid",
+        "sdpa": "new",
+    }

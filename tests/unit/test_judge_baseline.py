@@ -30,8 +30,10 @@ def launch(step_seconds: float = 0.1, **fake: Any) -> Launch:
     return launch_of(SPEC, Fake(step_seconds=step_seconds, **fake))
 
 
-def accepted(old: Baseline | None, *launches: Launch, reason: str = "", **other: Any) -> Baseline:
-    judgement = judge(launches, old, Policy.for_gpu())
+def accepted(
+    old: Baseline | None, *launches: Launch, reason: str = "", rule: Rule | None = None, **other: Any
+) -> Baseline:
+    judgement = judge(launches, old, Policy.for_gpu(), rule=rule)
     values: dict[str, Any] = {
         "verdict": judgement.verdict,
         "checks": judgement.checks,
@@ -247,6 +249,19 @@ class TestAccepting:
             with pytest.raises(BaselineError, match="better beyond tolerance, and not proven"):
                 accepted(BASELINE, *launches)
 
+    def test_memory_moves_without_what_is_known_of_speed(self) -> None:
+        grown = accepted(BASELINE, launch(), launch())
+        lighter = accepted(grown, launch(reserved_bytes=2**29))
+        assert len(lighter.launches) == len(grown.launches) + 1
+        assert judge([launch(reserved_bytes=2**29)], lighter, Policy.for_gpu()).verdict == "pass"
+        assert judge([launch()], lighter, Policy.for_gpu()).verdict == "regressed"  # against what was accepted last
+
+    def test_one_launch_replaces_nothing_even_where_one_is_all_there_is(self) -> None:
+        alone = judge([launch(0.05)], BASELINE, Policy.for_gpu(), rule=Rule(budget=1))
+        assert alone.verdict == "improved"
+        with pytest.raises(BaselineError, match="one launch alone replaces no baseline"):
+            accepted(BASELINE, launch(0.05), rule=Rule(budget=1))
+
     def test_a_loss_needs_a_reason(self) -> None:
         with pytest.raises(BaselineError) as caught:
             accepted(BASELINE, launch(0.2, reserved_bytes=2**31))
@@ -316,6 +331,10 @@ class TestMaturity:
         assert lines == (
             "creep: tokens_per_second_per_gpu 593 tokens/s is -7.4 % from the anchor's 640 tokens/s of 2026-01-01",
         )
+        # A share of next to nothing may be ten times as much and still nothing.
+        shares = replace(BASELINE.anchor, metrics={"stall_share": 0.0002, "first_step_seconds": 0.2})
+        still = replace(anchored, anchor=shares)
+        assert creep(still, judge([launch(0.108)], anchored, Policy.for_gpu()).checks) == ()
         faster = replace(BASELINE, launches=(launch(0.09),))
         assert creep(faster, judge([launch(0.09)], faster, Policy.for_gpu()).checks) == ()
 

@@ -158,6 +158,15 @@ class TestExperience:
         mixed = [[launch(0.1 * (1 + 0.0001 * 4**case * (n % 2))) for n in range(6)] for case in range(6)]
         assert Experience.of(mixed, NOISE).noise.launch.df < Experience.of(alike, NOISE).noise.launch.df
 
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_nor_where_there_are_few_cases(self, number: int) -> None:
+        cases = [[launch(0.1 + 0.0001 * n, day=1 + n // 2) for n in range(6)] for _ in range(number)]
+        without = Experience.of(cases, NOISE).noise
+        cases[-1][-1] = launch(0.13, day=3)
+        spoilt = Experience.of(cases, NOISE).noise
+        for name, spread in vars(spoilt).items():
+            assert spread.sd < 1.2 * getattr(without, name).sd
+
     def test_a_day_that_moves_every_case_counts_once(self) -> None:
         cases = [[launch(0.1, day=1), launch(0.11, day=2)] for _ in range(20)]
         learnt = Experience.of(cases, NOISE).noise.session
@@ -241,3 +250,11 @@ class TestOwnScatter:
         assert (
             difference([vague], [launch()] * 4, NOISE).error > 2 * difference([launch()], [launch()] * 4, NOISE).error
         )
+
+    def test_a_launch_of_few_steps_is_not_exact(self) -> None:
+        few = launch(0.1)
+        steps = (0.5, 0.1, 0.104, 0.098, 0.103, 0.1)
+        few = replace(few, ranks=tuple(replace(rank, step_seconds=steps) for rank in few.ranks))
+        assert 0.01 < few.median_error < 0.05
+        alone = replace(few, ranks=tuple(replace(rank, step_seconds=(0.5, 0.1)) for rank in few.ranks), warmup_steps=1)
+        assert alone.median_error > 0.02

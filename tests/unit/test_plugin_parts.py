@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,9 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.sequential import Rule
+from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.measurement import Launch, Progress
@@ -21,6 +26,7 @@ from pytest_llmperf.plugin import runner as runner_module
 from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.session import PerfSession, _prune
 from pytest_llmperf.plugin.show import Show
+from pytest_llmperf.plugin.trial import Trial
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny")
@@ -280,3 +286,27 @@ class TestShow:
         result.assert_outcomes(passed=1)
         assert result.stderr.str() == "llmperf [gw0]: waiting for the CPU"
         assert "waiting" not in result.stdout.str()
+
+
+@pytest.mark.parametrize("steps", [(0.0,) * 20, (math.nan,) * 20, (1e-320,) * 20, None])
+def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[float, ...] | None) -> None:
+    spec = TrainSpec(model="llama-3.2-1b", steps=20)
+    made = launch_of(spec)
+    ranks = tuple(
+        replace(rank, tokens_per_step=0) if steps is None else replace(rank, step_seconds=steps) for rank in made.ranks
+    )
+    made = replace(made, ranks=ranks, environment=replace(made.environment, gpu="NVIDIA H200"))
+    policy = Policy.for_gpu()
+    session: Any = SimpleNamespace(
+        settings=SimpleNamespace(launches=1, max_launches=1), rule=Rule(), experience=Experience.of([], policy.noise)
+    )
+    trial = Trial(
+        session,
+        spec,
+        baseline=None,
+        policy=policy,
+        inactive=frozenset(),
+        launch=lambda _spec, _number: made,
+        say=lambda _: None,
+    )
+    assert trial.run().verdict == "invalid"
