@@ -13,7 +13,7 @@ import argparse
 import itertools
 import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,6 +30,9 @@ from pytest_llmperf.measurement import Launch
 from pytest_llmperf.steady import find_steady
 
 RATE = "tokens_per_second_per_gpu"
+
+# Slower than the gate's limit, by all the launches that there are, and too few of them for an alarm.
+UNCONFIRMED = "unconfirmed"
 POLICY = Policy.for_gpu()
 
 
@@ -60,8 +63,9 @@ def verdict_of(candidates: Iterator[Record], baseline: Sequence[Record], noise: 
     """The verdict on launches as they come, and how many it took; as ``plugin/trial.py`` does."""
     known = {record.site for record in baseline}
     launches: list[Record] = []
-    while True:
-        launches.append(next(candidates))
+    verdict = "inconclusive"
+    for candidate in candidates:
+        launches.append(candidate)
         elsewhere = launches[0].site not in known
         tolerance = (POLICY.elsewhere if elsewhere else POLICY.tolerances)[RATE]
         # Duck-typed: the statistics ask for no more than a Record has.
@@ -70,17 +74,22 @@ def verdict_of(candidates: Iterator[Record], baseline: Sequence[Record], noise: 
         decision = decide(difference, tolerance, rule)
         if decision.verdict is not None:
             return decision.verdict, len(launches)
+        verdict = UNCONFIRMED if difference.log > decision.alarm_log else "inconclusive"
+    return verdict, len(launches)
 
 
 def paired_verdict(pairs: Iterator[tuple[Record, Record]], noise: Noise, rule: Rule) -> tuple[str, int]:
     """The same for launches that take turns."""
     seen: list[tuple[Record, Record]] = []
-    while True:
-        seen.append(next(pairs))
+    verdict = "inconclusive"
+    for pair in pairs:
+        seen.append(pair)
         difference = stats.paired_difference(cast("list[tuple[Launch, Launch]]", seen), noise)
         decision = decide(difference, POLICY.paired[RATE], rule)
         if decision.verdict is not None:
             return decision.verdict, len(seen)
+        verdict = UNCONFIRMED if difference.log > decision.alarm_log else "inconclusive"
+    return verdict, len(seen)
 
 
 # ---- simulation ------------------------------------------------------------------------------------------------------
@@ -146,6 +155,22 @@ WORLDS = (
         host=0.01,
         sites=3,
         elsewhere=True,
+    ),
+    World(
+        name="baseline of 3 GPUs of one host, hosts sd 2 %",
+        launch=0.003,
+        session=0.003,
+        site=0.006,
+        host=0.02,
+        sites=3,
+        elsewhere=True,
+    ),
+    World(name="one session only, nothing learnt, days 1 %", launch=0.003, session=0.01, sessions=1, learns=False),
+    World(
+        name="this case's days differ by 2 %, others' by 0.3 %",
+        launch=0.003,
+        session=0.003,
+        of_its_own={"session": 0.02},
     ),
     World(name="one session only, nothing learnt, 0.3 %", launch=0.003, sessions=1, learns=False),
     World(name="prior half the truth, 0.8 %, nothing learnt", launch=0.008, sessions=1, learns=False),
@@ -290,13 +315,25 @@ def pack(paths: Iterable[Path]) -> Iterator[str]:
 _IN_BASELINE = 3
 
 
+@dataclass
+class Tally:
+    """Verdicts, and the launches that they rest on."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    records: set[int] = field(default_factory=set)
+
+    def note(self, verdict: str, candidates: Iterable[Record]) -> None:
+        self.verdicts[verdict] += 1
+        self.records |= {id(record) for record in candidates}
+
+
 @dataclass(frozen=True)
 class Replays:
     """Verdicts by what was injected."""
 
-    same_site: dict[float, Counter[str]]
-    elsewhere: dict[float, Counter[str]]
-    paired: dict[float, Counter[str]]
+    same_site: defaultdict[float, Tally]
+    elsewhere: defaultdict[float, Tally]
+    paired: defaultdict[float, Tally]
     launches: list[int]
     """That an unchanged case on known hardware took."""
 
@@ -311,23 +348,23 @@ def replay(measured: Sequence[Measured]) -> Replays:
         cases.setdefault((one.spec, one.record.site), []).append(one)
     clean = {key: [one.record for one in ones if not one.injected] for key, ones in cases.items()}
     noise = Experience.of(cast("list[list[Launch]]", list(clean.values())), POLICY.noise).noise
-    result = Replays({}, {}, {}, [])
+    result = Replays(defaultdict(Tally), defaultdict(Tally), defaultdict(Tally), [])
     for (spec, site), ones in cases.items():
         shares = sorted({one.injected for one in ones})
         here, there = clean[spec, site], [clean[key] for key in clean if key[0] == spec and key[1] != site]
         for share in shares:
             slowed = [one.record for one in ones if one.injected == share]
             for candidates, baseline in _splits(here, slowed, share):
-                verdict, launches = verdict_of(itertools.cycle(candidates), baseline, noise, Rule())
-                result.same_site.setdefault(share, Counter())[verdict] += 1
+                verdict, launches = verdict_of(iter(candidates), baseline, noise, Rule())
+                result.same_site[share].note(verdict, candidates)
                 result.launches.extend([launches] if not share else [])
             for others in there:
                 for baseline in itertools.combinations(others, _IN_BASELINE):
-                    verdict, _ = verdict_of(itertools.cycle(slowed), baseline, noise, Rule())
-                    result.elsewhere.setdefault(share, Counter())[verdict] += 1
+                    verdict, _ = verdict_of(iter(slowed), baseline, noise, Rule())
+                    result.elsewhere[share].note(verdict, slowed)
             for pairs in _pairs(ones, share):
-                verdict, _ = paired_verdict(itertools.cycle(pairs), noise, Rule())
-                result.paired.setdefault(share, Counter())[verdict] += 1
+                verdict, _ = paired_verdict(iter(pairs), noise, Rule())
+                result.paired[share].note(verdict, (after for _, after in pairs))
     return result
 
 
@@ -345,33 +382,37 @@ def _splits(
 
 
 def _pairs(ones: Sequence[Measured], share: float) -> Iterator[list[tuple[Record, Record]]]:
-    """Each launch of ``share`` beside the clean one that was measured nearest to it."""
-    clean = [index for index, one in enumerate(ones) if not one.injected]
+    """Each launch of ``share`` beside the clean one that was measured nearest to it; no launch is in two pairs."""
+    free = [index for index, one in enumerate(ones) if not one.injected]
     pairs = []
     for index, one in enumerate(ones):
-        if one.injected == share:
-            beside = [other for other in clean if other != index]
-            nearest = min(beside, key=lambda other: abs(other - index), default=None)
-            pairs += [] if nearest is None else [(ones[nearest].record, one.record)]
+        if one.injected != share or (not share and index not in free):
+            continue
+        beside = [other for other in free if other != index]
+        if beside:
+            nearest = min(beside, key=lambda other: abs(other - index))
+            free = [other for other in free if other not in (nearest, index)]
+            pairs.append((ones[nearest].record, one.record))
     for first in range(len(pairs)):
         yield [*pairs[first:], *pairs[:first]]
 
 
 def replay_rows(result: Replays) -> Iterator[tuple[str, ...]]:
     """The table of a replay."""
-    yield ("held against", "injected", "verdicts", "regressed", "pass", "inconclusive", "improved")
+    yield ("held against", "injected", "launches", "verdicts", *_ORDER)
     kinds = {
         "baseline, same GPU": result.same_site,
         "baseline, another GPU": result.elsewhere,
         "in turns": result.paired,
     }
     for kind, by_share in kinds.items():
-        for share, verdicts in sorted(by_share.items()):
-            shown = [f"{100 * verdicts[name] / verdicts.total():.1f} %" for name in _ORDER]
-            yield (kind, f"{share * 100:g} %" if share else "nothing", str(verdicts.total()), *shown)
+        for share, tally in sorted(by_share.items()):
+            total = tally.verdicts.total()
+            shown = [f"{100 * tally.verdicts[name] / total:.1f} %" for name in _ORDER]
+            yield (kind, f"{share * 100:g} %" if share else "nothing", str(len(tally.records)), str(total), *shown)
 
 
-_ORDER = ("regressed", "pass", "inconclusive", "improved")
+_ORDER = ("regressed", UNCONFIRMED, "pass", "inconclusive", "improved")
 
 
 def main() -> None:
