@@ -284,10 +284,12 @@ class _Court:
         decision = decide(self._difference, check.tolerance, self._rule)
         self.undecided |= decision.verdict is None
         sign = -1 if metric.higher_is_better else 1
+        # Told as the metric changes: a step that takes twice as long is half the rate.
+        slower = decision.detectable
         return replace(
             check,
             limit=check.value / ratio * math.exp(sign * decision.alarm_log),
-            detectable=decision.detectable,
+            detectable=slower / (1 + slower) if metric.higher_is_better else slower,
             verdict=decision.verdict or "inconclusive",
             detail=check.detail or _blind(decision, check.tolerance),
         )

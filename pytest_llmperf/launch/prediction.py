@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -30,6 +31,10 @@ def predict(spec: TrainSpec) -> Mapping[str, int]:
     Raises:
         PredictionError: they cannot be predicted.
     """
+    if spec.liger and importlib.util.find_spec("liger_kernel") is None:
+        raise PredictionError(
+            f"{spec.id}: its memory cannot be predicted: Liger is not installed; pip install 'pytest-llmperf[liger]'"
+        )
     request = {"spec": spec.to_dict(), "model_config": dict(spec.architecture.config)}
     path = os.pathsep.join([str(_PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
     # A GPU that happens to be here would only be woken up.

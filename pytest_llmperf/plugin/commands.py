@@ -9,6 +9,17 @@ import pytest
 
 from pytest_llmperf.plugin.session import PerfSession
 
+# Options that decide what a case is held against, or how, and their defaults.
+_DECIDING = {
+    "--perf-baselines": None,
+    "--perf-against": None,
+    "--perf-memory-limit": None,
+    "--perf-launcher": "auto",
+    "--perf-timeout": 1800.0,
+    "--perf-launches": 1,
+    "--perf-max-launches": 4,
+}
+
 
 def rerun(item: pytest.Item, session: PerfSession) -> str:
     """The command that runs this test alone, from where pytest was started."""
@@ -25,7 +36,9 @@ def _command(item: pytest.Item, session: PerfSession) -> str:
     path, separator, name = item.nodeid.partition("::")
     node = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir) + separator + name
     parts = ["pytest", node, "--gpus", str(session.num_gpus)]
-    for name in ("--perf-baselines", "--perf-memory-limit"):
+    for name, usual in _DECIDING.items():
         value = item.config.getoption(name)
-        parts += [name, str(value)] if value else []
+        parts += [f"{name}={value}"] if value != usual else []
+    for setting in item.config.getoption("override_ini", default=None) or ():
+        parts += ["-o", setting]
     return shlex.join(parts)

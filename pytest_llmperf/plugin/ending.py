@@ -158,6 +158,7 @@ def _prune(session: PerfSession, pytest_session: pytest.Session) -> None:
         elif session.settings.dry_run:
             session.notes += [f"--update-baselines=prune would remove: {path}" for path in unused]
         else:
+            session.notes += [] if unused else ["--update-baselines=prune: nothing to remove, every baseline is in use"]
             for path in unused:
                 path.unlink()
                 session.notes.append(f"removed baseline: {path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import math
 import re
 import shutil
@@ -158,6 +159,7 @@ def read_settings(config: pytest.Config) -> Settings:
         pytest.UsageError: a value that cannot be used, in one line.
     """
     option = config.option
+    _refuse_moved_rootdir(config)
     if option.perf_reason.strip() and option.perf_update is None:
         raise pytest.UsageError("--perf-reason says why a baseline changes; it goes with --update-baselines")
     against = _python(option.perf_against, updating=option.perf_update is not None)
@@ -183,6 +185,23 @@ def read_settings(config: pytest.Config) -> Settings:
         machine=_machine(str(config.getini("perf_machine"))),
         tolerances=_tolerances(config),
     )
+
+
+_PATHS = ("--perf-json", "--perf-baselines", "--perf-against")
+
+
+def _refuse_moved_rootdir(config: pytest.Config) -> None:
+    """pytest finds its rootdir before it knows our options, and takes what follows them for tests."""
+    if config.inipath is not None or config.getoption("rootdir", default=None):
+        return
+    here, arguments = config.invocation_params.dir, [str(each) for each in config.invocation_params.args]
+    for name, value in itertools.pairwise(arguments):
+        path = here / value
+        if name in _PATHS and path.exists() and not path.resolve().is_relative_to(here.resolve()):
+            raise pytest.UsageError(
+                f"{name} {value}: pytest takes this path for a test's and moved its rootdir to {config.rootpath}, "
+                f"and the baselines with it; write {name}={value}"
+            )
 
 
 def tolerance_metric(word: str) -> str:

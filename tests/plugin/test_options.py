@@ -163,7 +163,7 @@ def test_a_limit_makes_another_machine_of_it(project: Project) -> None:
     project.record()
     result = project.run("--perf-memory-limit=1.5GiB")
     result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*-limit-1.5gib*", "*--perf-memory-limit 1.5GiB --update-baselines=new*"])
+    result.stdout.fnmatch_lines(["*-limit-1.5gib*", "*--perf-memory-limit=1.5GiB --update-baselines=new*"])
 
 
 def test_a_limit_above_the_card_is_a_usage_error(project: Project) -> None:
@@ -177,3 +177,23 @@ def test_a_limit_above_the_card_is_a_usage_error(project: Project) -> None:
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--perf-memory-limit 65.0 GiB: the GPU has 64.0 GiB; a limit can only be lower*"])
     assert project.launches == []
+
+
+@pytest.mark.parametrize("option", ["--perf-json", "--perf-baselines", "--perf-against"])
+def test_a_value_that_moved_pytests_rootdir_is_told(
+    project: Project, tmp_path_factory: pytest.TempPathFactory, option: str
+) -> None:
+    (project.path / "tox.ini").unlink()
+    outside = tmp_path_factory.mktemp("outside") / "it"
+    outside.mkdir() if option == "--perf-baselines" else outside.touch()
+    result = project.run(option, str(outside))
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{option} *it: pytest takes this path for a test's*; write {option}=*"])
+    assert project.launches == []
+
+
+def test_the_command_that_is_offered_decides_the_same(project: Project) -> None:
+    result = project.run("--perf-launches", "2", "--perf-timeout=99", "-o", "perf_machine=mine")
+    result.stdout.fnmatch_lines(
+        ["record it: *--gpus 0 --perf-timeout=99.0 --perf-launches=2 -o perf_machine=mine --update-baselines=new"]
+    )
