@@ -96,20 +96,20 @@ class TestAgainst:
         return str(python)
 
     def test_the_same_speed_passes_without_any_baseline(self, project: Project, other: str) -> None:
-        result = project.run("-k", "sdpa", "--perf-against", other)
+        result = project.run("-k", "sdpa", f"--perf-against={other}")
         result.assert_outcomes(passed=1, deselected=1)
         assert (len(project.launches), project.baselines) == (2, [])
 
     def test_a_slower_new_environment_fails_and_names_what_differs(self, project: Project, other: str) -> None:
         project.fake(step_seconds=2.0, by={"old/python": {"step_seconds": 0.1, "versions": {"torch": "1.9"}}})
-        result = project.run("-k", "sdpa", "--perf-against", other)
+        result = project.run("-k", "sdpa", f"--perf-against={other}")
         result.assert_outcomes(failed=1, deselected=1)
         result.stdout.fnmatch_lines(["*regressed*", "*turns with*old/python*", "*torch: 1.9 -> 2.0*"])
         assert "accept it" not in result.stdout.str()
 
     @pytest.mark.parametrize("python", ["no/such/python", "false", "true"])
     def test_an_interpreter_that_is_none(self, project: Project, python: str) -> None:
-        result = project.run("--perf-against", python)
+        result = project.run(f"--perf-against={python}")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines(["*--perf-against *expected*"])
         assert len([line for line in result.stderr.lines if line.strip()]) == 1
@@ -118,20 +118,20 @@ class TestAgainst:
         (project.path / "venv").symlink_to(sys.prefix)
         other = project.path / "venv" / Path(sys.executable).relative_to(sys.prefix)
         for python in (sys.executable, str(other)):
-            result = project.run("-k", "sdpa", "--perf-against", python)
+            result = project.run("-k", "sdpa", f"--perf-against={python}")
             result.assert_outcomes(passed=1, deselected=1)
             result.stdout.fnmatch_lines([f"--perf-against {python}: the same environment on both sides"])
         assert len(project.launches) == 4
 
     def test_another_one_is_not(self, project: Project, other: str) -> None:
-        assert "the same environment" not in project.run("-k", "sdpa", "--perf-against", other).stdout.str()
+        assert "the same environment" not in project.run("-k", "sdpa", f"--perf-against={other}").stdout.str()
 
     @pytest.mark.parametrize("workers", [(), ("-n", "1")])
     def test_both_sides_launches_are_kept_and_counted(
         self, project: Project, other: str, workers: tuple[str, ...]
     ) -> None:
         project.fake(by={"old/python": {"step_seconds": 0.2}})
-        result = project.run("-k", "sdpa", "--perf-against", other, "--perf-json", "out.json", *workers)
+        result = project.run("-k", "sdpa", f"--perf-against={other}", "--perf-json", "out.json", *workers)
         result.stdout.fnmatch_lines(["1 *20 s in 2 launches*"])
         (entry,) = json.loads((project.path / "out.json").read_text())["results"]
         seconds = [entry[side][0]["ranks"][0]["step_seconds"][-1] for side in ("launches_before", "launches")]
@@ -139,15 +139,15 @@ class TestAgainst:
 
     def test_a_launch_that_failed_names_its_interpreter(self, project: Project, other: str) -> None:
         project.fake(by={"old/python": {"fail": "error"}})
-        result = project.run("-k", "sdpa", "--perf-against", other)
+        result = project.run("-k", "sdpa", f"--perf-against={other}")
         result.stdout.fnmatch_lines(["*launch failed (error): rank 0: it broke (under *old/python)*"])
 
     def test_a_comparison_says_that_it_stays_in_this_environment(self, project: Project, other: str) -> None:
         project.pytester.makepyfile(test_mine=TestTurns.COMPARE.format(bounds=""))
-        result = project.run("--perf-against", other)
+        result = project.run(f"--perf-against={other}")
         result.assert_outcomes(passed=1)
         result.stdout.fnmatch_lines(["*mbs1-gpus1: compared in this environment alone: --perf-against *"])
 
     def test_it_records_nothing(self, project: Project, other: str) -> None:
-        result = project.run("--perf-against", other, "--update-baselines")
+        result = project.run(f"--perf-against={other}", "--update-baselines")
         assert result.ret == pytest.ExitCode.USAGE_ERROR

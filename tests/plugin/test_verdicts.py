@@ -302,9 +302,9 @@ def test_the_json_holds_the_designs_names(project: Project) -> None:
 
 def test_baselines_can_live_elsewhere(project: Project, tmp_path: Path) -> None:
     elsewhere = tmp_path / "with space"
-    project.run("--update-baselines", "--perf-baselines", str(elsewhere)).assert_outcomes(passed=2)
+    project.run("--update-baselines", f"--perf-baselines={elsewhere}").assert_outcomes(passed=2)
     assert len(list(elsewhere.rglob("*.json"))) == 2
-    project.run("--perf-baselines", str(elsewhere)).assert_outcomes(passed=2)
+    project.run(f"--perf-baselines={elsewhere}").assert_outcomes(passed=2)
 
 
 def test_a_launch_that_is_no_number_costs_no_other_case_its_result(project: Project) -> None:
