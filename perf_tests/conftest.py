@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from perf_tests.capacity import CAPACITIES
 from perf_tests.gains import GAINS, Gain, specs_of
-from perf_tests.ladder import CARD_GIB, LADDER, Rung
+from perf_tests.ladder import LADDER, Rung
+from perf_tests.optimisations import OPTIMISATIONS, Optimisation
+from pytest_llmperf.plugin.failed import DidNotTrain
 from pytest_llmperf.plugin.session import SESSION
 
 
@@ -19,10 +22,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "gain" in metafunc.fixturenames:
         cpu = metafunc.config.stash[SESSION].on_cpu
         metafunc.parametrize("gain", [_gain(gain, cpu) for gain in GAINS])
+    if "optimisation" in metafunc.fixturenames:
+        on_gpu = OPTIMISATIONS if not metafunc.config.stash[SESSION].on_cpu else []
+        metafunc.parametrize("optimisation", [_optimisation(one) for one in on_gpu])
+    if "largest" in metafunc.fixturenames:
+        metafunc.parametrize("largest", [pytest.param(spec, id=spec.capacity_id) for spec in CAPACITIES])
     if "rung" in metafunc.fixturenames:
         on_cpu = metafunc.config.stash[SESSION].on_cpu
         rungs = [rung.on_cpu() if on_cpu else rung for rung in LADDER]
         metafunc.parametrize("rung", [_case(rung) for rung in rungs])
+
+
+def _optimisation(one: Optimisation) -> Any:
+    fails = pytest.mark.xfail(raises=DidNotTrain, strict=True, reason=one.known_to_fail)
+    return pytest.param(one, id=one.spec.id, marks=[fails] if one.known_to_fail else [])
 
 
 def _gain(gain: Gain, cpu: bool) -> Any:
@@ -36,8 +49,6 @@ def _case(rung: Rung) -> Any:
     marks = [pytest.mark.rung(number=rung.number)]
     if rung.published:
         marks.append(pytest.mark.reference(**rung.published))
-    if rung.oom_on_the_card:
-        marks.append(pytest.mark.expects_oom(below_gib=CARD_GIB + 1))
     if rung.inactive:
         marks.append(pytest.mark.expects_inactive(*rung.inactive))
     return pytest.param(rung, id=rung.spec.id, marks=marks)

@@ -14,8 +14,6 @@ from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Rung as Step
 from pytest_llmperf.result import GIB, Reference
 
-CARD_GIB = 64
-
 
 @dataclass(frozen=True)
 class Rung:
@@ -25,8 +23,6 @@ class Rung:
     spec: TrainSpec
     published: dict[str, Any] | None = None
     """Arguments of the ``reference`` marker."""
-    oom_on_the_card: bool = False
-    """Whether it ran out of memory on the chapter's 64 GB card."""
     inactive: tuple[str, ...] = field(default=())
     """Settings that are asked for and change nothing for this model."""
 
@@ -48,7 +44,6 @@ def _case(rung: Step) -> Rung:
         rung.number,
         _measured(rung.spec),
         published=_marker(rung.reference),
-        oom_on_the_card=rung.ran_out_of_memory,
         inactive=("liger",) if is_inactive else (),
     )
 

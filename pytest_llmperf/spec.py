@@ -12,51 +12,23 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf import models
-
-MODEL_PRECISIONS = ("fp32", "bf16", "fp16")
-MIXED_PRECISIONS = ("no", "bf16", "fp16")
-ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
-PARALLELISMS = ("ddp",)
-DATA = ("random",)
-
-#: One word for the pair (model_precision, mixed_precision) and TF32, the chapter's steps first.
-PRECISIONS: Mapping[str, tuple[str, str, bool]] = {
-    "fp32": ("fp32", "no", False),
-    "tf32": ("fp32", "no", True),
-    "bf16-mixed": ("fp32", "bf16", False),
-    "bf16": ("bf16", "bf16", False),
-    "bf16-pure": ("bf16", "no", False),
-    "fp16-mixed": ("fp32", "fp16", False),
-    "fp16-pure": ("fp16", "no", False),
-}
-
-#: transformers' own names (``OptimizerNames``), kept here because this process does not import transformers;
-#: a test of the worker holds this list against the installed one.
-OPTIMIZERS = tuple(
-    "adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adafactor adamw_anyprecision "
-    "adamw_torch_4bit adamw_torch_8bit ademamix sgd adagrad adamw_bnb_8bit adamw_8bit ademamix_8bit lion_8bit "
-    "lion_32bit paged_adamw_32bit paged_adamw_8bit paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit "
-    "paged_lion_8bit rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit galore_adamw galore_adamw_8bit "
-    "galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise lomo adalomo "
-    "grokadamw schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw apollo_adamw_layerwise "
-    "stable_adamw".split()
+from pytest_llmperf import combinations, models
+from pytest_llmperf.choices import (
+    ATTENTIONS,
+    CHECKPOINTING_POLICIES,
+    COMPILE_MODES,
+    COMPILE_SCOPES,
+    DATA,
+    FP8_RECIPES,
+    MIXED_PRECISIONS,
+    MODEL_PRECISIONS,
+    OPTIMIZERS,
+    PARALLELISMS,
+    PRECISIONS,
+    RUNNABLE_OPTIMIZERS,
+    SDPA_BACKENDS,
+    UNSUPPORTED_OPTIMIZERS,
 )
-
-_TARGETS = "it needs optim_target_modules, for which TrainSpec has no field"
-_LOMO = "it needs the package lomo-optim, which is not supported here"
-
-#: Those of them that nothing a TrainSpec offers can make run, and why.
-UNSUPPORTED_OPTIMIZERS: Mapping[str, str] = {
-    "adamw_torch_xla": "it runs on TPUs, through torch_xla",
-    "adamw_torch_npu_fused": "it runs on Ascend NPUs, through torch_npu",
-    "adamw_anyprecision": "it needs torchdistx, which is made for no torch of today",
-    **{name: _TARGETS for name in OPTIMIZERS if name.startswith(("galore_", "apollo_"))},
-    "lomo": _LOMO,
-    "adalomo": _LOMO,
-}
-
-_RUNNABLE_OPTIMIZERS = tuple(name for name in OPTIMIZERS if name not in UNSUPPORTED_OPTIMIZERS)
 
 _WANTED: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
@@ -71,6 +43,9 @@ _SEEDS = 2**32
 
 # A field that says how long to measure, not what work is done.
 _HOW = {"work": False}
+
+# A field that came after the first stored baselines: at its default it is no part of the digest.
+_LATER = {"later": True}
 
 
 class SpecError(ValueError):
@@ -110,14 +85,28 @@ class TrainSpec:
     """Whether fp32 matrix products may use TF32; forced to what it says."""
     attention: str = "sdpa"
     """``attn_implementation`` of transformers."""
+    sdpa_backend: str = field(default="auto", metadata=_LATER)
+    """The kernel that ``sdpa`` must use, as ``torch.nn.attention.SDPBackend`` calls it; ``auto``: PyTorch's choice."""
     liger: bool = False
     """Liger kernels through ``TrainingArguments(use_liger_kernel=True)``."""
+    liger_kernels: str = field(default="all", metadata=_LATER)
+    """Which of them, by Liger's words joined by ``+``; ``all``: what Liger switches on for the model by itself."""
     torch_compile: bool = False
+    torch_compile_mode: str = field(default="default", metadata=_LATER)
+    """``mode`` of ``torch.compile``."""
+    torch_compile_scope: str = field(default="model", metadata=_LATER)
+    """What is compiled: the whole ``model``, or each of its repeated ``layers`` by itself."""
+    fp8: str = field(default="no", metadata=_LATER)
+    """torchao's float8 recipe for the linear layers (all but the last, the vocabulary's), or ``no``."""
     optimizer: str = "adamw_torch"
     """transformers' name."""
     gradient_accumulation_steps: int = 1
     gradient_checkpointing: bool = False
+    """Activation recomputation in the backward pass."""
+    checkpointing_policy: str = field(default="full", metadata=_LATER)
+    """What is recomputed: ``full`` layers, or, ``selective``, all but matrix products and attention."""
     parallelism: str = "ddp"
+    """``ddp``, or FSDP2 through accelerate: ``fsdp`` (over all ranks), ``fsdp_hybrid`` (replicas of shards)."""
     data: str = "random"
     weights: str | None = None
     """A local folder of pretrained weights; random ones otherwise (speed does not depend on them)."""
@@ -176,10 +165,16 @@ class TrainSpec:
         parts = [
             self.architecture.slug,
             self.precision,
+            f"fp8-{self.fp8}" if differs("fp8") else "",
             self.attention,
+            self.sdpa_backend if differs("sdpa_backend") else "",
             "liger" if self.liger else "",
+            self.liger_kernels if differs("liger_kernels") else "",
             "compile" if self.torch_compile else "",
+            self.torch_compile_scope if differs("torch_compile_scope") else "",
+            self.torch_compile_mode if differs("torch_compile_mode") else "",
             "checkpointing" if self.gradient_checkpointing else "",
+            self.checkpointing_policy if differs("checkpointing_policy") else "",
             self.optimizer if differs("optimizer") else "",
             f"seq{self.sequence_length}" if differs("sequence_length") else "",
             f"mbs{self.micro_batch_size}",
@@ -197,10 +192,14 @@ class TrainSpec:
         """Identity of the work: the same on every Python, machine and path; 16 hex digits.
 
         The model enters by what its configuration says, weights by whether there are any, and fields that only say
-        how long to measure do not enter. A field added later must stay out while it has its default, so that
-        digests stored today keep their meaning.
+        how long to measure do not enter. A field added later stays out while it has its default, so that digests
+        stored before keep their meaning.
         """
-        work = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("work", True)}
+
+        def enters(name: str, default: object, about: Mapping[Any, Any]) -> bool:
+            return about.get("work", True) and not (about.get("later") and getattr(self, name) == default)
+
+        work = {f.name: getattr(self, f.name) for f in fields(self) if enters(f.name, f.default, f.metadata)}
         work["model"] = self.architecture.fingerprint
         work["weights"] = self.weights is not None
         return hashlib.sha256(json.dumps(work, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
@@ -217,7 +216,9 @@ class TrainSpec:
 
     @property
     def compute_precision(self) -> str:
-        """The type of the matrix products, which decides the chip's peak: ``bf16``, ``fp16``, ``tf32`` or ``fp32``."""
+        """The type of the matrix products, which decides the peak: one of the precisions, or ``fp8`` or ``tf32``."""
+        if self.fp8 != "no":
+            return "fp8"
         if self.mixed_precision != "no":
             return self.mixed_precision
         if self.model_precision != "fp32":
@@ -256,7 +257,12 @@ class TrainSpec:
             ("model_precision", MODEL_PRECISIONS),
             ("mixed_precision", MIXED_PRECISIONS),
             ("attention", ATTENTIONS),
-            ("optimizer", _RUNNABLE_OPTIMIZERS),
+            ("sdpa_backend", SDPA_BACKENDS),
+            ("torch_compile_mode", COMPILE_MODES),
+            ("torch_compile_scope", COMPILE_SCOPES),
+            ("fp8", FP8_RECIPES),
+            ("optimizer", RUNNABLE_OPTIMIZERS),
+            ("checkpointing_policy", CHECKPOINTING_POLICIES),
             ("parallelism", PARALLELISMS),
             ("data", DATA),
         ):
@@ -293,18 +299,7 @@ class TrainSpec:
             raise SpecError(f"{self.id}: seed={self.seed} must be at least 0 and below 2**32")
 
     def _check_combinations(self) -> None:
-        weights, autocast = self.model_precision, self.mixed_precision
-        problem = None
-        if autocast == weights == "fp16":
-            problem = (
-                "fp16 weights with fp16 mixed precision: the gradient scaler refuses fp16 gradients; use fp32 weights"
-            )
-        elif {weights, autocast} == {"bf16", "fp16"}:
-            problem = f"{weights} weights under {autocast} mixed precision; use one 16-bit type"
-        elif self.attention == "flash_attention_2" and self.compute_precision not in ("bf16", "fp16"):
-            problem = "flash_attention_2 has no fp32 kernels; use bf16 or fp16, or attention='sdpa'"
-        elif self.tf32 and weights != "fp32":
-            problem = f"tf32 acts on fp32 matrix products, and {self.precision} has none; leave tf32=False"
+        problem = combinations.problem(self)
         if problem:
             raise SpecError(f"{self.id}: {problem}")
 

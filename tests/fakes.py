@@ -84,11 +84,19 @@ def evidence_of(spec: TrainSpec) -> dict[str, Any]:
         "autocast_dtype": None if spec.mixed_precision == "no" else dtype[spec.mixed_precision],
         "tf32": spec.tf32,
         "liger_modules": 10 if spec.liger else 0,
+        "liger_forwards": ["LigerRMSNorm.forward", "LigerSwiGLUMLP.forward", "lce_forward"] if spec.liger else [],
         "liger_note": "",
         "optimizer": "AdamW",
         "optimizer_fused": spec.optimizer == "adamw_torch_fused",
         "gradient_checkpointing": spec.gradient_checkpointing,
+        "checkpointing_policy": spec.checkpointing_policy if spec.gradient_checkpointing else "",
+        "fp8_modules": 112 if spec.fp8 != "no" else 0,
+        "parallelism": spec.parallelism if spec.gpus > 1 else "none",
         "torch_compile": spec.torch_compile,
+        "torch_compile_mode": spec.torch_compile_mode if spec.torch_compile else "",
+        "compiled_modules": ["LlamaDecoderLayer" if spec.torch_compile_scope == "layers" else "LlamaForCausalLM"]
+        if spec.torch_compile
+        else [],
     }
 
 

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 
 _TERA = 1e12
 
-_HOPPER_SXM = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9}  # H100, H200 and GH200 differ in memory alone
+_HOPPER_SXM = {
+    "fp8": 1978.9,
+    "bf16": 989.4,
+    "fp16": 989.4,
+    "tf32": 494.7,
+    "fp32": 66.9,
+}  # H100, H200 and GH200 differ in memory alone
 # Publications of these boards disagree (one card or a pair): no peak is better than a wrong one.
 _HOPPER_NVL: Mapping[str, float] = {}
 
@@ -18,12 +24,15 @@ _PEAKS: tuple[tuple[frozenset[str], Mapping[str, float]], ...] = (
     (frozenset({"gh200"}), _HOPPER_SXM | {"memory": 4.9}),
     (frozenset({"h200", "nvl"}), _HOPPER_NVL),
     (frozenset({"h200"}), _HOPPER_SXM | {"memory": 4.8}),
-    (frozenset({"h100", "pcie"}), {"bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.0, "memory": 2.0}),
+    (
+        frozenset({"h100", "pcie"}),
+        {"fp8": 1513.0, "bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.0, "memory": 2.0},
+    ),
     (frozenset({"h100", "nvl"}), _HOPPER_NVL),
     (frozenset({"h100"}), _HOPPER_SXM | {"memory": 3.35}),
-    (frozenset({"b200"}), {"bf16": 2250.0, "fp16": 2250.0, "memory": 8.0}),
+    (frozenset({"b200"}), {"fp8": 4500.0, "bf16": 2250.0, "fp16": 2250.0, "memory": 8.0}),
     (frozenset({"a100"}), {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5, "memory": 2.039}),
-    (frozenset({"l40s"}), {"bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6, "memory": 0.864}),
+    (frozenset({"l40s"}), {"fp8": 733.0, "bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6, "memory": 0.864}),
     # No bf16 and no TF32 before Ampere. Only the SXM2 boards run at these clocks.
     (frozenset({"v100", "sxm2"}), {"fp16": 125.0, "fp32": 15.7, "memory": 0.9}),
     (frozenset({"v100", "pcie"}), {"fp16": 112.0, "fp32": 14.0, "memory": 0.9}),
@@ -31,7 +40,7 @@ _PEAKS: tuple[tuple[frozenset[str], Mapping[str, float]], ...] = (
 
 
 def peak_flops(gpu_name: str, compute_precision: str) -> float | None:
-    """The chip's dense peak in FLOP/s for ``bf16``, ``fp16``, ``tf32`` or ``fp32``; ``None`` where it is not known.
+    """The chip's dense peak in FLOP/s for ``fp8``, ``bf16``, ``fp16``, ``tf32`` or ``fp32``; ``None``: not known.
 
     ``gpu_name`` is NVML's: ``NVIDIA H200``, ``NVIDIA A100-SXM4-80GB``. A MIG slice has no peak here: it is a part of
     the chip it is named after.

@@ -31,7 +31,7 @@ class Accepted:
     def to_dict(self) -> dict[str, Any]:
         # Bytes are whole numbers: as such none of their digits is rounded away.
         metrics = {
-            name: int(value) if name.endswith("_bytes") and float(value).is_integer() else value
+            name: int(value) if name.endswith(("_bytes", "_size")) and float(value).is_integer() else value
             for name, value in self.metrics.items()
         }
         values = {name: value for name, value in asdict(self).items() if name != "revision" or value}

@@ -47,10 +47,15 @@ def judge_gain(
 ) -> Judgement:
     """Whether the second spec of each pair keeps ``bounds`` over the first.
 
-    ``bounds`` by ``throughput`` (tokens/s per GPU) and ``memory`` (peak reserved of the worst rank). Memory is nearly
-    exact and decided as measured; throughput by paired statistics. Without bounds the ratios are only told.
+    ``bounds`` by ``throughput`` (tokens/s per GPU), ``memory`` (peak reserved of the worst rank) and ``loss`` (nats).
+    Memory and losses are nearly exact and decided as measured; throughput by paired statistics. Without bounds the
+    ratios are only told.
     """
-    checks = [*_throughput(pairs, bounds.get("throughput", Bounds()), noise, rule), *_memory(pairs, bounds)]
+    checks = [
+        *_throughput(pairs, bounds.get("throughput", Bounds()), noise, rule),
+        *_memory(pairs, bounds),
+        *_loss(pairs, bounds.get("loss", Bounds()).at_most),
+    ]
     gating = [check for check in checks if check.verdict is not None]
     verdict = min((check.verdict or "pass" for check in gating), key=VERDICTS.index, default="pass")
     undecided = any(check.verdict == "inconclusive" for check in gating) and verdict != "regressed"
@@ -113,4 +118,22 @@ def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Bounds]
         limit=next((bound for _, bound in bounds.get("memory", Bounds())), None),
         verdict=None if not told else "regressed" if broken else "pass",
         detail=f"{detail}, to be {' and '.join(told)}" if told else detail,
+    )
+
+
+def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterator[Check]:
+    """How far apart the losses of one step are at most: whether two specs that see the same tokens learn alike.
+
+    A kernel that computes wrong gradients is fast, fits, and shows here alone.
+    """
+    if bound is None:
+        return
+    apart = max(abs(a - b) for before, after in pairs for a, b in zip(before.losses, after.losses, strict=False))
+    yield Check(
+        metric="loss_difference",
+        value=apart,
+        unit="nat",
+        limit=bound,
+        verdict="regressed" if apart > bound else "pass",
+        detail=f"losses of one step {apart:.2g} apart at most, to be within {bound:g}",
     )

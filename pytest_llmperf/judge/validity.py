@@ -164,7 +164,26 @@ def _liger(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
         return "asked for liger, nothing was patched" + (f" ({note})" if note else "")
     if patched and not spec.liger:
         return f"liger was not asked for, and {patched} modules were patched"
+    return None if spec.liger_kernels == "all" else _chosen_kernels(spec, evidence)
+
+
+def _chosen_kernels(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
+    """Of a choice of Liger's kernels, those that replace a module's forward pass; rope replaces a function."""
+    ran = " ".join(evidence["liger_forwards"]).lower()
+    chosen = spec.liger_kernels.split("+")
+    for kernel, mark in _LIGER_MARKS.items():
+        if (mark in ran) != (kernel in chosen):
+            return f"asked for the Liger kernels {spec.liger_kernels}, the forward passes replaced were {ran or 'none'}"
     return None
+
+
+# How the name of the forward pass of each begins or goes on, in small letters.
+_LIGER_MARKS = {
+    "rms_norm": "rmsnorm",
+    "swiglu": "swiglu",
+    "geglu": "geglu",
+    "fused_linear_cross_entropy": "lce_forward",
+}
 
 
 def _attention(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
@@ -173,7 +192,12 @@ def _attention(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
         return f"asked for attention {asked}, the model ran {ran}"
     # Old records have no kernel, and not every one can be watched.
     kernel = evidence.get("attention_kernel", "unknown")
-    if kernel == "unknown" or _KERNELS[asked](kernel):
+    if kernel == "unknown":
+        return None
+    if spec.sdpa_backend != "auto":
+        ran = "math" if kernel in ("", _MATH) else kernel
+        return None if spec.sdpa_backend in ran else f"asked for sdpa's {spec.sdpa_backend} kernel, the run had {ran}"
+    if _KERNELS[asked](kernel):
         return None
     if asked == "sdpa" and kernel in ("", _MATH):
         # On a CPU it may be the only one there is; on a GPU it is what sdpa is there to avoid.
@@ -201,7 +225,7 @@ def _weights(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
 
 
 def _autocast(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
-    seen = evidence["autocast_dtype"]
+    seen = evidence["autocast_dtype"] or evidence.get("gathered_dtype") or None
     if spec.mixed_precision == "no":
         return None if seen is None else f"asked for no autocast, the run had autocast to {seen}"
     return _equal("autocast to", _DTYPES[spec.mixed_precision], seen or "none")
@@ -216,14 +240,35 @@ def _world_size(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
 
 
 def _checkpointing(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
-    return _equal("gradient checkpointing", spec.gradient_checkpointing, evidence["gradient_checkpointing"])
+    line = _equal("gradient checkpointing", spec.gradient_checkpointing, evidence["gradient_checkpointing"])
+    if line is None and spec.checkpointing_policy != "full":
+        return _equal("recomputation", spec.checkpointing_policy, evidence["checkpointing_policy"])
+    return line
 
 
 def _compile(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
     line = _equal("torch_compile", spec.torch_compile, evidence["torch_compile"])
     if line is None and spec.torch_compile and evidence.get("compiled_graphs", 1) == 0:
         return "asked for torch_compile, no graph was compiled"
+    if line is None and spec.torch_compile_mode != "default":
+        line = _equal("torch_compile's mode", spec.torch_compile_mode, evidence["torch_compile_mode"])
+    if line is None and spec.torch_compile_scope == "layers":
+        names = ", ".join(evidence["compiled_modules"])
+        line = f"asked to compile layers, the run compiled {names}" if "ForCausalLM" in names else None
     return line
+
+
+def _fp8(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
+    converted = evidence.get("fp8_modules", 0)  # old records have none, and no fp8
+    if spec.fp8 != "no" and not converted:
+        return "asked for fp8, no linear layer was converted"
+    return f"fp8 was not asked for, and {converted} modules had it" if converted and spec.fp8 == "no" else None
+
+
+def _parallelism(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
+    if spec.gpus == 1:
+        return None
+    return _equal("parallelism", spec.parallelism, evidence.get("parallelism", "ddp"))  # older records knew no other
 
 
 def _optimizer(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
@@ -273,5 +318,7 @@ _CHECKS: Mapping[str, Callable[[TrainSpec, Mapping[str, Any]], str | None]] = {
     "gpus": _world_size,
     "gradient_checkpointing": _checkpointing,
     "torch_compile": _compile,
+    "fp8": _fp8,
+    "parallelism": _parallelism,
     "optimizer": _optimizer,
 }

@@ -14,7 +14,7 @@ from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin import benchmark, commands
 from pytest_llmperf.plugin.capacity import LAUNCHES, Capacity
 from pytest_llmperf.plugin.comparing import Duel
-from pytest_llmperf.plugin.failed import failed
+from pytest_llmperf.plugin.failed import did_not_train, failed
 from pytest_llmperf.plugin.journal import Kept
 from pytest_llmperf.plugin.known import known_failure
 from pytest_llmperf.plugin.marks import Marks
@@ -72,7 +72,7 @@ class Perf:
             return self._conclude(*concluded)
         return self._check_against(spec) if self._settings.against else self._check(spec)
 
-    def compare(  # noqa: PLR0913 - two specs and four named bounds
+    def compare(  # noqa: PLR0913 - two specs and five named bounds
         self,
         before: TrainSpec,
         after: TrainSpec,
@@ -82,20 +82,25 @@ class Perf:
         throughput_at_most: float | None = None,
         memory_at_least: float | None = None,
         memory_at_most: float | None = None,
+        loss_within: float | None = None,
     ) -> CaseResult:
         """Launch both specs in turns on the same GPUs and fail the test unless ``after`` keeps the bounds.
 
         Bounds are ratios ``after / before`` of tokens/s per GPU and of peak memory. It needs no baseline, so it holds
-        on hardware that has none. Without bounds the ratios are only told.
+        on hardware that has none. Without bounds the ratios are only told. ``loss_within`` (nats) bounds how far apart
+        the losses of any step may be, of two specs that take the same tokens a step for as many steps.
         """
         try:
             bounds = {
                 "throughput": Bounds(at_least=throughput_at_least, at_most=throughput_at_most),
                 "memory": Bounds(at_least=memory_at_least, at_most=memory_at_most),
+                "loss": Bounds(at_most=loss_within),
             }
         except ValueError as error:
             raise failed(f"perf.compare: {error}") from None
         _need_specs("compare", before, after)
+        if loss_within is not None:
+            _need_the_same_tokens(before, after)
         self._planner.name(before.digest, after.digest)
         both = f"{after.id}-over-{before.id}"
         result = replace(self._result(after, "", ""), id=both, digest=f"{after.digest}-{before.digest}")
@@ -224,7 +229,7 @@ class Perf:
         self._findings.results.append(replace(result, verdict="invalid", reason=reason))
         known = known_failure(spec)
         rerun = f"run it again: {commands.rerun(self._item, self._session)}"
-        return failed("\n".join([str(error), *([known] if known else []), rerun]))
+        return did_not_train("\n".join([str(error), *([known] if known else []), rerun]))
 
     def _result(self, spec: TrainSpec, verdict: str, reason: str) -> CaseResult:
         return CaseResult(
@@ -277,3 +282,11 @@ def _need_specs(method: str, *values: object) -> None:
     for value in values:
         if not isinstance(value, TrainSpec):
             raise failed(f"perf.{method} needs a TrainSpec, not {value!r}; the fixture train_spec makes one")
+
+
+def _need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:
+    """Losses are comparable where batches, their order and the learning rate's course (over ``steps``) are the same."""
+    for name in ("sequences_per_step", "sequence_length", "seed", "data", "steps"):
+        a, b = getattr(before, name), getattr(after, name)
+        if a != b:
+            raise failed(f"perf.compare: loss_within needs the same {name} on both sides, and they have {a} and {b}")

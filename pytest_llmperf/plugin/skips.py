@@ -41,15 +41,18 @@ def why_skip(spec: TrainSpec, *, num_gpus: int, num_cores: int) -> str | None:
 def _why_not_on_cpu(spec: TrainSpec, num_cores: int) -> str | None:
     if spec.gpus > num_cores:
         return f"{spec.id} needs {spec.gpus} ranks, this CPU runs {num_cores} at a time"
-    if spec.liger:
-        return f"{spec.id}: Liger's Triton kernels need a GPU; run with --gpus 1"
-    if spec.attention in ("flash_attention_2", "flex_attention"):
-        return f"{spec.id}: {spec.attention} trains on a GPU only; run with --gpus 1"
-    if spec.mixed_precision == "fp16" or spec.model_precision == "fp16":
-        return f"{spec.id}: fp16 training needs a GPU; run with --gpus 1"
-    if spec.tf32:
-        return f"{spec.id}: TF32 is a mode of the GPU's matrix units; run with --gpus 1"
-    return None
+    reasons = (
+        (spec.liger, "Liger's Triton kernels need a GPU"),
+        (spec.attention in ("flash_attention_2", "flex_attention"), f"{spec.attention} trains on a GPU only"),
+        ("fp16" in (spec.mixed_precision, spec.model_precision), "fp16 training needs a GPU"),
+        (spec.fp8 != "no", "fp8 products need a GPU's matrix units (Ada, Hopper or newer)"),
+        (spec.sdpa_backend in ("efficient", "cudnn"), f"sdpa's {spec.sdpa_backend} kernel is a GPU's"),
+        # accelerate would train with DDP there, and say nothing.
+        (spec.parallelism != "ddp", "FSDP through accelerate shards over GPUs only"),
+        (spec.tf32, "TF32 is a mode of the GPU's matrix units"),
+    )
+    why = next((words for applies, words in reasons if applies), None)
+    return why and f"{spec.id}: {why}; run with --gpus {spec.gpus}"
 
 
 def _missing_package(spec: TrainSpec) -> str | None:
@@ -57,6 +60,8 @@ def _missing_package(spec: TrainSpec) -> str | None:
         return f"{spec.id} needs Liger: pip install 'pytest-llmperf[liger]'"
     if spec.attention == "flash_attention_2" and find_spec("flash_attn") is None:
         return f"{spec.id} needs flash-attn: pip install 'pytest-llmperf[flash-attn]'"
+    if spec.fp8 != "no" and find_spec("torchao") is None:
+        return f"{spec.id} needs torchao: pip install 'pytest-llmperf[fp8]'"
     for module, (distribution, optimizers) in _OPTIMIZER_PACKAGES.items():
         if spec.optimizer in optimizers.split() and find_spec(module) is None:
             return f"{spec.id} needs {distribution}: pip install {distribution}"

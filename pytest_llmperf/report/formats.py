@@ -22,6 +22,7 @@ _LABELS = {
     "stall_share": "stalls",
     "throughput_ratio": "throughput ratio",
     "memory_ratio": "memory ratio",
+    "loss_difference": "loss difference",
     "mfu": "MFU",
     "final_loss": "final loss",
     "max_micro_batch_size": "max micro batch",

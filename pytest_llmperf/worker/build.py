@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.parallelism_config import ParallelismConfig
+from torch import nn
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, TrainingArguments
 
+from pytest_llmperf.choices import LIGER_KERNELS
 from pytest_llmperf.spec import TrainSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -25,9 +31,62 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
         if not Path(spec.weights).is_dir():
             raise FileNotFoundError(f"no folder of weights {spec.weights}, expected one as save_pretrained writes it")
         model = AutoModelForCausalLM.from_pretrained(spec.weights, config=hf_config, local_files_only=True, **kwargs)
-        return model.to(device)
-    with device:  # drawing 1.2e9 weights takes a minute on the host and half a second on the GPU
-        return AutoModelForCausalLM.from_config(hf_config, **kwargs)
+        model = model.to(device)
+    else:
+        with device:  # drawing 1.2e9 weights takes a minute on the host and half a second on the GPU
+            model = AutoModelForCausalLM.from_config(hf_config, **kwargs)
+    if spec.fp8 != "no":
+        _to_fp8(model, spec.fp8)
+    return model
+
+
+def _to_fp8(model: PreTrainedModel, recipe: str) -> None:
+    """Let the linear layers multiply in float8, but for the vocabulary's, whose products the loss is sensitive to."""
+    # Imported here: only fp8 needs the package.
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415
+
+    head = model.get_output_embeddings()
+    convert_to_float8_training(
+        model,
+        config=Float8LinearConfig.from_recipe_name(recipe),
+        module_filter_fn=lambda module, _name: module is not head and _in_whole_rows(module),
+    )
+
+
+def _in_whole_rows(linear: nn.Module) -> bool:
+    # The matrix units take operands in rows of 16 bytes.
+    return isinstance(linear, nn.Linear) and linear.in_features % 16 == 0 and linear.out_features % 16 == 0
+
+
+def compile_layers(model: PreTrainedModel, mode: str) -> None:
+    """Compile each repeated layer in place; they share their code, so that the first one's graphs serve all.
+
+    Source: PyTorch's recipe of regional compilation.
+    """
+    repeated = set(model._no_split_modules or ())  # noqa: SLF001 - transformers' one list of them
+    layers = [module for module in model.modules() if type(module).__name__ in repeated]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} names no repeated layers; compile the whole model")
+    for layer in layers:
+        layer.compile(mode=mode)
+
+
+def choose_sdpa(backend: str) -> None:
+    """Leave PyTorch's attention only the kernel ``backend``; ``auto`` leaves it all of them."""
+    switches = {
+        "flash": torch.backends.cuda.enable_flash_sdp,
+        "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+        "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+        "math": torch.backends.cuda.enable_math_sdp,
+    }
+    for name, switch in switches.items():
+        switch(backend in ("auto", name))
+
+
+def force_tf32(spec: TrainSpec) -> None:
+    """Let fp32 products use TF32 or not, as the spec says: accelerate switches it on for compiled fp32 training."""
+    torch.backends.cuda.matmul.allow_tf32 = spec.tf32
+    torch.backends.cudnn.allow_tf32 = spec.tf32
 
 
 def training_arguments(spec: TrainSpec, folder: Path, device: torch.device) -> TrainingArguments:
@@ -42,8 +101,12 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device) -> T
         fp16=spec.mixed_precision == "fp16",
         tf32=spec.tf32 if cuda else None,
         optim=spec.optimizer,
-        torch_compile=spec.torch_compile,
+        torch_compile=spec.torch_compile and spec.torch_compile_scope == "model",
+        torch_compile_mode=spec.torch_compile_mode
+        if spec.torch_compile_mode != "default" and spec.torch_compile_scope == "model"
+        else None,
         use_liger_kernel=spec.liger,
+        liger_kernel_config=liger_kernels(spec),
         seed=spec.seed,
         use_cpu=not cuda,
         ddp_backend="nccl" if cuda else "gloo",
@@ -58,7 +121,27 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device) -> T
         report_to="none",
         disable_tqdm=True,
         **_checkpointing(spec),
+        **_sharding(spec),
     )
+
+
+def liger_kernels(spec: TrainSpec) -> dict[str, bool] | None:
+    """What Liger's patch is told to replace; ``None``: what it replaces by itself."""
+    if spec.liger_kernels == "all":
+        return None
+    chosen = spec.liger_kernels.split("+")
+    return {name: name in chosen for name in LIGER_KERNELS}
+
+
+def _sharding(spec: TrainSpec) -> dict[str, Any]:
+    if spec.parallelism == "ddp":
+        return {}
+    arguments: dict[str, Any] = {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
+    if spec.parallelism == "fsdp_hybrid":
+        on_this_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        shards = on_this_node if on_this_node < spec.gpus else spec.gpus // 2
+        arguments["parallelism_config"] = ParallelismConfig(dp_replicate_size=spec.gpus // shards, dp_shard_size=shards)
+    return arguments
 
 
 def _checkpointing(spec: TrainSpec) -> dict[str, Any]:
@@ -67,4 +150,23 @@ def _checkpointing(spec: TrainSpec) -> dict[str, Any]:
     # transformers 5.23 renames the argument and warns of the old name; 5.17 has only the old one.
     known = {field.name for field in fields(TrainingArguments)}
     name = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
-    return {name: True, f"{name}_kwargs": {"use_reentrant": False}}
+    kwargs: dict[str, Any] = {"use_reentrant": False}
+    if spec.checkpointing_policy == "selective":
+        kwargs["context_fn"] = partial(create_selective_checkpoint_contexts, list(_kept_operators()))
+    return {name: True, f"{name}_kwargs": kwargs}
+
+
+def _kept_operators() -> Iterator[Any]:
+    """What is dear to compute again for the memory it takes: matrix products and fused attention."""
+    names = (
+        "mm addmm bmm baddbmm _scaled_mm _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
+        "_scaled_dot_product_cudnn_attention"
+    )
+    for name in names.split():
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None:
+            yield packet.default
+    flash = getattr(torch.ops.flash_attn, "_flash_attn_forward", None)
+    if flash is not None:
+        yield flash.default

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 import torch._dynamo.utils as dynamo
 from torch import nn
+from torch._dynamo.convert_frame import FRAME_COMPILE_COUNTER
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Trainer
 
@@ -65,15 +68,23 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "parameter_dtypes": parameter_dtypes(model),
         "autocast_dtype": autocast.dtype,
         "tf32": _tf32_rounds(device),
-        "liger_modules": _liger_modules(model),
+        "liger_modules": len(_liger_forwards(model)),
+        "liger_forwards": sorted(set(_liger_forwards(model))),
         "liger_note": liger.lines[-1] if liger.lines else "",
         "optimizer": type(optimizer).__name__,
         "optimizer_fused": bool(optimizer.defaults.get("fused")) if optimizer is not None else False,
         **_optimizer_states(optimizer),
         "gradient_checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
+        "checkpointing_policy": _checkpointing_policy(model),
+        "fp8_modules": sum(type(module).__name__ == "Float8Linear" for module in model.modules()),
+        "loss_scaling": getattr(trainer.accelerator, "scaler", None) is not None,
+        **_parallelism(trainer.model_wrapped),
         "torch_compile": _is_compiled(trainer.model_wrapped),
+        "torch_compile_mode": _compile_mode(trainer.model_wrapped),
+        "compiled_modules": _compiled_modules(trainer.model_wrapped),
         "compiled_graphs": dict(dynamo.counters["stats"]).get("unique_graphs", 0),
         "graph_breaks": sum(dynamo.counters["graph_break"].values()),
+        "recompilations": sum(times - 1 for times in FRAME_COMPILE_COUNTER.values()),
         "injected": os.environ.get(inject.VARIABLE, ""),
         "attention_kernel": _attention_kernel(trainer, model),
     }
@@ -101,7 +112,11 @@ def merged(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 # Ranks need not compile alike: the worst of them counts.
-_COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {"compiled_graphs": min, "graph_breaks": max}
+_COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {
+    "compiled_graphs": min,
+    "graph_breaks": max,
+    "recompilations": max,
+}
 
 
 def _differ(a: object, b: object) -> bool:
@@ -140,20 +155,81 @@ def _attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
     return " ".join(seen.names)
 
 
-def _liger_modules(model: nn.Module) -> int:
-    """Modules whose forward pass is one of Liger's."""
+def _liger_forwards(model: nn.Module) -> list[str]:
+    """Of each module whose forward pass is one of Liger's, that function's name."""
+
+    def forward_of(module: nn.Module) -> Any:
+        forward = getattr(module.forward, "__func__", module.forward)
+        return getattr(forward, "__wrapped__", forward)
 
     def is_patched(module: nn.Module) -> bool:
-        forward = getattr(module.forward, "__func__", module.forward)
-        forward = getattr(forward, "__wrapped__", forward)
-        return "liger_kernel" in (getattr(forward, "__module__", "") or "") or "liger_kernel" in type(module).__module__
+        where = getattr(forward_of(module), "__module__", "") or ""
+        return "liger_kernel" in where or "liger_kernel" in type(module).__module__
 
-    return sum(is_patched(module) for module in model.modules())
+    return [forward_of(module).__qualname__ for module in model.modules() if is_patched(module)]
 
 
 def _is_compiled(model: nn.Module | None) -> bool:
-    modules = model.modules() if model is not None else iter(())
-    return any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules)
+    return bool(_compiled_modules(model))
+
+
+def _compiled(module: nn.Module) -> Any:
+    """What runs compiled in the place of ``module``, or ``None``."""
+    return module if hasattr(module, "_orig_mod") else module._compiled_call_impl
+
+
+def _compiled_modules(model: nn.Module | None) -> list[str]:
+    """The kinds of the modules that are compiled, each by itself."""
+    modules = model.modules() if model is not None else ()
+    # Not by truth: a compiled model answers that by a length, which it has none of.
+    return sorted({type(getattr(m, "_orig_mod", m)).__name__ for m in modules if _compiled(m) is not None})
+
+
+def _compile_mode(model: nn.Module | None) -> str:
+    """The mode as torch.compile turned it into options of its compiler; empty: not compiled."""
+    for module in model.modules() if model is not None else ():
+        compiled = _compiled(module)
+        if compiled is not None:
+            options = compiled.get_compiler_config() or {}
+            autotune = bool(options.get("max_autotune")) and bool(options.get("coordinate_descent_tuning"))
+            return _MODES[autotune, bool(options.get("triton.cudagraphs"))]
+    return ""
+
+
+# (autotuned, CUDA graphs) -> mode.
+_MODES = {
+    (False, False): "default",
+    (False, True): "reduce-overhead",
+    (True, True): "max-autotune",
+    (True, False): "max-autotune-no-cudagraphs",
+}
+
+
+def _checkpointing_policy(model: nn.Module) -> str:
+    """What the layers' checkpoint function recomputes; empty: there is none."""
+    for module in model.modules():
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        if function is not None and getattr(module, "gradient_checkpointing", False):
+            return "selective" if "context_fn" in getattr(function, "keywords", {}) else "full"
+    return ""
+
+
+def _parallelism(model: nn.Module | None) -> dict[str, Any]:
+    """How the ranks share the work, and the sizes of the mesh that the weights are sharded over."""
+    modules = list(model.modules()) if model is not None else []
+    sharded = next((module for module in modules if isinstance(module, FSDPModule)), None)
+    if sharded is not None:
+        meshes = {p.device_mesh.shape for module in modules for p in module.parameters() if isinstance(p, DTensor)}
+        mesh = [size for size in max(meshes, key=len, default=()) if size > 1]
+        # FSDP casts the weights of each layer as it gathers them, in the place of autocast.
+        cast_to = sharded._get_fsdp_state()._mp_policy.param_dtype  # noqa: SLF001 - told nowhere else
+        return {
+            "parallelism": "fsdp_hybrid" if len(mesh) > 1 else "fsdp",
+            "mesh": mesh,
+            "gathered_dtype": "" if cast_to is None else str(cast_to),
+        }
+    is_ddp = any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules)
+    return {"parallelism": "ddp" if is_ddp else "none", "mesh": []}
 
 
 def _tf32_rounds(device: torch.device) -> bool:

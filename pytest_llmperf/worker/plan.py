@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, masking_utils
 
 from pytest_llmperf.spec import TrainSpec
-from pytest_llmperf.worker.build import DTYPES
+from pytest_llmperf.worker.build import DTYPES, liger_kernels
 
 # The allocator's granule.
 _BLOCK = 512
@@ -52,6 +52,9 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
     """
     if spec.optimizer not in _OPTIMIZERS:
         raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
+    for name, modelled in (("fp8", "no"), ("parallelism", "ddp"), ("checkpointing_policy", "full")):
+        if getattr(spec, name) != modelled:
+            raise ValueError(f"{name} {getattr(spec, name)} is not modelled; known: {modelled}")
     hf_config = _hf_config(config)
     # Every fused attention keeps the same tensors; this one can be run anywhere.
     attention = "eager" if spec.attention == "eager" else "sdpa"
@@ -69,7 +72,7 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
         if spec.liger:
             from transformers.integrations.liger import apply_liger_kernel  # noqa: PLC0415 - not all have Liger
 
-            apply_liger_kernel(model, None)
+            apply_liger_kernel(model, liger_kernels(spec))
         with counter:
             _train(spec, model, counter)
     parts = dict(counter.at_peak)

@@ -14,7 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from pytest_llmperf.spec import TrainSpec
 from pytest_llmperf.worker import evidence
-from pytest_llmperf.worker.build import build_model, training_arguments
+from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
 from pytest_llmperf.worker.canary import sing
 from pytest_llmperf.worker.data import RandomTokens
 from pytest_llmperf.worker.heartbeat import Heartbeat
@@ -85,7 +85,10 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
     clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
     memory: Memory = CudaMemory() if device.type == "cuda" else HostMemory()
     beat.reserved_bytes = memory.now
+    choose_sdpa(spec.sdpa_backend)
     model = build_model(spec, config, device)
+    if spec.torch_compile and spec.torch_compile_scope == "layers":
+        compile_layers(model, spec.torch_compile_mode)
     autocast, liger = evidence.AutocastWitness(model, device.type), evidence.LigerNotes()
     trainer = WatchedTrainer(
         model=model,
@@ -98,6 +101,8 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
         ),
         callbacks=[StepMarks(clock, beat, Stopping(spec, clock, rank), _burner(rank, device, clock))],
     )
+    if device.type == "cuda":
+        force_tf32(spec)
     beat.phase = "training"
     start = time.perf_counter()
     trainer.train()

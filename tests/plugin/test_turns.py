@@ -45,6 +45,13 @@ class TestTurns:
         result.stdout.fnmatch_lines(["*perf.compare: at_least=-1 must be a positive ratio*"])
         assert project.launches == []
 
+    def test_losses_of_other_batches_cannot_be_held(self, project: Project) -> None:
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds="loss_within=0.1"))
+        result = project.run()
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["perf.compare: loss_within needs the same sequences_per_step *they have 1 and 2"])
+        assert project.launches == []
+
     @pytest.mark.parametrize("wrong", ["'a', train_spec", "train_spec, None"])
     def test_what_is_no_spec_is_one_line(self, project: Project, wrong: str) -> None:
         project.pytester.makepyfile(test_mine=f"def test_it(perf, train_spec):\n    perf.compare({wrong})\n")

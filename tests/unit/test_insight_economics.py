@@ -41,7 +41,7 @@ def test_a_known_chip_has_its_datasheets_dense_peak(gpu_name: str, precision: st
         ("NVIDIA L40", "bf16"),
         ("Intel(R) Xeon(R) CPU", "fp32"),
         ("", "fp32"),
-        ("NVIDIA H200", "fp8"),
+        ("NVIDIA A100-SXM4-80GB", "fp8"),
     ],
 )
 def test_a_chip_or_a_rate_that_is_not_known_has_none(gpu_name: str, precision: str) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline, accept, creep, describe
+from pytest_llmperf.judge.capacity import CapacityBaseline
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.sequential import Rule
 from pytest_llmperf.judge.verdict import Policy, judge
@@ -77,10 +78,17 @@ class TestJson:
         gone = [line for line in before if line not in after and line + "," not in after]
         assert (added > 0, gone) == (True, [])
 
-    @pytest.mark.parametrize("path", sorted((REPOSITORY / "baselines").rglob("*.json")), ids=lambda path: path.stem)
+    @pytest.mark.parametrize("path", sorted((REPOSITORY / "baselines").glob("*/*/*.json")), ids=lambda path: path.stem)
     def test_stored_ones_are_written_back_as_they_are(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         assert Baseline.from_json(text, str(path)).to_json() == text
+
+    @pytest.mark.parametrize(
+        "path", sorted((REPOSITORY / "baselines").glob("*/*/capacity/*.json")), ids=lambda path: path.stem
+    )
+    def test_stored_capacities_are_written_back_as_they_are(self, path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
+        assert CapacityBaseline.from_json(text, str(path)).to_json() == text
 
     def test_bytes_that_were_stored_as_rounded_floats_are_still_read(self) -> None:
         document = json.loads(BASELINE.to_json())

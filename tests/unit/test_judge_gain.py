@@ -55,6 +55,14 @@ class TestGain:
         assert found.verdict == "pass"
         assert found.reason == "throughput 1.25x (1.23 to 1.27), memory 1x in 1 pair"
 
+    @pytest.mark.parametrize(("loss", "said"), [(2.009, "pass"), (2.02, "regressed"), (1.9, "regressed")])
+    def test_losses_are_held_step_by_step(self, loss: float, said: str) -> None:
+        pairs = [(launch_of(SMALL, Fake(loss=2.0)), launch_of(SMALL, Fake(loss=loss)))]
+        judgement = judge_gain(pairs, {"loss": Bounds(at_most=0.01)}, POLICY.noise, Rule())
+        assert judgement.verdict == said
+        assert judgement.checks[2].value == pytest.approx(abs(loss - 2.0))
+        assert "to be within 0.01" in judgement.reason
+
     @pytest.mark.parametrize(("reserved", "said"), [(2**29, "pass"), (2**30, "regressed")])
     def test_memory_is_decided_as_measured(self, reserved: int, said: str) -> None:
         assert verdict([pair(0.1, 0.1, reserved=reserved)], memory=Bounds(at_most=0.6)) == (said, False)

@@ -33,6 +33,12 @@ NOTE = "There are currently no Liger kernels supported for model type: opt."
         replace(SPEC, torch_compile=True, gradient_checkpointing=True),
         replace(SPEC, optimizer="adamw_torch_fused"),
         replace(SPEC, gradient_accumulation_steps=3, micro_batch_size=5),
+        replace(SPEC, gradient_checkpointing=True, checkpointing_policy="selective"),
+        replace(SPEC, torch_compile=True, torch_compile_scope="layers", torch_compile_mode="reduce-overhead"),
+        replace(SPEC, fp8="rowwise"),
+        replace(LIGER, liger_kernels="rms_norm+swiglu+fused_linear_cross_entropy"),
+        replace(BF16, parallelism="fsdp"),
+        replace(BF16, gpus=4, parallelism="fsdp_hybrid"),
     ],
     ids=lambda spec: spec.id,
 )
@@ -58,6 +64,37 @@ def test_a_launch_that_did_what_was_asked_has_none(spec: TrainSpec) -> None:
         (SPEC, {"world_size": 1}, "asked for world size 2, the run had 1"),
         (SPEC, {"gradient_checkpointing": True}, "asked for gradient checkpointing False, the run had True"),
         (SPEC, {"torch_compile": True}, "asked for torch_compile False, the run had True"),
+        (
+            replace(SPEC, gradient_checkpointing=True, checkpointing_policy="selective"),
+            {"checkpointing_policy": "full"},
+            "asked for recomputation selective, the run had full",
+        ),
+        (
+            replace(SPEC, torch_compile=True, torch_compile_mode="max-autotune"),
+            {"torch_compile_mode": "default"},
+            "asked for torch_compile's mode max-autotune, the run had default",
+        ),
+        (
+            replace(SPEC, torch_compile=True, torch_compile_scope="layers"),
+            {"compiled_modules": ["LlamaForCausalLM"]},
+            "asked to compile layers, the run compiled LlamaForCausalLM",
+        ),
+        (replace(SPEC, fp8="rowwise"), {"fp8_modules": 0}, "asked for fp8, no linear layer was converted"),
+        (SPEC, {"fp8_modules": 112}, "fp8 was not asked for, and 112 modules had it"),
+        (
+            replace(LIGER, liger_kernels="rms_norm"),
+            {},
+            (
+                "asked for the Liger kernels rms_norm, the forward passes replaced were "
+                "ligerrmsnorm.forward ligerswiglumlp.forward lce_forward"
+            ),
+        ),
+        (replace(BF16, parallelism="fsdp"), {"parallelism": "ddp"}, "asked for parallelism fsdp, the run had ddp"),
+        (
+            replace(SPEC, sdpa_backend="flash"),
+            {"attention_kernel": "aten._scaled_dot_product_cudnn_attention.default"},
+            "asked for sdpa's flash kernel, the run had aten._scaled_dot_product_cudnn_attention.default",
+        ),
         (SPEC, {"optimizer": "SGD"}, "asked for optimizer (class, fused) ('AdamW', False), the run had ('SGD', False)"),
     ],
 )

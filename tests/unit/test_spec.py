@@ -45,6 +45,34 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
             "flash_attention_2 has no fp32 kernels",
         ),
         ({"tf32": True}, "leave tf32=False"),
+        ({"sdpa_backend": "cuDNN"}, "unknown sdpa_backend 'cuDNN', did you mean 'cudnn'?"),
+        ({"attention": "eager", "sdpa_backend": "flash"}, "acts on attention='sdpa', and this is eager"),
+        (
+            {"sdpa_backend": "flash", "model_precision": "fp32", "mixed_precision": "no"},
+            "sdpa's flash kernel takes no fp32",
+        ),
+        ({"sdpa_backend": "efficient"}, "takes no shared key-value heads"),
+        ({"liger": False, "liger_kernels": "rope"}, "liger_kernels='rope' without liger=True changes nothing"),
+        ({"liger_kernels": "ropes"}, "unknown Liger kernel 'ropes'; known: rope, rms_norm"),
+        ({"liger_kernels": "rms_norm+rope"}, "in Liger's order: 'rope+rms_norm'"),
+        ({"liger_kernels": "rope+rope"}, "once, in Liger's order: 'rope'"),
+        ({"liger_kernels": "cross_entropy+fused_linear_cross_entropy"}, "name one of them"),
+        ({"torch_compile_mode": "max-autotune"}, "without torch_compile=True changes nothing"),
+        ({"torch_compile_scope": "layers"}, "without torch_compile=True changes nothing"),
+        ({"torch_compile": True, "torch_compile_mode": "fast"}, "unknown torch_compile_mode 'fast'"),
+        ({"checkpointing_policy": "selective"}, "without gradient_checkpointing=True changes nothing"),
+        ({"gradient_checkpointing": True, "checkpointing_policy": "selective"}, "leave it out: liger_kernels="),
+        ({"fp8": "e4m3"}, "unknown fp8 'e4m3'"),
+        ({"fp8": "rowwise", "model_precision": "fp32", "mixed_precision": "no"}, "made from bf16 ones"),
+        ({"fp8": "rowwise", "sequence_length": 1000, "micro_batch_size": 1}, "tokens in multiples of 16"),
+        ({"parallelism": "fsdp"}, "nothing to shard over on one GPU"),
+        ({"parallelism": "fsdp", "gpus": 2}, "keeps fp32 weights whatever was asked for"),
+        (
+            {"parallelism": "fsdp", "gpus": 2, "model_precision": "fp32", "mixed_precision": "fp16"},
+            "with fp16 loss scaling",
+        ),
+        ({"parallelism": "fsdp_hybrid", "gpus": 2, "mixed_precision": "no"}, "an even number of GPUs from 4 on, not 2"),
+        ({"parallelism": "fsdp_hybrid", "gpus": 5, "mixed_precision": "no"}, "an even number of GPUs from 4 on, not 5"),
         ({"micro_batch_size": 0}, "micro_batch_size=0 must be at least 1"),
         ({"sequence_length": 0}, "sequence_length=0 must be at least 1"),
         ({"sequence_length": 1}, "no next token"),
@@ -149,6 +177,12 @@ def test_how_long_to_measure_is_not_part_of_the_digest() -> None:
         {"optimizer": "adamw_torch_fused"},
         {"gradient_accumulation_steps": 2},
         {"gradient_checkpointing": True},
+        {"sdpa_backend": "cudnn"},
+        {"liger_kernels": "rope"},
+        {"torch_compile": True, "torch_compile_scope": "layers"},
+        {"torch_compile": True, "torch_compile_mode": "max-autotune"},
+        {"fp8": "rowwise"},
+        {"gpus": 2, "mixed_precision": "no", "parallelism": "fsdp"},
         {"weights": str(Path(__file__).parent)},
         {"seed": 1},
     ],
@@ -157,6 +191,24 @@ def test_whatever_changes_the_work_changes_digest_and_id(values: dict[str, Any])
     other = replace(SPEC, **values)
     assert other.digest != SPEC.digest
     assert other.id != SPEC.id
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"liger": False, "sdpa_backend": "flash"},
+        {"torch_compile": True, "torch_compile_scope": "layers", "torch_compile_mode": "reduce-overhead"},
+        {"liger": False, "gradient_checkpointing": True, "checkpointing_policy": "selective"},
+        {"fp8": "tensorwise"},
+    ],
+)
+def test_a_field_that_came_later_counts_where_it_is_set(values: dict[str, Any]) -> None:
+    # At its default it does not: the digest above would be another.
+    changed = replace(SPEC, **values)
+    plain = {name: value for name, value in values.items() if TrainSpec.__dataclass_fields__[name].metadata == {}}
+    assert changed.digest != replace(SPEC, **plain).digest
+    assert changed.id != replace(SPEC, **plain).id
+    assert TrainSpec.from_dict(changed.to_dict()).digest == changed.digest
 
 
 def test_the_order_of_fields_does_not_matter() -> None:
