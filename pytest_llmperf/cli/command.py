@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import sys
@@ -18,6 +17,7 @@ from pytest_llmperf.cli.clusterfile import ClusterError
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
 from pytest_llmperf.cli.pages import Screen, history_page, list_page, show_page, table
 from pytest_llmperf.cli.plan import Prediction, columns, document, page, predictions, record
+from pytest_llmperf.cli.quantities import amount, count
 from pytest_llmperf.cli.shelf import CaseError, Shelf, find
 from pytest_llmperf.cli.specs import Named, all_stored, named
 from pytest_llmperf.insight import cost
@@ -196,22 +196,6 @@ def _extent(arguments: argparse.Namespace) -> Extent | None:
     return None if steps is None and hours is None else usage("--steps and --hours need --samples: epochs of what?")
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
-
-
-def _duration(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
-    return value
-
-
 def _submit(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
     return _Answer(*night.submitted(arguments.cluster, arguments.script, dry_run=arguments.dry_run))
 
@@ -237,10 +221,10 @@ def _add_insight(rooms: Any, where: argparse.ArgumentParser) -> None:
     what.add_argument("--tables", action="store_true", help="tables 15.1 to 15.9, and 15.10 to 15.12 of several GPUs")
     what.add_argument("--purpose", choices=tuple(cost.PURPOSES), help="which case and how many GPUs serve it best")
     report.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
-    report.add_argument("--samples", metavar="N", type=_count, help="also the epochs that a training over N covers")
+    report.add_argument("--samples", metavar="N", type=count, help="also the epochs that a training over N covers")
     extent = report.add_mutually_exclusive_group()
-    extent.add_argument("--steps", metavar="N", type=_count, help=f"of that training, default: {STEPS}")
-    extent.add_argument("--hours", metavar="H", type=_duration, help="instead of --steps")
+    extent.add_argument("--steps", metavar="N", type=count, help=f"of that training, default: {STEPS}")
+    extent.add_argument("--hours", metavar="H", type=amount, help="instead of --steps")
     purpose.add_options(report)
     report.set_defaults(answer=_report, usage=report.error)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.pages import Screen, plain, table
-from pytest_llmperf.cli.quantities import points, whole, widths
+from pytest_llmperf.cli.quantities import points, width, widths
 from pytest_llmperf.cli.series import Series, all_series, series_of
 from pytest_llmperf.cli.shelf import CaseError, Shelf
 from pytest_llmperf.cli.specs import named
@@ -61,8 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("case", metavar="CASE", nargs="*", help="a stored case of the series, or one spec in key=value pairs")
     add("--gpus", metavar="N,…", type=widths, required=True, help="numbers of GPUs to predict, e.g. 16,32,256")
     add("--points", metavar="N:RATE,…", type=points, help="GPUs and tokens/s per GPU, in place of baselines")
-    add("--fit-up-to", metavar="N", type=whole, help="hold wider points back, and show the error at them")
-    add("--gpus-per-node", metavar="N", type=whole, help=f"default: as stored of several hosts, else {_GPUS_PER_NODE}")
+    add("--fit-up-to", metavar="N", type=width, help="hold wider points back, and show the error at them")
+    add("--gpus-per-node", metavar="N", type=width, help=f"default: as stored of several hosts, else {_GPUS_PER_NODE}")
     add("--algorithm", choices=communication.ALGORITHMS, default="auto", help="of the all-reduce; auto: the faster")
     add("--network-from", metavar="CASE", help="another training here whose widths say what the network is")
     how = parser.add_mutually_exclusive_group()

@@ -21,6 +21,7 @@ from pytest_llmperf.judge.sequential import Decision, Rule, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
+from pytest_llmperf.quantities import is_positive
 from pytest_llmperf.result import VERDICTS, Check
 
 
@@ -106,7 +107,7 @@ class Policy:
                 nearest = difflib.get_close_matches(metric, METRICS, n=1)
                 hint = f", did you mean {nearest[0]!r}?" if nearest else f"; known: {', '.join(METRICS)}"
                 raise ValueError(f"tolerance for unknown metric {metric!r}{hint}")
-            if not _is_positive_number(tolerance):
+            if not is_positive(tolerance):
                 raise ValueError(f"tolerance {metric}={tolerance!r} must be a positive fraction, e.g. 0.05 for 5 %")
 
     @classmethod
@@ -136,11 +137,6 @@ class Policy:
     def in_pairs(self) -> Policy:
         """This policy for launches that took turns."""
         return replace(self, tolerances={**self.tolerances, **self.paired})
-
-
-def _is_positive_number(value: object) -> bool:
-    # Tolerances come from users' own files too, where text and yes are easily written.
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.options import tolerance_metric
+from pytest_llmperf.quantities import is_positive
 from pytest_llmperf.result import GIB, Reference
 from pytest_llmperf.spec import TrainSpec
 
@@ -109,8 +109,7 @@ def _keywords_only(mark: pytest.Mark, known: tuple[str, ...]) -> None:
 
 
 def _positive(marker: str, name: str, value: Any, expected: str) -> float:
-    # bool is an int to Python, and never one to a user.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if not is_positive(value):
         raise _MisuseError(f"{marker}({name}={value!r}): must be {expected}")
     return value
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import math
 import shlex
 
 import pytest
 
+from pytest_llmperf import quantities
 from pytest_llmperf.launch.cluster import SlurmOptions
+from pytest_llmperf.quantities import argument
 
 LAUNCHERS = ("auto", "local", "slurm")
 
@@ -37,7 +37,7 @@ def add_options(group: pytest.OptionGroup) -> None:
     )
     group.addoption(
         "--perf-budget",
-        type=_hours,
+        type=argument(quantities.positive, "a number of GPU-hours above 0"),
         metavar="GPU_HOURS",
         help="in a SLURM job: start nothing more once its GPUs were held for so long, requeues included",
     )
@@ -64,13 +64,3 @@ def read(config: pytest.Config) -> SlurmOptions:
             raise pytest.UsageError(f"ini perf_slurm_{name} = {words[name]}: not words of a shell ({error})") from None
     cpu_bind = words["cpu_bind"] or SlurmOptions.cpu_bind
     return SlurmOptions(**found, python=words["python"], scratch=words["scratch"], cpu_bind=cpu_bind)
-
-
-def _hours(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GPU-hours")
-    return value

@@ -43,7 +43,7 @@ def test_the_options_are_the_documented_ones(project: Project) -> None:
 def test_a_number_of_gpus_that_is_none_is_a_usage_error(project: Project, value: str) -> None:
     result = project.pytester.runpytest_subprocess(f"--gpus={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--gpus*is not a number of GPUs*"])
+    result.stderr.fnmatch_lines(["*--gpus*expected a number of GPUs, 0 (the CPU) or more"])
 
 
 def test_more_gpus_than_visible_is_a_usage_error_and_nothing_runs(project: Project) -> None:
@@ -156,7 +156,7 @@ def test_what_cannot_run_here_is_skipped_with_the_reason(project: Project) -> No
 def test_a_limit_that_is_no_size_is_a_usage_error(project: Project, value: str) -> None:
     result = project.run(f"--perf-memory-limit={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*is not a size of memory with its unit, e.g. 64GiB*"])
+    result.stderr.fnmatch_lines(["*expected a size of memory with its unit, e.g. 64GiB*"])
 
 
 def test_a_limit_makes_another_machine_of_it(project: Project) -> None:

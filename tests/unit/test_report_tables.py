@@ -233,10 +233,10 @@ class TestWhatIsNotThere:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["--samples", "0"], "'0' must be a whole number of at least 1"),
-            (["--samples", "1e4"], "'1e4' must be a whole number of at least 1"),
-            (["--samples", "9", "--hours", "nan"], "'nan' must be a number above 0"),
-            (["--samples", "9", "--hours", "-1"], "'-1' must be a number above 0"),
+            (["--samples", "0"], "'0': expected a whole number of at least 1"),
+            (["--samples", "1e4"], "'1e4': expected a whole number of at least 1"),
+            (["--samples", "9", "--hours", "nan"], "'nan': expected a number above 0"),
+            (["--samples", "9", "--hours", "-1"], "'-1': expected a number above 0"),
             (["--samples", "9", "--hours", "1", "--steps", "1"], "not allowed with argument"),
             (["--steps", "450"], "need --samples"),
             (["--format", "html"], "invalid choice: 'html'"),
