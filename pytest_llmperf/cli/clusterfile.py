@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import difflib
 import re
 import shlex
 import sys
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf import quantities
+from pytest_llmperf.nearest import hint
 
 #: Every key with its default; ``None``: it has to be there.
 KEYS: Mapping[str, Mapping[str, str | None]] = {
@@ -189,6 +189,4 @@ def _value(path: Path, parser: configparser.ConfigParser, section: str, key: str
 
 def _known(path: Path, what: str, name: str, known: list[str]) -> None:
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f", did you mean {nearest[0]!r}?" if nearest else ""
-        raise ClusterError(f"{path}: unknown {what}: {name!r}{hint}; known: {', '.join(known)}")
+        raise ClusterError(f"{path}: unknown {what}: {name!r}{hint(name, known)}; known: {', '.join(known)}")

@@ -6,7 +6,6 @@ decided is ``sequential.py``'s.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from pytest_llmperf.judge.sequential import Decision, Rule, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
+from pytest_llmperf.nearest import hint
 from pytest_llmperf.quantities import is_positive
 from pytest_llmperf.result import VERDICTS, Check
 
@@ -104,9 +104,8 @@ class Policy:
     def __post_init__(self) -> None:
         for metric, tolerance in self.tolerances.items():
             if metric not in METRICS:
-                nearest = difflib.get_close_matches(metric, METRICS, n=1)
-                hint = f", did you mean {nearest[0]!r}?" if nearest else f"; known: {', '.join(METRICS)}"
-                raise ValueError(f"tolerance for unknown metric {metric!r}{hint}")
+                near = hint(metric, METRICS) or f"; known: {', '.join(METRICS)}"
+                raise ValueError(f"tolerance for unknown metric {metric!r}{near}")
             if not is_positive(tolerance):
                 raise ValueError(f"tolerance {metric}={tolerance!r} must be a positive fraction, e.g. 0.05 for 5 %")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from pytest_llmperf import quantities
 from pytest_llmperf.launch.cluster import SlurmOptions
+from pytest_llmperf.nearest import hint
 from pytest_llmperf.plugin import slurm_options
 from pytest_llmperf.quantities import argument
 
@@ -74,9 +74,7 @@ def refuse_unknown_update(config: pytest.Config | None) -> None:
     for word in config.invocation_params.args if config else ():
         value = str(word).removeprefix(flag)
         if str(word).startswith(flag) and value not in _UPDATES:
-            nearest = difflib.get_close_matches(value, _UPDATES, n=1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            raise pytest.UsageError(f"{flag}{value}: expected {', '.join(_UPDATES)}{hint}")
+            raise pytest.UsageError(f"{flag}{value}: expected {', '.join(_UPDATES)}{hint(value, _UPDATES)}")
 
 
 def _size(text: str) -> str | None:

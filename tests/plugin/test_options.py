@@ -66,7 +66,11 @@ def test_a_json_file_that_cannot_be_written_is_told_before_anything_runs(project
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [("nwe", "nwe: expected new, all, prune; did you mean new?"), ("", ": expected new, all, prune"), ("x", "x: exp*")],
+    [
+        ("nwe", "nwe: expected new, all, prune, did you mean 'new'?"),
+        ("", ": expected new, all, prune"),
+        ("x", "x: exp*"),
+    ],
 )
 def test_an_update_that_is_none_lists_those_that_are(project: Project, value: str, said: str) -> None:
     result = project.run(f"--update-baselines={value}")
