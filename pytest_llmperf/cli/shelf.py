@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.judge.verdict import METRICS
 from pytest_llmperf.nearest import nearest
 
 # Fewer digits of a digest are as likely a word.

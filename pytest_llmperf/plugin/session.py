@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential import Rule
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.launch.allocation import job_key
 from pytest_llmperf.launch.cluster import Cluster
 from pytest_llmperf.launch.machine import Machine, find_machine

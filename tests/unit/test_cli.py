@@ -19,8 +19,8 @@ from pytest_llmperf.cli.pages import Screen, history_page, list_page, short_site
 from pytest_llmperf.cli.shelf import Stored, read
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.document import Accepted
+from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.judge.verdict import METRICS
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.spec import TrainSpec

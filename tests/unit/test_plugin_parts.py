@@ -17,8 +17,8 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential import Rule
-from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.measurement import Launch, Progress
