@@ -197,7 +197,7 @@ def test_a_value_that_moved_pytests_rootdir_is_told(
 
 
 def test_the_command_that_is_offered_decides_the_same(project: Project) -> None:
-    result = project.run("--perf-launches", "2", "--perf-timeout=99", "-o", "perf_machine=mine")
+    result = project.run("--perf-launches", "2", "--perf-timeout=99", "--strict-markers", "-o", "perf_machine=mine")
     result.stdout.fnmatch_lines(
         ["record it: *--gpus 0 --perf-timeout=99.0 --perf-launches=2 -o perf_machine=mine --update-baselines=new"]
     )
