@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from pytest_llmperf.plugin.failed import failed
-from pytest_llmperf.plugin.perf import Perf
 from pytest_llmperf.plugin.session import SESSION
 from pytest_llmperf.spec import TrainSpec, precision_fields
+
+if TYPE_CHECKING:
+    from pytest_llmperf.plugin.perf import Perf
 
 
 @pytest.fixture
@@ -76,4 +80,6 @@ def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a
 @pytest.fixture
 def perf(request: pytest.FixtureRequest) -> Perf:
     """Measures, judges and asserts: ``perf.check(train_spec)``."""
+    from pytest_llmperf.plugin.perf import Perf
+
     return Perf(request, request.config.stash[SESSION])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import quantities
-from pytest_llmperf.launch.cluster import SlurmOptions
+from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.nearest import hint
 from pytest_llmperf.plugin import slurm_options
 from pytest_llmperf.quantities import argument

@@ -17,9 +17,8 @@ from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.slurm import OutOfTimeError
 from pytest_llmperf.measurement import Failure, Launch, LaunchFailed, Progress
-from pytest_llmperf.plugin.allocated import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.plugin.failed import failed
-from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, PerfSession
 from pytest_llmperf.plugin.show import LaunchShow, Show
 from pytest_llmperf.spec import TrainSpec
 

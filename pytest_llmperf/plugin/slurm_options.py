@@ -1,14 +1,19 @@
-"""The options that are about SLURM: how launches start there, what goes on after a requeue, what it may cost."""
+"""The options that are about SLURM: whether and how launches start there, requeues, what it may cost."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
+from collections.abc import Mapping
 
 import pytest
 
 from pytest_llmperf import quantities
-from pytest_llmperf.launch.cluster import SlurmOptions
+from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.quantities import argument
+
+# The step of `salloc`'s shell, from which further steps may start, unlike from any other.
+_INTERACTIVE_STEP = "4294967290"
 
 LAUNCHERS = ("auto", "local", "slurm")
 
@@ -64,3 +69,11 @@ def read(config: pytest.Config) -> SlurmOptions:
             raise pytest.UsageError(f"ini perf_slurm_{name} = {words[name]}: not words of a shell ({error})") from None
     cpu_bind = words["cpu_bind"] or SlurmOptions.cpu_bind
     return SlurmOptions(**found, python=words["python"], scratch=words["scratch"], cpu_bind=cpu_bind)
+
+
+def uses_slurm(launcher: str, variables: Mapping[str, str]) -> bool:
+    """Whether launches go through srun: ``auto`` does so in a job's script, and not inside a step of it."""
+    if launcher != "auto":
+        return launcher == "slurm"
+    in_step = variables.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP
+    return bool(variables.get("SLURM_JOB_ID")) and not in_step and shutil.which("srun") is not None
