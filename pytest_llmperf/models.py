@@ -6,7 +6,6 @@ that holds one) of the user's, or the cached configuration of a hub name. Nothin
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from pytest_llmperf.nearest import hint
 
 _CONFIGS = Path(__file__).parent / "configs"
 
@@ -146,10 +147,8 @@ def _cached_on_hub(name: str) -> Path:
             f"model {name!r}: no such path, and not in the Hugging Face cache; "
             f"fetch it first with: hf download {name} config.json"
         )
-    nearest = difflib.get_close_matches(name, built_in_names(), n=1, cutoff=0.4)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     raise ValueError(
-        f"unknown model {name!r}: {hint}known are {', '.join(built_in_names())}, "
+        f"unknown model {name!r}{hint(name, built_in_names())}; known: {', '.join(built_in_names())}, "
         "the path of a config.json or its folder, or a cached hub name"
     )
 

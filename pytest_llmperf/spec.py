@@ -304,6 +304,18 @@ class TrainSpec:
             raise SpecError(f"{self.id}: {problem}")
 
 
+def precision_fields(word: object) -> dict[str, Any]:
+    """The three fields of a TrainSpec that a ``word`` of ``PRECISIONS`` stands for.
+
+    Raises:
+        SpecError: no such word.
+    """
+    if not isinstance(word, str) or word not in PRECISIONS:  # a test may be parametrized with a list
+        known = tuple(PRECISIONS)
+        raise SpecError(f"unknown precision {word!r}{_nearest(str(word), known)}; known: {', '.join(known)}")
+    return dict(zip(("model_precision", "mixed_precision", "tf32"), PRECISIONS[word], strict=True))
+
+
 def _check_fields(values: Mapping[str, Any]) -> None:
     known = tuple(f.name for f in fields(TrainSpec))
     for name in values:
@@ -360,4 +372,5 @@ __all__ = [
     "UNSUPPORTED_OPTIMIZERS",
     "SpecError",
     "TrainSpec",
+    "precision_fields",
 ]

@@ -17,7 +17,7 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e9
 # A step beyond this many robust standard deviations, and this far off at least (a clock that never varies has no
 # spread), is not at the steady level.
 _FAR, _NEAR = 5.0, 0.001
-_MAD_TO_SD = 1.4826
+_MAD_TO_SD = 1.4826  # of a normal distribution
 
 # That many such steps in a row, with steady ones before and after, are a stall and must not decide where the steady
 # state begins; more of them, or a tenth of the steps where that is more, may be a chip that finds its power limit.
@@ -98,7 +98,7 @@ def find_steady(step_seconds: Sequence[float], warmup_steps: int) -> Steady:
 def _steady_level(logs: Sequence[float], warmup_steps: int) -> tuple[float, float]:
     # From the second half, which is steady if anything is.
     late = logs[min(max(warmup_steps, len(logs) // 2), len(logs) - 1) :]
-    centre, far = median(late), max(_FAR * _robust_sd(late), _NEAR)
+    centre, far = median(late), max(_FAR * robust_sd(late), _NEAR)
     return centre - far, centre + far
 
 
@@ -174,8 +174,9 @@ def _correlation_time(residuals: Sequence[float]) -> float:
     return (1 + rho) / (1 - rho) - 2 * rho * (1 - rho**number) / (number * (1 - rho) ** 2)
 
 
-def _robust_sd(values: Sequence[float]) -> float:
-    centre = median(values)
+def robust_sd(values: Sequence[float], centre: float | None = None) -> float:
+    """From the median distance to ``centre`` (their median, if left out): up to half of ``values`` may be far off."""
+    centre = median(values) if centre is None else centre
     return _MAD_TO_SD * median(abs(value - centre) for value in values)
 
 

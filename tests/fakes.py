@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.measurement import Environment, Failure, Health, Launch, Progress, RankRecord
-from pytest_llmperf.plugin import runner, session, sound
+from pytest_llmperf.plugin import runner, sound
 from pytest_llmperf.spec import TrainSpec
 
 MACHINE = Machine(gpus=(), cpu_name="Fake CPU", cores=8)
@@ -130,4 +131,4 @@ def install() -> None:
     """Put the fakes in the place of the launcher and of the hardware."""
     mock.patch.object(runner, "LocalLauncher", FakeLauncher).start()
     mock.patch.object(sound, "_PAUSE_SECONDS", 0.0).start()
-    mock.patch.object(session, "find_machine", return_value=MACHINE).start()
+    mock.patch.object(machine, "find_machine", return_value=MACHINE).start()

@@ -24,8 +24,8 @@ from typing import Any, cast
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.judge.noise import Noise
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential import Rule, decide
-from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.steady import find_steady
 

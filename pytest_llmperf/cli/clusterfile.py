@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import configparser
-import difflib
 import re
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from pytest_llmperf import quantities
+from pytest_llmperf.nearest import hint
 
 #: Every key with its default; ``None``: it has to be there.
 KEYS: Mapping[str, Mapping[str, str | None]] = {
@@ -106,10 +108,10 @@ class ClusterFile:
         Raises:
             ClusterError: it is none.
         """
-        text = self.text(section, key)
-        if not text.isdecimal() or int(text) < 1:
+        found = quantities.count(self.text(section, key))
+        if found is None:
             raise self._wrong(section, key, "a whole number of at least 1")
-        return int(text)
+        return found
 
     @property
     def widths(self) -> list[int]:
@@ -118,10 +120,11 @@ class ClusterFile:
         Raises:
             ClusterError: something else is among them.
         """
-        texts = self.text("suite", "gpus").replace(",", " ").split()
-        if not texts or not all(text.isdecimal() and int(text) > 0 for text in texts):
+        found = {quantities.count(text) for text in self.text("suite", "gpus").replace(",", " ").split()}
+        known = {gpus for gpus in found if gpus is not None}
+        if not known or known != found:
             raise self._wrong("suite", "gpus", "numbers of GPUs, e.g. 1 2 4 8")
-        return sorted({int(text) for text in texts}, reverse=True)
+        return sorted(known, reverse=True)
 
     @property
     def hours(self) -> float:
@@ -151,11 +154,8 @@ class ClusterFile:
         text = self.text("suite", "budget_gpu_hours")
         if not text:
             return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if not 0 < value < float("inf"):
+        value = quantities.positive(text)
+        if value is None:
             raise self._wrong("suite", "budget_gpu_hours", "a number of GPU-hours above 0")
         return value
 
@@ -163,7 +163,7 @@ class ClusterFile:
         _ = self.widths, self.hours, self.budget, self.count("cluster", "gpus_per_node")
         if self.text("cluster", "cpus_per_node"):
             self.count("cluster", "cpus_per_node")
-        if not self.text("suite", "max_restarts").isdecimal():
+        if quantities.whole(self.text("suite", "max_restarts")) is None:
             raise self._wrong("suite", "max_restarts", "a whole number")
         for section, key in (("sbatch", "options"), ("sbatch", "merge_options"), ("suite", "options")):
             self.words(section, key)
@@ -189,6 +189,4 @@ def _value(path: Path, parser: configparser.ConfigParser, section: str, key: str
 
 def _known(path: Path, what: str, name: str, known: list[str]) -> None:
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f", did you mean {nearest[0]!r}?" if nearest else ""
-        raise ClusterError(f"{path}: unknown {what}: {name!r}{hint}; known: {', '.join(known)}")
+        raise ClusterError(f"{path}: unknown {what}: {name!r}{hint(name, known)}; known: {', '.join(known)}")

@@ -1,30 +1,30 @@
-"""The command line: arguments in, lines printed, an exit code out. All that prints is here."""
+"""The command: arguments in, lines printed, an exit code out. All that prints is here."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pytest_llmperf.cli import ladder, merge, night, predict, purpose, widths
+from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.cli.clusterfile import ClusterError
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
+from pytest_llmperf.cli.outlook import outlook
 from pytest_llmperf.cli.pages import Screen, history_page, list_page, show_page, table
 from pytest_llmperf.cli.plan import Prediction, columns, document, page, predictions, record
 from pytest_llmperf.cli.shelf import CaseError, Shelf, find
 from pytest_llmperf.cli.specs import Named, all_stored, named
-from pytest_llmperf.insight import cost
 from pytest_llmperf.insight.chapter15 import STEPS
 from pytest_llmperf.insight.ladder import Extent
 from pytest_llmperf.judge.document import BaselineError
-from pytest_llmperf.report.tables import FORMATS, comma_separated, markdown
+from pytest_llmperf.report.tables import comma_separated, markdown
 from pytest_llmperf.report.text import fold, glyphs_of, one_line
 
 _INTERRUPTED = 130  # 128 and SIGINT, as shells say it
@@ -63,11 +63,10 @@ def _discard_output() -> None:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
+    arguments = arguments_parser().parse_args(argv)
     screen = _screen()
-    answer_to: Callable[[argparse.Namespace, Screen], _Answer] = arguments.answer
     try:
-        answer = answer_to(arguments, screen)
+        answer = _ANSWERS[arguments.command](arguments, screen)
     except (BaselineError, CaseError, ClusterError) as error:
         answer = _Answer([], str(error).splitlines())
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there is no standard output after >&-
@@ -177,7 +176,7 @@ def _purpose(arguments: argparse.Namespace, screen: Screen) -> _Answer:
 
 
 def _predict(arguments: argparse.Namespace, screen: Screen) -> _Answer:
-    found = predict.outlook(arguments)
+    found = outlook(arguments)
     if arguments.json:
         return _Answer([json.dumps(predict.document(found))], for_programs=True)
     match arguments.format:
@@ -194,22 +193,6 @@ def _extent(arguments: argparse.Namespace) -> Extent | None:
         return Extent(samples, STEPS if steps is None else steps, hours)
     usage: Callable[[str], NoReturn] = arguments.usage
     return None if steps is None and hours is None else usage("--steps and --hours need --samples: epochs of what?")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
-
-
-def _duration(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
-    return value
 
 
 def _submit(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
@@ -230,76 +213,14 @@ def _against(a: Shelf, b: Shelf, screen: Screen) -> _Answer:
     return _Answer(against_page(a, b, screen), troubles)
 
 
-def _add_insight(rooms: Any, where: argparse.ArgumentParser) -> None:
-    text = "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung"
-    report = rooms.add_parser("report", parents=[where], help=text, description=text)
-    what = report.add_mutually_exclusive_group(required=True)
-    what.add_argument("--tables", action="store_true", help="tables 15.1 to 15.9, and 15.10 to 15.12 of several GPUs")
-    what.add_argument("--purpose", choices=tuple(cost.PURPOSES), help="which case and how many GPUs serve it best")
-    report.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
-    report.add_argument("--samples", metavar="N", type=_count, help="also the epochs that a training over N covers")
-    extent = report.add_mutually_exclusive_group()
-    extent.add_argument("--steps", metavar="N", type=_count, help=f"of that training, default: {STEPS}")
-    extent.add_argument("--hours", metavar="H", type=_duration, help="instead of --steps")
-    purpose.add_options(report)
-    report.set_defaults(answer=_report, usage=report.error)
-
-    text = "the throughput at numbers of GPUs that were not measured, from those that were, with its uncertainty"
-    ahead = rooms.add_parser("predict", parents=[where], help=text, description=text)
-    predict.add_options(ahead)
-    ahead.set_defaults(answer=_predict)
-
-
-def _parser() -> argparse.ArgumentParser:
-    where = argparse.ArgumentParser(add_help=False)
-    where.add_argument("--machine", metavar="KIND", help="only baselines of this machine kind")
-    where.add_argument(
-        "--perf-baselines", metavar="DIR", type=Path, default=Path("baselines"), help="default: %(default)s, here"
-    )
-    parser = argparse.ArgumentParser(prog="llmperf", description="Look into what pytest-llmperf keeps.")
-    rooms = parser.add_subparsers(required=True, metavar="COMMAND")
-    baselines = rooms.add_parser("baselines", help="stored figures: list, show, history, diff")
-    commands = baselines.add_subparsers(required=True, metavar="COMMAND")
-
-    one = commands.add_parser("list", parents=[where], help="every baseline on a line")
-    one.set_defaults(answer=_list)
-    case_help = "a spec's id, 6 digits or more of its digest, or a baseline's file"
-    for name, answer, text in (
-        ("show", _show, "one baseline: settings, launches, environment"),
-        ("history", _history, "every acceptance of one baseline, and why"),
-    ):
-        one = commands.add_parser(name, parents=[where], help=text, description=text)
-        one.add_argument("case", metavar="CASE", help=case_help)
-        one.set_defaults(answer=answer)
-
-    text = "the memory that specs will need, predicted without a GPU"
-    plan = rooms.add_parser("plan", parents=[where], help=text, description=text)
-    plan.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
-    plan.add_argument("--stored", action="store_true", help="every stored case")
-    how = plan.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="one JSON document a line")
-    how.add_argument("--format", choices=FORMATS, help="a table, predicted beside measured; left out: a page for each")
-    plan.set_defaults(answer=_plan, usage=plan.error)
-
-    _add_insight(rooms, where)
-
-    text = "the nightly job of a cluster file: its cost, then sbatch"
-    send = rooms.add_parser("submit", help=text, description=text)
-    send.add_argument("cluster", metavar="CLUSTER.ini", type=Path, help="examples: slurm/clusters/")
-    send.add_argument("--dry-run", action="store_true", help="only show what would be submitted and what it may cost")
-    send.add_argument("--script", metavar="FILE", type=Path, default=Path("slurm/nightly.sbatch"))
-    send.set_defaults(answer=_submit)
-
-    text = "the --perf-json files of one night as one, and a summary; exit code 1 unless all is green"
-    join = rooms.add_parser("merge", help=text, description=text)
-    join.add_argument("results", metavar="DIR|FILE", type=Path, nargs="+", help="gpus-*.json of a folder, or files")
-    join.add_argument("--expect", metavar="NAME", action="append", default=[], help="a file that must be in the folder")
-    join.add_argument("--json", metavar="FILE", type=Path)
-    join.add_argument("--markdown", metavar="FILE", type=Path)
-    join.set_defaults(answer=_merge)
-
-    one = commands.add_parser("diff", parents=[where], help="two baselines side by side, or all of two folders")
-    one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")
-    one.add_argument("--against", metavar="DIR", type=Path, help="A is this folder's: every case, or the one CASE")
-    one.set_defaults(answer=_diff, usage=one.error)
-    return parser
+_ANSWERS: Mapping[str, Callable[[argparse.Namespace, Screen], _Answer]] = {
+    "list": _list,
+    "show": _show,
+    "history": _history,
+    "diff": _diff,
+    "plan": _plan,
+    "report": _report,
+    "predict": _predict,
+    "submit": _submit,
+    "merge": _merge,
+}

@@ -20,7 +20,7 @@ from pytest_llmperf.cli.pages import (
 )
 from pytest_llmperf.cli.shelf import Shelf, Stored
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.verdict import METRICS
+from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.report import formats
 from pytest_llmperf.report.table import Column
 

@@ -12,7 +12,7 @@ from typing import Any
 from pytest_llmperf.cli.shelf import Stored
 from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.document import Accepted
-from pytest_llmperf.judge.verdict import METRICS
+from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.measurement import Environment, Launch
 from pytest_llmperf.report import formats
 from pytest_llmperf.report.table import Column, render

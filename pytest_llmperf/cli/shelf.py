@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -11,8 +10,9 @@ from pathlib import Path
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.judge.verdict import METRICS
+from pytest_llmperf.nearest import nearest
 
 # Fewer digits of a digest are as likely a word.
 _DIGEST = re.compile(r"[0-9a-f]{6,16}")
@@ -58,7 +58,7 @@ class Shelf:
         if machine is not None and machine not in machines:
             raise CaseError(
                 f"{machine}: {root} has no baselines of this machine kind, expected one of {', '.join(machines)}; "
-                f"the nearest is {_nearest(machine, machines)!r}: name it with --machine"
+                f"the nearest is {nearest(machine, machines, at_least=0.0)!r}: name it with --machine"
             )
         stored, broken = [], {}
         for kind in machines if machine is None else [machine]:
@@ -96,7 +96,7 @@ class Shelf:
             f"{case}: no such case in {self.root}, expected an id, 6 digits or more of a digest, or a baseline's file"
         )
         if self.stored:
-            line += f"; the nearest id is {_nearest(case, [one.baseline.id for one in self.stored])!r}"
+            line += f"; the nearest id is {nearest(case, [one.baseline.id for one in self.stored], at_least=0.0)!r}"
         if self.broken:
             line += f"; {len(self.broken)} more cannot be read"
         return f"{line}; llmperf baselines list names them all"
@@ -152,7 +152,3 @@ def _in_its_place(stored: Stored, machine: str) -> Stored:
             "move it where it belongs, or delete it and record anew with --update-baselines=new"
         )
     return stored
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]

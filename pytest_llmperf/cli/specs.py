@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.shelf import CaseError, Shelf, Stored, find
+from pytest_llmperf.nearest import hint
 from pytest_llmperf.spec import TrainSpec
 
 
@@ -71,7 +71,6 @@ def _pair(word: str) -> tuple[str, Any]:
         if kind.startswith("float"):
             return name, float(text)
     except (KeyError, ValueError):
-        nearest = difflib.get_close_matches(text.lower(), ["true", "false"], n=1) if kind == "bool" else []
-        hint = f", did you mean {nearest[0]}?" if nearest else ""
-        raise CaseError(f"{word}: {text!r} is no {kind}{hint}") from None
+        near = hint(text, ["true", "false"]) if kind == "bool" else ""
+        raise CaseError(f"{word}: {text!r} is no {kind}{near}") from None
     return name, text

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_llmperf.insight.ladder import Rung
 from pytest_llmperf.result import GIB, Reference
-from pytest_llmperf.spec import PRECISIONS, TrainSpec
+from pytest_llmperf.spec import TrainSpec, precision_fields
 
 CHAPTER = "chapter 15, MareNostrum 5 (H100 64 GB)"
 LAB = "lab 10, MareNostrum 5 (H100 64 GB)"
@@ -27,16 +27,8 @@ NOTES = (
 
 
 def _spec(model: str, precision: str, attention: str, micro_batch_size: int, **more: Any) -> TrainSpec:
-    model_precision, mixed_precision, tf32 = PRECISIONS[precision]
-    return TrainSpec(
-        model=model,
-        model_precision=model_precision,
-        mixed_precision=mixed_precision,
-        tf32=tf32,
-        attention=attention,
-        micro_batch_size=micro_batch_size,
-        **more,
-    )
+    fields = precision_fields(precision)
+    return TrainSpec(model=model, **fields, attention=attention, micro_batch_size=micro_batch_size, **more)
 
 
 def _llama(precision: str, attention: str, micro_batch_size: int, **more: Any) -> TrainSpec:

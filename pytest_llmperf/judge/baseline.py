@@ -148,17 +148,8 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
             another baseline than there is by now.
     """
     _refuse_unfit(old, judged, spec, launches, verdict)
-    worse = [check for check in checks if _is_beyond(check, worse=True)]
-    if worse and not reason:
-        figures = ", ".join(_then_and_now(check) for check in worse)
-        raise BaselineError(f'{spec.id}: worse beyond tolerance ({figures}); accept it with --perf-reason "why"')
-    unproven = [check for check in checks if check.verdict == "inconclusive" and _is_beyond(check, worse=False)]
-    if unproven and not reason:
-        figures = ", ".join(_then_and_now(check) for check in unproven)
-        raise BaselineError(
-            f"{spec.id}: better beyond tolerance, and not proven ({figures}); let --perf-launches 4 tell, or accept it "
-            'with --perf-reason "why"'
-        )
+    if not reason:
+        _refuse_unexplained(old, spec, launches, checks)
     entry = Accepted(
         recorded_at=recorded_at,
         reason=reason,
@@ -177,16 +168,7 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
             anchor=entry,
             history=(entry,),
         )
-    beyond = [check for check in checks if _is_beyond(check, worse=True) or _is_beyond(check, worse=False)]
-    # Memory says nothing of speed: what its launches know of days and hosts stays.
-    moved = [check for check in beyond if not check.metric.endswith("_bytes")]
-    if moved and len(launches) < _PROVEN_BY and not reason:
-        figures = ", ".join(_then_and_now(check) for check in moved)
-        raise BaselineError(
-            f"{spec.id}: one launch alone replaces no baseline ({figures}); let --perf-launches {_PROVEN_BY} tell, or "
-            'accept it with --perf-reason "why"'
-        )
-    kept = () if moved else old.launches
+    kept = () if _moved(checks) else old.launches
     return replace(
         old,
         spec=spec.to_dict(),
@@ -194,6 +176,36 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
         launches=(*kept, *launches)[-_MAX_LAUNCHES:],
         history=(*old.history, entry),
     )
+
+
+def _refuse_unexplained(
+    old: Baseline | None, spec: TrainSpec, launches: Sequence[Launch], checks: Sequence[Check]
+) -> None:
+    """What only a reason makes acceptable."""
+    worse = [check for check in checks if _is_beyond(check, worse=True)]
+    unproven = [check for check in checks if check.verdict == "inconclusive" and _is_beyond(check, worse=False)]
+    moved = _moved(checks) if old is not None and len(launches) < _PROVEN_BY else []
+    if worse:
+        raise BaselineError(
+            f'{spec.id}: worse beyond tolerance ({_figures(worse)}); accept it with --perf-reason "why"'
+        )
+    if unproven:
+        raise BaselineError(
+            f"{spec.id}: better beyond tolerance, and not proven ({_figures(unproven)}); let --perf-launches 4 tell, "
+            'or accept it with --perf-reason "why"'
+        )
+    if moved:
+        raise BaselineError(
+            f"{spec.id}: one launch alone replaces no baseline ({_figures(moved)}); let --perf-launches {_PROVEN_BY} "
+            'tell, or accept it with --perf-reason "why"'
+        )
+
+
+def _moved(checks: Sequence[Check]) -> list[Check]:
+    """The figures that left their tolerance, so that old and new launches are not one population."""
+    beyond = [check for check in checks if _is_beyond(check, worse=True) or _is_beyond(check, worse=False)]
+    # Memory says nothing of speed: what its launches know of days and hosts stays.
+    return [check for check in beyond if not check.metric.endswith("_bytes")]
 
 
 def _is_beyond(check: Check, *, worse: bool) -> bool:
@@ -223,9 +235,13 @@ def _refuse_unfit(
         )
 
 
-def _then_and_now(check: Check) -> str:
-    before = "none" if check.baseline is None else figure(check.baseline, check.unit)
-    return f"{check.metric} {before} -> {figure(check.value, check.unit)}"
+def _figures(checks: Sequence[Check]) -> str:
+    """Then and now."""
+    return ", ".join(
+        f"{check.metric} {'none' if check.baseline is None else figure(check.baseline, check.unit)}"
+        f" -> {figure(check.value, check.unit)}"
+        for check in checks
+    )
 
 
 def size_of(baseline: Baseline) -> str:

@@ -9,6 +9,7 @@ from statistics import fmean, median, variance
 
 from pytest_llmperf.judge.noise import Noise, Spread, Squares, between, labels, log_of, without_outliers
 from pytest_llmperf.measurement import Launch
+from pytest_llmperf.steady import robust_sd
 
 # With fewer cases nothing can be said of how differently they scatter.
 _CASES = 5
@@ -72,10 +73,10 @@ def _deviations(launches: Sequence[Launch]) -> list[list[float]]:
 
 def _winsorised(cases: Sequence[Sequence[Sequence[float]]]) -> list[Squares]:
     """Of each case that repeated a launch in a session."""
-    every = [abs(value) for sessions in cases for members in sessions for value in members]
+    every = [value for sessions in cases for members in sessions for value in members]
     if not every:
         return []
-    most = _MOST_DEVIATION * max(_LEAST_SD, 1.4826 * median(every))
+    most = _MOST_DEVIATION * max(_LEAST_SD, robust_sd(every, centre=0.0))
     found = []
     for sessions in cases:
         df = sum(len(members) - 1 for members in sessions)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.noise import Noise
+from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.sequential import Rule
-from pytest_llmperf.judge.verdict import METRICS, Judgement
+from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import VERDICTS, Check
 

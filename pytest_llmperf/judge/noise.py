@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from pytest_llmperf.measurement import Launch
-
-_MAD_TO_SD = 1.4826
+from pytest_llmperf.steady import robust_sd
 
 # Of a robust standard deviation, and the fewest launches among which one can be called out.
 _OUTLYING, _CALLED_OUT_FROM = 5.0, 3
@@ -121,10 +120,9 @@ def _near(launches: Sequence[Launch], usual: float) -> list[Launch]:
     """Those within five spreads of the middle, the spread being at least what is ``usual``."""
     if len(launches) < _CALLED_OUT_FROM:
         return list(launches)
-    centre = median(map(log_of, launches))
-    distances = [abs(log_of(launch) - centre) for launch in launches]
-    far = _OUTLYING * max(_MAD_TO_SD * median(distances), usual)
-    return [launch for launch, distance in zip(launches, distances, strict=True) if distance <= far]
+    logs = [log_of(launch) for launch in launches]
+    centre, far = median(logs), _OUTLYING * max(robust_sd(logs), usual)
+    return [launch for launch, log in zip(launches, logs, strict=True) if abs(log - centre) <= far]
 
 
 def disagreement(launches: Sequence[Launch], noise: Noise, tolerance: float) -> str:

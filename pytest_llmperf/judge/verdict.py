@@ -1,146 +1,25 @@
 """From launches and a baseline to a verdict: numbers in, a decision and its reason out.
 
-What a tolerance means, and in which direction a metric gets worse, is decided here and nowhere else. How speed is
-decided is ``sequential.py``'s.
+What is held against what, and how much it may change, is ``policy.py``'s; how speed is decided is ``sequential.py``'s.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.judge.figures import figure, percent
-from pytest_llmperf.judge.noise import Noise, Spread
+from pytest_llmperf.judge.policy import METRICS, Metric, Policy
 from pytest_llmperf.judge.sequential import Decision, Rule, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import VERDICTS, Check
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How a metric is read off launches, which way is worse, and by which rule it is decided."""
-
-    unit: str
-    of: Callable[[Sequence[Launch]], float]
-    higher_is_better: bool = False
-    rule: str = "exact"
-    """``speed``: by statistics (``sequential.py``). ``confirmed``: the best of the launches, and never one alone.
-    ``exact``: as measured. Both are held against the middle one of the baseline's launches, of those accepted last
-    where it is exact: an odd one that was stored must not move the limit."""
-    slack: float = 0.0
-    """In the metric's own unit: a smaller change is no change, whatever fraction it is."""
-
-
-#: In the order in which they are shown; the names are the design's.
-METRICS: Mapping[str, Metric] = {
-    "tokens_per_second_per_gpu": Metric(
-        "tokens/s",
-        lambda runs: stats.pooled_tokens_per_second(runs) / len(runs[0].ranks),
-        higher_is_better=True,
-        rule="speed",
-    ),
-    "tokens_per_second": Metric("tokens/s", stats.pooled_tokens_per_second, higher_is_better=True, rule="speed"),
-    "step_seconds": Metric("s", stats.pooled_step_seconds, rule="speed"),
-    # Kernels compile, caches fill, autotuners try: the best launch says what the code takes.
-    "first_step_seconds": Metric(
-        "s", lambda runs: min(launch.first_step_seconds for launch in runs), rule="confirmed", slack=1.0
-    ),
-    # A median hides what only some steps lose. A hiccup in one launch is nobody's fault; one in every launch is. The
-    # steadiest H200 launch lost nothing, the least steady of 300 half of this.
-    "stall_share": Metric("1", lambda runs: min(launch.steady.stalls for launch in runs), rule="confirmed", slack=0.01),
-    # The highest of all launches: a ceiling that one of them broke is broken.
-    "peak_reserved_bytes": Metric("bytes", lambda runs: float(max(launch.peak_reserved_bytes for launch in runs))),
-    "peak_allocated_bytes": Metric("bytes", lambda runs: float(max(launch.peak_allocated_bytes for launch in runs))),
-    "final_loss": Metric("1", lambda runs: runs[-1].losses[-1]),
-}
-
-# 2 % on hardware that the baseline knows. Eight GPUs of one host differ by 0.6 % (sd), hosts by 2 %.
-_GPU_TOLERANCES = {
-    "tokens_per_second_per_gpu": 0.02,
-    "first_step_seconds": 2.0,
-    "stall_share": 0.02,
-    "peak_reserved_bytes": 0.01,
-}
-_GPU_ELSEWHERE = 0.05
-_GPU_PAIRED = 0.01
-_GPU_NOISE = Noise(host=Spread(0.008, 6), site=Spread(0.008, 10), session=Spread(0.004, 6), launch=Spread(0.004, 8))
-
-# Identical runs on a CPU spread 20 % and more, twice that beside a busy neighbour, and the resident memory of a small
-# process is mostly libraries and allocator: a tight gate would cry wolf every day.
-_CPU_TOLERANCES = {
-    "tokens_per_second_per_gpu": 3.0,
-    "first_step_seconds": 9.0,
-    "peak_reserved_bytes": 0.5,
-}
-# Of a quiet one: it matters only to who sets a tolerance of their own, and a busy one soon teaches more.
-_CPU_NOISE = Noise(host=Spread(0.10, 8), site=Spread(0.10, 8), session=Spread(0.05, 8), launch=Spread(0.05, 8))
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Tolerances, as fractions, by metric; a metric without one is shown and gates nothing.
-
-    Raises:
-        ValueError: an unknown metric (with the nearest known one), or a tolerance that is not a positive fraction.
-    """
-
-    tolerances: Mapping[str, float]
-    noise: Noise = _CPU_NOISE
-    """What is believed of the machine's noise before its baselines have shown it."""
-    elsewhere: Mapping[str, float] = field(default_factory=dict)
-    """Tolerances in place of those above on hardware that a baseline has not seen; none where a user chose."""
-    paired: Mapping[str, float] = field(default_factory=dict)
-    """The same, where launches of both sides took turns on the same hardware."""
-
-    def __post_init__(self) -> None:
-        for metric, tolerance in self.tolerances.items():
-            if metric not in METRICS:
-                nearest = difflib.get_close_matches(metric, METRICS, n=1)
-                hint = f", did you mean {nearest[0]!r}?" if nearest else f"; known: {', '.join(METRICS)}"
-                raise ValueError(f"tolerance for unknown metric {metric!r}{hint}")
-            if not _is_positive_number(tolerance):
-                raise ValueError(f"tolerance {metric}={tolerance!r} must be a positive fraction, e.g. 0.05 for 5 %")
-
-    @classmethod
-    def for_gpu(cls) -> Policy:
-        rate = "tokens_per_second_per_gpu"
-        return cls(_GPU_TOLERANCES, _GPU_NOISE, {rate: _GPU_ELSEWHERE}, {rate: _GPU_PAIRED})
-
-    @classmethod
-    def for_cpu(cls) -> Policy:
-        return cls(_CPU_TOLERANCES, _CPU_NOISE)
-
-    def merged(self, tolerances: Mapping[str, float]) -> Policy:
-        """This policy with these tolerances in place of its own."""
-        elsewhere, paired = (
-            {metric: value for metric, value in special.items() if metric not in tolerances}
-            for special in (self.elsewhere, self.paired)
-        )
-        return replace(self, tolerances={**self.tolerances, **tolerances}, elsewhere=elsewhere, paired=paired)
-
-    def at(self, launches: Sequence[Launch], baseline: Baseline) -> Policy:
-        """This policy where ``launches`` ran: on hardware that ``baseline`` knows, or elsewhere."""
-        known = {launch.site for launch in baseline.launches}
-        if all(launch.site in known for launch in launches):
-            return self
-        return replace(self, tolerances={**self.tolerances, **self.elsewhere})
-
-    def in_pairs(self) -> Policy:
-        """This policy for launches that took turns."""
-        return replace(self, tolerances={**self.tolerances, **self.paired})
-
-
-def _is_positive_number(value: object) -> bool:
-    # Tolerances come from users' own files too, where text and yes are easily written.
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.launch.allocation import Allocation, AllocationError, listed
@@ -15,38 +13,13 @@ from pytest_llmperf.launch.facts import NodeFacts, parse
 from pytest_llmperf.launch.local import package_path
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.scheduler import step_environment
+from pytest_llmperf.launch.site import SlurmOptions
 
 _PROBE_SECONDS = 180.0
 
 # The caller's, whose values a container may replace with its own. No secret is among them: a command line is public.
 _PASSED_ON = ("LLMPERF_", "NCCL_", "GLOO_", "OMP_", "TORCH_", "PYTORCH_", "TRITON_", "CUDA_", "UCX_", "FI_")
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmOptions:
-    """What a site's ini file says about how a launch starts there."""
-
-    prefix: tuple[str, ...] = ()
-    """Goes before the command on each node: ``singularity exec --nv image.sif``."""
-    modules: tuple[str, ...] = ()
-    """``module load`` these on each node first."""
-    srun: tuple[str, ...] = ()
-    """More options for srun."""
-    python: str = ""
-    """The Python on the nodes; empty is the one that runs pytest."""
-    scratch: str = ""
-    """A folder that each node has for itself; empty is its ``TMPDIR``, else ``/tmp``."""
-    cpu_bind: str = "none"
-    """``--cpu-bind`` of srun: torchrun's ranks share a task, which may use all CPUs that the job has on the node."""
-
-    def wrapped(self, command: Sequence[str], variables: dict[str, str]) -> list[str]:
-        """``command`` as a node runs it: modules first, then the container, then the variables, inside of it."""
-        words = [*self.prefix, "env", *(f"{name}={value}" for name, value in sorted(variables.items())), *command]
-        if not self.modules:
-            return words
-        # `module` is a function of the login shell.
-        return ["bash", "-lc", f'module load {shlex.join(self.modules)} && exec "$@"', "llmperf", *words]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from pytest_llmperf.boot import boot_id
 from pytest_llmperf.capacity import Search
 from pytest_llmperf.launch import outcome, process
 from pytest_llmperf.launch.health import HealthWatch
@@ -23,9 +24,6 @@ from pytest_llmperf.spec import TrainSpec
 _PACKAGE = Path(__file__).parents[1]
 _PACKAGE_PARENT = _PACKAGE.parent
 _OTHER_PATH = "path"
-
-# The kernel's, one for each time a host starts: where two processes read the same one, they share its file locks.
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 # What an enclosing launch, torchrun or scheduler step set for its own ranks.
 _NOT_INHERITED = frozenset(
@@ -140,12 +138,11 @@ def lifeline(folder: Path) -> Iterator[dict[str, str]]:
     and a pid that is not there may as well be one of another container.
     """
     with (folder / "launcher.lock").open("wb") as file:
-        variables = {}
+        variables = {"LLMPERF_LAUNCHER_BOOT": boot_id()}
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            variables["LLMPERF_LAUNCHER_BOOT"] = _BOOT_ID.read_text(encoding="ascii").strip()
-        except OSError:  # a file system without locks, or a kernel without the id: the ranks watch torchrun alone
-            pass
+        except OSError:  # a file system without locks: the ranks watch torchrun alone, as without an id
+            variables = {}
         yield variables
 
 

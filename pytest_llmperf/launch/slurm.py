@@ -15,12 +15,13 @@ from pathlib import Path
 from pytest_llmperf.launch import process, scheduler
 from pytest_llmperf.launch.aftermath import Aftermath, gather
 from pytest_llmperf.launch.allocation import Placement, listed, place
-from pytest_llmperf.launch.cluster import Cluster, SlurmOptions, passed_on
+from pytest_llmperf.launch.cluster import Cluster, passed_on
 from pytest_llmperf.launch.facts import NodeFacts
 from pytest_llmperf.launch.leases import lease_nodes
 from pytest_llmperf.launch.local import LaunchRequest, lifeline, torchrun_command, worker_environment, write_request
 from pytest_llmperf.launch.node import SCRATCH
 from pytest_llmperf.launch.progress import ProgressReader
+from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.measurement import Failure, Launch, Progress
 
 # Until all nodes have met: imports from a shared file system may take minutes on the first of many.

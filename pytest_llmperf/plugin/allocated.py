@@ -1,8 +1,7 @@
-"""A run inside a SLURM job: whether it launches by srun, what ends it early, and what it leaves for the next start."""
+"""A run inside a SLURM job: where it launches, what ends it early, and what it leaves for the next start."""
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -13,25 +12,10 @@ import pytest
 
 from pytest_llmperf.launch import scheduler
 from pytest_llmperf.launch.allocation import AllocationError, job_key
-from pytest_llmperf.launch.cluster import Cluster, SlurmOptions, find_cluster
+from pytest_llmperf.launch.cluster import Cluster, find_cluster
+from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.launch.slurm import SlurmLauncher
 from pytest_llmperf.plugin.journal import Journal
-
-#: The run ended before its end and can go on: time limit, preemption, scancel. Shells know 75 as "try again later".
-UNFINISHED = 75
-#: The GPU-hours are used up: another start would change nothing.
-OVER_BUDGET = 76
-
-# The step of `salloc`'s shell, from which further steps may start, unlike from any other.
-_INTERACTIVE_STEP = "4294967290"
-
-
-def uses_slurm(launcher: str, variables: Mapping[str, str]) -> bool:
-    """Whether launches go through srun: ``auto`` does so in a job's script, and not inside a step of it."""
-    if launcher != "auto":
-        return launcher == "slurm"
-    in_step = variables.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP
-    return bool(variables.get("SLURM_JOB_ID")) and not in_step and shutil.which("srun") is not None
 
 
 def hold(launcher: str, options: SlurmOptions, gpus: int | None) -> Cluster:

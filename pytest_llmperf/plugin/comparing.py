@@ -10,7 +10,8 @@ from functools import partial
 
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.gain import Bounds, judge_gain
-from pytest_llmperf.judge.verdict import Judgement, Policy, judge, judge_pairs
+from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.verdict import Judgement, judge, judge_pairs
 from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.session import PerfSession

@@ -5,20 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.common import host_shift
-from pytest_llmperf.judge.document import BaselineError
-from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.plugin.allocated import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.plugin.plan import plan_lines
-from pytest_llmperf.plugin.session import PerfSession
-from pytest_llmperf.plugin.unused import file_of, gaps, partly, unused_baselines
-from pytest_llmperf.report.results_json import document, write_json
-from pytest_llmperf.report.terminal import summary_lines
+from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, PerfSession
 from pytest_llmperf.result import CaseResult
 
 
@@ -43,9 +35,12 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         pytest_session.exitstatus = UNFINISHED
     if not _concerned(session):
         return
-    if session.settings.update == "prune":
-        _prune(session, pytest_session)
-    if session.settings.strict and not session.unfinished and _listed(session):
+    from pytest_llmperf.plugin import leftovers
+    from pytest_llmperf.report.results_json import write_json
+
+    if session.settings.update == "prune" and not leftovers.prune(session):
+        _fail(pytest_session)
+    if session.settings.strict and not session.unfinished and leftovers.listed(session):
         _fail(pytest_session)
     path = session.settings.json
     if path is not None:
@@ -60,22 +55,30 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
     """The table at the end; a dry run's plan instead."""
     if not _concerned(session):
         return
+    from pytest_llmperf.plugin.leftovers import listed
+
     lines = list(session.notes)
     if session.settings.against_itself:
         lines.append(f"--perf-against {session.settings.against}: the same environment on both sides")
     if session.settings.dry_run and session.settings.update != "prune":
         lines = plan_lines(session.findings.planned) + lines
     elif session.findings.results:
-        tty = bool(reporter.isatty)
-        width = reporter._tw.fullwidth if tty else None
-        table = summary_lines(session.findings.results, width, reporter._tw.hasmarkup, sys.stdout.encoding)
-        lines = [*filter(None, [host_shift(session.findings.results)]), *table, *lines]
-    lines += _listed(session)
+        lines = _table(session, reporter) + lines
+    lines += listed(session)
     if not lines:
         return
     reporter.section("llmperf", "=")
     for line in lines:
         reporter.write_line(line)
+
+
+def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]:
+    from pytest_llmperf.judge.common import host_shift
+    from pytest_llmperf.report.terminal import summary_lines
+
+    results, width = session.findings.results, reporter._tw.fullwidth if reporter.isatty else None
+    table = summary_lines(results, width, reporter._tw.hasmarkup, sys.stdout.encoding)
+    return [*filter(None, [host_shift(results)]), *table]
 
 
 def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:
@@ -97,6 +100,8 @@ _SHORT = 1
 
 
 def _document(session: PerfSession, exit_code: int) -> dict[str, Any]:
+    from pytest_llmperf.report.results_json import document
+
     values = document(_machine(session), session.findings.results) | {"exit_code": exit_code}
     return values | ({"unfinished": session.unfinished} if session.unfinished else {})
 
@@ -119,49 +124,3 @@ def _machine(session: PerfSession) -> Mapping[str, Any]:
         "cores": session.machine.cores,
         "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes, "uuid": gpu.uuid} for gpu in gpus],
     }
-
-
-def _unused(session: PerfSession) -> list[Path]:
-    """Baselines that no case of this run has; none where not every case was asked.
-
-    Raises:
-        BaselineError: one of them cannot be read.
-    """
-    entries = BaselineStore(session.settings.baselines).entries(session.machine_kind)
-    coverage, config = session.coverage, session.config
-    coverage.parts |= set(partly(config))
-    coverage.gaps |= set(gaps(config, session.settings.baselines, [file_of(entry.recorded_by) for entry in entries]))
-    return unused_baselines(entries, set(session.findings.digests), coverage, config.rootpath)
-
-
-def _listed(session: PerfSession) -> list[str]:
-    try:
-        unused = _unused(session)
-    except BaselineError as error:
-        return [str(error)]
-    what = "remove it with --update-baselines=prune"
-    if session.settings.update == "prune":
-        if not session.coverage.doubts():
-            return []  # they were removed, or named as what would be
-        what = "delete the file"
-    why = f"no case of this run has its settings; if they are gone, {what}"
-    return [f"unused baseline: {path} ({why})" for path in unused]
-
-
-def _prune(session: PerfSession, pytest_session: pytest.Session) -> None:
-    try:
-        unused = _unused(session)
-        doubts = session.coverage.doubts()
-        if doubts:
-            session.notes.append(f"--update-baselines=prune: nothing was removed, {doubts}")
-            _fail(pytest_session)
-        elif session.settings.dry_run:
-            session.notes += [f"--update-baselines=prune would remove: {path}" for path in unused]
-        else:
-            session.notes += [] if unused else ["--update-baselines=prune: nothing to remove, every baseline is in use"]
-            for path in unused:
-                path.unlink()
-                session.notes.append(f"removed baseline: {path}")
-    except (BaselineError, OSError) as error:
-        session.notes.append(f"--update-baselines=prune: {error}")
-        _fail(pytest_session)

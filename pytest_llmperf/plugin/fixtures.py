@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_llmperf.plugin.failed import failed
-from pytest_llmperf.plugin.perf import Perf
 from pytest_llmperf.plugin.session import SESSION
-from pytest_llmperf.spec import PRECISIONS, TrainSpec
+from pytest_llmperf.spec import TrainSpec, precision_fields
+
+if TYPE_CHECKING:
+    from pytest_llmperf.plugin.perf import Perf
 
 
 @pytest.fixture
@@ -59,14 +61,11 @@ def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a
     gpus: int,
 ) -> TrainSpec:
     """The case composed from the six settings, short on the CPU; an impossible one is one line, not a traceback."""
-    model_precision, mixed_precision, tf32 = _types(precision)
     on_cpu = request.config.stash[SESSION].on_cpu  # few tokens and steps there, so that trying a test takes seconds
     try:
         return TrainSpec(
             model=model,
-            model_precision=model_precision,
-            mixed_precision=mixed_precision,
-            tf32=tf32,
+            **precision_fields(precision),
             attention=attention,
             liger=liger,
             micro_batch_size=micro_batch_size,
@@ -78,16 +77,9 @@ def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a
         raise failed(str(error)) from None
 
 
-def _types(precision: object) -> tuple[str, str, bool]:
-    # Whatever a test was parametrized with: a list cannot even be looked up.
-    if isinstance(precision, str) and precision in PRECISIONS:
-        return PRECISIONS[precision]
-    nearest = difflib.get_close_matches(str(precision), PRECISIONS, n=1)
-    hint = f", did you mean {nearest[0]!r}?" if nearest else ""
-    raise failed(f"unknown precision {precision!r}{hint}; known: {', '.join(PRECISIONS)}")
-
-
 @pytest.fixture
 def perf(request: pytest.FixtureRequest) -> Perf:
     """Measures, judges and asserts: ``perf.check(train_spec)``."""
+    from pytest_llmperf.plugin.perf import Perf
+
     return Perf(request, request.config.stash[SESSION])

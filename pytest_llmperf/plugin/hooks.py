@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.plugin import benchmark, ending, options, plan
-from pytest_llmperf.plugin.allocated import end_on_signals
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
     gpus,
@@ -42,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = session
     config.pluginmanager.register(_Collector(session), "llmperf-collector")
     if session.job is not None:
+        from pytest_llmperf.plugin.allocated import end_on_signals
 
         def ended_by(name: str) -> None:
             session.unfinished = name

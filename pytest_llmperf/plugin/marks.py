@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 
+from pytest_llmperf.nearest import hint
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.options import tolerance_metric
+from pytest_llmperf.quantities import is_positive
 from pytest_llmperf.result import GIB, Reference
 from pytest_llmperf.spec import TrainSpec
 
@@ -94,8 +94,8 @@ def _inactive(item: pytest.Item) -> frozenset[str]:
     names = [name for mark in item.iter_markers("expects_inactive") for name in mark.args]
     for name in names:
         if name not in settings:
-            hint = _nearest(str(name), settings) or ", e.g. 'liger'"
-            raise _MisuseError(f"expects_inactive({name!r}): must be the name of a setting of TrainSpec{hint}")
+            near = hint(str(name), settings) or ", e.g. 'liger'"
+            raise _MisuseError(f"expects_inactive({name!r}): must be the name of a setting of TrainSpec{near}")
     return frozenset(names)
 
 
@@ -105,16 +105,10 @@ def _keywords_only(mark: pytest.Mark, known: tuple[str, ...]) -> None:
         raise _MisuseError(f"{mark.name}({value!r}): must be given by name: {expected}")
     for name, value in mark.kwargs.items():
         if name not in known:
-            raise _MisuseError(f"{mark.name}({name}={value!r}): unknown{_nearest(name, known)}; known: {expected}")
+            raise _MisuseError(f"{mark.name}({name}={value!r}): unknown{hint(name, known)}; known: {expected}")
 
 
 def _positive(marker: str, name: str, value: Any, expected: str) -> float:
-    # bool is an int to Python, and never one to a user.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if not is_positive(value):
         raise _MisuseError(f"{marker}({name}={value!r}): must be {expected}")
     return value
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {matches[0]!r}?" if matches else ""

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import itertools
-import math
-import re
 import shutil
 import subprocess
 import sys
@@ -16,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.launch.cluster import SlurmOptions
+from pytest_llmperf import quantities
+from pytest_llmperf.launch.site import SlurmOptions
+from pytest_llmperf.nearest import hint
 from pytest_llmperf.plugin import slurm_options
+from pytest_llmperf.quantities import argument
 
 # A Python on a network's file system, at its first start.
 _ASK_SECONDS = 120.0
@@ -72,23 +71,41 @@ def refuse_unknown_update(config: pytest.Config | None) -> None:
         pytest.UsageError: it was given another value.
     """
     flag = "--update-baselines="
-    for argument in config.invocation_params.args if config else ():
-        value = str(argument).removeprefix(flag)
-        if str(argument).startswith(flag) and value not in _UPDATES:
-            nearest = difflib.get_close_matches(value, _UPDATES, n=1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            raise pytest.UsageError(f"{flag}{value}: expected {', '.join(_UPDATES)}{hint}")
+    for word in config.invocation_params.args if config else ():
+        value = str(word).removeprefix(flag)
+        if str(word).startswith(flag) and value not in _UPDATES:
+            raise pytest.UsageError(f"{flag}{value}: expected {', '.join(_UPDATES)}{hint(value, _UPDATES)}")
+
+
+def _size(text: str) -> str | None:
+    # Kept as typed: the commands that a message offers repeat it.
+    return text if quantities.size_bytes(text) else None
+
+
+_num_gpus = argument(quantities.whole, "a number of GPUs, 0 (the CPU) or more")
+_num_launches = argument(quantities.count, "a number of launches, 1 or more")
+_seconds = argument(quantities.positive, "a time in seconds above 0")
+_memory = argument(_size, "a size of memory with its unit, e.g. 64GiB")
 
 
 def add_options(parser: pytest.Parser) -> None:
     """Register every option and ini value."""
     group = parser.getgroup("llmperf", "LLM training performance (pytest-llmperf)")
-    group.addoption(
-        "--gpus",
-        type=_num_gpus,
-        metavar="N",
-        help="GPUs this run may use; 0 = the CPU (gloo); default: all visible GPUs, else 0",
-    )
+    what = "GPUs this run may use; 0 = the CPU (gloo); default: all visible GPUs, else 0"
+    group.addoption("--gpus", type=_num_gpus, metavar="N", help=what)
+    _add_baselines(group)
+    _add_run(group)
+    slurm_options.add_options(group)
+    _add_launches(group)
+    parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.02)", default="")
+    parser.addini("perf_memory_tolerance", "fraction by which a case's peak memory may grow (GPU: 0.01)", default="")
+    parser.addini("perf_alarms_per_month", "false alarms allowed to a nightly run (1)", default="1")
+    slurm_options.add_ini(parser)
+    parser.addini("perf_machine", "your name for this machine kind, instead of the hardware's", default="")
+
+
+def _add_baselines(group: pytest.OptionGroup) -> None:
+    add = group.addoption
     # Spelled out, because an option with an optional value would take the path that follows it for its value.
     for flag, value, what in (
         ("--update-baselines", "all", "record every selected case that ran clean"),
@@ -96,60 +113,32 @@ def add_options(parser: pytest.Parser) -> None:
         ("--update-baselines=new", "new", "record only cases that have no baseline"),
         ("--update-baselines=prune", "prune", "launch nothing; remove baselines that no case of the suite has"),
     ):
-        group.addoption(flag, dest="perf_update", action="store_const", const=value, help=what)
-    group.addoption(
-        "--perf-reason", default="", metavar="TEXT", help="why; required where an update makes a figure worse"
-    )
-    group.addoption(
-        "--perf-baselines", metavar="DIR", help="where baselines are kept (default: baselines/ under rootdir)"
-    )
-    group.addoption("--perf-json", metavar="FILE", help="write every result, machine-readable")
-    group.addoption(
-        "--perf-dry-run", action="store_true", help="show what would run, in what order, and its GPU-hours; run nothing"
-    )
-    group.addoption(
-        "--perf-strict",
-        action="store_true",
-        help="also fail on improved or inconclusive cases and unused baselines",
-    )
-    group.addoption(
-        "--perf-against",
-        metavar="PYTHON",
-        help="hold each case against the same case under this interpreter, in turns on the same GPUs; no baselines",
-    )
-    slurm_options.add_options(group)
-    group.addoption(
-        "--perf-timeout",
-        type=_seconds,
-        default=1800.0,
-        metavar="SECONDS",
-        help="per launch (default: %(default)s)",
-    )
-    group.addoption(
-        "--perf-launches",
-        type=_num_launches,
-        default=1,
-        metavar="N",
-        help="launches of each case at least (default: %(default)s)",
-    )
-    group.addoption(
-        "--perf-max-launches",
-        type=_num_launches,
-        default=4,
-        metavar="N",
-        help="launches of a case at most, where fewer do not decide (default: %(default)s)",
-    )
-    group.addoption(
-        "--perf-memory-limit",
-        type=_size,
-        metavar="SIZE",
-        help="give each GPU no more memory than this, e.g. 64GiB, as a smaller card has",
-    )
-    parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.02)", default="")
-    parser.addini("perf_memory_tolerance", "fraction by which a case's peak memory may grow (GPU: 0.01)", default="")
-    parser.addini("perf_alarms_per_month", "false alarms allowed to a nightly run (1)", default="1")
-    slurm_options.add_ini(parser)
-    parser.addini("perf_machine", "your name for this machine kind, instead of the hardware's", default="")
+        add(flag, dest="perf_update", action="store_const", const=value, help=what)
+    add("--perf-reason", default="", metavar="TEXT", help="why; required where an update makes a figure worse")
+    add("--perf-baselines", metavar="DIR", help="where baselines are kept (default: baselines/ under rootdir)")
+
+
+def _add_run(group: pytest.OptionGroup) -> None:
+    add = group.addoption
+    add("--perf-json", metavar="FILE", help="write every result, machine-readable")
+    what = "show what would run, in what order, and its GPU-hours; run nothing"
+    add("--perf-dry-run", action="store_true", help=what)
+    what = "also fail on improved or inconclusive cases and unused baselines"
+    add("--perf-strict", action="store_true", help=what)
+    what = "hold each case against the same case under this interpreter, in turns on the same GPUs; no baselines"
+    add("--perf-against", metavar="PYTHON", help=what)
+
+
+def _add_launches(group: pytest.OptionGroup) -> None:
+    add = group.addoption
+    what = "per launch (default: %(default)s)"
+    add("--perf-timeout", type=_seconds, default=1800.0, metavar="SECONDS", help=what)
+    what = "launches of each case at least (default: %(default)s)"
+    add("--perf-launches", type=_num_launches, default=1, metavar="N", help=what)
+    what = "launches of a case at most, where fewer do not decide (default: %(default)s)"
+    add("--perf-max-launches", type=_num_launches, default=4, metavar="N", help=what)
+    what = "give each GPU no more memory than this, e.g. 64GiB, as a smaller card has"
+    add("--perf-memory-limit", type=_memory, metavar="SIZE", help=what)
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -178,7 +167,7 @@ def read_settings(config: pytest.Config) -> Settings:
         budget_gpu_hours=option.perf_budget,
         against_itself=bool(against) and _environment(against) == _environment(sys.executable),
         timeout_seconds=option.perf_timeout,
-        memory_limit_bytes=_bytes(option.perf_memory_limit or ""),
+        memory_limit_bytes=quantities.size_bytes(option.perf_memory_limit or "") or 0,
         launches=option.perf_launches,
         max_launches=max(option.perf_launches, option.perf_max_launches),
         alarms_a_month=_positive(config, "perf_alarms_per_month", "a number of alarms above 0, e.g. 1"),
@@ -255,11 +244,8 @@ def _environment(python: str) -> str:
 
 def _positive(config: pytest.Config, name: str, what: str) -> float:
     text = str(config.getini(name)).strip()
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
+    value = quantities.positive(text)
+    if value is None:
         raise pytest.UsageError(f"ini {name} = {text}: must be {what}")
     return value
 
@@ -285,43 +271,3 @@ def _json_file(path: Path | None) -> Path | None:
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise pytest.UsageError(f"--perf-json {path}: not a file in a folder that exists")
     return path
-
-
-def _num_gpus(text: str) -> int:
-    return _whole_number(text, minimum=0, what="a number of GPUs: 0 (the CPU) or more")
-
-
-def _num_launches(text: str) -> int:
-    return _whole_number(text, minimum=1, what="a number of launches: 1 or more")
-
-
-def _whole_number(text: str, *, minimum: int, what: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < minimum:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-    return int(text)
-
-
-_UNITS = {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)} | {
-    f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)
-}
-
-
-def _size(text: str) -> str:
-    if not _bytes(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size of memory with its unit, e.g. 64GiB")
-    return text
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s?([a-zA-Z]{2,3})", text)
-    return int(float(match[1]) * _UNITS.get(match[2].upper(), 0)) if match else 0
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds")
-    return value

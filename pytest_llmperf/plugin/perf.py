@@ -9,7 +9,7 @@ import pytest
 from pytest_llmperf.judge.baseline import Baseline, creep, size_of
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.gain import Bounds
-from pytest_llmperf.judge.verdict import Policy
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin import benchmark, commands
 from pytest_llmperf.plugin.capacity import LAUNCHES, Capacity

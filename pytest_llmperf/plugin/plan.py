@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.plugin.session import Findings, PerfSession, Planned
 from pytest_llmperf.plugin.skips import why_skip
 from pytest_llmperf.spec import TrainSpec
+
+if TYPE_CHECKING:
+    from pytest_llmperf.judge.baseline import Baseline
 
 
 class Planner:

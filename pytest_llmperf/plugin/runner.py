@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -15,12 +16,13 @@ from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.slurm import OutOfTimeError
-from pytest_llmperf.measurement import Failure, Launch, LaunchFailed
-from pytest_llmperf.plugin.allocated import OVER_BUDGET, UNFINISHED
+from pytest_llmperf.measurement import Failure, Launch, LaunchFailed, Progress
 from pytest_llmperf.plugin.failed import failed
-from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, PerfSession
 from pytest_llmperf.plugin.show import LaunchShow, Show
 from pytest_llmperf.spec import TrainSpec
+
+_T = TypeVar("_T")
 
 # File systems allow 255 bytes, and a number follows.
 _LONGEST_NAME = 200
@@ -50,17 +52,9 @@ class Runner:
         Raises:
             LaunchFailed: it yielded no record.
         """
-        settings = self._session.settings
-        with self._lease(spec.gpus) as gpus, self._show.launch(spec.id, number, max(number, settings.launches)) as live:
-            request = LaunchRequest(
-                spec=spec,
-                folder=self._folder(spec),
-                gpus=gpus,
-                timeout_seconds=settings.timeout_seconds,
-                python=python,
-                memory_limit_bytes=settings.memory_limit_bytes,
-            )
-            outcome = self._run(request, live)
+        total = max(number, self._session.settings.launches)
+        with self._lease(spec.gpus) as gpus, self._show.launch(spec.id, number, total) as live:
+            outcome = self._run(self._launch, self._request(spec, gpus, python=python), live)
             if isinstance(outcome, Failure):
                 raise LaunchFailed(spec.id, outcome)
             live.finished(outcome)
@@ -72,28 +66,24 @@ class Runner:
         Raises:
             LaunchFailed: it ended for another reason than a lack of memory.
         """
-        settings = self._session.settings
         with self._lease(spec.gpus) as gpus, self._show.launch(f"{spec.capacity_id} sizes", 1, 1) as live:
-            request = LaunchRequest(
-                spec=spec,
-                folder=self._folder(spec),
-                gpus=gpus,
-                timeout_seconds=settings.timeout_seconds,
-                memory_limit_bytes=settings.memory_limit_bytes,
-                search=search,
-            )
-            outcome = LocalLauncher().sizes(request, live.update)
+            outcome = self._run(LocalLauncher().sizes, self._request(spec, gpus, search=search), live)
         if not isinstance(outcome, Failure):
             return outcome
         if outcome.kind != "oom":
             raise LaunchFailed(spec.capacity_id, outcome)
         return []  # even the process was lost; fresh launches search alone
 
-    def _run(self, request: LaunchRequest, live: LaunchShow) -> Launch | Failure:
+    def _launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        if self._launcher is None:
+            self._launcher = self._session.launcher(self._show.say) or LocalLauncher()
+        return self._launcher.launch(request, watch)
+
+    def _run(
+        self, start: Callable[[LaunchRequest, Callable[[Progress], None]], _T], request: LaunchRequest, live: LaunchShow
+    ) -> _T:
         try:
-            if self._launcher is None:
-                self._launcher = self._session.launcher(self._show.say) or LocalLauncher()
-            return self._launcher.launch(request, live.update)
+            return start(request, live.update)
         except OutOfTimeError as error:
             live.clear()
             self._session.unfinished = str(error)
@@ -102,6 +92,20 @@ class Runner:
             live.clear()
             self._show.say(f"{request.spec.id}: interrupted; its logs are in {request.folder}")
             raise
+
+    def _request(
+        self, spec: TrainSpec, gpus: tuple[Gpu, ...], *, python: str = sys.executable, search: Search | None = None
+    ) -> LaunchRequest:
+        settings = self._session.settings
+        return LaunchRequest(
+            spec=spec,
+            folder=self._folder(spec),
+            gpus=gpus,
+            timeout_seconds=settings.timeout_seconds,
+            python=python,
+            memory_limit_bytes=settings.memory_limit_bytes,
+            search=search,
+        )
 
     def _folder(self, spec: TrainSpec) -> Path:
         home, name = self._session.run_folder, _file_name(spec.id)

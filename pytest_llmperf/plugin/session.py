@@ -14,26 +14,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
-from pytest_llmperf.judge.experience import Experience
-from pytest_llmperf.judge.sequential import Rule
-from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.launch.allocation import job_key
-from pytest_llmperf.launch.cluster import Cluster
-from pytest_llmperf.launch.machine import Machine, find_machine
-from pytest_llmperf.launch.slurm import SlurmLauncher
-from pytest_llmperf.plugin.allocated import Job, hold, uses_slurm
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.options import Settings
 from pytest_llmperf.plugin.revision import Revision, find_revision
+from pytest_llmperf.plugin.slurm_options import uses_slurm
 from pytest_llmperf.plugin.unused import ALL, SOME, STOPPED, Coverage
 from pytest_llmperf.report import formats
 from pytest_llmperf.result import CaseResult
+
+if TYPE_CHECKING:
+    from pytest_llmperf.judge.experience import Experience
+    from pytest_llmperf.judge.sequential import Rule
+    from pytest_llmperf.launch.cluster import Cluster
+    from pytest_llmperf.launch.machine import Machine
+    from pytest_llmperf.launch.slurm import SlurmLauncher
+    from pytest_llmperf.plugin.allocated import Job
+
+#: The run ended before its end and can go on: time limit, preemption, scancel. Shells know 75 as "try again later".
+UNFINISHED = 75
+#: The GPU-hours are used up: another start would change nothing.
+OVER_BUDGET = 76
 
 _KEPT_RUNS = 10
 _RUN_NAME = re.compile(r"\d{8}-\d{6}-(\w+-)?\d{1,9}")
@@ -119,6 +124,10 @@ class PerfSession:
     @cached_property
     def experience(self) -> Experience:
         """What all baselines of this machine kind show; read once, before anything of this run is recorded."""
+        from pytest_llmperf.judge.experience import Experience
+        from pytest_llmperf.judge.policy import Policy
+        from pytest_llmperf.judge.store import BaselineStore
+
         policy = Policy.for_cpu() if self.on_cpu else Policy.for_gpu()
         return Experience.of(BaselineStore(self.settings.baselines).launches(self.machine_kind), policy.noise)
 
@@ -130,6 +139,8 @@ class PerfSession:
     @property
     def rule(self) -> Rule:
         """How strict this run's verdicts are."""
+        from pytest_llmperf.judge.sequential import Rule
+
         return Rule.allowing(self.settings.alarms_a_month, self.num_gates, self.settings.max_launches)
 
     @cached_property
@@ -142,6 +153,8 @@ class PerfSession:
         settings = self.settings
         if not uses_slurm(settings.launcher, os.environ):
             return None
+        from pytest_llmperf.plugin.allocated import hold
+
         return hold(settings.launcher, settings.slurm, settings.gpus)
 
     @cached_property
@@ -153,6 +166,8 @@ class PerfSession:
         """
         settings = self.settings
         if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
+            from pytest_llmperf.plugin.allocated import Job
+
             arguments = tuple(map(str, self.config.invocation_params.args))
             return Job(self.config.rootpath / ".llmperf", os.environ, arguments, resume=settings.resume)
         if settings.resume or settings.budget_gpu_hours is not None:
@@ -167,8 +182,10 @@ class PerfSession:
         Raises:
             pytest.UsageError: fewer GPUs than ``--gpus`` asks for: a nightly job must not go green on a dead GPU.
         """
+        from pytest_llmperf.launch import machine as hardware
+
         try:
-            machine = self.cluster.machine if self.cluster else find_machine()
+            machine = self.cluster.machine if self.cluster else hardware.find_machine()
         except ValueError as error:
             raise pytest.UsageError(f"--gpus: {error}") from error
         asked = self.settings.gpus
@@ -261,6 +278,8 @@ def _prune(home: Path) -> None:
 
 def _is_over(run: Path) -> bool:
     """Whether nobody writes in this run's folder any more, as far as this host can tell."""
+    import psutil
+
     if psutil.pid_exists(int(run.name.rpartition("-")[2])):
         return False
     # It may be of another host or container, where its pid is another's: then only what was written tells.

@@ -1,14 +1,19 @@
-"""The options that are about SLURM: how launches start there, what goes on after a requeue, what it may cost."""
+"""The options that are about SLURM: whether and how launches start there, requeues, what it may cost."""
 
 from __future__ import annotations
 
-import argparse
-import math
 import shlex
+import shutil
+from collections.abc import Mapping
 
 import pytest
 
-from pytest_llmperf.launch.cluster import SlurmOptions
+from pytest_llmperf import quantities
+from pytest_llmperf.launch.site import SlurmOptions
+from pytest_llmperf.quantities import argument
+
+# The step of `salloc`'s shell, from which further steps may start, unlike from any other.
+_INTERACTIVE_STEP = "4294967290"
 
 LAUNCHERS = ("auto", "local", "slurm")
 
@@ -37,7 +42,7 @@ def add_options(group: pytest.OptionGroup) -> None:
     )
     group.addoption(
         "--perf-budget",
-        type=_hours,
+        type=argument(quantities.positive, "a number of GPU-hours above 0"),
         metavar="GPU_HOURS",
         help="in a SLURM job: start nothing more once its GPUs were held for so long, requeues included",
     )
@@ -66,11 +71,9 @@ def read(config: pytest.Config) -> SlurmOptions:
     return SlurmOptions(**found, python=words["python"], scratch=words["scratch"], cpu_bind=cpu_bind)
 
 
-def _hours(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GPU-hours")
-    return value
+def uses_slurm(launcher: str, variables: Mapping[str, str]) -> bool:
+    """Whether launches go through srun: ``auto`` does so in a job's script, and not inside a step of it."""
+    if launcher != "auto":
+        return launcher == "slurm"
+    in_step = variables.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP
+    return bool(variables.get("SLURM_JOB_ID")) and not in_step and shutil.which("srun") is not None

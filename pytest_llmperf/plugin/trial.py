@@ -9,7 +9,8 @@ from pytest_llmperf.insight import economics
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import disagreement
-from pytest_llmperf.judge.verdict import Judgement, Policy, judge
+from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.sound import SoundLaunches

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llmperf.judge.store import Entry
+if TYPE_CHECKING:
+    from pytest_llmperf.judge.store import Entry
 
 #: How much a test said of what it runs: every spec; those up to one that cannot run here; some, and then it ended.
 ALL, STOPPED, SOME = "all", "stopped", "some"

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 
+from pytest_llmperf.boot import boot_id
 from pytest_llmperf.worker.files import write_json
 
 _INTERVAL_SECONDS = 0.5
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Heartbeat:
@@ -77,11 +77,10 @@ def _launcher_lock(folder: Path) -> int | None:
 
     ``None`` where nothing can be told from here.
     """
+    # Between two kernels a lock may hold for nobody: on a network's file system, or on a copy of the folder.
+    if not boot_id() or os.environ.get("LLMPERF_LAUNCHER_BOOT") != boot_id():
+        return None
     try:
-        here = _BOOT_ID.read_text(encoding="ascii").strip()
-        # Between two kernels a lock may hold for nobody: on a network's file system, or on a copy of the folder.
-        if os.environ.get("LLMPERF_LAUNCHER_BOOT") != here:
-            return None
         return os.open(folder / "launcher.lock", os.O_RDONLY)
     except OSError:
         return None

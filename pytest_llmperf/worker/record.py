@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from pytest_llmperf.boot import boot_id
 from pytest_llmperf.measurement import Launch, RankRecord
 from pytest_llmperf.spec import TrainSpec
 from pytest_llmperf.worker import canary, evidence
@@ -43,15 +43,8 @@ def _rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecor
         step_seconds=trained.step_seconds,
         peak_reserved_bytes=trained.peak_reserved_bytes,
         peak_allocated_bytes=trained.peak_allocated_bytes,
-        boot=_boot(),
+        boot=boot_id()[:8],  # where it is empty the host's name has to do
     )
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
-    except OSError:  # not Linux: the host's name has to do
-        return ""
 
 
 def launch_record(

@@ -31,6 +31,19 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     assert pytester.runpython_c(script).stdout.str().strip() == "[]"
 
 
+def test_a_run_without_a_perf_test_loads_little(pytester: pytest.Pytester) -> None:
+    ours = [f"pytest_llmperf.{name}" for name in ("judge", "launch.slurm", "plugin.allocated", "plugin.perf")]
+    late = ["numpy", "scipy", "rich", "psutil", "filelock", *ours]
+    code = (
+        f"import sys\ndef pytest_unconfigure(): print('loaded:', [name for name in {late!r} if name in sys.modules])\n"
+    )
+    pytester.makeconftest(code)
+    pytester.makepyfile("def test_other(): pass\n")
+    result = pytester.runpytest_subprocess("-p", "no:randomly")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["plugins:*llmperf*", "loaded: []"])
+
+
 def test_silent_where_no_perf_test_is_collected(project: Project) -> None:
     project.pytester.makepyfile(test_mine="def test_other(): pass\n")
     result = project.run("-v")

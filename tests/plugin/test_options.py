@@ -43,7 +43,7 @@ def test_the_options_are_the_documented_ones(project: Project) -> None:
 def test_a_number_of_gpus_that_is_none_is_a_usage_error(project: Project, value: str) -> None:
     result = project.pytester.runpytest_subprocess(f"--gpus={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--gpus*is not a number of GPUs*"])
+    result.stderr.fnmatch_lines(["*--gpus*expected a number of GPUs, 0 (the CPU) or more"])
 
 
 def test_more_gpus_than_visible_is_a_usage_error_and_nothing_runs(project: Project) -> None:
@@ -66,7 +66,11 @@ def test_a_json_file_that_cannot_be_written_is_told_before_anything_runs(project
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [("nwe", "nwe: expected new, all, prune; did you mean new?"), ("", ": expected new, all, prune"), ("x", "x: exp*")],
+    [
+        ("nwe", "nwe: expected new, all, prune, did you mean 'new'?"),
+        ("", ": expected new, all, prune"),
+        ("x", "x: exp*"),
+    ],
 )
 def test_an_update_that_is_none_lists_those_that_are(project: Project, value: str, said: str) -> None:
     result = project.run(f"--update-baselines={value}")
@@ -156,7 +160,7 @@ def test_what_cannot_run_here_is_skipped_with_the_reason(project: Project) -> No
 def test_a_limit_that_is_no_size_is_a_usage_error(project: Project, value: str) -> None:
     result = project.run(f"--perf-memory-limit={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*is not a size of memory with its unit, e.g. 64GiB*"])
+    result.stderr.fnmatch_lines(["*expected a size of memory with its unit, e.g. 64GiB*"])
 
 
 def test_a_limit_makes_another_machine_of_it(project: Project) -> None:
@@ -193,7 +197,7 @@ def test_a_value_that_moved_pytests_rootdir_is_told(
 
 
 def test_the_command_that_is_offered_decides_the_same(project: Project) -> None:
-    result = project.run("--perf-launches", "2", "--perf-timeout=99", "-o", "perf_machine=mine")
+    result = project.run("--perf-launches", "2", "--perf-timeout=99", "--strict-markers", "-o", "perf_machine=mine")
     result.stdout.fnmatch_lines(
         ["record it: *--gpus 0 --perf-timeout=99.0 --perf-launches=2 -o perf_machine=mine --update-baselines=new"]
     )

@@ -17,7 +17,7 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--perf-resume"], "--perf-resume: not in a SLURM job"),
         (["--perf-budget", "2"], "--perf-budget: not in a SLURM job"),
-        (["--perf-budget", "lots"], "is not a number of GPU-hours"),
+        (["--perf-budget", "lots"], "expected a number of GPU-hours above 0"),
         (["--perf-launcher", "srun"], "--perf-launcher*invalid choice*"),
         (["-o", "perf_slurm_prefix='a"], "ini perf_slurm_prefix = 'a: not words of a shell"),
     ],

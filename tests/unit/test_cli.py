@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from pytest_llmperf.cli.pages import Screen, history_page, list_page, short_site
 from pytest_llmperf.cli.shelf import Stored, read
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.document import Accepted
+from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.judge.verdict import METRICS
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.spec import TrainSpec
 from tests.fakes import Fake, launch_of
+from tests.shelf import Run, keep, llmperf_on
 
 REPOSITORY = Path(__file__).parents[2]
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
@@ -67,32 +67,16 @@ SLOWER = replace(
 EAGER = accepted(None, launch(0.1, OTHER, versions={"torch": "3.0"}), spec=OTHER)
 
 
-def keep(root: Path, *baselines: Baseline) -> Path:
-    """Baselines as files under ``root``, as the store lays them out."""
-    for baseline in baselines:
-        path = BaselineStore(root).path(baseline.machine, TrainSpec.from_dict(baseline.spec))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(baseline.to_json(), encoding="utf-8")
-    return root
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return keep(tmp_path / "baselines", SLOWER, EAGER)
 
 
 @pytest.fixture
-def llmperf(capsys: pytest.CaptureFixture[str], root: Path) -> Callable[..., tuple[int, str, str]]:
+def llmperf(capsys: pytest.CaptureFixture[str], root: Path) -> Run:
     """Runs ``llmperf baselines …`` on ``root``."""
-
-    def run(command: str, *arguments: object) -> tuple[int, str, str]:
-        code = main(["baselines", command, "--perf-baselines", str(root), *map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return run
-
-
-Run = Callable[..., tuple[int, str, str]]
+    run = llmperf_on(root, capsys)
+    return lambda command, *arguments: run(f"baselines {command}", *arguments)
 
 
 def one_line(err: str) -> str:

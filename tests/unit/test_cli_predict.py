@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.cli import main
 from pytest_llmperf.insight import chapter15
-from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.document import Accepted
-from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.measurement import Health
-from pytest_llmperf.spec import TrainSpec
-from tests.fakes import Fake, launch_of
+from tests.shelf import Run, baseline_at, keep, llmperf_on
 
 LLAMA, OPT = chapter15.LLAMA_WIDTHS[0].spec, chapter15.OPT_WIDTHS[0].spec
 # Of an H200 host, and of MareNostrum 5 (tables 15.10 to 15.12).
@@ -26,43 +19,16 @@ POINTS = ",".join(f"{gpus}:{rate:.0f}" for gpus, rate in MEASURED.items())
 CHAPTERS = "1:48229,2:46188,4:43432,8:42297,16:41869,32:41424"
 
 
-def keep(root: Path, spec: TrainSpec, rate: float, machine: str = "m", watts: float = 0.0) -> None:
-    """A baseline of ``spec`` at ``rate`` tokens/s per GPU."""
-    seconds = spec.sequences_per_step * spec.sequence_length / (rate * spec.gpus)
-    launch = replace(launch_of(spec, Fake(step_seconds=seconds)), health=Health(power_watts=watts), parameters=10**9)
-    entry = Accepted(recorded_at=launch.started_at, reason="", launches=1, metrics={})
-    baseline = Baseline(
-        id=spec.id,
-        digest=spec.digest,
-        machine=machine,
-        spec=spec.to_dict(),
-        recorded_by="t.py::t",
-        launches=(launch,),
-        anchor=entry,
-        history=(entry,),
-    )
-    path = BaselineStore(root).path(machine, spec)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(baseline.to_json(), encoding="utf-8")
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     for gpus, rate in MEASURED.items():
-        keep(tmp_path, replace(LLAMA, gpus=gpus), rate, watts=600.0 * gpus)
+        keep(tmp_path, baseline_at(replace(LLAMA, gpus=gpus), rate, watts=600.0 * gpus))
     return tmp_path
-
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def llmperf(capsys: pytest.CaptureFixture[str], root: Path) -> Run:
-    def run(command: str, *arguments: object) -> tuple[int, str, str]:
-        code = main([command, "--perf-baselines", str(root), *map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+    return llmperf_on(root, capsys)
 
 
 def rows_of(out: str) -> list[dict[str, str]]:
@@ -109,7 +75,7 @@ class TestPredict:
         assert out.startswith("## given points of opt-1.3b-bf16-sdpa-mbs1: fitted to")
 
     def test_a_sisters_network_serves_one_width(self, llmperf: Run, root: Path) -> None:
-        keep(root, OPT, 57_000.0)
+        keep(root, baseline_at(OPT, 57_000.0))
         code, out, err = llmperf("predict", OPT.id, "--gpus", 8, "--network-from", LLAMA.id)
         assert (code, err) == (0, "")
         assert "the network is as llama-3.2-1b-bf16-sdpa-liger-mbs37 met it at 1, 2, 4, 8 GPUs" in out
@@ -120,7 +86,7 @@ class TestPredict:
 
     def test_of_several_series_one_has_to_be_named(self, llmperf: Run, root: Path) -> None:
         for gpus in (1, 2):
-            keep(root, replace(OPT, gpus=gpus), 57_000.0)
+            keep(root, baseline_at(replace(OPT, gpus=gpus), 57_000.0))
         code, _, err = llmperf("predict", "--gpus", 8)
         assert code == 1
         assert f"2 trainings are stored of several numbers of GPUs, expected one: {LLAMA.id}, {OPT.id}" in err
@@ -194,7 +160,7 @@ class TestPurpose:
             assert said in out
 
     def test_each_model_has_an_answer(self, llmperf: Run, root: Path) -> None:
-        keep(root, OPT, 57_000.0)
+        keep(root, baseline_at(OPT, 57_000.0))
         out = llmperf("report", "--purpose", "fastest", "--tokens", "1e9")[1]
         assert out.count("fastest: 1G tokens, ") == 2
         assert "fastest" not in llmperf("report", "--purpose", "cheapest", "--tokens", 9, "--model", OPT.model)[1]
@@ -203,7 +169,7 @@ class TestPurpose:
         assert "gpt: no training is stored, expected one of llama-3.2-1b, opt-1.3b" in err
 
     def test_two_machines_have_two_prices(self, llmperf: Run, root: Path) -> None:
-        keep(root, LLAMA, 1000.0, machine="n")
+        keep(root, baseline_at(LLAMA, 1000.0, machine="n"))
         code, _, err = llmperf("report", "--purpose", "fastest", "--tokens", "9")
         assert code == 1
         assert "choose with --machine: m, n" in err
@@ -266,12 +232,12 @@ class TestTables:
         assert rows[0]["efficiency"] == rows[0]["parallelism"] == ""
 
     def test_widths_alone_are_tables_too(self, llmperf: Run, root: Path) -> None:
-        keep(root, replace(OPT, gpus=2), 57_000.0, machine="n")
+        keep(root, baseline_at(replace(OPT, gpus=2), 57_000.0, machine="n"))
         code, out, _ = llmperf("report", "--tables", "--machine", "n")
         assert code == 0
         assert "15.9" not in out
         assert "2 57,000 - 114,000 - - - - -" in [" ".join(line.split()) for line in out.splitlines()]
 
     def test_one_gpu_is_no_scaling(self, llmperf: Run, root: Path) -> None:
-        keep(root, LLAMA, 1000.0, machine="n")
+        keep(root, baseline_at(LLAMA, 1000.0, machine="n"))
         assert "15.11" not in llmperf("report", "--tables", "--machine", "n")[1]

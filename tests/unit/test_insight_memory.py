@@ -66,7 +66,7 @@ def test_a_spec_in_pairs_and_one_by_its_id() -> None:
     ("words", "said"),
     [
         (["model=llama-3.2-1b", "liger=yes"], "liger=yes: 'yes' is no bool"),
-        (["model=llama-3.2-1b", "liger=ture"], "did you mean true?"),
+        (["model=llama-3.2-1b", "liger=ture"], "did you mean 'true'?"),
         (["model=llama-3.2-1b", "gpus=two"], "gpus=two: 'two' is no int"),
         (["model=llama-3.2-1b", "gpus="], "gpus=: '' is no int"),
         (["model=llama-3.2-1b", "gpus=0"], "gpus=0 must be at least 1"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.plugin import allocated
+from pytest_llmperf.plugin import allocated, slurm_options
 from pytest_llmperf.plugin.journal import Journal, Kept
 from pytest_llmperf.result import CaseResult
 from tests.fakes import Fake, launch_of
@@ -89,7 +89,7 @@ def test_a_job_launches_by_srun_and_a_step_of_it_does_not(
     monkeypatch: pytest.MonkeyPatch, launcher: str, variables: dict[str, str], found: bool
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/srun")
-    assert allocated.uses_slurm(launcher, variables) is found
+    assert slurm_options.uses_slurm(launcher, variables) is found
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from pytest_llmperf.judge.baseline import Baseline, accept, creep, describe
 from pytest_llmperf.judge.capacity import CapacityBaseline
 from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential import Rule
-from pytest_llmperf.judge.verdict import Policy, judge
+from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.measurement import Environment, Launch
 from pytest_llmperf.spec import TrainSpec
 from tests.fakes import Fake, launch_of

@@ -9,8 +9,9 @@ import pytest
 
 from pytest_llmperf.judge.common import host_shift
 from pytest_llmperf.judge.gain import Bounds, judge_gain
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential import Rule
-from pytest_llmperf.judge.verdict import Policy, judge_pairs
+from pytest_llmperf.judge.verdict import judge_pairs
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import CaseResult, Check
 from pytest_llmperf.spec import TrainSpec

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.validity import circumstances, optimizer_class, troubles
-from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.measurement import Health, Launch
 from pytest_llmperf.spec import OPTIMIZERS, TrainSpec
 from tests.fakes import Fake, launch_of

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline, accept
+from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.sequential import Rule
-from pytest_llmperf.judge.verdict import METRICS, Judgement, Policy, judge
+from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import VERDICTS, Check
 from pytest_llmperf.spec import TrainSpec

@@ -22,6 +22,7 @@ import pytest
 from filelock import FileLock
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.boot import boot_id
 from pytest_llmperf.launch import health, leases, machine, process
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, worker_environment
 from pytest_llmperf.launch.machine import Gpu, Machine, select
@@ -393,14 +394,14 @@ class TestLifeline:
 
     @pytest.fixture(autouse=True)
     def _same_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("LLMPERF_LAUNCHER_BOOT", heartbeat._BOOT_ID.read_text().strip())
+        monkeypatch.setenv("LLMPERF_LAUNCHER_BOOT", boot_id())
 
     def test_a_launch_holds_it_and_says_on_which_host(self, tmp_path: Path) -> None:
         tell = "import pytest_llmperf.worker.heartbeat as h; print(h._is_free(h._launcher_lock(folder)), flush=True)\n"
         name = "print(os.environ['LLMPERF_LAUNCHER_BOOT'], flush=True); sys.exit(1)"
         failure = run(tell + name, tmp_path / "run")
         assert isinstance(failure, Failure)
-        assert failure.tail == ("False", heartbeat._BOOT_ID.read_text().strip())
+        assert failure.tail == ("False", boot_id())
         assert heartbeat._is_free(heartbeat._launcher_lock(tmp_path / "run")), "held after the launch"
 
     def test_a_launch_inside_a_launch_watches_its_own(self, tmp_path: Path) -> None:

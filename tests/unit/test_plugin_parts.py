@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.capacity import Search
 from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential import Rule
-from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.measurement import Launch, Progress
@@ -225,6 +226,17 @@ class TestRunner:
         show = Saying()
         with pytest.raises(KeyboardInterrupt):
             self.runner(tmp_path, show, launch).launch(SPEC, 1)
+        assert show.said == [f"{SPEC.id}: interrupted; its logs are in {tmp_path / SPEC.id}-1"]
+
+    def test_ctrl_c_while_sizes_are_tried_says_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Interrupted:
+            def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> None:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(runner_module, "LocalLauncher", Interrupted)
+        show = Saying()
+        with pytest.raises(KeyboardInterrupt):
+            self.runner(tmp_path, show, lambda request: launch_of(request.spec)).sizes(SPEC, Search(1))
         assert show.said == [f"{SPEC.id}: interrupted; its logs are in {tmp_path / SPEC.id}-1"]
 
     def test_leases_that_cannot_be_kept_fail_in_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

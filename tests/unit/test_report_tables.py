@@ -6,56 +6,34 @@ import csv
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.cli import command, ladder, main
+from pytest_llmperf.cli import command, ladder
 from pytest_llmperf.cli.pages import Screen
 from pytest_llmperf.cli.shelf import Shelf
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Extent, Rung
-from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.document import Accepted
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.tables import comma_separated, escaped, markdown
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.spec import TrainSpec
-from tests.fakes import Fake, launch_of
+from tests.shelf import Run, baseline_at, keep, llmperf_on
 
 REPOSITORY = Path(__file__).parents[2]
 # Tokens/s by which the speed-ups are round: 15.3 is 4 times 15.1, 15.4 twice 15.3.
 RATES = {"15.1": 1000.0, "15.3": 4000.0, "15.4": 8000.0, "15.8": 16000.0, "15.9": 20000.0}
 
 
-def keep(root: Path, spec: TrainSpec, rate: float, machine: str = "m", gib: int = 10) -> Path:
-    """A baseline of ``spec`` at ``rate`` tokens/s as a file."""
-    seconds = spec.sequences_per_step * spec.sequence_length / rate
-    launch = launch_of(spec, Fake(step_seconds=seconds, reserved_bytes=gib * 2**30))
-    entry = Accepted(recorded_at=launch.started_at, reason="", launches=1, metrics={})
-    baseline = Baseline(
-        id=spec.id,
-        digest=spec.digest,
-        machine=machine,
-        spec=spec.to_dict(),
-        recorded_by="t.py::t",
-        launches=(launch,),
-        anchor=entry,
-        history=(entry,),
-    )
-    path = BaselineStore(root).path(machine, spec)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(baseline.to_json(), encoding="utf-8")
-    return path
-
-
 def keep_rungs(root: Path, rungs: Iterable[Rung], machine: str = "m") -> None:
     for rung in rungs:
         if rung.number in RATES and not rung.ran_out_of_memory:
-            keep(root, rung.spec, RATES[rung.number], machine)
+            keep(root, baseline_at(rung.spec, RATES[rung.number], machine, gib=10))
 
 
 @pytest.fixture
@@ -64,16 +42,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
 def report(capsys: pytest.CaptureFixture[str], root: Path) -> Run:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = main(["report", "--tables", "--perf-baselines", str(root), *map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(llmperf_on(root, capsys), "report --tables")
 
 
 def squeezed(text: str) -> list[str]:
@@ -195,7 +166,7 @@ class TestDocuments:
 
 class TestWhatIsNotThere:
     def test_a_broken_file_is_named_and_the_others_are_shown(self, report: Run, root: Path) -> None:
-        path = keep(root, chapter15.LLAMA[0].spec, 1000.0)
+        path = BaselineStore(root).path("m", chapter15.LLAMA[0].spec)
         path.write_text("{")
         code, out, err = report()
         assert code == 1
@@ -212,9 +183,10 @@ class TestWhatIsNotThere:
 
     @pytest.mark.parametrize("broken", [False, True])
     def test_a_machine_without_a_rung_is_one_line(self, report: Run, root: Path, broken: bool) -> None:
-        path = keep(root, TrainSpec(model="llama-tiny"), 1000.0, machine="cpu")
+        other = TrainSpec(model="llama-tiny")
+        keep(root, baseline_at(other, 1000.0, machine="cpu"))
         if broken:
-            path.write_text("")
+            BaselineStore(root).path("cpu", other).write_text("")
         code, out, err = report("--machine", "cpu")
         assert (code, out) == (1, "")
         assert f"none of {0 if broken else 1} baselines is of a rung of chapter 15" in err.splitlines()[-1]
@@ -222,7 +194,7 @@ class TestWhatIsNotThere:
         assert len(err.splitlines()) == 1 + broken
 
     def test_a_rung_of_other_settings_is_none(self, report: Run, root: Path) -> None:
-        keep(root, replace(chapter15.LLAMA[1].spec, sequence_length=512), 1.0)
+        keep(root, baseline_at(replace(chapter15.LLAMA[1].spec, sequence_length=512), 1.0))
         assert squeezed(report()[1])[5] == "15.2 7 fp32 no eager no - OOM - - - - - OOM"
 
     def test_no_baselines(self, report: Run, tmp_path: Path) -> None:
@@ -233,10 +205,10 @@ class TestWhatIsNotThere:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["--samples", "0"], "'0' must be a whole number of at least 1"),
-            (["--samples", "1e4"], "'1e4' must be a whole number of at least 1"),
-            (["--samples", "9", "--hours", "nan"], "'nan' must be a number above 0"),
-            (["--samples", "9", "--hours", "-1"], "'-1' must be a number above 0"),
+            (["--samples", "0"], "'0': expected a whole number of at least 1"),
+            (["--samples", "1e4"], "'1e4': expected a whole number of at least 1"),
+            (["--samples", "9", "--hours", "nan"], "'nan': expected a number above 0"),
+            (["--samples", "9", "--hours", "-1"], "'-1': expected a number above 0"),
             (["--samples", "9", "--hours", "1", "--steps", "1"], "not allowed with argument"),
             (["--steps", "450"], "need --samples"),
             (["--format", "html"], "invalid choice: 'html'"),

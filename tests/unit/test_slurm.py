@@ -10,9 +10,10 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.launch import aftermath
 from pytest_llmperf.launch.allocation import Allocation, AllocationError, Placement, expand_nodes, job_key, place
-from pytest_llmperf.launch.cluster import SlurmOptions, find_cluster, passed_on
+from pytest_llmperf.launch.cluster import find_cluster, passed_on
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.scheduler import step_environment
+from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.launch.slurm import OutOfTimeError, SlurmLauncher
 from pytest_llmperf.measurement import Failure, Health, Launch
 from tests.slurm.fakes import FakeSlurm

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import random
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.spec import ATTENTIONS, OPTIMIZERS, PRECISIONS, UNSUPPORTED_OPTIMIZERS, SpecError
+from pytest_llmperf.spec import ATTENTIONS, OPTIMIZERS, PRECISIONS, UNSUPPORTED_OPTIMIZERS, SpecError, precision_fields
 
 SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch_size=37)
 
@@ -263,6 +264,14 @@ def test_ids_differ_wherever_digests_do(a: TrainSpec, b: TrainSpec) -> None:
 
 @pytest.mark.parametrize("word", PRECISIONS)
 def test_every_precision_word_comes_back(word: str) -> None:
-    model_precision, mixed_precision, tf32 = PRECISIONS[word]
-    spec = TrainSpec(model="llama-tiny", model_precision=model_precision, mixed_precision=mixed_precision, tf32=tf32)
-    assert spec.precision == word
+    assert TrainSpec(model="llama-tiny", **precision_fields(word)).precision == word
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("fp23", ", did you mean 'fp32'?"), (["fp32"], ", did you mean 'fp32'?"), (None, ""), ("8", "")]
+)
+def test_a_word_that_is_no_precision(word: object, hint: str) -> None:
+    with pytest.raises(
+        SpecError, match=f"^unknown precision {re.escape(repr(word) + hint)}; known: fp32, tf32, bf16-m"
+    ):
+        precision_fields(word)

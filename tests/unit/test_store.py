@@ -18,8 +18,9 @@ import pytest
 from pytest_llmperf.judge import store as store_module
 from pytest_llmperf.judge.baseline import Baseline, accept
 from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import BaselineStore, Entry
-from pytest_llmperf.judge.verdict import Policy, judge
+from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.spec import TrainSpec
 from tests.fakes import Fake, launch_of
 

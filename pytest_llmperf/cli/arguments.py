@@ -1,0 +1,100 @@
+"""What `llmperf` can be asked, for argparse."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.cli import predict, purpose
+from pytest_llmperf.cli.quantities import amount, count
+from pytest_llmperf.insight import cost
+from pytest_llmperf.insight.chapter15 import STEPS
+from pytest_llmperf.report.tables import FORMATS
+
+
+def arguments_parser() -> argparse.ArgumentParser:
+    """Its namespace has ``command``, and ``usage`` where what was given may still be no use together."""
+    where = argparse.ArgumentParser(add_help=False)
+    where.add_argument("--machine", metavar="KIND", help="only baselines of this machine kind")
+    where.add_argument(
+        "--perf-baselines", metavar="DIR", type=Path, default=Path("baselines"), help="default: %(default)s, here"
+    )
+    parser = argparse.ArgumentParser(prog="llmperf", description="Look into what pytest-llmperf keeps.")
+    rooms = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_baselines, _add_plan, _add_report, _add_predict):
+        add(rooms, where)
+    _add_submit(rooms)
+    _add_merge(rooms)
+    return parser
+
+
+def _add_baselines(rooms: Any, where: argparse.ArgumentParser) -> None:
+    baselines = rooms.add_parser("baselines", help="stored figures: list, show, history, diff")
+    commands = baselines.add_subparsers(required=True, metavar="COMMAND")
+    one = commands.add_parser("list", parents=[where], help="every baseline on a line")
+    one.set_defaults(command="list")
+    case_help = "a spec's id, 6 digits or more of its digest, or a baseline's file"
+    for name, text in (
+        ("show", "one baseline: settings, launches, environment"),
+        ("history", "every acceptance of one baseline, and why"),
+    ):
+        one = commands.add_parser(name, parents=[where], help=text, description=text)
+        one.add_argument("case", metavar="CASE", help=case_help)
+        one.set_defaults(command=name)
+    one = commands.add_parser("diff", parents=[where], help="two baselines side by side, or all of two folders")
+    one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")
+    one.add_argument("--against", metavar="DIR", type=Path, help="A is this folder's: every case, or the one CASE")
+    one.set_defaults(command="diff", usage=one.error)
+
+
+def _add_plan(rooms: Any, where: argparse.ArgumentParser) -> None:
+    text = "the memory that specs will need, predicted without a GPU"
+    plan = rooms.add_parser("plan", parents=[where], help=text, description=text)
+    plan.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
+    plan.add_argument("--stored", action="store_true", help="every stored case")
+    how = plan.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="one JSON document a line")
+    how.add_argument("--format", choices=FORMATS, help="a table, predicted beside measured; left out: a page for each")
+    plan.set_defaults(command="plan", usage=plan.error)
+
+
+def _add_report(rooms: Any, where: argparse.ArgumentParser) -> None:
+    text = "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung"
+    report = rooms.add_parser("report", parents=[where], help=text, description=text)
+    what = report.add_mutually_exclusive_group(required=True)
+    what.add_argument("--tables", action="store_true", help="tables 15.1 to 15.9, and 15.10 to 15.12 of several GPUs")
+    what.add_argument("--purpose", choices=tuple(cost.PURPOSES), help="which case and how many GPUs serve it best")
+    report.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
+    report.add_argument("--samples", metavar="N", type=count, help="also the epochs that a training over N covers")
+    extent = report.add_mutually_exclusive_group()
+    extent.add_argument("--steps", metavar="N", type=count, help=f"of that training, default: {STEPS}")
+    extent.add_argument("--hours", metavar="H", type=amount, help="instead of --steps")
+    purpose.add_options(report)
+    report.set_defaults(command="report", usage=report.error)
+
+
+def _add_predict(rooms: Any, where: argparse.ArgumentParser) -> None:
+    text = "the throughput at numbers of GPUs that were not measured, from those that were, with its uncertainty"
+    ahead = rooms.add_parser("predict", parents=[where], help=text, description=text)
+    predict.add_options(ahead)
+    ahead.set_defaults(command="predict")
+
+
+def _add_submit(rooms: Any) -> None:
+    text = "the nightly job of a cluster file: its cost, then sbatch"
+    send = rooms.add_parser("submit", help=text, description=text)
+    send.add_argument("cluster", metavar="CLUSTER.ini", type=Path, help="examples: slurm/clusters/")
+    send.add_argument("--dry-run", action="store_true", help="only show what would be submitted and what it may cost")
+    send.add_argument("--script", metavar="FILE", type=Path, default=Path("slurm/nightly.sbatch"))
+    send.set_defaults(command="submit")
+
+
+def _add_merge(rooms: Any) -> None:
+    text = "the --perf-json files of one night as one, and a summary; exit code 1 unless all is green"
+    join = rooms.add_parser("merge", help=text, description=text)
+    join.add_argument("results", metavar="DIR|FILE", type=Path, nargs="+", help="gpus-*.json of a folder, or files")
+    join.add_argument("--expect", metavar="NAME", action="append", default=[], help="a file that must be in the folder")
+    join.add_argument("--json", metavar="FILE", type=Path)
+    join.add_argument("--markdown", metavar="FILE", type=Path)
+    join.set_defaults(command="merge")

@@ -1,0 +1,59 @@
+"""Leftovers: the baselines that no case of this run has, listed, or removed where that was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin.unused import file_of, gaps, partly, unused_baselines
+
+
+def _unused(session: PerfSession) -> list[Path]:
+    """Baselines that no case of this run has; none where not every case was asked.
+
+    Raises:
+        BaselineError: one of them cannot be read.
+    """
+    entries = BaselineStore(session.settings.baselines).entries(session.machine_kind)
+    coverage, config = session.coverage, session.config
+    coverage.parts |= set(partly(config))
+    coverage.gaps |= set(gaps(config, session.settings.baselines, [file_of(entry.recorded_by) for entry in entries]))
+    return unused_baselines(entries, set(session.findings.digests), coverage, config.rootpath)
+
+
+def listed(session: PerfSession) -> list[str]:
+    """A line for each, or for what hinders to know them."""
+    try:
+        unused = _unused(session)
+    except BaselineError as error:
+        return [str(error)]
+    what = "remove it with --update-baselines=prune"
+    if session.settings.update == "prune":
+        if not session.coverage.doubts():
+            return []  # they were removed, or named as what would be
+        what = "delete the file"
+    why = f"no case of this run has its settings; if they are gone, {what}"
+    return [f"unused baseline: {path} ({why})" for path in unused]
+
+
+def prune(session: PerfSession) -> bool:
+    """Remove them, or say why not; whether that went well."""
+    try:
+        unused = _unused(session)
+        doubts = session.coverage.doubts()
+        if doubts:
+            session.notes.append(f"--update-baselines=prune: nothing was removed, {doubts}")
+            return False
+        if session.settings.dry_run:
+            session.notes += [f"--update-baselines=prune would remove: {path}" for path in unused]
+        else:
+            session.notes += [] if unused else ["--update-baselines=prune: nothing to remove, every baseline is in use"]
+            for path in unused:
+                path.unlink()
+                session.notes.append(f"removed baseline: {path}")
+    except (BaselineError, OSError) as error:
+        session.notes.append(f"--update-baselines=prune: {error}")
+        return False
+    return True

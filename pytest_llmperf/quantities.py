@@ -1,0 +1,86 @@
+"""Quantities: numbers as somebody types them, in an option, an ini file or a cluster file. ``None``: it is none."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeGuard, TypeVar
+
+_T = TypeVar("_T")
+
+# No count here has more digits, and Python refuses to read thousands of them.
+_WHOLE = re.compile(r"[0-9]{1,18}")
+
+_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s?([a-zA-Z]{2,3})")
+_BYTES: Mapping[str, int] = {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)} | {
+    f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)
+}
+
+# Of a day, an hour and a minute.
+_HOURS: Mapping[str, float] = {"d": 24.0, "h": 1.0, "m": 1 / 60}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhm])")
+
+_TOKENS = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE]\+?[0-9]+)?)([kMGBT]?)")
+_MULTIPLES: Mapping[str, float] = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+
+
+def argument(parse: Callable[[str], _T | None], expected: str) -> Callable[[str], _T]:
+    """``parse`` as a ``type`` of argparse, which says in one line what was expected."""
+
+    def typed(text: str) -> _T:
+        value = parse(text)
+        if value is None:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
+        return value
+
+    return typed
+
+
+def is_positive(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is a finite number above 0; a bool is an int to Python, and never one to a user."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def positive(text: str) -> float | None:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if is_positive(value) else None
+
+
+def whole(text: str, least: int = 0, most: int | None = None) -> int | None:
+    """A whole number in digits, from ``least`` to ``most``."""
+    if _WHOLE.fullmatch(text) is None or int(text) < least or (most is not None and int(text) > most):
+        return None
+    return int(text)
+
+
+def count(text: str) -> int | None:
+    """A whole number above 0."""
+    return whole(text, least=1)
+
+
+def size_bytes(text: str) -> int | None:
+    """``64GiB``, ``80 GB``: a size with its unit, above 0."""
+    match = _SIZE.fullmatch(text)
+    return int(float(match[1]) * _BYTES.get(match[2].upper(), 0)) or None if match else None
+
+
+def duration_hours(text: str) -> float | None:
+    """``36``, ``24h``, ``2d``, ``1d12h``, ``90m``: above 0; without a unit it is hours."""
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return positive(text)
+    hours = math.fsum(float(number) * _HOURS[unit] for number, unit in parts)
+    return hours if is_positive(hours) else None
+
+
+def tokens(text: str) -> float | None:
+    """``1e9``, ``300B``, ``1.5T``: 1 or more."""
+    match = _TOKENS.fullmatch(text.replace(",", "").replace("_", ""))
+    value = float(match[1]) * _MULTIPLES[match[2]] if match else 0.0
+    return value if 1 <= value < math.inf else None

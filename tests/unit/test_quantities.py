@@ -1,0 +1,100 @@
+"""What somebody types: read where it is the quantity, refused where it is none."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf import quantities
+from pytest_llmperf.quantities import argument, count, duration_hours, is_positive, positive, size_bytes, tokens, whole
+
+
+@given(st.floats(min_value=0, exclude_min=True, allow_infinity=False))
+def test_every_finite_number_above_0_is_positive(value: float) -> None:
+    assert positive(repr(value)) == value
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1e999", "many", "0x10"])
+def test_what_is_no_positive_number(text: str) -> None:
+    assert positive(text) is None
+
+
+@pytest.mark.parametrize("value", [True, "2", None, [2], math.nan, math.inf, 0, -0.5])
+def test_a_value_that_is_no_positive_number(value: object) -> None:
+    assert not is_positive(value)
+
+
+@given(st.integers(0, 10**18 - 1))
+def test_whole_numbers_are_read_back(number: int) -> None:
+    assert whole(str(number)) == number
+    assert count(str(number)) == (number or None)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1", "1.0", "1e3", " 1", "1_000", "٣", "²", "9" * 5000])
+def test_what_is_no_whole_number(text: str) -> None:
+    assert whole(text) is None
+
+
+def test_a_whole_number_has_bounds() -> None:
+    assert [whole(text, least=1, most=8) for text in ("0", "1", "8", "9")] == [None, 1, 8, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("64GiB", 64 * 2**30),
+        ("64 gib", 64 * 2**30),
+        ("80GB", 80 * 10**9),
+        ("1.5MiB", 3 * 2**19),
+        *((text, None) for text in ("64", "64GHz", "0GiB", "-1GiB", "GiB", "64  GiB", "1e2GiB", "64GiB of it")),
+    ],
+)
+def test_a_size_has_its_unit(text: str, expected: int | None) -> None:
+    assert size_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("36", 36),
+        ("24h", 24),
+        ("2d", 48),
+        ("1d12h", 36),
+        ("90m", 1.5),
+        *((text, None) for text in ("0h", "-1h", "2w", "1d nonsense", "h", "")),
+    ],
+)
+def test_a_duration_is_hours(text: str, expected: float | None) -> None:
+    assert duration_hours(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1e9", 1e9),
+        ("300B", 300e9),
+        ("1.5T", 1.5e12),
+        ("1,000", 1000),
+        *((text, None) for text in ("0", "0.5", "many", "1e999", "5X", "")),
+    ],
+)
+def test_tokens_have_their_letter(text: str, expected: float | None) -> None:
+    assert tokens(text) == expected
+
+
+@given(st.text())
+def test_no_text_breaks_a_reader(text: str) -> None:
+    for read in (positive, whole, size_bytes, duration_hours, tokens):
+        value = read(text)
+        assert value is None or value >= 0
+
+
+def test_an_argument_says_what_was_expected() -> None:
+    read = argument(quantities.count, "a number of launches, 1 or more")
+    assert read("3") == 3
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^'0': expected a number of launches, 1 or more$"):
+        read("0")
