@@ -58,7 +58,7 @@ def gather(
         message = f"{result.message} within {LATE_SECONDS:.0f} s; all nodes must share the file system of its folder"
         return replace(result, message=message)
     if timed_out:
-        return replace(result, message=result.message + _stacks(folder) + _silent(nodes, ends))
+        return replace(result, message=result.message + _silent(nodes, ends))
     lost = _lost(folder, nodes, ends)
     if lost:
         failure = replace(result, kind="node-failure", message=_told(lost), tail=_last_lines(folder / "srun.log"))
@@ -129,14 +129,6 @@ def _reworded(folder: Path, failure: Failure, ends: Mapping[str, Any], nodes: Se
         )
         return replace(failure, kind="rendezvous", message=message)
     return failure
-
-
-def _stacks(folder: Path) -> str:
-    kept = len(list(folder.glob("stacks-*.txt"))), len(list(folder.glob("nccl-rank-*")))
-    found = [
-        f"{number} {what}" for number, what in zip(kept, ("stack dump(s)", "NCCL trace(s)"), strict=True) if number
-    ]
-    return f"; {' and '.join(found)} in its folder" if found else ""
 
 
 def _silent(nodes: Sequence[str], ends: Mapping[str, Any]) -> str:

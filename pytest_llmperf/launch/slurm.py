@@ -221,7 +221,7 @@ class SlurmLauncher:
             # Where NCCL keeps what it was doing, for a rank that hangs.
             found.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
             found.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-            found.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(request.folder / "nccl-rank-"))
+            found.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(request.folder / "trace-rank-"))
         if self._options.scratch:
             found[SCRATCH] = self._options.scratch
         return found

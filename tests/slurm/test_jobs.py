@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 
 import psutil
 import pytest
@@ -42,6 +44,19 @@ def test_a_node_that_dies_is_named_and_costs_one_case(suite: Suite) -> None:
     result = suite.results(job)["2"]
     assert "node-failure" in result["reason"]
     assert "node n2 went silent" in result["reason"]
+
+
+def test_a_rank_that_hangs_is_told_with_its_stack(suite: Suite) -> None:
+    suite.steps(ENDLESS)
+    start = time.monotonic()
+    job = suite.slurm.ended(suite.submit("-k", "gpus2", "--perf-timeout", "30", inject="hang=5 rank=1"))
+    assert time.monotonic() - start < 100
+    log = suite.log(job["JobId"])
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0"), log
+    reason = suite.results(job["JobId"])["2"]["reason"]
+    assert re.search(r"timeout.*rank 1 in _hang \(inject\.py:\d+\); rank 0 in ", reason), reason
+    assert "pytest_llmperf/worker/inject.py" in log, "the hanging rank's stack"
+    assert left_of(job["JobId"]) == []
 
 
 def test_a_time_limit_that_is_near_starts_nothing_more(suite: Suite) -> None:
