@@ -117,6 +117,11 @@ class _Collector:
                 self.session.coverage.note(report.nodeid, values["said"])
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """A worker of xdist begins: all of them share this run's GPUs, which the controller chose."""
+        node.workerinput["llmperf_gpus"] = self.session.chosen
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker of xdist ended: it collected, and the controller did not."""
         collected = getattr(node, "workeroutput", {}).get("llmperf")

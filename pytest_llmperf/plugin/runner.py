@@ -121,7 +121,7 @@ class Runner:
                 if self._session.on_cpu:
                     held.enter_context(lease_cpu(self._show.say))
                 else:
-                    gpus = held.enter_context(lease_gpus(num_gpus, self._session.machine.gpus, self._show.say))
+                    gpus = held.enter_context(lease_gpus(num_gpus, self._session.gpus, self._show.say))
             except OSError as error:
                 raise failed(str(error)) from None
             yield gpus

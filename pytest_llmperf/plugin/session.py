@@ -25,7 +25,8 @@ from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.verdict import Policy
 from pytest_llmperf.launch.allocation import job_key
 from pytest_llmperf.launch.cluster import Cluster
-from pytest_llmperf.launch.machine import Machine, find_machine
+from pytest_llmperf.launch.leases import undisturbed_first
+from pytest_llmperf.launch.machine import Gpu, Machine, find_machine
 from pytest_llmperf.launch.slurm import SlurmLauncher
 from pytest_llmperf.plugin.allocated import Job, hold, uses_slurm
 from pytest_llmperf.plugin.failed import failed
@@ -202,6 +203,20 @@ class PerfSession:
         """GPUs this run may use; 0 is the CPU."""
         asked = self.settings.gpus
         return len(self.machine.gpus) if asked is None else min(asked, len(self.machine.gpus))
+
+    @cached_property
+    def chosen(self) -> list[str]:
+        """By uuid, what the workers of a parallel run share where it may use fewer GPUs than there are; else none."""
+        asked = self.settings.gpus
+        if self.cluster is not None or not asked or asked >= len(self.machine.gpus):
+            return []
+        return [gpu.uuid for gpu in undisturbed_first(self.machine.gpus)[:asked]]
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Those of which launches may lease; one process alone takes whichever are free, and never more than asked."""
+        shared = getattr(self.config, "workerinput", {}).get("llmperf_gpus")
+        return tuple(gpu for gpu in self.machine.gpus if not shared or gpu.uuid in shared)
 
     @property
     def memory_bytes(self) -> int:
