@@ -39,8 +39,10 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         return
     if session.job is not None:
         session.job.note_spent()
-    if session.unfinished and pytest_session.exitstatus != OVER_BUDGET:
-        pytest_session.exitstatus = UNFINISHED
+    if session.unfinished:
+        pytest_session.exitstatus = OVER_BUDGET if session.over_budget else UNFINISHED
+    if session.unfinished or pytest_session.exitstatus == pytest.ExitCode.INTERRUPTED:
+        session.coverage.parts.add("the run was ended before its end")  # workers of xdist no longer tell
     if not _concerned(session):
         return
     if session.settings.update == "prune":

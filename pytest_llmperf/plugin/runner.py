@@ -96,7 +96,9 @@ class Runner:
             return self._launcher.launch(request, live.update)
         except OutOfTimeError as error:
             live.clear()
-            self._session.unfinished = str(error)
+            self._session.unfinished, self._session.over_budget = str(error), error.over_budget
+            if hasattr(self._session.config, "workerinput"):
+                pytest.skip(str(error))  # the controller of a parallel run would take an exit for a crash
             pytest.exit(str(error), returncode=OVER_BUDGET if error.over_budget else UNFINISHED)
         except KeyboardInterrupt:
             live.clear()

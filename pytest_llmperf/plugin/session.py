@@ -116,6 +116,8 @@ class PerfSession:
         self._launcher: SlurmLauncher | None = None
         self.unfinished = ""
         """What ended this run before its end, where another start can go on."""
+        self.over_budget = False
+        """Whether that was the budget: another start would change nothing."""
 
     @cached_property
     def experience(self) -> Experience:

@@ -26,6 +26,25 @@ def test_a_green_job_ran_each_case_on_the_nodes_it_needs(suite: Suite) -> None:
     assert results["2"]["verdict"] == "pass"
 
 
+def test_workers_of_xdist_share_the_nodes(suite: Suite) -> None:
+    job = suite.slurm.ended(suite.submit("-n", "2"))
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), suite.log(job["JobId"])
+    results = suite.results(job["JobId"])
+    assert {results[case]["verdict"] for case in "12"} == {"pass"}
+    assert results["2"]["launches"][0]["evidence"]["slurm_nodes"] == "n1 n2"
+
+
+def test_a_job_may_keep_its_launches_on_its_first_node(suite: Suite) -> None:
+    suite.steps(ENDLESS)
+    job = suite.submit("--perf-launcher", "local", "-n", "2")
+    suite.until(job, lambda: suite.training("gpus2"))
+    suite.slurm.command("scancel", job)
+    suite.slurm.ended(job)
+    suite.until(job, (suite.folder / f"out-{job}.json").exists)
+    assert suite.results(job)["unfinished"] == "SIGTERM"
+    assert left_of(job) == []
+
+
 def test_a_regression_ends_red(suite: Suite) -> None:
     job = suite.slurm.ended(suite.submit("-k", "gpus2", inject=LEAK))
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0"), suite.log(job["JobId"])
