@@ -33,6 +33,13 @@ class Aftermath:
     failure: Failure
     lost: Mapping[str, str]
     """Nodes that did not begin or went silent, and what each did."""
+    nobody_began: bool
+    """Whether none of the launch's nodes did."""
+
+    @property
+    def said(self) -> str:
+        """srun's last word."""
+        return (self.failure.tail or ("it did not say why",))[-1]
 
 
 def gather(
@@ -62,7 +69,8 @@ def gather(
     lost = _lost(folder, nodes, ends)
     if lost:
         failure = replace(result, kind="node-failure", message=_told(lost), tail=_last_lines(folder / "srun.log"))
-        return Aftermath(failure, lost)
+        nobody_began = not any((folder / f"node-{node}.json").exists() for node in nodes)
+        return Aftermath(failure, lost, nobody_began)
     return _reworded(folder, result, ends, nodes)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_llmperf.launch import process, scheduler
 from pytest_llmperf.launch.aftermath import Aftermath, gather
 from pytest_llmperf.launch.allocation import Placement, listed, place
-from pytest_llmperf.launch.cluster import Cluster, SlurmOptions, passed_on
+from pytest_llmperf.launch.cluster import Cluster, SlurmOptions, answer, passed_on
 from pytest_llmperf.launch.facts import NodeFacts
 from pytest_llmperf.launch.leases import lease_nodes
 from pytest_llmperf.launch.local import LaunchRequest, lifeline, torchrun_command, worker_environment, write_request
@@ -81,6 +81,10 @@ class SlurmLauncher:
         first = self._attempt(request, watch)
         if not isinstance(first, Aftermath):
             return first
+        if first.nobody_began and answer(tuple(first.lost), self._options):
+            # Not the nodes: srun refused what this launch asked for.
+            message = f"srun started nothing, though {listed(tuple(first.lost))} would: {first.said}"
+            return replace(first.failure, kind="never-started", message=message)
         self._lost |= first.lost
         names = listed(tuple(first.lost))
         if self._placement(request) is None:
@@ -201,9 +205,9 @@ class SlurmLauncher:
         ]
 
     def _generic_resources(self, placement: Placement) -> list[str]:
-        if not self._on_cpu:
-            return [f"--gres=gpu:{placement.ranks_per_node}"]
-        return ["--gres=none"] if any(node.granted_gpus for node in self._cluster.nodes) else []
+        if not any(node.granted_gpus for node in self._cluster.nodes):
+            return []  # SLURM gives whole nodes here, and knows nothing of GPUs
+        return ["--gres=none"] if self._on_cpu else [f"--gres=gpu:{placement.ranks_per_node}"]
 
     def _environment(self, request: LaunchRequest) -> dict[str, str]:
         environment = scheduler.step_environment(worker_environment(request, os.environ))

@@ -74,3 +74,17 @@ def test_a_run_whose_time_is_over_keeps_what_is_known(
     assert (document["exit_code"], document["unfinished"]) == (code, "sdpa was not started: SLURM job 7 is over")
     if not parallel:
         assert [each["verdict"] for each in document["results"]] == ["pass"]
+
+
+def test_a_job_of_several_nodes_without_srun_is_a_usage_error(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container without it, say: a quiet run on the first node alone is not what was asked for."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("PATH", "/nothing here")
+    assert project.run("--perf-max-launches", "1").ret == pytest.ExitCode.TESTS_FAILED, "one node: all cases are new"
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    result = project.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--perf-launcher auto: srun is not on PATH*--perf-launcher local*"])
