@@ -14,7 +14,7 @@ from pytest_llmperf.judge.common import host_shift
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.plugin.allocated import OVER_BUDGET, UNFINISHED
-from pytest_llmperf.plugin.plan import plan_lines
+from pytest_llmperf.plugin.plan import gpu_hours, plan_lines
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.unused import file_of, gaps, partly, unused_baselines
 from pytest_llmperf.report.results_json import document, write_json
@@ -47,7 +47,7 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         return
     if session.settings.update == "prune":
         _prune(session, pytest_session)
-    if session.settings.strict and not session.unfinished and _listed(session):
+    if _plans_too_much(session) or (session.settings.strict and not session.unfinished and _listed(session)):
         _fail(pytest_session)
     path = session.settings.json
     if path is not None:
@@ -66,7 +66,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
     if session.settings.against_itself:
         lines.append(f"--perf-against {session.settings.against}: the same environment on both sides")
     if session.settings.dry_run and session.settings.update != "prune":
-        lines = plan_lines(session.findings.planned) + lines
+        lines = plan_lines(session.findings.planned, session.settings.budget_gpu_hours) + lines
     elif session.findings.results:
         tty = bool(reporter.isatty)
         width = reporter._tw.fullwidth if tty else None
@@ -101,6 +101,11 @@ _SHORT = 1
 def _document(session: PerfSession, exit_code: int) -> dict[str, Any]:
     values = document(_machine(session), session.findings.results) | {"exit_code": exit_code}
     return values | ({"unfinished": session.unfinished} if session.unfinished else {})
+
+
+def _plans_too_much(session: PerfSession) -> bool:
+    budget = session.settings.budget_gpu_hours
+    return session.settings.dry_run and budget is not None and gpu_hours(session.findings.planned) > budget
 
 
 def _concerned(session: PerfSession) -> bool:

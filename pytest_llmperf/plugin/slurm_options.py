@@ -39,7 +39,8 @@ def add_options(group: pytest.OptionGroup) -> None:
         "--perf-budget",
         type=_hours,
         metavar="GPU_HOURS",
-        help="in a SLURM job: start nothing more once its GPUs were held for so long, requeues included",
+        help="in a SLURM job: start nothing more once its GPUs were held for so long, requeues included; "
+        "with --perf-dry-run anywhere: fail where the cases alone would take more",
     )
 
 

@@ -134,3 +134,17 @@ def test_two_parallel_runs_share_a_node(node: Project) -> None:
     second = node.run("-n", "2", "--update-baselines=new", "--perf-baselines=other", gpus="8")
     assert (second.ret, first.wait(60)) == (0, 0)
     assert len(uses(node)) == 24
+
+
+def test_a_dry_run_says_whether_the_cases_fit_a_budget(node: Project) -> None:
+    assert node.run("-k", "8-16", "--update-baselines=new", gpus="8").ret == 0
+    # A launch of 10 s on 8 GPUs.
+    fits = node.run("-k", "8-16", "--perf-dry-run", "--perf-budget", "0.03", gpus="8")
+    fits.stdout.fnmatch_lines(["1 case(s), 1 launch(es), 0.02 of 0.03 GPU-hours, *"])
+    assert fits.ret == 0
+    over = node.run("-k", "8-16", "--perf-dry-run", "--perf-budget", "0.01", gpus="8")
+    over.stdout.fnmatch_lines(
+        ["1 case(s), 1 launch(es), 0.02 of 0.01 GPU-hours, *", "over the budget of --perf-budget"]
+    )
+    assert over.ret == 1
+    assert len(uses(node)) == 1
