@@ -236,6 +236,9 @@ def srun_words(placement: Placement, nodes: Sequence[str], cpus: int, options: S
     return [
         *("srun", f"--nodes={placement.num_nodes}", f"--ntasks={placement.num_nodes}", "--ntasks-per-node=1"),
         *(f"--nodelist={','.join(nodes)}", f"--cpus-per-task={cpus}", f"--cpu-bind={options.cpu_bind}"),
+        # The lease keeps launches apart. SLURM would let none start on nodes of a step that lost another node, for
+        # minutes: to it that step still holds them.
+        "--overlap",
         # A node that fails must not take the others' last words with it.
         *("--export=ALL", "--input=none", "--kill-on-bad-exit=0", "--wait=60"),
     ]

@@ -65,6 +65,18 @@ def test_a_node_that_dies_is_named_and_costs_one_case(suite: Suite) -> None:
     assert "node n2 went silent" in result["reason"]
 
 
+def test_a_node_that_dies_is_left_out_and_the_launch_tried_once_more(suite: Suite) -> None:
+    suite.steps(600)
+    job = suite.submit("-k", "gpus2", sbatch=("--nodes=3", "--no-kill"))
+    suite.until(job, lambda: suite.training("gpus2"))
+    suite.slurm.kill_node("n2")
+    fields = suite.slurm.ended(job)
+    assert (fields["JobState"], fields["ExitCode"]) == ("COMPLETED", "0:0"), suite.log(job)
+    assert suite.results(job)["2"]["launches"][0]["evidence"]["slurm_nodes"] == "n1 n3"
+    assert "node n2 went silent" in suite.log(job)
+    assert "tried once more without n2" in suite.log(job)
+
+
 def test_a_rank_that_hangs_is_told_with_its_stack(suite: Suite) -> None:
     suite.steps(ENDLESS)
     start = time.monotonic()
