@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -29,6 +28,7 @@ from pytest_llmperf.choices import (
     SDPA_BACKENDS,
     UNSUPPORTED_OPTIMIZERS,
 )
+from pytest_llmperf.nearest import hint
 
 _WANTED: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
@@ -268,7 +268,7 @@ class TrainSpec:
         ):
             value = getattr(self, name)
             if value not in known:
-                raise SpecError(f"TrainSpec: unknown {name} {value!r}{_nearest(value, known)}; known: {_some(known)}")
+                raise SpecError(f"TrainSpec: unknown {name} {value!r}{hint(value, known)}; known: {_some(known)}")
         if self.weights is not None and not _is_folder(self.weights):
             raise SpecError(
                 f"TrainSpec: weights={self.weights!r} names no folder, expected one as save_pretrained writes it"
@@ -312,7 +312,7 @@ def precision_fields(word: object) -> dict[str, Any]:
     """
     if not isinstance(word, str) or word not in PRECISIONS:  # a test may be parametrized with a list
         known = tuple(PRECISIONS)
-        raise SpecError(f"unknown precision {word!r}{_nearest(str(word), known)}; known: {', '.join(known)}")
+        raise SpecError(f"unknown precision {word!r}{hint(str(word), known)}; known: {', '.join(known)}")
     return dict(zip(("model_precision", "mixed_precision", "tf32"), PRECISIONS[word], strict=True))
 
 
@@ -325,7 +325,7 @@ def _check_fields(values: Mapping[str, Any]) -> None:
                 "model_precision, mixed_precision and tf32"
             )
         if name not in known:
-            raise SpecError(f"TrainSpec has no field {name!r}{_nearest(name, known)}")
+            raise SpecError(f"TrainSpec has no field {name!r}{hint(name, known)}")
     if "model" not in values:
         raise SpecError("TrainSpec needs a model, e.g. model='llama-3.2-1b'")
 
@@ -335,28 +335,6 @@ def _is_folder(name: str) -> bool:
         return bool(name) and Path(name).is_dir()
     except OSError:  # too long a name, or a parent that may not be read
         return False
-
-
-# From this likeness on, what differs is a slip of the fingers.
-_SLIP = 0.8
-# What begins alike was meant before what only shares letters: 'adamww' is an Adam.
-_STEM = 3
-
-
-def _nearest(name: str, known: tuple[str, ...]) -> str:
-    name = name.lower()
-    matches = difflib.get_close_matches(name, known, n=len(known), cutoff=0.5)
-    if not matches:
-        return ""
-    nearest = matches[0]
-    if difflib.SequenceMatcher(None, nearest, name).ratio() < _SLIP:
-        akin = max((match for match in known if match in matches), key=lambda match: _shared_start(name, match))
-        nearest = akin if _shared_start(name, akin) >= _STEM else nearest
-    return f", did you mean {nearest!r}?"
-
-
-def _shared_start(a: str, b: str) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _some(known: tuple[str, ...]) -> str:

@@ -5,7 +5,6 @@ Pure functions of a spec and a record. What they find makes a case ``invalid``, 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median
@@ -13,6 +12,7 @@ from typing import Any
 
 from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.measurement import Health, Launch
+from pytest_llmperf.nearest import hint
 from pytest_llmperf.spec import TrainSpec
 from pytest_llmperf.steady import LONGEST_SECONDS, SHORTEST_SECONDS
 
@@ -42,7 +42,10 @@ def troubles(spec: TrainSpec, launch: Launch, inactive: frozenset[str] = frozens
     return (
         *_not_what_the_spec_makes(spec, launch),
         *unusable(launch),
-        *(f"{name!r} cannot be declared inactive{_nearest(name)}" for name in sorted(inactive - _CHECKS.keys())),
+        *(
+            f"{name!r} cannot be declared inactive{hint(name, _CHECKS) or '; known: ' + ', '.join(_CHECKS)}"
+            for name in sorted(inactive - _CHECKS.keys())
+        ),
         *_contradictions(spec, launch.evidence, inactive),
         *_disagreements(launch.evidence),
     )
@@ -150,11 +153,6 @@ def _disagreements(evidence: Mapping[str, Any]) -> Iterator[str]:
     for name, others in evidence.get("other_ranks", {}).items():
         said = ", ".join(f"rank {rank} has {value}" for rank, value in others.items())
         yield f"{name}: {said}, rank 0 has {evidence.get(name)}"
-
-
-def _nearest(name: str) -> str:
-    matches = difflib.get_close_matches(name, _CHECKS, n=1)
-    return f", did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(_CHECKS)}"
 
 
 def _liger(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:

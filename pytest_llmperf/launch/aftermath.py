@@ -33,6 +33,13 @@ class Aftermath:
     failure: Failure
     lost: Mapping[str, str]
     """Nodes that did not begin or went silent, and what each did."""
+    nobody_began: bool
+    """Whether none of the launch's nodes did."""
+
+    @property
+    def said(self) -> str:
+        """srun's last word."""
+        return (self.failure.tail or ("it did not say why",))[-1]
 
 
 def gather(
@@ -58,11 +65,12 @@ def gather(
         message = f"{result.message} within {LATE_SECONDS:.0f} s; all nodes must share the file system of its folder"
         return replace(result, message=message)
     if timed_out:
-        return replace(result, message=result.message + _stacks(folder) + _silent(nodes, ends))
+        return replace(result, message=result.message + _silent(nodes, ends))
     lost = _lost(folder, nodes, ends)
     if lost:
         failure = replace(result, kind="node-failure", message=_told(lost), tail=_last_lines(folder / "srun.log"))
-        return Aftermath(failure, lost)
+        nobody_began = not any((folder / f"node-{node}.json").exists() for node in nodes)
+        return Aftermath(failure, lost, nobody_began)
     return _reworded(folder, result, ends, nodes)
 
 
@@ -129,14 +137,6 @@ def _reworded(folder: Path, failure: Failure, ends: Mapping[str, Any], nodes: Se
         )
         return replace(failure, kind="rendezvous", message=message)
     return failure
-
-
-def _stacks(folder: Path) -> str:
-    kept = len(list(folder.glob("stacks-*.txt"))), len(list(folder.glob("nccl-rank-*")))
-    found = [
-        f"{number} {what}" for number, what in zip(kept, ("stack dump(s)", "NCCL trace(s)"), strict=True) if number
-    ]
-    return f"; {' and '.join(found)} in its folder" if found else ""
 
 
 def _silent(nodes: Sequence[str], ends: Mapping[str, Any]) -> str:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.launch.allocation import Allocation, AllocationError, listed
-from pytest_llmperf.launch.facts import NodeFacts, parse
+from pytest_llmperf.launch.facts import MARK, NodeFacts, parse
 from pytest_llmperf.launch.local import package_path
 from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.launch.scheduler import step_environment
+from pytest_llmperf.launch.scheduler import has_gpus_to_give, step_environment
 from pytest_llmperf.launch.site import SlurmOptions
 
 _PROBE_SECONDS = 180.0
+
+_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: Exited with")
 
 # The caller's, whose values a container may replace with its own. No secret is among them: a command line is public.
 _PASSED_ON = ("LLMPERF_", "NCCL_", "GLOO_", "OMP_", "TORCH_", "PYTORCH_", "TRITON_", "CUDA_", "UCX_", "FI_")
@@ -66,6 +71,11 @@ class Cluster:
                     f"{job}: node {node.node} shows {len(node.gpus)} GPU(s) where SLURM gave {node.granted_gpus}; "
                     f"look at nvidia-smi there, or leave it out with sbatch --exclude={node.node}"
                 )
+            if node.gpus and not node.granted_gpus and not on_cpu and has_gpus_to_give(node.node):
+                raise AllocationError(
+                    f"{job} was given no GPU, though node {node.node} shows {len(node.gpus)}: they may be another "
+                    f"job's; ask for them with sbatch --gres=gpu:{len(node.gpus)}, or use the CPU with --gpus 0"
+                )
         kinds = {kind: [n.node for n in self.nodes if n.kind == kind] for kind in (n.kind for n in self.nodes)}
         if len(kinds) > 1:
             told = "; ".join(f"{listed(names)}: {kind}" for kind, names in kinds.items())
@@ -91,7 +101,7 @@ def find_cluster(options: SlurmOptions) -> Cluster:
             "or use --perf-launcher local"
         )
     allocation = Allocation.of(os.environ)
-    output, trouble = _ask(allocation, options)
+    output, trouble = _ask(allocation.nodes, options)
     try:
         answers = {facts.node: facts for facts in parse(output)}
     except (ValueError, TypeError, KeyError) as error:
@@ -100,7 +110,7 @@ def find_cluster(options: SlurmOptions) -> Cluster:
     if not nodes:
         raise AllocationError(
             f"SLURM job {allocation.job_id}: no node answered a step that asked what it is ({trouble}); "
-            "try the same by hand: srun --overlap hostname"
+            f"try by hand: srun --overlap {shlex.join([*options.srun, *options.wrapped([_python(options), '-V'], {})])}"
         )
     return Cluster(
         allocation=allocation,
@@ -118,17 +128,21 @@ def passed_on(inherited: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _ask(allocation: Allocation, options: SlurmOptions) -> tuple[str, str]:
+def answer(nodes: Sequence[str], options: SlurmOptions) -> bool:
+    """Whether all these nodes start what they are asked to."""
+    return _ask(nodes, options)[0].count(MARK) == len(nodes)
+
+
+def _ask(nodes: Sequence[str], options: SlurmOptions) -> tuple[str, str]:
     """What the nodes print, and srun's last word."""
-    size = len(allocation.nodes)
+    size = len(nodes)
     command = [
         *("srun", f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", "--cpus-per-task=1"),
+        f"--nodelist={','.join(nodes)}",
         # Beside any step that runs already: each process of a parallel pytest asks.
         *("--overlap", "--export=ALL", "--input=none", "--job-name=llmperf-facts", "--cpu-bind=none"),
         *("--kill-on-bad-exit=0", *options.srun),
-        *options.wrapped(
-            [options.python or sys.executable, "-m", "pytest_llmperf.launch.facts"], {"PYTHONPATH": package_path()}
-        ),
+        *options.wrapped([_python(options), "-m", "pytest_llmperf.launch.facts"], {"PYTHONPATH": package_path()}),
     ]
     try:
         done = subprocess.run(
@@ -146,4 +160,10 @@ def _ask(allocation: Allocation, options: SlurmOptions) -> tuple[str, str]:
     except OSError as error:
         return "", str(error)
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return done.stdout, (lines or [f"srun ended with {done.returncode}"])[-1]
+    # That a task ended is told last, and why before it.
+    told = [line for line in lines if not _ENDED.match(line)] or lines or [f"srun ended with {done.returncode}"]
+    return done.stdout, told[-1]
+
+
+def _python(options: SlurmOptions) -> str:
+    return options.python or sys.executable

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pytest_llmperf.launch.machine import Gpu, find_machine
+from pytest_llmperf.result import GIB
 
 #: Begins the answer, among whatever a prolog or a module prints.
 MARK = "llmperf-node "
@@ -35,7 +36,7 @@ class NodeFacts:
         """What must be the same on every node of a launch."""
         if not self.gpus:
             return self.cpu_name
-        names = sorted({gpu.name for gpu in self.gpus})
+        names = sorted({f"{gpu.name} {gpu.memory_bytes / GIB:.0f} GiB" for gpu in self.gpus})
         return f"{len(self.gpus)} × {' and '.join(names)}"
 
     @classmethod

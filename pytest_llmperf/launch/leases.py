@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def lease_gpus(num_gpus: int, gpus: Sequence[Gpu], say: Callable[[str], None]) -
             chosen: list[Gpu] = []
             waiting = _Waiting(f"{num_gpus} GPU(s)", say)
             while True:
-                for gpu in sorted(set(gpus) - set(chosen), key=_foreign_first_last):
+                for gpu in undisturbed_first(set(gpus) - set(chosen)):
                     lock = _lock(folder / f"{gpu.uuid}.lock")
                     if _is_acquired(lock):
                         held.callback(lock.release)
@@ -95,8 +95,9 @@ def lease_nodes(num_nodes: int, job_id: str, nodes: Sequence[str], say: Callable
         yield sorted(chosen, key=list(nodes).index)
 
 
-def _foreign_first_last(gpu: Gpu) -> tuple[bool, int]:
-    return bool(foreign_processes([gpu])), gpu.index
+def undisturbed_first(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """``gpus`` by their index, those with foreign processes last."""
+    return sorted(gpus, key=lambda gpu: (bool(foreign_processes([gpu])), gpu.index))
 
 
 @contextmanager

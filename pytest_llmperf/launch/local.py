@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pytest_llmperf.boot import boot_id
 from pytest_llmperf.capacity import Search
-from pytest_llmperf.launch import outcome, process
+from pytest_llmperf.launch import outcome, process, stacks
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.progress import ProgressReader
@@ -107,6 +107,7 @@ class LocalLauncher:
                     timeout_seconds=request.timeout_seconds,
                     pid_files=lambda: folder.glob("rank-*.pid"),
                     poll=lambda: _poll(progress, watched),
+                    at_timeout=lambda: stacks.ask(folder),
                 )
                 return _Run(ended, watched.health(), progress.last)
         except OSError as error:

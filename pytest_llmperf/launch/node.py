@@ -12,20 +12,17 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
-
-from pytest_llmperf.launch import process
+from pytest_llmperf.launch import process, stacks
 from pytest_llmperf.launch.facts import node_name, switch
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import find_machine
@@ -33,7 +30,6 @@ from pytest_llmperf.launch.progress import ProgressReader
 
 TIMED_OUT = 124
 _ENDED_BY_SIGNAL = 143
-_STACK_SECONDS = 20.0
 SCRATCH = "LLMPERF_SCRATCH"
 
 # Compilers keep what they made here: on a shared file system every rank of every node would fight for it.
@@ -42,10 +38,6 @@ _CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 
 class _SignalledError(Exception):
     """Somebody ends this step: scancel, preemption, the time limit, or the launcher."""
-
-
-class _HangError(Exception):
-    """The launch takes longer than it may."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,9 +63,6 @@ def _run(folder: Path, name: str, seconds: float, command: list[str], environmen
             progress.poll()
             if progress.last.phase == "training" and progress.last.step:
                 watched.sample()
-            if time.monotonic() - start > seconds:
-                _keep_stacks(folder, name)
-                raise _HangError
 
         answer: dict[str, Any] = {"returncode": _ENDED_BY_SIGNAL, "timed_out": False, "signalled": False}
         try:
@@ -81,14 +70,15 @@ def _run(folder: Path, name: str, seconds: float, command: list[str], environmen
                 command,
                 environment=environment,
                 log=folder / f"torchrun-{name}.log",
-                timeout_seconds=seconds + 60,
+                timeout_seconds=seconds,
                 pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, our own are our children
                 poll=poll,
+                at_timeout=lambda: stacks.ask(folder),
             )
             # A signal's number is none that an exit code can hold.
             answer["returncode"] = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
-        except _HangError:
-            answer |= {"returncode": TIMED_OUT, "timed_out": True}
+            if ended.timed_out:
+                answer |= {"returncode": TIMED_OUT, "timed_out": True}
         except _SignalledError:
             answer |= {"signalled": True}
         except OSError as error:
@@ -118,32 +108,6 @@ def _scratch() -> Iterator[dict[str, str]]:
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _keep_stacks(folder: Path, name: str) -> None:
-    """What each rank of this node is doing now, where py-spy is installed to tell."""
-    spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
-    if spy is None:
-        return
-    for rank, pid in _ranks():
-        with suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(
-                [spy, "dump", "--pid", str(pid)],
-                capture_output=True,
-                check=False,
-                timeout=_STACK_SECONDS,
-            )
-            (folder / f"stacks-{name}-rank-{rank}.txt").write_bytes(done.stdout or done.stderr)
-
-
-def _ranks() -> list[tuple[str, int]]:
-    """This node's ranks and their pids."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if "RANK" in child.environ() and "pytest_llmperf.worker" in child.cmdline():
-                found.append((child.environ()["RANK"], child.pid))
-    return found
 
 
 def write(path: Path, value: Mapping[str, Any]) -> None:

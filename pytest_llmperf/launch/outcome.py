@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_llmperf.launch import stacks
 from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.measurement import Failure, Launch, Progress
 from pytest_llmperf.spec import TrainSpec
@@ -60,8 +61,7 @@ def _why(folder: Path, ended: Ended, progress: Progress) -> Failure:
     reasons = sorted(_reasons(folder), key=lambda reason: (reason.kind != "oom", reason.time))
     where = f"in phase {progress.phase}, step {progress.step} of {progress.steps}"
     if ended.timed_out:
-        message = f"no end after {ended.seconds:.0f} s, {where}; a longer limit is --perf-timeout"
-        return _failure(folder, "timeout", message, 0)
+        return _timed_out(folder, f"no end after {ended.seconds:.0f} s, {where}")
     victim = _killed_rank(folder)
     if victim is not None and not any(reason.kind == "oom" or reason.rank == victim for reason in reasons):
         # A killed rank leaves no reason, and its peers leave one: that their connection to it broke.
@@ -74,6 +74,20 @@ def _why(folder: Path, ended: Ended, progress: Progress) -> Failure:
     if not (folder / "rank-0.pid").exists():
         return _failure(folder, "never-started", f"torchrun ended with {ended.returncode} before a rank began", None)
     return _failure(folder, "killed", f"{_killed(folder, ended)}, {where}", victim)
+
+
+def _timed_out(folder: Path, message: str) -> Failure:
+    hang = stacks.read(folder)
+    limit = "a longer limit is --perf-timeout"
+    if hang is None:
+        return _failure(folder, "timeout", f"{message}; {limit}", 0)
+    return Failure(
+        kind="timeout",
+        message=f"{message}: {hang.message}; {limit}",
+        tail=_tidy(hang.stack[:_TAIL_LINES]),
+        folder=str(folder),
+        rank=hang.rank,
+    )
 
 
 # torchrun's own report of a rank that ended: its rank and exit code.

@@ -36,11 +36,12 @@ def run(  # noqa: PLR0913 - each is named at the one call
     timeout_seconds: float,
     pid_files: Callable[[], Iterable[Path]],
     poll: Callable[[], None],
+    at_timeout: Callable[[], None] = lambda: None,
 ) -> Ended:
     """Run ``command`` with its output in ``log``, calling ``poll`` while it runs, and reap its whole tree.
 
     ``pid_files`` names files in which descendants wrote their pids: ranks lead sessions of their own, and one whose
-    parent is gone is found only there.
+    parent is gone is found only there. ``at_timeout`` is called before what took too long is ended.
 
     Raises:
         OSError: the command cannot be started, or the log cannot be written.
@@ -61,6 +62,7 @@ def run(  # noqa: PLR0913 - each is named at the one call
         while process.poll() is None:
             if time.monotonic() - start > timeout_seconds:
                 timed_out = True
+                at_timeout()
                 break
             poll()
             with suppress(subprocess.TimeoutExpired):

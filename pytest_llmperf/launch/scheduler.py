@@ -56,6 +56,11 @@ def node_state(node: str) -> str:
     return _field(_scontrol("show", "node", "-o", node), "State").lower()
 
 
+def has_gpus_to_give(node: str) -> bool:
+    """Whether SLURM hands out this node's GPUs, so that a job has only those that it asked for."""
+    return "gpu" in _field(_scontrol("show", "node", "-o", node), "Gres")
+
+
 def cancel_step(job_id: str, step_name: str) -> None:
     """End the job's steps of this name, which outlive an srun that had to be killed."""
     for line in _run(["squeue", "--steps", "--noheader", "--format=%i %j", "--job", job_id]).splitlines():

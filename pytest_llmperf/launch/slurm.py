@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_llmperf.launch import process, scheduler
 from pytest_llmperf.launch.aftermath import Aftermath, gather
 from pytest_llmperf.launch.allocation import Placement, listed, place
-from pytest_llmperf.launch.cluster import Cluster, passed_on
+from pytest_llmperf.launch.cluster import Cluster, answer, passed_on
 from pytest_llmperf.launch.facts import NodeFacts
 from pytest_llmperf.launch.leases import lease_nodes
 from pytest_llmperf.launch.local import LaunchRequest, lifeline, torchrun_command, worker_environment, write_request
@@ -82,6 +82,10 @@ class SlurmLauncher:
         first = self._attempt(request, watch)
         if not isinstance(first, Aftermath):
             return first
+        if first.nobody_began and answer(tuple(first.lost), self._options):
+            # Not the nodes: srun refused what this launch asked for.
+            message = f"srun started nothing, though {listed(tuple(first.lost))} would: {first.said}"
+            return replace(first.failure, kind="never-started", message=message)
         self._lost |= first.lost
         names = listed(tuple(first.lost))
         if self._placement(request) is None:
@@ -202,9 +206,9 @@ class SlurmLauncher:
         ]
 
     def _generic_resources(self, placement: Placement) -> list[str]:
-        if not self._on_cpu:
-            return [f"--gres=gpu:{placement.ranks_per_node}"]
-        return ["--gres=none"] if any(node.granted_gpus for node in self._cluster.nodes) else []
+        if not any(node.granted_gpus for node in self._cluster.nodes):
+            return []  # SLURM gives whole nodes here, and knows nothing of GPUs
+        return ["--gres=none"] if self._on_cpu else [f"--gres=gpu:{placement.ranks_per_node}"]
 
     def _environment(self, request: LaunchRequest) -> dict[str, str]:
         environment = scheduler.step_environment(worker_environment(request, os.environ))
@@ -222,7 +226,7 @@ class SlurmLauncher:
             # Where NCCL keeps what it was doing, for a rank that hangs.
             found.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
             found.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-            found.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(request.folder / "nccl-rank-"))
+            found.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(request.folder / "trace-rank-"))
         if self._options.scratch:
             found[SCRATCH] = self._options.scratch
         return found
@@ -233,6 +237,9 @@ def srun_words(placement: Placement, nodes: Sequence[str], cpus: int, options: S
     return [
         *("srun", f"--nodes={placement.num_nodes}", f"--ntasks={placement.num_nodes}", "--ntasks-per-node=1"),
         *(f"--nodelist={','.join(nodes)}", f"--cpus-per-task={cpus}", f"--cpu-bind={options.cpu_bind}"),
+        # The lease keeps launches apart. SLURM would let none start on nodes of a step that lost another node, for
+        # minutes: to it that step still holds them.
+        "--overlap",
         # A node that fails must not take the others' last words with it.
         *("--export=ALL", "--input=none", "--kill-on-bad-exit=0", "--wait=60"),
     ]

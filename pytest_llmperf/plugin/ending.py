@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin.plan import plan_lines
+from pytest_llmperf.plugin.plan import gpu_hours, plan_lines
 from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, PerfSession
 from pytest_llmperf.result import CaseResult
 
@@ -31,8 +31,10 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         return
     if session.job is not None:
         session.job.note_spent()
-    if session.unfinished and pytest_session.exitstatus != OVER_BUDGET:
-        pytest_session.exitstatus = UNFINISHED
+    if session.unfinished:
+        pytest_session.exitstatus = OVER_BUDGET if session.over_budget else UNFINISHED
+    if session.unfinished or pytest_session.exitstatus == pytest.ExitCode.INTERRUPTED:
+        session.coverage.parts.add("the run was ended before its end")  # workers of xdist no longer tell
     if not _concerned(session):
         return
     from pytest_llmperf.plugin import leftovers
@@ -40,7 +42,8 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
 
     if session.settings.update == "prune" and not leftovers.prune(session):
         _fail(pytest_session)
-    if session.settings.strict and not session.unfinished and leftovers.listed(session):
+    is_left = session.settings.strict and not session.unfinished and leftovers.listed(session)
+    if is_left or _plans_too_much(session):
         _fail(pytest_session)
     path = session.settings.json
     if path is not None:
@@ -61,7 +64,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
     if session.settings.against_itself:
         lines.append(f"--perf-against {session.settings.against}: the same environment on both sides")
     if session.settings.dry_run and session.settings.update != "prune":
-        lines = plan_lines(session.findings.planned) + lines
+        lines = plan_lines(session.findings.planned, session.settings.budget_gpu_hours) + lines
     elif session.findings.results:
         lines = _table(session, reporter) + lines
     lines += listed(session)
@@ -104,6 +107,11 @@ def _document(session: PerfSession, exit_code: int) -> dict[str, Any]:
 
     values = document(_machine(session), session.findings.results) | {"exit_code": exit_code}
     return values | ({"unfinished": session.unfinished} if session.unfinished else {})
+
+
+def _plans_too_much(session: PerfSession) -> bool:
+    budget = session.settings.budget_gpu_hours
+    return session.settings.dry_run and budget is not None and gpu_hours(session.findings.planned) > budget
 
 
 def _concerned(session: PerfSession) -> bool:

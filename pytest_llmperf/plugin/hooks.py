@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping
 from typing import Any
 
 import pytest
 
+from pytest_llmperf.launch.allocation import job_key
 from pytest_llmperf.plugin import benchmark, ending, options, plan
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
@@ -40,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     session = PerfSession(config, options.read_settings(config))
     config.stash[SESSION] = session
     config.pluginmanager.register(_Collector(session), "llmperf-collector")
-    if session.job is not None:
+    if session.job is not None or job_key(os.environ):  # of a job whose launches stay on its first node, too
         from pytest_llmperf.plugin.allocated import end_on_signals
 
         def ended_by(name: str) -> None:
@@ -106,15 +108,26 @@ class _Collector:
                 findings.results.append(ending.unjudged(self.session, item.nodeid, report.longreprtext))
             # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
             report.llmperf = findings.take(findings.said(report))  # type: ignore[attr-defined]
+        if self.session.unfinished and hasattr(item.config, "workerinput"):
+            report.llmperf_unfinished = (self.session.unfinished, self.session.over_budget)  # type: ignore[attr-defined]
+            item.session.shouldstop = self.session.unfinished
         return report
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        unfinished = getattr(report, "llmperf_unfinished", None)
+        if unfinished is not None:
+            self.session.unfinished, self.session.over_budget = unfinished
         values: Mapping[str, Any] | None = getattr(report, "llmperf", None)
         if values is not None:
             self.session.findings.add(values)
             if values["said"]:
                 self.session.coverage.note(report.nodeid, values["said"])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """A worker of xdist begins: all of them share this run's GPUs, which the controller chose."""
+        node.workerinput["llmperf_gpus"] = self.session.chosen
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -72,20 +72,29 @@ def withhold(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
     report.outcome, report.longrepr = "skipped", (str(path), (line or 0) + 1, f"Skipped: {reason}")
 
 
-def plan_lines(planned: Sequence[Planned]) -> list[str]:
+def gpu_hours(planned: Sequence[Planned]) -> float:
+    """What the launches would take, of cases that have a baseline."""
+    return sum((case.seconds or 0.0) * case.gpus for case in planned if not case.skipped) / 3600
+
+
+def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None) -> list[str]:
     """Each case in the order it would run, what all of them would cost, and which would be skipped and why."""
+    hours = gpu_hours(planned)
     skipped = [f"      skipped: {case.skipped}" for case in planned if case.skipped]
     planned = [case for case in planned if not case.skipped]
     lines = [_line(number, case) for number, case in enumerate(planned, 1)]
     known = [case for case in planned if case.seconds is not None]
-    hours = sum((case.seconds or 0.0) * case.gpus for case in known) / 3600
     wall = sum(case.seconds or 0.0 for case in known)
     launches = sum(case.launches for case in planned)
-    total = f"{len(planned)} case(s), {launches} launch(es), {hours:.2f} GPU-hours, {wall / 60:.0f} min in a row"
+    budget = f" of {budget_gpu_hours:g}" if budget_gpu_hours is not None else ""
+    total = (
+        f"{len(planned)} case(s), {launches} launch(es), {hours:.2f}{budget} GPU-hours, {wall / 60:.0f} min in a row"
+    )
     unknown = len(planned) - len(known)
     if unknown:
         total += f"; {unknown} case(s) without a baseline are not counted in the time"
-    return [*lines, *skipped, total]
+    over = budget_gpu_hours is not None and hours > budget_gpu_hours
+    return [*lines, *skipped, total, *(["over the budget of --perf-budget"] if over else [])]
 
 
 def _line(number: int, case: Planned) -> str:

@@ -86,7 +86,9 @@ class Runner:
             return start(request, live.update)
         except OutOfTimeError as error:
             live.clear()
-            self._session.unfinished = str(error)
+            self._session.unfinished, self._session.over_budget = str(error), error.over_budget
+            if hasattr(self._session.config, "workerinput"):
+                pytest.skip(str(error))  # the controller of a parallel run would take an exit for a crash
             pytest.exit(str(error), returncode=OVER_BUDGET if error.over_budget else UNFINISHED)
         except KeyboardInterrupt:
             live.clear()
@@ -125,7 +127,7 @@ class Runner:
                 if self._session.on_cpu:
                     held.enter_context(lease_cpu(self._show.say))
                 else:
-                    gpus = held.enter_context(lease_gpus(num_gpus, self._session.machine.gpus, self._show.say))
+                    gpus = held.enter_context(lease_gpus(num_gpus, self._session.gpus, self._show.say))
             except OSError as error:
                 raise failed(str(error)) from None
             yield gpus

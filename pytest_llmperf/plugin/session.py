@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.judge.experience import Experience
     from pytest_llmperf.judge.sequential import Rule
     from pytest_llmperf.launch.cluster import Cluster
-    from pytest_llmperf.launch.machine import Machine
+    from pytest_llmperf.launch.machine import Gpu, Machine
     from pytest_llmperf.launch.slurm import SlurmLauncher
     from pytest_llmperf.plugin.allocated import Job
 
@@ -120,6 +120,8 @@ class PerfSession:
         self._launcher: SlurmLauncher | None = None
         self.unfinished = ""
         """What ended this run before its end, where another start can go on."""
+        self.over_budget = False
+        """Whether that was the budget: another start would change nothing."""
 
     @cached_property
     def experience(self) -> Experience:
@@ -170,7 +172,7 @@ class PerfSession:
 
             arguments = tuple(map(str, self.config.invocation_params.args))
             return Job(self.config.rootpath / ".llmperf", os.environ, arguments, resume=settings.resume)
-        if settings.resume or settings.budget_gpu_hours is not None:
+        if settings.resume or (settings.budget_gpu_hours is not None and not settings.dry_run):
             option = "--perf-resume" if settings.resume else "--perf-budget"
             raise pytest.UsageError(f"{option}: not in a SLURM job that launches by srun; leave it out, or use sbatch")
         return None
@@ -219,6 +221,22 @@ class PerfSession:
         """GPUs this run may use; 0 is the CPU."""
         asked = self.settings.gpus
         return len(self.machine.gpus) if asked is None else min(asked, len(self.machine.gpus))
+
+    @cached_property
+    def chosen(self) -> list[str]:
+        """By uuid, what the workers of a parallel run share where it may use fewer GPUs than there are; else none."""
+        asked = self.settings.gpus
+        if self.cluster is not None or not asked or asked >= len(self.machine.gpus):
+            return []
+        from pytest_llmperf.launch.leases import undisturbed_first
+
+        return [gpu.uuid for gpu in undisturbed_first(self.machine.gpus)[:asked]]
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Those of which launches may lease; one process alone takes whichever are free, and never more than asked."""
+        shared = getattr(self.config, "workerinput", {}).get("llmperf_gpus")
+        return tuple(gpu for gpu in self.machine.gpus if not shared or gpu.uuid in shared)
 
     @property
     def memory_bytes(self) -> int:

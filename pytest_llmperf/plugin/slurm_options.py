@@ -44,7 +44,8 @@ def add_options(group: pytest.OptionGroup) -> None:
         "--perf-budget",
         type=argument(quantities.positive, "a number of GPU-hours above 0"),
         metavar="GPU_HOURS",
-        help="in a SLURM job: start nothing more once its GPUs were held for so long, requeues included",
+        help="in a SLURM job: start nothing more once its GPUs were held for so long, requeues included; "
+        "with --perf-dry-run anywhere: fail where the cases alone would take more",
     )
 
 
@@ -76,4 +77,6 @@ def uses_slurm(launcher: str, variables: Mapping[str, str]) -> bool:
     if launcher != "auto":
         return launcher == "slurm"
     in_step = variables.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP
-    return bool(variables.get("SLURM_JOB_ID")) and not in_step and shutil.which("srun") is not None
+    in_job = bool(variables.get("SLURM_JOB_ID")) and not in_step
+    # Without srun a job of one node is a machine like any other; one of several must not quietly use the first.
+    return in_job and (shutil.which("srun") is not None or variables.get("SLURM_JOB_NUM_NODES", "1") != "1")

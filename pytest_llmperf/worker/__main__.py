@@ -14,14 +14,16 @@ from pytest_llmperf.capacity import Search
 from pytest_llmperf.spec import TrainSpec
 from pytest_llmperf.worker.files import write_failure, write_json
 from pytest_llmperf.worker.heartbeat import Heartbeat
+from pytest_llmperf.worker.lastwords import LastWords
 from pytest_llmperf.worker.memory import cap, is_out_of_memory
 
 
 def main(folder: Path) -> None:
     """Train what ``request.json`` asks for; rank 0 leaves ``launch.json``, a rank that fails its reason."""
     rank = int(os.environ["RANK"])
+    words = LastWords(folder, rank)
     (folder / f"rank-{rank}.pid").write_text(str(os.getpid()), encoding="ascii")
-    heartbeat = Heartbeat(folder, rank)
+    heartbeat = Heartbeat(folder, rank, words)
     heartbeat.start()
     try:
         _run(folder, rank, heartbeat)
@@ -30,6 +32,7 @@ def main(folder: Path) -> None:
         raise
     finally:
         heartbeat.stop()
+        words.close()
 
 
 def _run(folder: Path, rank: int, heartbeat: Heartbeat) -> None:

@@ -16,6 +16,7 @@ import psutil
 
 from pytest_llmperf.boot import boot_id
 from pytest_llmperf.worker.files import write_json
+from pytest_llmperf.worker.lastwords import LastWords
 
 _INTERVAL_SECONDS = 0.5
 
@@ -23,10 +24,11 @@ _INTERVAL_SECONDS = 0.5
 class Heartbeat:
     """Progress of one rank. ``phase``, ``step`` and ``steps`` are set by the rank and read by the thread."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, words: LastWords) -> None:
         self.phase, self.step, self.steps, self.tokens_per_step = "importing", 0, 0, 0
         self.reserved_bytes: Callable[[], int] = lambda: 0
         self._path = folder / "progress.json" if rank == 0 else None
+        self._words = words
         self._parent = _parent()
         self._launcher_lock = _launcher_lock(folder)
         self._stop = threading.Event()
@@ -44,6 +46,7 @@ class Heartbeat:
             if _is_gone(self._parent) or _is_free(self._launcher_lock):
                 # torchrun or the launcher was killed and could not reap us: nobody will read what we would write.
                 os._exit(1)
+            self._words.poll()
             if self._path is not None:
                 self._write(self._path)
 

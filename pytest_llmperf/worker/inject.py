@@ -2,7 +2,8 @@
 
 ``LLMPERF_INJECT="slow=0.03 rank=1 hold=268435456"`` makes every step of rank 1 (without ``rank``: of all) 3 % longer
 and keeps 256 MiB. ``LLMPERF_INJECT="attention=eager"`` trains with another value of a setting than was asked for; that
-is up to ``rank`` too. The launch's evidence tells of it, and such a launch is never stored.
+is up to ``rank`` too. ``LLMPERF_INJECT="hang=5 rank=1"`` never comes back from step 5. The launch's evidence tells of
+it, and such a launch is never stored.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Injection:
     """Share of the step time, added to each step."""
     hold: int = 0
     """Bytes."""
+    hang: int = 0
+    """The step at whose end the rank stays for good; 0: none."""
     rank: int | None = None
     """The one rank that does all this; ``None`` is every rank."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -56,12 +59,13 @@ class Injection:
             found = cls(
                 slow=float(values.pop("slow", 0)),
                 hold=int(values.pop("hold", 0)),
+                hang=int(values.pop("hang", 0)),
                 rank=None if rank is None else int(rank),
             )
             found = replace(found, settings={name: _value(text) for name, text in values.items()})
         except ValueError as error:
             raise ValueError(
-                f"{VARIABLE}={text!r}: expected slow=SHARE hold=BYTES rank=RANK SETTING=VALUE ({error})"
+                f"{VARIABLE}={text!r}: expected slow=SHARE hold=BYTES hang=STEP rank=RANK SETTING=VALUE ({error})"
             ) from error
         problem = found.problem(int(os.environ.get("WORLD_SIZE", "0")))
         if problem:
@@ -74,6 +78,8 @@ class Injection:
             return f"slow={self.slow:g} must be a share of the step time, e.g. slow=0.03 for 3 %"
         if self.hold < 0:
             return f"hold={self.hold} must be a number of bytes"
+        if self.hang < 0:
+            return f"hang={self.hang} must be a step, e.g. hang=5"
         if self.rank is not None and not 0 <= self.rank < (num_ranks or math.inf):
             ranks = f", 0 to {num_ranks - 1}" if num_ranks else ""
             return f"rank={self.rank} must be one of this launch's ranks{ranks}"
@@ -93,7 +99,7 @@ class Injection:
             raise ValueError(f"{VARIABLE}={os.environ.get(VARIABLE, '')!r}: {error}") from error
 
     def concerns(self, rank: int) -> bool:
-        return bool(self.slow or self.hold) and self.rank in (None, rank)
+        return bool(self.slow or self.hold or self.hang) and self.rank in (None, rank)
 
 
 class Burner:
@@ -101,11 +107,14 @@ class Burner:
 
     def __init__(self, injection: Injection, device: torch.device, clock: Any) -> None:
         self._share, self._device, self._clock = injection.slow, device, clock
+        self._hang = injection.hang
         self._held = torch.zeros(injection.hold, dtype=torch.uint8, device=device) if injection.hold else None
         self._seconds, self._products = 0.0, 0
         self._matrix = torch.empty(0)
 
     def step(self, step: int) -> None:
+        if step == self._hang:
+            _hang()
         if step == _LEARN_TO and self._share:
             self._learn()
         if self._products:
@@ -134,6 +143,12 @@ class Burner:
     def _multiply(self, times: int) -> None:
         for _ in range(times):
             torch.matmul(self._matrix, self._matrix)
+
+
+def _hang() -> None:
+    """As a rank that waits for something that never comes; a signal's handler still runs."""
+    while True:
+        time.sleep(1)
 
 
 def _value(text: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.plugin.conftest import Project
@@ -33,3 +35,56 @@ def test_srun_outside_of_a_job_is_a_usage_error(project: Project, monkeypatch: p
     result = project.run("--perf-launcher", "slurm")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--perf-launcher slurm: *"])
+
+
+# What SlurmLauncher raises when a job's time or its budget is over.
+_TOO_LATE = """
+from unittest import mock
+
+from pytest_llmperf.launch.slurm import OutOfTimeError
+from pytest_llmperf.plugin import runner
+from tests import fakes
+
+fakes.install()
+
+class LateLauncher(fakes.FakeLauncher):
+    def launch(self, request, watch):
+        if request.spec.attention == "sdpa":
+            raise OutOfTimeError("sdpa was not started: SLURM job 7 is over", over_budget=OVER)
+        return super().launch(request, watch)
+
+mock.patch.object(runner, "LocalLauncher", LateLauncher).start()
+"""
+
+
+@pytest.mark.parametrize("parallel", [(), ("-n", "2")])
+@pytest.mark.parametrize(("over_budget", "code"), [(False, 75), (True, 76)])
+def test_a_run_whose_time_is_over_keeps_what_is_known(
+    project: Project, parallel: tuple[str, ...], over_budget: bool, code: int
+) -> None:
+    if parallel:
+        pytest.importorskip("xdist")
+    project.record()
+    project.pytester.makeconftest(_TOO_LATE.replace("OVER", str(over_budget)))
+    result = project.run("--perf-json", "out.json", *parallel)
+    assert result.ret == code
+    assert "INTERNALERROR" not in result.stdout.str()
+    assert "unused baseline" not in result.stdout.str(), "nobody knows"
+    document = json.loads((project.path / "out.json").read_text())
+    assert (document["exit_code"], document["unfinished"]) == (code, "sdpa was not started: SLURM job 7 is over")
+    if not parallel:
+        assert [each["verdict"] for each in document["results"]] == ["pass"]
+
+
+def test_a_job_of_several_nodes_without_srun_is_a_usage_error(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container without it, say: a quiet run on the first node alone is not what was asked for."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("PATH", "/nothing here")
+    assert project.run("--perf-max-launches", "1").ret == pytest.ExitCode.TESTS_FAILED, "one node: all cases are new"
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    result = project.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--perf-launcher auto: srun is not on PATH*--perf-launcher local*"])

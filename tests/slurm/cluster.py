@@ -1,4 +1,4 @@
-"""A real SLURM on this host: one controller, two nodes, started for the tests and ended by pid."""
+"""A real SLURM on this host: one controller, three nodes, started for the tests and ended by pid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
 
 _MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
 
@@ -47,10 +47,10 @@ JobRequeue=1
 JobAcctGatherType=jobacct_gather/linux
 AccountingStorageType=accounting_storage/none
 SchedulerParameters=sched_interval=2,sched_min_interval=0
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=2 RealMemory=4000
+{nodes}
 PartitionName=main Nodes=ALL Default=YES State=UP
 """
+_NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000"
 
 
 def missing() -> str:
@@ -141,7 +141,11 @@ def running(home: Path) -> Iterator[Slurm]:
     for node in NODES:
         (home / f"spool.{node}").mkdir()
     host = socket.gethostname().split(".")[0]
-    (home / "slurm.conf").write_text(_CONFIGURATION.format(home=home, host=host, ports=_free_ports(4)))
+    ports = _free_ports(2 + len(NODES))
+    nodes = "\n".join(
+        _NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, ports[2:], strict=True)
+    )
+    (home / "slurm.conf").write_text(_CONFIGURATION.format(home=home, host=host, ports=ports, nodes=nodes))
     slurm = Slurm(home)
     munged = _start_munged()
     try:

@@ -28,6 +28,8 @@ with pathlib.Path(CALLS).open("a") as calls:
     calls.write(json.dumps(words) + "\\n")
 if plan.get("srun_error"):
     sys.exit("srun: error: " + plan["srun_error"])
+if plan.get("step_refused") and said["job-name"] != "llmperf-facts":
+    sys.exit("srun: error: Unable to create step for job 7: " + plan["step_refused"])
 nodes = said.get("nodelist", "").split(",") if said.get("nodelist") else list(plan["nodes"])
 running = []
 for node in nodes:
@@ -49,8 +51,9 @@ if "job" in sys.argv:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(end))
     print(f"JobId=7 StartTime={time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime())} EndTime={stamp} TimeLimit=1")
 else:
-    state = "DOWN*" if plan["nodes"][sys.argv[-1]].get("dead") else "IDLE"
-    print(f"NodeName={sys.argv[-1]} NodeAddr=127.0.0.1 State={state}")
+    node = plan["nodes"][sys.argv[-1]]
+    state = "DOWN*" if node.get("dead") else "IDLE"
+    print(f"NodeName={sys.argv[-1]} NodeAddr=127.0.0.1 State={state} Gres={node.get('gres', '(null)')}")
 """
 
 _PYTHON = """
@@ -59,7 +62,7 @@ name = os.environ["SLURMD_NODENAME"]
 node = plan["nodes"].get(name, {})
 module = sys.argv[2]
 if module.endswith("facts"):
-    gpu = {"name": node.get("gpu", "H100"), "memory_bytes": 64 * 2**30}
+    gpu = {"name": node.get("gpu", "H100"), "memory_bytes": node.get("gib", 64) * 2**30}
     gpus = [{"index": i, "uuid": f"GPU-{i}", **gpu} for i in range(node.get("gpus", 0))]
     facts = {"node": name, "host": name, "gpus": gpus, "cpu_name": node.get("cpu", "EPYC")}
     facts |= {"granted_gpus": node.get("granted", len(gpus)), "switch": node.get("switch", "")}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 
 import psutil
 import pytest
@@ -24,6 +26,25 @@ def test_a_green_job_ran_each_case_on_the_nodes_it_needs(suite: Suite) -> None:
     assert results["2"]["verdict"] == "pass"
 
 
+def test_workers_of_xdist_share_the_nodes(suite: Suite) -> None:
+    job = suite.slurm.ended(suite.submit("-n", "2"))
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), suite.log(job["JobId"])
+    results = suite.results(job["JobId"])
+    assert {results[case]["verdict"] for case in "12"} == {"pass"}
+    assert results["2"]["launches"][0]["evidence"]["slurm_nodes"] == "n1 n2"
+
+
+def test_a_job_may_keep_its_launches_on_its_first_node(suite: Suite) -> None:
+    suite.steps(ENDLESS)
+    job = suite.submit("--perf-launcher", "local", "-n", "2")
+    suite.until(job, lambda: suite.training("gpus2"))
+    suite.slurm.command("scancel", job)
+    suite.slurm.ended(job)
+    suite.until(job, (suite.folder / f"out-{job}.json").exists)
+    assert suite.results(job)["unfinished"] == "SIGTERM"
+    assert left_of(job) == []
+
+
 def test_a_regression_ends_red(suite: Suite) -> None:
     job = suite.slurm.ended(suite.submit("-k", "gpus2", inject=LEAK))
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0"), suite.log(job["JobId"])
@@ -42,6 +63,31 @@ def test_a_node_that_dies_is_named_and_costs_one_case(suite: Suite) -> None:
     result = suite.results(job)["2"]
     assert "node-failure" in result["reason"]
     assert "node n2 went silent" in result["reason"]
+
+
+def test_a_node_that_dies_is_left_out_and_the_launch_tried_once_more(suite: Suite) -> None:
+    suite.steps(600)
+    job = suite.submit("-k", "gpus2", sbatch=("--nodes=3", "--no-kill"))
+    suite.until(job, lambda: suite.training("gpus2"))
+    suite.slurm.kill_node("n2")
+    fields = suite.slurm.ended(job)
+    assert (fields["JobState"], fields["ExitCode"]) == ("COMPLETED", "0:0"), suite.log(job)
+    assert suite.results(job)["2"]["launches"][0]["evidence"]["slurm_nodes"] == "n1 n3"
+    assert "node n2 went silent" in suite.log(job)
+    assert "tried once more without n2" in suite.log(job)
+
+
+def test_a_rank_that_hangs_is_told_with_its_stack(suite: Suite) -> None:
+    suite.steps(ENDLESS)
+    start = time.monotonic()
+    job = suite.slurm.ended(suite.submit("-k", "gpus2", "--perf-timeout", "30", inject="hang=5 rank=1"))
+    assert time.monotonic() - start < 100
+    log = suite.log(job["JobId"])
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0"), log
+    reason = suite.results(job["JobId"])["2"]["reason"]
+    assert re.search(r"timeout.*rank 1 in _hang \(inject\.py:\d+\); rank 0 in ", reason), reason
+    assert "pytest_llmperf/worker/inject.py" in log, "the hanging rank's stack"
+    assert left_of(job["JobId"]) == []
 
 
 def test_a_time_limit_that_is_near_starts_nothing_more(suite: Suite) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,13 @@ class TestCluster:
         with pytest.raises(AllocationError, match=r"srun is not on PATH.*--perf-launcher local"):
             find_cluster(SlurmOptions())
 
+    def test_what_the_node_said_is_told_and_not_that_its_task_ended(self, slurm: FakeSlurm) -> None:
+        ended = "srun: error: n1: task 0: Exited with exit code 2"
+        slurm.allocate({"n1": {}}, srun_error=f"no such image\n{ended}")
+        options = SlurmOptions(python=str(slurm.python), prefix=("singularity", "exec", "a.sif"))
+        with pytest.raises(AllocationError, match=r"\(srun: error: no such image\); try by hand: .*singularity exec"):
+            find_cluster(options)
+
     def test_no_answer_is_told_with_the_last_word_of_srun(self, slurm: FakeSlurm) -> None:
         slurm.allocate({"n1": {}}, srun_error="Invalid job credential")
         with pytest.raises(AllocationError, match=r"SLURM job 7: no node answered.*Invalid job credential"):
@@ -124,8 +132,9 @@ class TestCluster:
     @pytest.mark.parametrize(
         ("second", "said"),
         [
-            ({"gpus": 4, "gpu": "A100"}, r"n1: 4 × H100; n2: 4 × A100"),
-            ({"gpus": 3}, r"n1: 4 × H100; n2: 3 × H100"),
+            ({"gpus": 4, "gpu": "A100"}, r"n1: 4 × H100 64 GiB; n2: 4 × A100 64 GiB"),
+            ({"gpus": 4, "gib": 80}, r"n1: 4 × H100 64 GiB; n2: 4 × H100 80 GiB"),
+            ({"gpus": 3}, r"n1: 4 × H100 64 GiB; n2: 3 × H100 64 GiB"),
         ],
     )
     def test_nodes_that_differ_are_refused_and_named(
@@ -139,6 +148,15 @@ class TestCluster:
         slurm.allocate({"n1": {"gpus": 3, "granted": 4}})
         cluster = find_cluster(SlurmOptions(python=str(slurm.python)))
         with pytest.raises(AllocationError, match=r"n1 shows 3 GPU\(s\) where SLURM gave 4.*--exclude=n1"):
+            cluster.check(on_cpu=False)
+        cluster.check(on_cpu=True)
+
+    def test_a_job_that_asked_for_no_gpu_takes_nobody_elses(self, slurm: FakeSlurm) -> None:
+        slurm.allocate({"n1": {"gpus": 4, "granted": 0, "gres": "gpu:h100:4"}})
+        cluster = find_cluster(SlurmOptions(python=str(slurm.python)))
+        with pytest.raises(
+            AllocationError, match=r"7 was given no GPU, though node n1 shows 4.*--gres=gpu:4.*--gpus 0"
+        ):
             cluster.check(on_cpu=False)
         cluster.check(on_cpu=True)
 
@@ -162,6 +180,16 @@ class TestCommand:
         assert endpoint.startswith(("--rdzv-endpoint=127.0.0.1:2", "--rdzv-endpoint=127.0.0.1:3"))
         assert "TORCH_NCCL_DUMP_ON_TIMEOUT=1" in words
         assert not any(word.startswith("CUDA_VISIBLE_DEVICES") for word in words), "SLURM sets it on each node"
+
+    def test_where_slurm_knows_nothing_of_gpus_none_are_asked_for(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path
+    ) -> None:
+        slurm.allocate({"n1": {**GPUS, "granted": 0}})
+        slurm.yields(SPEC)
+        start = launcher(slurm, said, on_cpu=False)
+        start._cluster.check(on_cpu=False)
+        assert isinstance(start.launch(request(tmp_path), lambda _: None), Launch)
+        assert not any(word.startswith("--gres") for word in slurm.calls[-1])
 
     def test_one_node_needs_no_meeting_place(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
         slurm.allocate({"n1": {}}, tasks=2)
@@ -247,6 +275,22 @@ class TestLaunch:
         assert f"node n2 {what}" in said[0]
         assert "tried once more without n2" in said[0]
         assert "--nodelist=n1,n3" in slurm.calls[-1]
+
+    def test_a_step_that_srun_refuses_is_no_broken_node(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path
+    ) -> None:
+        slurm.allocate({"n1": {}, "n2": {}, "n3": {}}, step_refused="Invalid generic resource (gres) specification")
+        start = launcher(slurm, said)
+        failure = start.launch(request(tmp_path), lambda _: None)
+        assert isinstance(failure, Failure)
+        assert failure.kind == "never-started"
+        assert "srun started nothing, though n1, n2 would: srun: error: Unable to create step" in failure.message
+        assert said == [], "it was not tried again"
+        slurm.plan(step_refused="")
+        slurm.yields(SPEC)
+        record = start.launch(replace(request(tmp_path), folder=tmp_path / "next"), lambda _: None)
+        assert isinstance(record, Launch), record
+        assert record.evidence["slurm_nodes"] == "n1 n2", "nor are its nodes lost"
 
     def test_without_nodes_left_a_broken_one_is_named(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
         slurm.allocate({"n1": {}, "n2": {}})

@@ -175,6 +175,7 @@ class TestStopping:
         ("slow=inf", "slow=inf must be a share of the step time"),
         ("slow=-1", "slow=-1 must be a share of the step time"),
         ("hold=-1", "hold=-1 must be a number of bytes"),
+        ("hang=-1", "hang=-1 must be a step"),
         ("slow=0.1 rank=2", "rank=2 must be one of this launch's ranks, 0 to 1"),
         ("slow=0.1 rank=-1", "rank=-1 must be one of this launch's ranks, 0 to 1"),
     ],

@@ -1,0 +1,57 @@
+"""What a rank is doing, told when it is asked by SIGUSR1: at the time limit, before it is reaped.
+
+The stacks are written by the signal's handler, in C: a rank that waits inside a collective still answers, and no
+package is needed. The collectives (torch's flight recorder, of gloo too) follow from the heartbeat's thread.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class LastWords:
+    """One rank's files: ``stacks-rank-N.txt``, and ``trace-rank-N``, a pickle by the name that torchfrtrace takes."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._stacks, self._trace = folder / f"stacks-rank-{rank}.txt", folder / f"trace-rank-{rank}"
+        self._file = self._stacks.open("wb")
+        faulthandler.register(signal.SIGUSR1, file=self._file, all_threads=True)
+        self._told = False
+
+    def poll(self) -> None:
+        """Write the collectives down once the stacks were asked for."""
+        if self._told or not self._asked():
+            return
+        self._told = True
+        try:
+            trace = _collectives(sys.modules.get("torch.distributed"))
+            if trace:
+                part = self._trace.with_name(f".{self._trace.name}")
+                part.write_bytes(trace)
+                part.replace(self._trace)
+        except Exception as error:  # noqa: BLE001 - whatever a version of torch raises: the stacks are there
+            sys.stderr.write(f"llmperf: no flight recorder's trace ({error})\n")
+
+    def close(self) -> None:
+        """Leave no empty file; the handler stays, so that a late question ends nobody."""
+        if not self._asked():
+            self._stacks.unlink(missing_ok=True)
+
+    def _asked(self) -> bool:
+        return os.fstat(self._file.fileno()).st_size > 0
+
+
+def _collectives(dist: Any) -> bytes:
+    """What torch recorded; nothing before the ranks have met."""
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return b""
+    from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
+
+    # NCCL has a recorder of its own.
+    name = "_dump_nccl_trace" if dist.get_backend() == "nccl" else "_dump_fr_trace"
+    return bytes(getattr(c10d, name)())
