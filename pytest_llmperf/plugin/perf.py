@@ -21,9 +21,11 @@ from pytest_llmperf.plugin.marks import Marks
 from pytest_llmperf.plugin.plan import Planner
 from pytest_llmperf.plugin.recording import Recorder
 from pytest_llmperf.plugin.runner import Runner
+from pytest_llmperf.plugin.scaling import Scaling, stored_narrow
 from pytest_llmperf.plugin.session import FINDINGS, Findings, PerfSession
 from pytest_llmperf.plugin.show import Show
 from pytest_llmperf.plugin.trial import Trial
+from pytest_llmperf.plugin.widths import Asked, Measured
 from pytest_llmperf.report.failure import failure_message
 from pytest_llmperf.result import CaseResult
 from pytest_llmperf.spec import TrainSpec
@@ -58,19 +60,27 @@ class Perf:
             pytest.skip(withheld)
         return tuple(self._runner.launch(spec, number) for number in range(1, self._settings.launches + 1))
 
-    def check(self, spec: TrainSpec) -> CaseResult:
+    def check(self, spec: TrainSpec, *, scaled_from: TrainSpec | None = None) -> CaseResult:
         """Launch ``spec`` until it is decided against its baseline, and fail the test unless it holds.
 
+        The efficiency of several GPUs is over the same spec on the fewest, or over ``scaled_from`` where the work of a
+        GPU changes with their number. What another test has measured of the very same case is not launched again.
         A case that cannot run here is skipped with the reason. Under ``--update-baselines`` its figures are recorded.
         A run that launches nothing returns a result without figures, whose verdict is ``planned``, so that the test
         goes on to its next spec.
         """
-        _need_specs("check", spec)
+        _need_specs("check", spec, *([] if scaled_from is None else [scaled_from]))
+        if scaled_from is not None and scaled_from.gpus >= spec.gpus:
+            if scaled_from.digest != spec.digest:
+                raise failed(f"perf.check: scaled_from={scaled_from.id} has no fewer GPUs than {spec.id}")
+            scaled_from = None  # of a series that is written as one, the narrowest names itself
         self._planner.name(spec.digest)
+        asked = Asked.of(spec, self._marks, scaled_from)
         concluded = self._concluded(spec.digest)
         if concluded is not None:
+            self._session.widths.add(Measured(asked, concluded[0], self._recorder.find(spec), *concluded[1:]))
             return self._conclude(*concluded)
-        return self._check_against(spec) if self._settings.against else self._check(spec)
+        return self._check_against(spec) if self._settings.against else self._check(asked)
 
     def compare(  # noqa: PLR0913 - two specs and four named bounds
         self,
@@ -139,12 +149,19 @@ class Perf:
             raise self._launch_failed(result, error, spec) from None
         return self._conclude(result, refused=refused)
 
-    def _check(self, spec: TrainSpec) -> CaseResult:
+    def _check(self, asked: Asked) -> CaseResult:
+        spec, same = asked.spec, self._session.widths.same(asked)
+        if same is not None and same.result.verdict != "planned":
+            return self._share(same)
         try:  # before the launch: a broken file costs no GPU time
             baseline = self._recorder.load(spec)
-            withheld = self._planner.ask(spec, name=spec.id, launches=self._settings.launches, baseline=baseline)
+            shares = f"{spec.id}: shares the launches of {same.result.nodeid}" if same else ""
+            launches = self._settings.launches
+            withheld = self._planner.ask(spec, name=spec.id, launches=launches, baseline=baseline, shares=shares)
             if withheld:
-                return self._result(spec, "planned", withheld)
+                result = self._result(spec, "planned", withheld)
+                self._session.widths.add(Measured(asked, result, baseline, "none", ""))
+                return result
             self._recorder.prepare(spec, baseline)
         except BaselineError as error:
             self._findings.results.append(self._result(spec, "invalid", str(error)))
@@ -158,6 +175,7 @@ class Perf:
             inactive=self._marks.inactive,
             launch=self._runner.launch,
             say=self._show.say,
+            scaling=self._scaling(asked, baseline, policy),
         )
         try:
             judgement = trial.run()
@@ -182,7 +200,30 @@ class Perf:
                 result = self._recorder.record(spec, result, baseline, trial.disagreement)
             except BaselineError as error:
                 refused = str(error)
-        return self._conclude(result, size_of(baseline) if baseline else "none", refused)
+        held_against = size_of(baseline) if baseline else "none"
+        self._session.widths.add(Measured(asked, result, baseline, held_against, refused))
+        return self._conclude(result, held_against, refused)
+
+    def _share(self, same: Measured) -> CaseResult:
+        """Conclude as the earlier test did: its launches are of this very case."""
+        test, shares = self._item.nodeid, same.result.shares or same.result.nodeid
+        note = () if shares == test else (f"its launches are those of {shares}",)
+        result = replace(
+            same.result,
+            nodeid=test,
+            rung=self._marks.rung,
+            reference=self._marks.reference,
+            shares=shares,
+            notes=(*same.result.notes, *note),
+        )
+        return self._conclude(result, same.held_against, same.refused)
+
+    def _scaling(self, asked: Asked, baseline: Baseline | None, policy: Policy) -> Scaling | None:
+        spec, scaled_from = asked.spec, asked.scaled_from
+        if spec.gpus == 1:
+            return None
+        narrow = self._session.widths.narrow(spec, scaled_from) or stored_narrow(self._recorder, spec, scaled_from)
+        return Scaling(self._session, baseline=baseline, policy=policy, narrow=narrow, terms=self._marks.efficiency)
 
     def _check_against(self, spec: TrainSpec) -> CaseResult:
         withheld = self._planner.ask(spec, name=spec.id, launches=2 * self._settings.launches)

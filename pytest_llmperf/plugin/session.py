@@ -32,6 +32,7 @@ from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.options import Settings
 from pytest_llmperf.plugin.revision import Revision, find_revision
 from pytest_llmperf.plugin.unused import ALL, SOME, STOPPED, Coverage
+from pytest_llmperf.plugin.widths import Widths
 from pytest_llmperf.report import formats
 from pytest_llmperf.result import CaseResult
 
@@ -110,6 +111,7 @@ class PerfSession:
         self.config, self.settings = config, settings
         self.findings = Findings()
         self.coverage = Coverage()
+        self.widths = Widths()
         self.notes: list[str] = []
         self.num_gates = 1
         self._launcher: SlurmLauncher | None = None

@@ -11,6 +11,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.verdict import Judgement, Policy, judge
 from pytest_llmperf.measurement import Launch
+from pytest_llmperf.plugin.scaling import Scaling
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.sound import SoundLaunches
 from pytest_llmperf.result import Check
@@ -33,9 +34,10 @@ class Trial:
         inactive: frozenset[str],
         launch: Callable[[TrainSpec, int], Launch],
         say: Callable[[str], None],
+        scaling: Scaling | None = None,
     ) -> None:
         self._session, self._spec, self._baseline, self._policy = session, spec, baseline, policy
-        self._inactive, self._launch = inactive, launch
+        self._inactive, self._launch, self._scaling = inactive, launch, scaling
         self._sound = SoundLaunches(self._circumstances, say)
         self.launches: tuple[Launch, ...] = ()
 
@@ -63,7 +65,7 @@ class Trial:
 
     def _judge(self) -> Judgement:
         wrong = contradictions(self._spec, self.launches, self._inactive)
-        return judge(
+        judgement = judge(
             self.launches,
             self._baseline,
             self._policy,
@@ -72,6 +74,7 @@ class Trial:
             rule=self._session.rule,
             experience=self._session.experience,
         )
+        return self._scaling.joined(judgement, self.launches) if self._scaling else judgement
 
     def notes(self) -> tuple[str, ...]:
         """What the verdict does not say of these launches."""

@@ -27,6 +27,8 @@ _LABELS = {
     "max_micro_batch_size": "max micro batch",
     "scaling_efficiency": "scaling efficiency",
     "joules_per_token": "energy",
+    "speed_up": "speed-up",
+    "global_batch_tokens": "global batch",
 }
 _SHARES = frozenset({"mfu", "least_memory_traffic", "scaling_efficiency", "stall_share"})
 
