@@ -14,6 +14,7 @@ from pytest_llmperf.judge.common import host_shift
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.plugin.allocated import OVER_BUDGET, UNFINISHED
+from pytest_llmperf.plugin.costs import cost_document, cost_lines, planned_gpu_seconds, priced
 from pytest_llmperf.plugin.plan import plan_lines
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.unused import file_of, gaps, partly, unused_baselines
@@ -64,12 +65,14 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
     if session.settings.against_itself:
         lines.append(f"--perf-against {session.settings.against}: the same environment on both sides")
     if session.settings.dry_run and session.settings.update != "prune":
-        lines = plan_lines(session.findings.planned) + lines
+        planned = session.findings.planned
+        costs = cost_lines(planned_gpu_seconds(planned), session.settings.price) if session.settings.price else []
+        lines = plan_lines(planned) + costs + lines
     elif session.findings.results:
         tty = bool(reporter.isatty)
         width = reporter._tw.fullwidth if tty else None
-        table = summary_lines(session.findings.results, width, reporter._tw.hasmarkup, sys.stdout.encoding)
-        lines = [*filter(None, [host_shift(session.findings.results)]), *table, *lines]
+        table = summary_lines(_priced(session), width, reporter._tw.hasmarkup, sys.stdout.encoding)
+        lines = [*filter(None, [host_shift(session.findings.results)]), *table, *_spent(session), *lines]
     lines += _listed(session)
     if not lines:
         return
@@ -97,8 +100,18 @@ _SHORT = 1
 
 
 def _document(session: PerfSession, exit_code: int) -> dict[str, Any]:
-    values = document(_machine(session), session.findings.results) | {"exit_code": exit_code}
+    values = document(_machine(session), _priced(session)) | {"exit_code": exit_code}
+    values |= cost_document(session.findings.gpu_seconds, session.settings.price)
     return values | ({"unfinished": session.unfinished} if session.unfinished else {})
+
+
+def _priced(session: PerfSession) -> list[CaseResult]:
+    """A CPU has no GPU-hours, and so no price."""
+    return priced(session.findings.results, None if session.on_cpu else session.settings.price)
+
+
+def _spent(session: PerfSession) -> list[str]:
+    return cost_lines(session.findings.gpu_seconds, session.settings.price)
 
 
 def _concerned(session: PerfSession) -> bool:

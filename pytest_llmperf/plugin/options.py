@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.insight.cost import Price
 from pytest_llmperf.launch.cluster import SlurmOptions
-from pytest_llmperf.plugin import slurm_options
+from pytest_llmperf.plugin import cost_options, slurm_options
 
 # A Python on a network's file system, at its first start.
 _ASK_SECONDS = 120.0
@@ -63,6 +64,8 @@ class Settings:
     """A site's own name for its machine kind; empty where the hardware's name serves."""
     tolerances: Mapping[str, float]
     """By metric, what the ini file sets."""
+    price: Price | None
+    """Of a GPU-hour; ``None``: costs are told in GPU-hours."""
 
 
 def refuse_unknown_update(config: pytest.Config | None) -> None:
@@ -118,6 +121,7 @@ def add_options(parser: pytest.Parser) -> None:
         help="hold each case against the same case under this interpreter, in turns on the same GPUs; no baselines",
     )
     slurm_options.add_options(group)
+    cost_options.add_options(group, parser)
     group.addoption(
         "--perf-timeout",
         type=_seconds,
@@ -184,6 +188,7 @@ def read_settings(config: pytest.Config) -> Settings:
         alarms_a_month=_positive(config, "perf_alarms_per_month", "a number of alarms above 0, e.g. 1"),
         machine=_machine(str(config.getini("perf_machine"))),
         tolerances=_tolerances(config),
+        price=cost_options.read(config),
     )
 
 

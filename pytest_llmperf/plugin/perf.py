@@ -19,6 +19,7 @@ from pytest_llmperf.plugin.journal import Kept
 from pytest_llmperf.plugin.known import known_failure
 from pytest_llmperf.plugin.marks import Marks
 from pytest_llmperf.plugin.plan import Planner
+from pytest_llmperf.plugin.policy import policy_of
 from pytest_llmperf.plugin.recording import Recorder
 from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.scaling import Scaling, stored_narrow
@@ -44,7 +45,7 @@ class Perf:
         self._planner = Planner(session, self._findings)
         self._recorder = Recorder(session, item.nodeid)
         self._show = Show(item.config)
-        self._runner = Runner(session, self._show)
+        self._runner = Runner(session, self._show, findings=self._findings)
 
     def measure(self, spec: TrainSpec) -> tuple[Launch, ...]:
         """Launch ``spec`` as often as this run asks for (``--perf-launches``) and return the records.
@@ -117,7 +118,7 @@ class Perf:
             return replace(result, verdict="planned", reason=withheld)
         if self._settings.against:
             result = replace(result, notes=("compared in this environment alone: --perf-against holds perf.check",))
-        duel = Duel(self._session, self._runner, self._show.say, self._policy(after))
+        duel = Duel(self._session, self._runner, self._show.say, policy_of(after, self._session, self._marks))
         try:
             judged = duel.gain(before, after, bounds, self._marks.inactive)
         except LaunchFailed as error:
@@ -166,7 +167,7 @@ class Perf:
         except BaselineError as error:
             self._findings.results.append(self._result(spec, "invalid", str(error)))
             raise failed(str(error)) from None
-        policy = self._policy(spec)
+        policy = policy_of(spec, self._session, self._marks)
         trial = Trial(
             self._session,
             spec,
@@ -229,7 +230,7 @@ class Perf:
         withheld = self._planner.ask(spec, name=spec.id, launches=2 * self._settings.launches)
         if withheld:
             return self._result(spec, "planned", withheld)
-        duel = Duel(self._session, self._runner, self._show.say, self._policy(spec))
+        duel = Duel(self._session, self._runner, self._show.say, policy_of(spec, self._session, self._marks))
         try:
             judged = duel.environments(spec, self._settings.against, self._marks.inactive)
         except LaunchFailed as error:
@@ -237,20 +238,6 @@ class Perf:
         return self._conclude(
             judged.told(self._result(spec, "", "")), held_against=f"turns with {self._settings.against}"
         )
-
-    def _policy(self, spec: TrainSpec) -> Policy:
-        policy = Policy.for_cpu() if self._session.on_cpu else Policy.for_gpu()
-        of_spec = {
-            "tokens_per_second_per_gpu": spec.throughput_tolerance,
-            "peak_reserved_bytes": spec.memory_tolerance,
-        }
-        for tolerances in (
-            self._settings.tolerances,
-            {metric: value for metric, value in of_spec.items() if value is not None},
-            self._marks.tolerances,
-        ):
-            policy = policy.merged(tolerances)
-        return policy
 
     def _must_run_out(self) -> bool:
         below = self._marks.oom_below_gib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from pytest_llmperf.launch.slurm import OutOfTimeError
 from pytest_llmperf.measurement import Failure, Launch, LaunchFailed
 from pytest_llmperf.plugin.allocated import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.plugin.failed import failed
-from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin.session import Findings, PerfSession
 from pytest_llmperf.plugin.show import LaunchShow, Show
 from pytest_llmperf.spec import TrainSpec
 
@@ -29,8 +30,10 @@ _LONGEST_NAME = 200
 class Runner:
     """Launches specs for one test."""
 
-    def __init__(self, session: PerfSession, show: Show, launcher: Launcher | None = None) -> None:
-        self._session, self._show = session, show
+    def __init__(
+        self, session: PerfSession, show: Show, launcher: Launcher | None = None, findings: Findings | None = None
+    ) -> None:
+        self._session, self._show, self._findings = session, show, findings or Findings()
         self._launcher = launcher
         self._held: tuple[Gpu, ...] | None = None
 
@@ -60,7 +63,8 @@ class Runner:
                 python=python,
                 memory_limit_bytes=settings.memory_limit_bytes,
             )
-            outcome = self._run(request, live)
+            with self._counted(spec):
+                outcome = self._run(request, live)
             if isinstance(outcome, Failure):
                 raise LaunchFailed(spec.id, outcome)
             live.finished(outcome)
@@ -82,12 +86,22 @@ class Runner:
                 memory_limit_bytes=settings.memory_limit_bytes,
                 search=search,
             )
-            outcome = LocalLauncher().sizes(request, live.update)
+            with self._counted(spec):
+                outcome = LocalLauncher().sizes(request, live.update)
         if not isinstance(outcome, Failure):
             return outcome
         if outcome.kind != "oom":
             raise LaunchFailed(spec.capacity_id, outcome)
         return []  # even the process was lost; fresh launches search alone
+
+    @contextmanager
+    def _counted(self, spec: TrainSpec) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            if not self._session.on_cpu:
+                self._findings.gpu_seconds += spec.gpus * (time.monotonic() - start)
 
     def _run(self, request: LaunchRequest, live: LaunchShow) -> Launch | Failure:
         try:

@@ -71,6 +71,8 @@ class Findings:
     """Whether it was ended at a spec that cannot run here."""
     cut: bool = False
     """Whether it ended by itself before its end: nobody knows what else it would have asked about."""
+    gpu_seconds: float = 0.0
+    """For which its launches held GPUs, failed ones too."""
 
     def ended(self, call: pytest.CallInfo[None]) -> None:
         """Take note of how a phase of the test ended."""
@@ -86,15 +88,16 @@ class Findings:
 
     def take(self, said: str = "") -> dict[str, Any] | None:
         """What was found since the last time, to be sent away; ``None`` where nothing was."""
-        if not (self.results or self.planned or self.digests or said):
+        if not (self.results or self.planned or self.digests or said or self.gpu_seconds):
             return None
         values = {
             "results": [result.to_dict() for result in self.results],
             "planned": [vars(planned) for planned in self.planned],
             "digests": self.digests,
             "said": said,
+            "gpu_seconds": self.gpu_seconds,
         }
-        self.results, self.planned, self.digests = [], [], []
+        self.results, self.planned, self.digests, self.gpu_seconds = [], [], [], 0.0
         return values
 
     def add(self, values: Mapping[str, Any]) -> None:
@@ -102,6 +105,7 @@ class Findings:
         self.results += [CaseResult.from_dict(result) for result in values["results"]]
         self.planned += [Planned(**planned) for planned in values["planned"]]
         self.digests += values["digests"]
+        self.gpu_seconds += values["gpu_seconds"]
 
 
 class PerfSession:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 
-from pytest_llmperf.insight import economics
-from pytest_llmperf.judge import validity
+from pytest_llmperf.insight import cost, economics
+from pytest_llmperf.judge import stats, validity
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.verdict import Judgement, Policy, judge
@@ -124,7 +125,19 @@ def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: froz
 
 
 def figures(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
-    """What the launches' rate means on their chip, as far as chip and model are known."""
+    """What the launches' rate means on their chip, as far as chip and model are known, and its energy."""
+    return *_use_of_the_chip(spec, launches), *_energy(launches)
+
+
+def _energy(launches: tuple[Launch, ...]) -> Iterator[Check]:
+    """Of all GPUs while they trained; nothing where no counter told it, as ``llmperf report --purpose`` has it."""
+    watts = [launch.health.power_watts for launch in launches if launch.health.power_watts > 0]
+    if watts:
+        joules = cost.joules_per_token(fmean(watts), stats.pooled_tokens_per_second(launches))
+        yield Check(metric="joules_per_token", value=joules, unit="J/token")
+
+
+def _use_of_the_chip(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
     geometry, gpu = spec.architecture.geometry, launches[0].environment.gpu
     peak, bandwidth = economics.peak_flops(gpu, spec.compute_precision), economics.peak_bandwidth(gpu)
     if geometry is None or peak is None or bandwidth is None:
