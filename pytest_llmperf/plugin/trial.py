@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
 from pytest_llmperf.insight import cost, economics
+from pytest_llmperf.insight.straggling import held_up
 from pytest_llmperf.judge import stats, validity
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import disagreement
@@ -88,6 +89,8 @@ class Trial:
             notes.append(f"slow steps lost {stalls * 100:.1f} % of a launch; the median leaves them out")
         if self._spec.torch_compile:
             notes += _graph_breaks(self.launches, self._baseline.launches if self._baseline else ())
+        # A CPU's ranks share its cores, and take them from one another.
+        notes += () if self._session.on_cpu else held_up(self.launches)
         notes += [f"measured under LLMPERF_INJECT={text}" for text in _injected(self.launches)]
         stored = self._disagreement(self._baseline.launches) if self._baseline else ""
         notes += filter(None, [self.disagreement, stored and f"of the baseline's, {stored}: record it anew"])
