@@ -26,7 +26,7 @@ from pytest_llmperf.plugin.scaling import Scaling, stored_narrow
 from pytest_llmperf.plugin.session import FINDINGS, Findings, PerfSession
 from pytest_llmperf.plugin.show import Show
 from pytest_llmperf.plugin.trial import Trial
-from pytest_llmperf.plugin.widths import Asked, Measured
+from pytest_llmperf.plugin.widths import Measured
 from pytest_llmperf.report.failure import failure_message
 from pytest_llmperf.result import CaseResult
 from pytest_llmperf.spec import TrainSpec
@@ -76,12 +76,11 @@ class Perf:
                 raise failed(f"perf.check: scaled_from={scaled_from.id} has no fewer GPUs than {spec.id}")
             scaled_from = None  # of a series that is written as one, the narrowest names itself
         self._planner.name(spec.digest)
-        asked = Asked.of(spec, self._marks, scaled_from)
         concluded = self._concluded(spec.digest)
         if concluded is not None:
-            self._session.widths.add(Measured(asked, concluded[0], self._recorder.find(spec), *concluded[1:]))
+            self._session.widths.add(Measured(spec, concluded[0], self._recorder.find(spec)))
             return self._conclude(*concluded)
-        return self._check_against(spec) if self._settings.against else self._check(asked)
+        return self._check_against(spec) if self._settings.against else self._check(spec, scaled_from)
 
     def compare(  # noqa: PLR0913 - two specs and four named bounds
         self,
@@ -150,20 +149,20 @@ class Perf:
             raise self._launch_failed(result, error, spec) from None
         return self._conclude(result, refused=refused)
 
-    def _check(self, asked: Asked) -> CaseResult:
-        spec, same = asked.spec, self._session.widths.same(asked)
-        if same is not None and same.result.verdict != "planned":
-            return self._share(same)
+    def _check(self, spec: TrainSpec, scaled_from: TrainSpec | None) -> CaseResult:
+        same = self._session.widths.same(spec)
         try:  # before the launch: a broken file costs no GPU time
-            baseline = self._recorder.load(spec)
-            shares = f"{spec.id}: shares the launches of {same.result.nodeid}" if same else ""
+            # By another test it may be recorded by now.
+            baseline = same.baseline if same else self._recorder.load(spec)
+            shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
             launches = self._settings.launches
             withheld = self._planner.ask(spec, name=spec.id, launches=launches, baseline=baseline, shares=shares)
             if withheld:
                 result = self._result(spec, "planned", withheld)
-                self._session.widths.add(Measured(asked, result, baseline, "none", ""))
+                self._session.widths.add(Measured(spec, result, baseline))
                 return result
-            self._recorder.prepare(spec, baseline)
+            if not same:
+                self._recorder.prepare(spec, baseline)
         except BaselineError as error:
             self._findings.results.append(self._result(spec, "invalid", str(error)))
             raise failed(str(error)) from None
@@ -176,7 +175,8 @@ class Perf:
             inactive=self._marks.inactive,
             launch=self._runner.launch,
             say=self._show.say,
-            scaling=self._scaling(asked, baseline, policy),
+            scaling=self._scaling(spec, scaled_from, baseline, policy),
+            launches=same.result.launches if same else (),
         )
         try:
             judgement = trial.run()
@@ -196,31 +196,19 @@ class Perf:
             notes=(*trial.notes(), *crept),
         )
         refused = ""
-        if self._recorder.wants(baseline):
+        if same is not None:
+            result, refused = _shared(result, same)
+        elif self._recorder.wants(baseline):
             try:
                 result = self._recorder.record(spec, result, baseline, trial.disagreement)
             except BaselineError as error:
                 refused = str(error)
-        held_against = size_of(baseline) if baseline else "none"
-        self._session.widths.add(Measured(asked, result, baseline, held_against, refused))
-        return self._conclude(result, held_against, refused)
+        self._session.widths.add(Measured(spec, result, baseline, refused))
+        return self._conclude(result, size_of(baseline) if baseline else "none", refused)
 
-    def _share(self, same: Measured) -> CaseResult:
-        """Conclude as the earlier test did: its launches are of this very case."""
-        test, shares = self._item.nodeid, same.result.shares or same.result.nodeid
-        note = () if shares == test else (f"its launches are those of {shares}",)
-        result = replace(
-            same.result,
-            nodeid=test,
-            rung=self._marks.rung,
-            reference=self._marks.reference,
-            shares=shares,
-            notes=(*same.result.notes, *note),
-        )
-        return self._conclude(result, same.held_against, same.refused)
-
-    def _scaling(self, asked: Asked, baseline: Baseline | None, policy: Policy) -> Scaling | None:
-        spec, scaled_from = asked.spec, asked.scaled_from
+    def _scaling(
+        self, spec: TrainSpec, scaled_from: TrainSpec | None, baseline: Baseline | None, policy: Policy
+    ) -> Scaling | None:
         if spec.gpus == 1:
             return None
         narrow = self._session.widths.narrow(spec, scaled_from) or stored_narrow(self._recorder, spec, scaled_from)
@@ -293,6 +281,14 @@ class Perf:
             )
             raise failed("\n".join(filter(None, [message, refused])))
         return result
+
+
+def _shared(result: CaseResult, same: Measured) -> tuple[CaseResult, str]:
+    """``result``, whose launches another test made and recorded, if they were; and why not, if they were refused."""
+    note = f"its launches are those of {same.nodeid}"
+    alone = len(result.launches) == len(same.result.launches)
+    shared = replace(result, updated=same.result.updated, notes=(*result.notes, note))
+    return replace(shared, shares=same.nodeid if alone else ""), same.refused
 
 
 def _differences(baseline: Baseline | None, launches: tuple[Launch, ...]) -> tuple[str, ...]:

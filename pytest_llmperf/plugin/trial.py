@@ -37,11 +37,13 @@ class Trial:
         launch: Callable[[TrainSpec, int], Launch],
         say: Callable[[str], None],
         scaling: Scaling | None = None,
+        launches: tuple[Launch, ...] = (),
     ) -> None:
+        """``launches`` are those that another test of this run has made of the same spec."""
         self._session, self._spec, self._baseline, self._policy = session, spec, baseline, policy
         self._inactive, self._launch, self._scaling = inactive, launch, scaling
         self._sound = SoundLaunches(self._circumstances, say)
-        self.launches: tuple[Launch, ...] = ()
+        self.launches = launches
 
     def run(self) -> Judgement:
         """Launch until there is a verdict; every launch but one that was set aside counts.
@@ -50,6 +52,10 @@ class Trial:
             LaunchFailed: a launch yielded no record.
         """
         settings = self._session.settings
+        if self.launches:
+            judgement = self._judge()
+            if not judgement.undecided or len(self.launches) >= settings.max_launches:
+                return judgement
         while True:
             number = len(self.launches) + 1
             launch = self._sound.launch(self._spec, lambda spec: self._launch(spec, number))  # noqa: B023 - called now

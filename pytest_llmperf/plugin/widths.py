@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pytest_llmperf.insight.widths import is_narrower
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.efficiency import Narrow, Terms
-from pytest_llmperf.plugin.marks import Marks
+from pytest_llmperf.judge.efficiency import Narrow
 from pytest_llmperf.result import CaseResult
 from pytest_llmperf.spec import TrainSpec
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Everything that decides what ``perf.check`` does with a spec, but which test asks."""
+class Measured:
+    """One case that this run has judged, or planned."""
 
     spec: TrainSpec
-    marks: Marks
-    scaled_from: TrainSpec | None
-
-    @classmethod
-    def of(cls, spec: TrainSpec, marks: Marks, scaled_from: TrainSpec | None) -> Asked:
-        """What only names or illustrates a case is left out."""
-        efficiency = marks.efficiency if spec.gpus > 1 else Terms()
-        return cls(spec, replace(marks, rung="", reference=None, efficiency=efficiency), scaled_from)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One case that this run has judged."""
-
-    asked: Asked
     result: CaseResult
     baseline: Baseline | None
     """What it was held against."""
-    held_against: str
-    refused: str
+    refused: str = ""
+    """Why it was not recorded, where the run asked for that."""
+
+    @property
+    def nodeid(self) -> str:
+        """Of the test that launched it."""
+        return self.result.shares or self.result.nodeid
 
 
 class Widths:
@@ -46,13 +35,13 @@ class Widths:
         self._measured: list[Measured] = []
 
     def add(self, measured: Measured) -> None:
-        """Keep it, for tests that ask for the same and for wider cases; what cannot be trusted serves neither."""
+        """Keep it, but for what cannot be trusted."""
         if measured.result.verdict != "invalid":
             self._measured.append(measured)
 
-    def same(self, asked: Asked) -> Measured | None:
-        """The very same case, asked for by an earlier test."""
-        return next((one for one in self._measured if one.asked == asked), None)
+    def same(self, spec: TrainSpec) -> Measured | None:
+        """The latest that was launched, or planned, of ``spec``."""
+        return next((one for one in reversed(self._measured) if one.spec == spec), None)
 
     def narrow(self, wide: TrainSpec, scaled_from: TrainSpec | None) -> Narrow | None:
         """The narrowest of the series of ``wide``, or ``scaled_from``, as this run measured it."""
@@ -60,10 +49,8 @@ class Widths:
         def serves(spec: TrainSpec) -> bool:
             return spec.digest == scaled_from.digest if scaled_from else is_narrower(spec, wide)
 
-        found = [one for one in self._measured if one.result.launches and serves(one.asked.spec)]
-        best = min(found, key=lambda one: one.asked.spec.gpus, default=None)
+        found = [one for one in reversed(self._measured) if one.result.launches and serves(one.spec)]
+        best = min(found, key=lambda one: one.spec.gpus, default=None)
         if best is None:
             return None
-        return Narrow(
-            gpus=best.asked.spec.gpus, launches=best.result.launches, baseline=best.baseline, in_this_run=True
-        )
+        return Narrow(gpus=best.spec.gpus, launches=best.result.launches, baseline=best.baseline, in_this_run=True)

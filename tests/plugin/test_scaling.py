@@ -189,10 +189,22 @@ class TestShared:
         project.run().assert_outcomes(failed=2)
         assert len(project.launches) == 1 + 2  # an alarm needs two
 
-    def test_other_tolerances_are_another_case(self, project: Project) -> None:
-        project.pytester.makepyfile(test_mine=self.TWO.format(mark="@pytest.mark.perf_tolerance(throughput=2.0)"))
-        project.run("--update-baselines=new")
+    def test_each_judges_them_by_its_own_tolerance(self, project: Project) -> None:
+        project.pytester.makepyfile(test_mine=self.TWO.format(mark="@pytest.mark.perf_tolerance(throughput=0.5)"))
+        project.run("--update-baselines=new", "--perf-launches=2").assert_outcomes(passed=2)
         assert len(project.launches) == 2
+        project.fake(step_seconds=0.25)
+        result = project.run("--perf-launches=2")
+        result.assert_outcomes(passed=1, failed=1)
+        result.stdout.fnmatch_lines(["*test_another*", "*regressed: tokens_per_second_per_gpu *"])
+        assert len(project.launches) == 2 + 2
+
+    def test_what_is_not_decided_for_one_is_launched_again(self, project: Project) -> None:
+        project.pytester.makepyfile(test_mine=self.TWO.format(mark="@pytest.mark.perf_tolerance(throughput=0.5)"))
+        project.run("--update-baselines=new")
+        project.fake(step_seconds=0.25)
+        project.run().assert_outcomes(passed=1, failed=1)
+        assert len(project.launches) == 1 + 1 + 1
 
     def test_a_plan_counts_them_once(self, project: Project) -> None:
         project.pytester.makepyfile(test_mine=self.TWO.format(mark=""))
