@@ -169,7 +169,7 @@ def _cause(decisions: tuple[Decision, Decision], narrow_change: float) -> str:
 
 
 def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, rule: Rule, noise: Noise) -> str:
-    """Whether the efficiency here and tonight is ``at_least`` so much."""
+    """Whether the efficiency on this host is ``at_least`` so much."""
     difference = _apart(launches, narrow.launches, noise, here=narrow.in_this_run)
     # Step times compare work of one size; widths that share a global batch differ in it.
     tokens = _tokens_per_rank(launches) / _tokens_per_rank(narrow.launches)
@@ -182,20 +182,23 @@ def _tokens_per_rank(launches: Sequence[Launch]) -> float:
 
 
 def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, here: bool) -> Difference:
-    """The step times of one width against another's; of one host and night (``here``) by what launches scatter."""
+    """The step times of one width against another's; of one host (``here``) by what its launches and days scatter."""
     if not here:
         return stats.difference(wide, narrow, noise)
     shown = [within_sessions(group) for group in (wide, narrow)]
     spread = noise.launch.moderated(Squares(math.fsum(s.total for s in shown), sum(s.df for s in shown)))
     # A launch that ended before its median was known scatters by that much more.
-    variance = math.fsum(
+    of_launches = math.fsum(
         fmean(max(spread.sd, launch.median_error) ** 2 for launch in group) / len(group) for group in (wide, narrow)
     )
+    # A day may move one width and not the other: a floor is no word about tonight alone.
+    of_days = 2 * noise.session.sd**2
+    variance = of_launches + of_days
     expected = math.log(stats.pooled_step_seconds(narrow))
     return Difference(
         log=math.log(stats.pooled_step_seconds(wide)) - expected,
         error=math.sqrt(variance),
-        df=spread.df,
+        df=variance**2 / (of_launches**2 / spread.df + of_days**2 / noise.session.df),
         expected_log=expected,
         launch_sd=spread.sd,
         each=tuple(log_of(launch) - expected for launch in wide),
