@@ -10,8 +10,10 @@ from perf_tests.capacity import CAPACITIES
 from perf_tests.gains import GAINS, Gain, specs_of
 from perf_tests.ladder import LADDER, Rung
 from perf_tests.optimisations import OPTIMISATIONS, Optimisation
+from perf_tests.scaling import STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
 from pytest_llmperf.plugin.failed import DidNotTrain
 from pytest_llmperf.plugin.session import SESSION
+from pytest_llmperf.result import GIB
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
@@ -31,6 +33,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         on_cpu = metafunc.config.stash[SESSION].on_cpu
         rungs = [rung.on_cpu() if on_cpu else rung for rung in LADDER]
         metafunc.parametrize("rung", [_case(rung) for rung in rungs])
+    for name, on_gpus, on_ranks in (("weak", WEAK, WEAK_ON_CPU), ("strong", STRONG, STRONG_ON_CPU)):
+        if name in metafunc.fixturenames:
+            widths = on_ranks if metafunc.config.stash[SESSION].on_cpu else on_gpus
+            metafunc.parametrize(name, [_width(width) for width in widths])
 
 
 def _optimisation(one: Optimisation) -> Any:
@@ -52,3 +58,22 @@ def _case(rung: Rung) -> Any:
     if rung.inactive:
         marks.append(pytest.mark.expects_inactive(*rung.inactive))
     return pytest.param(rung, id=rung.spec.id, marks=marks)
+
+
+def _width(width: Width) -> Any:
+    marks = []
+    if width.published:
+        memory = width.published.peak_reserved_bytes
+        marks.append(pytest.mark.rung(number="15.10"))
+        marks.append(
+            pytest.mark.reference(
+                source=width.published.source,
+                tokens_per_second_per_gpu=width.published.tokens_per_second_per_gpu,
+                peak_reserved_gib=None if memory is None else memory / GIB,
+            )
+        )
+    if width.at_least is not None:
+        marks.append(pytest.mark.perf_scaling(efficiency_at_least=width.at_least))
+    if width.inactive:
+        marks.append(pytest.mark.expects_inactive(*width.inactive))
+    return pytest.param(width, id=width.spec.id, marks=marks)

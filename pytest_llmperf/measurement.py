@@ -39,6 +39,8 @@ class RankRecord:
     """What tensors held at most (on the CPU: the same as reserved)."""
     boot: str = ""
     """The kernel's boot id, shortened: machines that are lent or cloned often share one name. Empty in old records."""
+    canary: Mapping[str, float] = field(default_factory=dict)
+    """What this rank's hardware gave to work that never changes; empty of one rank alone, and in old records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +210,8 @@ class Launch:
         """Plain values; what an older version did not record is left out, as that version did."""
         values = asdict(self)
         health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
-        ranks = [{name: value for name, value in rank.items() if name != "boot" or value} for rank in values["ranks"]]
+        late = ("boot", "canary")
+        ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
         values = {name: value for name, value in values.items() if name != "canary" or value}
         return {**values, "health": health, "ranks": ranks}
 

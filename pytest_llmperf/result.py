@@ -78,6 +78,8 @@ class CaseResult:
     """What was recorded, if anything: the lines an update prints."""
     rung: str = ""
     """The chapter's table, where the case is one of its rungs."""
+    shares: str = ""
+    """The test of this run whose launches these are, where it asked for the same before."""
 
     def check(self, metric: str) -> Check | None:
         """The check of this metric, if the case has one."""

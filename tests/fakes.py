@@ -40,6 +40,7 @@ class Fake:
     evidence: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     foreign_processes: tuple[str, ...] = ()
+    power_watts: float = 0.0
 
 
 def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
@@ -70,7 +71,7 @@ def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
         ranks=ranks,
         evidence={**evidence_of(spec), **fake.evidence},
         environment=environment,
-        health=Health(foreign_processes=fake.foreign_processes),
+        health=Health(foreign_processes=fake.foreign_processes, power_watts=fake.power_watts),
     )
 
 

@@ -16,6 +16,14 @@ _JOULES_PER_KWH = 3.6e6
 TIE = 0.01
 
 
+@dataclass(frozen=True)
+class Price:
+    """Of a GPU-hour."""
+
+    gpu_hour: float
+    currency: str
+
+
 def tokens_per_price(rate: float, price: float) -> float:
     """Tokens for one unit of money, at ``rate`` tokens/s per GPU and ``price`` of a GPU-hour."""
     return rate * _HOUR / price

@@ -20,7 +20,9 @@ def host_shift(results: Sequence[CaseResult]) -> str:
     It explains and excuses nothing: a slower library looks the same.
     """
     changes = [
-        check.change for result in results if (check := result.check(_RATE)) is not None and check.change is not None
+        check.change
+        for result in results
+        if not result.shares and (check := result.check(_RATE)) is not None and check.change is not None
     ]
     if len(changes) < _FEWEST:
         return ""

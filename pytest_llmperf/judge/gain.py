@@ -69,6 +69,19 @@ def judge_gain(
     return Judgement(verdict, f"{said} in {len(pairs)} pair{'s' * (len(pairs) > 1)}", (*checks, *shown), undecided)
 
 
+def keeps(beyond: float, each: Sequence[float], difference: stats.Difference, rule: Rule) -> str:
+    """``pass``, ``regressed`` or ``inconclusive``: whether what is ``beyond`` a bound, in logarithms, stays there.
+
+    ``each`` is the same of every launch, or pair, and ``difference`` tells the noise.
+    """
+    if beyond > stats.quantile(_HOLDS, difference.df) * difference.error:
+        return "pass"
+    broken = stats.quantile(1 - rule.alpha / rule.budget, difference.df) * difference.error
+    if beyond < -broken and sum(one < 0 for one in each) >= min(_CONFIRMED, rule.budget):
+        return "regressed"
+    return "inconclusive"
+
+
 def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, noise: Noise, rule: Rule) -> Iterator[Check]:
     difference = stats.paired_difference(pairs, noise)
     (before, after), error = pairs[0], difference.error
@@ -80,17 +93,10 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, noise: N
     detail = f"throughput {ratio:.3g}x ({low:.3g} to {high:.3g})"
     verdicts, told = [], []
     logs = [math.log(tokens) - each for each in difference.each]
-    confirmed = min(_CONFIRMED, rule.budget)
     for name, bound in bounds:
         sign = 1 if name == "at_least" else -1
-        beyond = sign * (log - math.log(bound))
-        broken = stats.quantile(1 - rule.alpha / rule.budget, difference.df) * error
-        if beyond > stats.quantile(_HOLDS, difference.df) * error:
-            verdicts.append("pass")
-        elif beyond < -broken and sum(sign * (each - math.log(bound)) < 0 for each in logs) >= confirmed:
-            verdicts.append("regressed")
-        else:
-            verdicts.append("inconclusive")
+        beyond = [sign * (each - math.log(bound)) for each in (log, *logs)]
+        verdicts.append(keeps(beyond[0], beyond[1:], difference, rule))
         told.append(f"{name.replace('_', ' ')} {bound:g}x")
     yield Check(
         metric="throughput_ratio",

@@ -98,6 +98,19 @@ def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
     return Judgement(verdict, reason, (*checks, *extra), undecided)
 
 
+def joined(judgement: Judgement, checks: Sequence[Check], *, undecided: bool) -> Judgement:
+    """``judgement`` with ``checks`` that were decided elsewhere; the case is as bad as its worst."""
+    everything = (*judgement.checks, *checks)
+    told = [check for check in checks if check.verdict not in (None, "pass", "new")]
+    worst = min([judgement.verdict, *(check.verdict or "pass" for check in told)], key=VERDICTS.index)
+    sentences = [_sentence(check) for check in told if check.verdict == worst]
+    if worst == judgement.verdict:
+        sentences.insert(0, judgement.reason)
+    if worst == "regressed":
+        undecided = False  # no launch of one check mends another's loss
+    return Judgement(worst, ", ".join(sentences), everything, judgement.undecided or undecided)
+
+
 def _not_comparable(launches: Sequence[Launch], baseline: Baseline | None) -> Iterator[str]:
     if not launches:
         yield "no launch was measured"

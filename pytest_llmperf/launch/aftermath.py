@@ -15,6 +15,7 @@ from typing import Any
 
 from pytest_llmperf.launch import outcome, scheduler
 from pytest_llmperf.launch.allocation import listed
+from pytest_llmperf.launch.health import sum_of_known
 from pytest_llmperf.launch.node import TIMED_OUT
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.measurement import Failure, Health, Launch, Progress
@@ -100,7 +101,7 @@ def worst(healths: Any) -> Health:
         clock_reasons={name: max(health.clock_reasons.get(name, 0.0) for health in found) for name in sorted(reasons)},
         sm_clock_mhz=min(clocks, default=0.0),
         temperature_celsius=max(health.temperature_celsius for health in found),
-        power_watts=round(sum(health.power_watts for health in found), 1),
+        power_watts=sum_of_known([health.power_watts for health in found]),
         power_limit_watts=min(limits, default=0.0),
         memory_errors=sum(health.memory_errors for health in found),
     )

@@ -89,7 +89,7 @@ class HealthWatch:
             clock_reasons=_shares([seen.reasons for seen in everyone]),
             sm_clock_mhz=min((median(seen.clocks) for seen in everyone if seen.clocks), default=0.0),
             temperature_celsius=max((max(seen.temperatures) for seen in everyone if seen.temperatures), default=0.0),
-            power_watts=round(sum(map(_power, everyone)), 1),
+            power_watts=sum_of_known([_power(seen) for seen in everyone]),
             power_limit_watts=min((limit / 1000 for limit in limits if limit is not None), default=0.0),
             memory_errors=errors,
         )
@@ -156,6 +156,11 @@ def _shares(samples: Sequence[Sequence[int]]) -> dict[str, float]:
         if share:
             found[name] = round(share, 3)
     return found
+
+
+def sum_of_known(watts: Sequence[float]) -> float:
+    """All of them together; 0, which is unknown, where one is not known."""
+    return round(sum(watts), 1) if all(watts) else 0.0
 
 
 def _power(seen: _Seen) -> float:

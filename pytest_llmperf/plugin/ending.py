@@ -64,7 +64,11 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
     if session.settings.against_itself:
         lines.append(f"--perf-against {session.settings.against}: the same environment on both sides")
     if session.settings.dry_run and session.settings.update != "prune":
-        lines = plan_lines(session.findings.planned, session.settings.budget_gpu_hours) + lines
+        from pytest_llmperf.plugin.costs import cost_lines, planned_gpu_seconds
+
+        planned, price = session.findings.planned, session.settings.price
+        costs = cost_lines(planned_gpu_seconds(planned), price) if price else []
+        lines = plan_lines(planned, session.settings.budget_gpu_hours) + costs + lines
     elif session.findings.results:
         lines = _table(session, reporter) + lines
     lines += listed(session)
@@ -77,11 +81,13 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
 
 def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]:
     from pytest_llmperf.judge.common import host_shift
+    from pytest_llmperf.plugin.costs import cost_lines
     from pytest_llmperf.report.terminal import summary_lines
 
     results, width = session.findings.results, reporter._tw.fullwidth if reporter.isatty else None
-    table = summary_lines(results, width, reporter._tw.hasmarkup, sys.stdout.encoding)
-    return [*filter(None, [host_shift(results)]), *table]
+    table = summary_lines(_priced(session), width, reporter._tw.hasmarkup, sys.stdout.encoding)
+    spent = cost_lines(session.findings.gpu_seconds, session.settings.price)
+    return [*filter(None, [host_shift(results)]), *table, *spent]
 
 
 def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:
@@ -103,10 +109,19 @@ _SHORT = 1
 
 
 def _document(session: PerfSession, exit_code: int) -> dict[str, Any]:
+    from pytest_llmperf.plugin.costs import cost_document
     from pytest_llmperf.report.results_json import document
 
-    values = document(_machine(session), session.findings.results) | {"exit_code": exit_code}
+    values = document(_machine(session), _priced(session)) | {"exit_code": exit_code}
+    values |= cost_document(session.findings.gpu_seconds, session.settings.price)
     return values | ({"unfinished": session.unfinished} if session.unfinished else {})
+
+
+def _priced(session: PerfSession) -> list[CaseResult]:
+    """A CPU has no GPU-hours, and so no price."""
+    from pytest_llmperf.plugin.costs import priced
+
+    return priced(session.findings.results, None if session.on_cpu else session.settings.price)
 
 
 def _plans_too_much(session: PerfSession) -> bool:

@@ -25,6 +25,7 @@ from pytest_llmperf.plugin.session import FINDINGS, SESSION, Findings, PerfSessi
 _MARKERS = (
     "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9')",
     "perf_tolerance(throughput=…, memory=…): fractions by which this test's cases may get worse",
+    "perf_scaling(efficiency_at_least=…, tolerance=…): a floor of the scaling efficiency, and how far it may fall",
     "expects_oom(below_gib): the case must run out of memory on a GPU with less memory than this",
     "expects_inactive(*settings): settings that are asked for and known to change nothing, e.g. 'liger' on OPT",
     "reference(source=…, tokens_per_second_per_gpu=…, peak_reserved_gib=…): published figures of the case",

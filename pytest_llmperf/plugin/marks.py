@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.judge.efficiency import Terms
 from pytest_llmperf.nearest import hint
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.options import tolerance_metric
@@ -26,6 +27,7 @@ class Marks:
     """By metric."""
     oom_below_gib: float | None
     inactive: frozenset[str]
+    efficiency: Terms
 
     @classmethod
     def of(cls, item: pytest.Item) -> Marks:
@@ -37,6 +39,7 @@ class Marks:
                 tolerances=_tolerances(item),
                 oom_below_gib=_oom_below_gib(item),
                 inactive=_inactive(item),
+                efficiency=_efficiency(item),
             )
         except _MisuseError as misuse:
             raise failed(f"{item.nodeid}: marker {misuse}") from None
@@ -97,6 +100,15 @@ def _inactive(item: pytest.Item) -> frozenset[str]:
             near = hint(str(name), settings) or ", e.g. 'liger'"
             raise _MisuseError(f"expects_inactive({name!r}): must be the name of a setting of TrainSpec{near}")
     return frozenset(names)
+
+
+def _efficiency(item: pytest.Item) -> Terms:
+    found: dict[str, float] = {}
+    for mark in reversed(list(item.iter_markers("perf_scaling"))):  # the closest one wins
+        _keywords_only(mark, ("efficiency_at_least", "tolerance"))
+        for word, value in mark.kwargs.items():
+            found[word] = _positive(mark.name, word, value, "a positive fraction, e.g. 0.85")
+    return Terms(at_least=found.get("efficiency_at_least"), tolerance=found.get("tolerance"))
 
 
 def _keywords_only(mark: pytest.Mark, known: tuple[str, ...]) -> None:

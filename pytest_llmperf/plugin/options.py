@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import quantities
+from pytest_llmperf.insight.cost import Price
 from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.nearest import hint
-from pytest_llmperf.plugin import slurm_options
+from pytest_llmperf.plugin import cost_options, slurm_options
 from pytest_llmperf.quantities import argument
 
 # A Python on a network's file system, at its first start.
@@ -62,6 +63,8 @@ class Settings:
     """A site's own name for its machine kind; empty where the hardware's name serves."""
     tolerances: Mapping[str, float]
     """By metric, what the ini file sets."""
+    price: Price | None
+    """Of a GPU-hour; ``None``: costs are told in GPU-hours."""
 
 
 def refuse_unknown_update(config: pytest.Config | None) -> None:
@@ -96,6 +99,7 @@ def add_options(parser: pytest.Parser) -> None:
     _add_baselines(group)
     _add_run(group)
     slurm_options.add_options(group)
+    cost_options.add_options(group, parser)
     _add_launches(group)
     parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.02)", default="")
     parser.addini("perf_memory_tolerance", "fraction by which a case's peak memory may grow (GPU: 0.01)", default="")
@@ -173,6 +177,7 @@ def read_settings(config: pytest.Config) -> Settings:
         alarms_a_month=_positive(config, "perf_alarms_per_month", "a number of alarms above 0, e.g. 1"),
         machine=_machine(str(config.getini("perf_machine"))),
         tolerances=_tolerances(config),
+        price=cost_options.read(config),
     )
 
 

@@ -19,11 +19,14 @@ from pytest_llmperf.plugin.journal import Kept
 from pytest_llmperf.plugin.known import known_failure
 from pytest_llmperf.plugin.marks import Marks
 from pytest_llmperf.plugin.plan import Planner
+from pytest_llmperf.plugin.policy import policy_of
 from pytest_llmperf.plugin.recording import Recorder
 from pytest_llmperf.plugin.runner import Runner
+from pytest_llmperf.plugin.scaling import Scaling, stored_narrow
 from pytest_llmperf.plugin.session import FINDINGS, Findings, PerfSession
 from pytest_llmperf.plugin.show import Show
 from pytest_llmperf.plugin.trial import Trial
+from pytest_llmperf.plugin.widths import Measured
 from pytest_llmperf.report.failure import failure_message
 from pytest_llmperf.result import CaseResult
 from pytest_llmperf.spec import TrainSpec
@@ -42,7 +45,7 @@ class Perf:
         self._planner = Planner(session, self._findings)
         self._recorder = Recorder(session, item.nodeid)
         self._show = Show(item.config)
-        self._runner = Runner(session, self._show)
+        self._runner = Runner(session, self._show, findings=self._findings)
 
     def measure(self, spec: TrainSpec) -> tuple[Launch, ...]:
         """Launch ``spec`` as often as this run asks for (``--perf-launches``) and return the records.
@@ -58,19 +61,26 @@ class Perf:
             pytest.skip(withheld)
         return tuple(self._runner.launch(spec, number) for number in range(1, self._settings.launches + 1))
 
-    def check(self, spec: TrainSpec) -> CaseResult:
+    def check(self, spec: TrainSpec, *, scaled_from: TrainSpec | None = None) -> CaseResult:
         """Launch ``spec`` until it is decided against its baseline, and fail the test unless it holds.
 
+        The efficiency of several GPUs is over the same spec on the fewest, or over ``scaled_from`` where the work of a
+        GPU changes with their number. What another test has measured of the very same case is not launched again.
         A case that cannot run here is skipped with the reason. Under ``--update-baselines`` its figures are recorded.
         A run that launches nothing returns a result without figures, whose verdict is ``planned``, so that the test
         goes on to its next spec.
         """
-        _need_specs("check", spec)
+        _need_specs("check", spec, *([] if scaled_from is None else [scaled_from]))
+        if scaled_from is not None and scaled_from.gpus >= spec.gpus:
+            if scaled_from.digest != spec.digest:
+                raise failed(f"perf.check: scaled_from={scaled_from.id} has no fewer GPUs than {spec.id}")
+            scaled_from = None  # of a series that is written as one, the narrowest names itself
         self._planner.name(spec.digest)
         concluded = self._concluded(spec.digest)
         if concluded is not None:
+            self._session.widths.add(Measured(spec, concluded[0], self._recorder.find(spec)))
             return self._conclude(*concluded)
-        return self._check_against(spec) if self._settings.against else self._check(spec)
+        return self._check_against(spec) if self._settings.against else self._check(spec, scaled_from)
 
     def compare(  # noqa: PLR0913 - two specs and five named bounds
         self,
@@ -112,7 +122,7 @@ class Perf:
             return replace(result, verdict="planned", reason=withheld)
         if self._settings.against:
             result = replace(result, notes=("compared in this environment alone: --perf-against holds perf.check",))
-        duel = Duel(self._session, self._runner, self._show.say, self._policy(after))
+        duel = Duel(self._session, self._runner, self._show.say, policy_of(after, self._session, self._marks))
         try:
             judged = duel.gain(before, after, bounds, self._marks.inactive)
         except LaunchFailed as error:
@@ -144,17 +154,24 @@ class Perf:
             raise self._launch_failed(result, error, spec) from None
         return self._conclude(result, refused=refused)
 
-    def _check(self, spec: TrainSpec) -> CaseResult:
+    def _check(self, spec: TrainSpec, scaled_from: TrainSpec | None) -> CaseResult:
+        same = self._session.widths.same(spec)
         try:  # before the launch: a broken file costs no GPU time
-            baseline = self._recorder.load(spec)
-            withheld = self._planner.ask(spec, name=spec.id, launches=self._settings.launches, baseline=baseline)
+            # By another test it may be recorded by now.
+            baseline = same.baseline if same else self._recorder.load(spec)
+            shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
+            launches = self._settings.launches
+            withheld = self._planner.ask(spec, name=spec.id, launches=launches, baseline=baseline, shares=shares)
             if withheld:
-                return self._result(spec, "planned", withheld)
-            self._recorder.prepare(spec, baseline)
+                result = self._result(spec, "planned", withheld)
+                self._session.widths.add(Measured(spec, result, baseline))
+                return result
+            if not same:
+                self._recorder.prepare(spec, baseline)
         except BaselineError as error:
             self._findings.results.append(self._result(spec, "invalid", str(error)))
             raise failed(str(error)) from None
-        policy = self._policy(spec)
+        policy = policy_of(spec, self._session, self._marks)
         trial = Trial(
             self._session,
             spec,
@@ -163,6 +180,8 @@ class Perf:
             inactive=self._marks.inactive,
             launch=self._runner.launch,
             say=self._show.say,
+            scaling=self._scaling(spec, scaled_from, baseline, policy),
+            launches=same.result.launches if same else (),
         )
         try:
             judgement = trial.run()
@@ -182,18 +201,29 @@ class Perf:
             notes=(*trial.notes(), *crept),
         )
         refused = ""
-        if self._recorder.wants(baseline):
+        if same is not None:
+            result, refused = _shared(result, same)
+        elif self._recorder.wants(baseline):
             try:
                 result = self._recorder.record(spec, result, baseline, trial.disagreement)
             except BaselineError as error:
                 refused = str(error)
+        self._session.widths.add(Measured(spec, result, baseline, refused))
         return self._conclude(result, size_of(baseline) if baseline else "none", refused)
+
+    def _scaling(
+        self, spec: TrainSpec, scaled_from: TrainSpec | None, baseline: Baseline | None, policy: Policy
+    ) -> Scaling | None:
+        if spec.gpus == 1:
+            return None
+        narrow = self._session.widths.narrow(spec, scaled_from) or stored_narrow(self._recorder, spec, scaled_from)
+        return Scaling(self._session, baseline=baseline, policy=policy, narrow=narrow, terms=self._marks.efficiency)
 
     def _check_against(self, spec: TrainSpec) -> CaseResult:
         withheld = self._planner.ask(spec, name=spec.id, launches=2 * self._settings.launches)
         if withheld:
             return self._result(spec, "planned", withheld)
-        duel = Duel(self._session, self._runner, self._show.say, self._policy(spec))
+        duel = Duel(self._session, self._runner, self._show.say, policy_of(spec, self._session, self._marks))
         try:
             judged = duel.environments(spec, self._settings.against, self._marks.inactive)
         except LaunchFailed as error:
@@ -201,20 +231,6 @@ class Perf:
         return self._conclude(
             judged.told(self._result(spec, "", "")), held_against=f"turns with {self._settings.against}"
         )
-
-    def _policy(self, spec: TrainSpec) -> Policy:
-        policy = Policy.for_cpu() if self._session.on_cpu else Policy.for_gpu()
-        of_spec = {
-            "tokens_per_second_per_gpu": spec.throughput_tolerance,
-            "peak_reserved_bytes": spec.memory_tolerance,
-        }
-        for tolerances in (
-            self._settings.tolerances,
-            {metric: value for metric, value in of_spec.items() if value is not None},
-            self._marks.tolerances,
-        ):
-            policy = policy.merged(tolerances)
-        return policy
 
     def _must_run_out(self) -> bool:
         below = self._marks.oom_below_gib
@@ -270,6 +286,14 @@ class Perf:
             )
             raise failed("\n".join(filter(None, [message, refused])))
         return result
+
+
+def _shared(result: CaseResult, same: Measured) -> tuple[CaseResult, str]:
+    """``result``, whose launches another test made and recorded, if they were; and why not, if they were refused."""
+    note = f"its launches are those of {same.nodeid}"
+    alone = len(result.launches) == len(same.result.launches)
+    shared = replace(result, updated=same.result.updated, notes=(*result.notes, note))
+    return replace(shared, shares=same.nodeid if alone else ""), same.refused
 
 
 def _differences(baseline: Baseline | None, launches: tuple[Launch, ...]) -> tuple[str, ...]:

@@ -30,12 +30,18 @@ class Planner:
         self._findings.named = True
 
     def ask(
-        self, *specs: TrainSpec, name: str, launches: int, baseline: Baseline | None = None, limited: bool = False
+        self,
+        *specs: TrainSpec,
+        name: str,
+        launches: int,
+        baseline: Baseline | None = None,
+        limited: bool = False,
+        shares: str = "",
     ) -> str:
         """Why these specs, of one case, are not launched; empty where they are.
 
         A run that launches ends the test here where one of them cannot run; a ``limited`` one needs a limit of memory
-        to run into.
+        to run into. It costs nothing where it ``shares`` what another test launches.
         """
         num_gpus, num_cores = self._session.num_gpus, self._session.machine.cores
         hindrances = (why_skip(spec, num_gpus=num_gpus, num_cores=num_cores) for spec in specs)
@@ -51,7 +57,11 @@ class Planner:
         if self._settings.update != "prune":
             gpus = 0 if self._session.on_cpu else max(spec.gpus for spec in specs)
             case = Planned(
-                id=name, launches=launches, gpus=gpus, seconds=_expected_seconds(baseline, launches), skipped=hindrance
+                id=name,
+                launches=launches,
+                gpus=gpus,
+                seconds=_expected_seconds(baseline, launches),
+                skipped=hindrance or shares,
             )
             self._findings.planned.append(case)
         if not hindrance or not self._findings.withheld:

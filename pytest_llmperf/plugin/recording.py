@@ -31,6 +31,13 @@ class Recorder:
         """
         return self._store.load(self._session.machine_kind, spec)
 
+    def find(self, spec: TrainSpec) -> Baseline | None:
+        """The same for a case that is only compared with: a file that cannot be read is told of where it is used."""
+        try:
+            return self.load(spec)
+        except BaselineError:
+            return None
+
     def load_capacity(self, spec: TrainSpec) -> CapacityBaseline | None:
         """The largest micro-batch of ``spec``, if one was recorded.
 

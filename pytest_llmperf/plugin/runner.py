@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.slurm import OutOfTimeError
 from pytest_llmperf.measurement import Failure, Launch, LaunchFailed, Progress
 from pytest_llmperf.plugin.failed import failed
-from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, PerfSession
+from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, Findings, PerfSession
 from pytest_llmperf.plugin.show import LaunchShow, Show
 from pytest_llmperf.spec import TrainSpec
 
@@ -31,8 +32,10 @@ _LONGEST_NAME = 200
 class Runner:
     """Launches specs for one test."""
 
-    def __init__(self, session: PerfSession, show: Show, launcher: Launcher | None = None) -> None:
-        self._session, self._show = session, show
+    def __init__(
+        self, session: PerfSession, show: Show, launcher: Launcher | None = None, findings: Findings | None = None
+    ) -> None:
+        self._session, self._show, self._findings = session, show, findings or Findings()
         self._launcher = launcher
         self._held: tuple[Gpu, ...] | None = None
 
@@ -79,11 +82,21 @@ class Runner:
             self._launcher = self._session.launcher(self._show.say) or LocalLauncher()
         return self._launcher.launch(request, watch)
 
+    @contextmanager
+    def _counted(self, spec: TrainSpec) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            if not self._session.on_cpu:
+                self._findings.gpu_seconds += spec.gpus * (time.monotonic() - start)
+
     def _run(
         self, start: Callable[[LaunchRequest, Callable[[Progress], None]], _T], request: LaunchRequest, live: LaunchShow
     ) -> _T:
         try:
-            return start(request, live.update)
+            with self._counted(request.spec):
+                return start(request, live.update)
         except OutOfTimeError as error:
             live.clear()
             self._session.unfinished, self._session.over_budget = str(error), error.over_budget

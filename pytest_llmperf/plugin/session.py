@@ -24,6 +24,7 @@ from pytest_llmperf.plugin.options import Settings
 from pytest_llmperf.plugin.revision import Revision, find_revision
 from pytest_llmperf.plugin.slurm_options import uses_slurm
 from pytest_llmperf.plugin.unused import ALL, SOME, STOPPED, Coverage
+from pytest_llmperf.plugin.widths import Widths
 from pytest_llmperf.report import formats
 from pytest_llmperf.result import CaseResult
 
@@ -75,6 +76,8 @@ class Findings:
     """Whether it was ended at a spec that cannot run here."""
     cut: bool = False
     """Whether it ended by itself before its end: nobody knows what else it would have asked about."""
+    gpu_seconds: float = 0.0
+    """For which its launches held GPUs, failed ones too."""
 
     def ended(self, call: pytest.CallInfo[None]) -> None:
         """Take note of how a phase of the test ended."""
@@ -90,15 +93,16 @@ class Findings:
 
     def take(self, said: str = "") -> dict[str, Any] | None:
         """What was found since the last time, to be sent away; ``None`` where nothing was."""
-        if not (self.results or self.planned or self.digests or said):
+        if not (self.results or self.planned or self.digests or said or self.gpu_seconds):
             return None
         values = {
             "results": [result.to_dict() for result in self.results],
             "planned": [vars(planned) for planned in self.planned],
             "digests": self.digests,
             "said": said,
+            "gpu_seconds": self.gpu_seconds,
         }
-        self.results, self.planned, self.digests = [], [], []
+        self.results, self.planned, self.digests, self.gpu_seconds = [], [], [], 0.0
         return values
 
     def add(self, values: Mapping[str, Any]) -> None:
@@ -106,6 +110,7 @@ class Findings:
         self.results += [CaseResult.from_dict(result) for result in values["results"]]
         self.planned += [Planned(**planned) for planned in values["planned"]]
         self.digests += values["digests"]
+        self.gpu_seconds += values["gpu_seconds"]
 
 
 class PerfSession:
@@ -115,6 +120,7 @@ class PerfSession:
         self.config, self.settings = config, settings
         self.findings = Findings()
         self.coverage = Coverage()
+        self.widths = Widths()
         self.notes: list[str] = []
         self.num_gates = 1
         self._launcher: SlurmLauncher | None = None

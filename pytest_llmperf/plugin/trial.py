@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 
-from pytest_llmperf.insight import economics
-from pytest_llmperf.judge import validity
+from pytest_llmperf.insight import cost, economics
+from pytest_llmperf.insight.straggling import held_up
+from pytest_llmperf.judge import stats, validity
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.measurement import Launch
+from pytest_llmperf.plugin.scaling import Scaling
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.sound import SoundLaunches
 from pytest_llmperf.result import Check
@@ -34,11 +37,14 @@ class Trial:
         inactive: frozenset[str],
         launch: Callable[[TrainSpec, int], Launch],
         say: Callable[[str], None],
+        scaling: Scaling | None = None,
+        launches: tuple[Launch, ...] = (),
     ) -> None:
+        """``launches`` are those that another test of this run has made of the same spec."""
         self._session, self._spec, self._baseline, self._policy = session, spec, baseline, policy
-        self._inactive, self._launch = inactive, launch
+        self._inactive, self._launch, self._scaling = inactive, launch, scaling
         self._sound = SoundLaunches(self._circumstances, say)
-        self.launches: tuple[Launch, ...] = ()
+        self.launches = launches
 
     def run(self) -> Judgement:
         """Launch until there is a verdict; every launch but one that was set aside counts.
@@ -47,6 +53,10 @@ class Trial:
             LaunchFailed: a launch yielded no record.
         """
         settings = self._session.settings
+        if self.launches:
+            judgement = self._judge()
+            if not judgement.undecided or len(self.launches) >= settings.max_launches:
+                return judgement
         while True:
             number = len(self.launches) + 1
             launch = self._sound.launch(self._spec, lambda spec: self._launch(spec, number))  # noqa: B023 - called now
@@ -64,7 +74,7 @@ class Trial:
 
     def _judge(self) -> Judgement:
         wrong = contradictions(self._spec, self.launches, self._inactive)
-        return judge(
+        judgement = judge(
             self.launches,
             self._baseline,
             self._policy,
@@ -73,6 +83,7 @@ class Trial:
             rule=self._session.rule,
             experience=self._session.experience,
         )
+        return self._scaling.joined(judgement, self.launches) if self._scaling else judgement
 
     def notes(self) -> tuple[str, ...]:
         """What the verdict does not say of these launches."""
@@ -85,6 +96,8 @@ class Trial:
             notes.append(f"slow steps lost {stalls * 100:.1f} % of a launch; the median leaves them out")
         if self._spec.torch_compile:
             notes += _graph_breaks(self.launches, self._baseline.launches if self._baseline else ())
+        # A CPU's ranks share its cores, and take them from one another.
+        notes += () if self._session.on_cpu else held_up(self.launches)
         notes += [f"measured under LLMPERF_INJECT={text}" for text in _injected(self.launches)]
         stored = self._disagreement(self._baseline.launches) if self._baseline else ""
         notes += filter(None, [self.disagreement, stored and f"of the baseline's, {stored}: record it anew"])
@@ -122,7 +135,19 @@ def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: froz
 
 
 def figures(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
-    """What the launches' rate means on their chip, as far as chip and model are known."""
+    """What the launches' rate means on their chip, as far as chip and model are known, and its energy."""
+    return *_use_of_the_chip(spec, launches), *_energy(launches)
+
+
+def _energy(launches: tuple[Launch, ...]) -> Iterator[Check]:
+    """Of all GPUs while they trained; nothing where no counter told it, as ``llmperf report --purpose`` has it."""
+    watts = [launch.health.power_watts for launch in launches if launch.health.power_watts > 0]
+    if watts:
+        joules = cost.joules_per_token(fmean(watts), stats.pooled_tokens_per_second(launches))
+        yield Check(metric="joules_per_token", value=joules, unit="J/token")
+
+
+def _use_of_the_chip(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
     geometry, gpu = spec.architecture.geometry, launches[0].environment.gpu
     peak, bandwidth = economics.peak_flops(gpu, spec.compute_precision), economics.peak_bandwidth(gpu)
     if geometry is None or peak is None or bandwidth is None:

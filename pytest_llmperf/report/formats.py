@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import TypeGuard
 
 ABSENT = "-"
@@ -28,6 +29,9 @@ _LABELS = {
     "max_micro_batch_size": "max micro batch",
     "scaling_efficiency": "scaling efficiency",
     "joules_per_token": "energy",
+    "price_per_million_tokens": "a million tokens",
+    "speed_up": "speed-up",
+    "global_batch_tokens": "global batch",
 }
 _SHARES = frozenset({"mfu", "least_memory_traffic", "scaling_efficiency", "stall_share"})
 
@@ -99,15 +103,21 @@ def figure(metric: str, value: float | None, unit: str) -> str:
     """A metric's value in the unit a person reads; memory with two decimals, so that a value and its limit differ."""
     if not _finite(value):
         return ABSENT
-    if unit == "bytes":
-        return memory(value, decimals=2)
-    if unit == "s":
-        return seconds(value)
-    if unit == "tokens/s":
-        return tokens_per_second(value)
+    if unit in _BY_UNIT:
+        return _BY_UNIT[unit](value)
+    if metric == "price_per_million_tokens":
+        return f"{value:.3g} {unit}"
     if metric in _SHARES:
         return share(value)
     return f"{value:.5g}" if unit in ("", "1") else f"{value:.5g} {unit}"
+
+
+_BY_UNIT: Mapping[str, Callable[[float], str]] = {
+    "bytes": lambda value: memory(value, decimals=2),
+    "s": seconds,
+    "tokens/s": tokens_per_second,
+    "J/token": lambda value: f"{value * 1000:.3g} mJ/token",
+}
 
 
 def _finite(value: float | None) -> TypeGuard[float]:

@@ -19,8 +19,9 @@ SCHEMA = 1
 def document(machine: Mapping[str, Any], results: Sequence[CaseResult]) -> dict[str, Any]:
     """What ``--perf-json`` writes: plain data that strict JSON can hold; NaN and infinities are null.
 
-    ``launches_before`` (the first side's, where two took turns), ``rung``, ``reference``, ``differences``, ``notes``
-    and ``updated`` are there only where a case has them.
+    ``launches_before`` (the first side's, where two took turns), ``rung``, ``reference``, ``differences``, ``notes``,
+    ``updated`` and ``shares`` (the test whose launches these are too) are there only where a case has them; so is a
+    metric's ``detail``.
     """
     values: dict[str, Any] = _plain(
         {"schema": SCHEMA, "machine": machine, "results": [_result(result) for result in results]}
@@ -45,6 +46,7 @@ def _result(result: CaseResult) -> dict[str, Any]:
         "differences": result.differences,
         "notes": result.notes,
         "updated": result.updated,
+        "shares": result.shares,
     }
     return {**values, **{name: extra for name, extra in extras.items() if extra}}
 
@@ -57,6 +59,7 @@ def _metric(check: Check) -> dict[str, Any]:
         "limit": check.limit,
         "change": check.change,
         "detectable": check.detectable,
+        **({"detail": check.detail} if check.detail else {}),
     }
 
 

@@ -59,6 +59,9 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
         Column("memory", cells("peak_reserved_bytes")),
         Column("change", changes("peak_reserved_bytes")),
         Column("MFU", cells("mfu")),
+        Column("efficiency", cells("scaling_efficiency")),
+        Column("energy", cells("joules_per_token")),
+        Column("a million tokens", cells("price_per_million_tokens")),
         Column(
             "verdict",
             [one_line(_outcome(result), encoding) or formats.ABSENT for result in results],
@@ -119,7 +122,8 @@ def _totals(results: Sequence[CaseResult], glyphs: Glyphs) -> str:
     verdicts = [result.verdict for result in results]
     ordered = [*reversed(VERDICTS), *sorted(set(verdicts) - set(VERDICTS))]
     counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ordered if verdict in verdicts]
-    walls = [launch.wall_seconds for result in results for launch in (*result.launches, *result.launches_before)]
+    own = [result for result in results if not result.shares]
+    walls = [launch.wall_seconds for result in own for launch in (*result.launches, *result.launches_before)]
     spent = formats.seconds(math.fsum(wall for wall in walls if math.isfinite(wall)))
     launches = f"{len(walls)} {'launch' if len(walls) == 1 else 'launches'}"
     return ", ".join(counts) + (f" {glyphs.dot} {spent} in {launches}" if walls else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,7 +63,10 @@ def launch_record(
         warmup_steps=spec.warmup_steps,
         parameters=trained.parameters,
         losses=trained.losses,
-        ranks=tuple(share.record for share in shares),
+        # Of one rank it is the launch's.
+        ranks=tuple(
+            replace(share.record, canary=share.canary) if len(shares) > 1 else share.record for share in shares
+        ),
         evidence=evidence.merged([share.evidence for share in shares]),
         environment=environment(device),
         canary=canary.slowest([share.canary for share in shares]),

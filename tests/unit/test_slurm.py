@@ -358,3 +358,7 @@ def test_health_of_several_nodes_is_the_worst() -> None:
     both = aftermath.worst([one, other])
     assert (both.sm_clock_mhz, both.power_watts, both.temperature_celsius, both.memory_errors) == (1700, 1100, 80, 1)
     assert both.foreign_processes == ("GPU 0: pid 1",)
+
+
+def test_energy_that_one_node_does_not_tell_is_unknown() -> None:
+    assert aftermath.worst([Health(power_watts=600), Health()]).power_watts == 0

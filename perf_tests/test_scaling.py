@@ -1,0 +1,14 @@
+"""More GPUs hold their throughput, their memory and their efficiency."""
+
+from __future__ import annotations
+
+from perf_tests.scaling import Width
+from pytest_llmperf.plugin.perf import Perf
+
+
+def test_weak(perf: Perf, weak: Width) -> None:
+    perf.check(weak.spec)
+
+
+def test_strong(perf: Perf, strong: Width) -> None:
+    perf.check(strong.spec, scaled_from=strong.scaled_from)

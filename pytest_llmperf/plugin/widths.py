@@ -1,0 +1,56 @@
+"""Widths: what this run has judged, for tests that ask for the same and for wider cases of the same training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_llmperf.insight.widths import is_narrower
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.efficiency import Narrow
+from pytest_llmperf.result import CaseResult
+from pytest_llmperf.spec import TrainSpec
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One case that this run has judged, or planned."""
+
+    spec: TrainSpec
+    result: CaseResult
+    baseline: Baseline | None
+    """What it was held against."""
+    refused: str = ""
+    """Why it was not recorded, where the run asked for that."""
+
+    @property
+    def nodeid(self) -> str:
+        """Of the test that launched it."""
+        return self.result.shares or self.result.nodeid
+
+
+class Widths:
+    """The cases that this process has judged, in their order."""
+
+    def __init__(self) -> None:
+        self._measured: list[Measured] = []
+
+    def add(self, measured: Measured) -> None:
+        """Keep it, but for what cannot be trusted."""
+        if measured.result.verdict != "invalid":
+            self._measured.append(measured)
+
+    def same(self, spec: TrainSpec) -> Measured | None:
+        """The latest that was launched, or planned, of ``spec``."""
+        return next((one for one in reversed(self._measured) if one.spec == spec), None)
+
+    def narrow(self, wide: TrainSpec, scaled_from: TrainSpec | None) -> Narrow | None:
+        """The narrowest of the series of ``wide``, or ``scaled_from``, as this run measured it."""
+
+        def serves(spec: TrainSpec) -> bool:
+            return spec.digest == scaled_from.digest if scaled_from else is_narrower(spec, wide)
+
+        found = [one for one in reversed(self._measured) if one.result.launches and serves(one.spec)]
+        best = min(found, key=lambda one: one.spec.gpus, default=None)
+        if best is None:
+            return None
+        return Narrow(gpus=best.spec.gpus, launches=best.result.launches, baseline=best.baseline, in_this_run=True)

@@ -1,0 +1,121 @@
+"""What a run says of money and energy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+GPUS = """
+from dataclasses import replace
+
+from pytest_llmperf.launch.machine import Gpu
+from tests import fakes
+
+gpus = tuple(Gpu(index=i, uuid=f"GPU-{i}", name="NVIDIA Z9", memory_bytes=2**36) for i in range(2))
+fakes.MACHINE = replace(fakes.MACHINE, gpus=gpus)
+fakes.install()
+"""
+
+TINY = """
+import pytest
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_width(perf, gpus, train_spec):
+    perf.check(train_spec)
+"""
+
+
+@pytest.fixture
+def with_gpus(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Two GPUs whose counters tell their energy: one sequence of 1,024 tokens in a tenth of a second."""
+    monkeypatch.setenv("LLMPERF_LEASE_DIR", str(project.path / "leases"))
+    project.pytester.makeconftest(GPUS)
+    project.pytester.makepyfile(test_mine=TINY)
+    project.pytester.makeini("[pytest]\nperf_price = 2.10\n")
+    project.fake(power_watts=512.0, by={"gpus2": {"power_watts": 1024.0}})
+    return project
+
+
+def measured(project: Project, *options: str) -> tuple[pytest.RunResult, dict[str, object]]:
+    result = project.run("--update-baselines=new", "--perf-json=out.json", *options, gpus="2")
+    return result, json.loads((project.path / "out.json").read_text())
+
+
+def test_energy_is_a_metric_that_gates_nothing(with_gpus: Project) -> None:
+    result, document = measured(with_gpus)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["case *energy *", "*50 mJ/token*", "*50 mJ/token*"])
+    for case in document["results"]:  # type: ignore[attr-defined]
+        metric = case["metrics"]["joules_per_token"]
+        assert metric["value"] == pytest.approx(0.05)
+        assert (metric["unit"], metric["limit"]) == ("J/token", None)
+
+
+def test_energy_that_nobody_counted_is_absent(with_gpus: Project) -> None:
+    with_gpus.fake()
+    result, document = measured(with_gpus)
+    assert "mJ/token" not in result.stdout.str()
+    assert "joules_per_token" not in document["results"][0]["metrics"]  # type: ignore[index]
+
+
+def test_a_price_makes_money_of_rates_and_of_the_run(with_gpus: Project) -> None:
+    result, document = measured(with_gpus, "--perf-currency", "USD")
+    # 10,240 tokens/s: 36.864 million an hour for 2.10.
+    metrics = document["results"][0]["metrics"]  # type: ignore[index]
+    assert metrics["price_per_million_tokens"]["value"] == pytest.approx(2.10 / 36.864)
+    assert metrics["price_per_million_tokens"]["unit"] == "USD"
+    assert metrics["tokens_per_price"]["value"] == pytest.approx(36.864e6 / 2.10)
+    result.stdout.fnmatch_lines(
+        ["case *a million tokens *", "*0.057 USD*", "* GPU-hours in launches, 0.00 USD at 2.10 USD a GPU-hour"]
+    )
+    cost = document["cost"]
+    assert isinstance(cost, dict)
+    assert cost["gpu_hours"] > 0
+    assert cost["total"] == pytest.approx(cost["gpu_hours"] * 2.10)
+    assert cost["currency"] == "USD"
+    (baseline, *_) = with_gpus.baselines
+    assert "price" not in baseline.read_text()  # of today, and of one site
+
+
+def test_a_plan_says_what_it_would_cost(with_gpus: Project) -> None:
+    measured(with_gpus)
+    result = with_gpus.run("--perf-dry-run", gpus="2")
+    # One launch of 10 s on one GPU, and one on two.
+    result.stdout.fnmatch_lines(["0.00833 GPU-hours in launches, 0.02 EUR at 2.10 EUR a GPU-hour"])
+
+
+def test_without_a_price_the_run_tells_its_gpu_hours(with_gpus: Project) -> None:
+    with_gpus.pytester.makeini("[pytest]\n")
+    result, document = measured(with_gpus)
+    result.stdout.fnmatch_lines(["* GPU-hours in launches"])
+    assert set(document["cost"]) == {"gpu_hours"}  # type: ignore[call-overload]
+
+
+def test_a_cpu_has_no_gpu_hours(project: Project) -> None:
+    project.pytester.makeini("[pytest]\nperf_price = 2.10\n")
+    result = project.run("--update-baselines", "--perf-json=out.json")
+    result.assert_outcomes(passed=2)
+    document = json.loads((project.path / "out.json").read_text())
+    assert "cost" not in document
+    assert "price_per_million_tokens" not in document["results"][0]["metrics"]
+    assert "GPU-hour" not in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--perf-price", "free"], "*'free' is not a price of a GPU-hour, e.g. 2.10"),
+        (["--perf-price=-1"], "*'-1' is not a price*"),
+        (["--perf-currency", "EUR"], "*--perf-currency says what --perf-price is in; give a price too*"),
+        (["-o", "perf_price=inf"], "*ini perf_price, perf_currency: 'inf' is not a price*"),
+        (["-o", "perf_price=2", "-o", "perf_currency=two words"], "*'two words' is not a currency, e.g. EUR"),
+    ],
+)
+def test_a_price_that_is_none_is_a_usage_error(project: Project, options: list[str], said: str) -> None:
+    result = project.run(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([said])
+    assert project.launches == []

@@ -1,0 +1,87 @@
+"""The rank that holds the others up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.insight.straggling import by_canary, by_steps, held_up
+from pytest_llmperf.measurement import Launch
+from pytest_llmperf.spec import TrainSpec
+from tests.fakes import launch_of
+
+SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=24, gpus=4)
+
+
+def launch(seconds: Sequence[float], rates: Sequence[float] = (), jitter: float = 0.0) -> Launch:
+    """Ranks with these step times, every second step ``jitter`` longer, and canaries."""
+    run = launch_of(replace(SPEC, gpus=len(seconds)))
+    ranks = [
+        replace(
+            rank,
+            host=f"node{rank.rank // 2}",
+            device=f"GPU-{rank.rank}",
+            step_seconds=tuple(each * (1 + jitter * (step % 2)) for step in range(24)),
+            canary={"matmul_flops": rates[rank.rank]} if rates else {},
+        )
+        for rank, each in zip(run.ranks, seconds, strict=True)
+    ]
+    return replace(run, ranks=tuple(ranks))
+
+
+def test_the_slowest_rank_is_named_with_its_node() -> None:
+    run = launch([0.1, 0.1, 0.1, 0.103])
+    found = by_steps(run)
+    assert found is not None
+    assert (found.rank, found.host, found.device) == (3, "node1", "GPU-3")
+    assert found.share == pytest.approx(0.03)
+    assert held_up([run, run]) == (
+        "rank 3 (node1, GPU-3) holds the others up: its steps take 3.0 % longer than the rank in the middle",
+    )
+
+
+def test_ranks_that_wait_for_one_another_show_nobody() -> None:
+    assert held_up([launch([0.1] * 4)]) == ()
+    assert held_up([launch([0.1, 0.1, 0.1, 0.1004])]) == ()  # less than matters
+    assert held_up([launch([0.1, 0.1, 0.1, 0.102], jitter=0.5)]) == ()  # less than its steps scatter
+
+
+def test_it_has_to_be_the_same_one_every_time() -> None:
+    first, second = launch([0.1, 0.1, 0.1, 0.12]), launch([0.1, 0.12, 0.1, 0.1])
+    assert held_up([first, second]) == ()
+    assert held_up([first, launch([0.1] * 4)]) == ()
+
+
+def test_a_slow_chip_is_told_by_its_canary_where_steps_are_equal() -> None:
+    run = launch([0.1] * 4, rates=[7e14, 7e14, 5e14, 7.1e14])
+    found = by_canary(run)
+    assert found is not None
+    assert (found.rank, found.host) == (2, "node1")
+    assert held_up([run]) == (
+        "rank 2 (node1, GPU-2) took 40.0 % longer for a matrix product than the rank in the middle",
+    )
+    assert held_up([launch([0.1] * 4, rates=[7e14, 7e14, 6.8e14, 7.1e14])]) == ()
+
+
+def test_one_rank_and_old_records_tell_nothing() -> None:
+    assert by_steps(launch([0.1])) is None
+    assert by_canary(launch([0.1, 0.1])) is None
+    assert held_up([launch([0.1])]) == ()
+
+
+def test_a_ranks_canary_is_kept_in_the_record() -> None:
+    run = launch([0.1, 0.1], rates=[1e12, 2e12])
+    assert Launch.from_dict(run.to_dict()) == run
+    assert "canary" not in launch([0.1]).to_dict()["ranks"][0]
+
+
+@given(st.lists(st.floats(0.01, 10), min_size=2, max_size=8))
+def test_the_slowest_is_no_faster_than_the_others(seconds: list[float]) -> None:
+    found = by_steps(launch(seconds))
+    assert found is not None
+    assert found.share >= 0
+    assert seconds[found.rank] == max(seconds)

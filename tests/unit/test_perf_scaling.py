@@ -1,0 +1,47 @@
+"""The suite's own data on more GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from perf_tests.ladder import LADDER
+from perf_tests.scaling import GLOBAL_BATCH, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
+from pytest_llmperf.insight import chapter15
+
+EVERYTHING = (WEAK, STRONG, WEAK_ON_CPU, STRONG_ON_CPU)
+
+
+def test_each_list_goes_from_narrow_to_wide_and_no_case_is_there_twice() -> None:
+    for widths in EVERYTHING:
+        by_model: dict[str, list[int]] = {}
+        for width in widths:
+            by_model.setdefault(width.spec.model, []).append(width.spec.gpus)
+        assert all(gpus == sorted(gpus) for gpus in by_model.values())
+        assert len({width.spec.id for width in widths}) == len(widths)
+        assert len({width.spec.digest for width in widths}) == len(widths)
+
+
+def test_weak_scaling_begins_with_the_ladders_last_step_and_has_every_width() -> None:
+    last = [rung.spec for rung in LADDER if rung.number == "15.9"]
+    assert [width.spec for width in WEAK if width.spec.gpus == 1] == last
+    assert len(WEAK) == len(last) * len(chapter15.WIDTHS)
+    assert [width.spec.gpus for width in WEAK if width.published] == list(chapter15.WIDTHS)
+
+
+@pytest.mark.parametrize("widths", [STRONG, STRONG_ON_CPU])
+def test_strong_scaling_has_one_batch_and_one_start(widths: list[Width]) -> None:
+    assert len({width.spec.sequences_per_step for width in widths}) == 1
+    assert {width.scaled_from for width in widths} == {widths[0].spec}
+    assert widths[0].spec.gpus == 1
+
+
+def test_the_global_batch_is_what_it_says() -> None:
+    assert {width.spec.sequences_per_step for width in STRONG} == {GLOBAL_BATCH}
+
+
+@pytest.mark.parametrize("word", ["liger", "checkpointing", "compile", "eager", "flash", "fsdp"])
+def test_a_settings_word_selects_what_has_it_on(word: str) -> None:
+    for width in (width for widths in EVERYTHING for width in widths):
+        on = {"liger": width.spec.liger, "fsdp": width.spec.parallelism.startswith("fsdp")}.get(word, False)
+        names = f"perf_tests/test_scaling.py::test_weak::test_strong[{width.spec.id}]"
+        assert (word in names) == on
