@@ -11,7 +11,7 @@ from pytest_llmperf.insight.straggling import held_up
 from pytest_llmperf.judge import stats, validity
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import disagreement
-from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.scaling import Scaling
@@ -95,7 +95,7 @@ class Trial:
         if stalls > _MOST_STALLED:
             notes.append(f"slow steps lost {stalls * 100:.1f} % of a launch; the median leaves them out")
         if self._spec.torch_compile:
-            notes += _graph_breaks(self.launches, self._baseline.launches if self._baseline else ())
+            notes += _compiler(self.launches, self._baseline.launches if self._baseline else ())
         # A CPU's ranks share its cores, and take them from one another.
         notes += () if self._session.on_cpu else held_up(self.launches)
         notes += [f"measured under LLMPERF_INJECT={text}" for text in _injected(self.launches)]
@@ -113,15 +113,20 @@ class Trial:
         return "" if tolerance is None else disagreement(launches, self._session.experience.noise, tolerance)
 
 
-def _graph_breaks(launches: Sequence[Launch], stored: Sequence[Launch]) -> list[str]:
-    # Of the baseline's launches old ones do not tell.
-    counts, was = (
-        [run.evidence["graph_breaks"] for run in runs if "graph_breaks" in run.evidence] for runs in (launches, stored)
-    )
-    broke = max(counts, default=0)
-    if broke <= max(was, default=0):
-        return []
-    return [f"torch_compile broke the graph {broke} time(s)" + (f", the baseline's launches {max(was)}" if was else "")]
+# What the compiler should not have to do, by its name in the evidence.
+_COMPILER = {"graph_breaks": "broke the graph", "recompilations": "compiled anew"}
+
+
+def _compiler(launches: Sequence[Launch], stored: Sequence[Launch]) -> list[str]:
+    """What it had to do more often than in the baseline's launches, a line each."""
+    lines = []
+    for name, did in _COMPILER.items():
+        # Of the baseline's launches old ones do not tell.
+        counts, was = ([run.evidence[name] for run in runs if name in run.evidence] for runs in (launches, stored))
+        if max(counts, default=0) > max(was, default=0):
+            before = f", the baseline's launches {max(was)}" if was else ""
+            lines.append(f"torch_compile {did} {max(counts)} time(s){before}")
+    return lines
 
 
 def _injected(launches: Sequence[Launch]) -> list[str]:
@@ -136,7 +141,14 @@ def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: froz
 
 def figures(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
     """What the launches' rate means on their chip, as far as chip and model are known, and its energy."""
-    return *_use_of_the_chip(spec, launches), *_energy(launches)
+    return *_use_of_the_chip(spec, launches), *_energy(launches), *_accumulated(spec, launches)
+
+
+def _accumulated(spec: TrainSpec, launches: tuple[Launch, ...]) -> Iterator[Check]:
+    """Where an optimizer step has several micro-batches, the seconds of one beside the step's own."""
+    if spec.gradient_accumulation_steps > 1:
+        seconds = METRICS["step_seconds"].of(launches) / spec.gradient_accumulation_steps
+        yield Check(metric="micro_batch_seconds", value=seconds, unit="s")
 
 
 def _energy(launches: tuple[Launch, ...]) -> Iterator[Check]:

@@ -89,7 +89,8 @@ def test_what_a_verdict_does_not_say_is_a_note(project: Project) -> None:
     assert "broke the graph" not in result.stdout.str()
 
 
-def test_graph_breaks_beyond_the_baselines_are_a_note(project: Project) -> None:
+@pytest.mark.parametrize(("name", "did"), [("graph_breaks", "broke the graph"), ("recompilations", "compiled anew")])
+def test_what_the_compiler_did_beyond_the_baselines_is_a_note(project: Project, name: str, did: str) -> None:
     project.pytester.makepyfile(
         test_mine="""
         from dataclasses import replace
@@ -98,13 +99,45 @@ def test_graph_breaks_beyond_the_baselines_are_a_note(project: Project) -> None:
             perf.check(replace(train_spec, torch_compile=True))
         """
     )
-    project.record(evidence={"graph_breaks": 2})
-    for breaks, told in ((2, False), (3, True)):
-        project.fake(evidence={"graph_breaks": breaks})
+    project.record(evidence={name: 2})
+    for times, told in ((2, False), (3, True)):
+        project.fake(evidence={name: times})
         result = project.run()
         result.assert_outcomes(passed=1)
-        said = "torch_compile broke the graph 3 time(s), the baseline's launches 2"
+        said = f"torch_compile {did} 3 time(s), the baseline's launches 2"
         assert (said in result.stdout.str()) == told
+
+
+def test_a_micro_batch_of_several_has_its_own_seconds(project: Project) -> None:
+    project.pytester.makepyfile(
+        test_mine="""
+        from dataclasses import replace
+
+        def test_it(perf, train_spec):
+            result = perf.check(replace(train_spec, gradient_accumulation_steps=4))
+            seconds = {check.metric: check.value for check in result.checks}
+            assert abs(seconds["micro_batch_seconds"] - seconds["step_seconds"] / 4) < 1e-9
+        """
+    )
+    project.run("--update-baselines=new").assert_outcomes(passed=1)
+
+
+def test_a_case_that_does_not_train_is_told_from_one_that_fails(project: Project) -> None:
+    project.pytester.makepyfile(
+        test_mine="""
+        import pytest
+        from pytest_llmperf.plugin.failed import DidNotTrain
+
+        @pytest.mark.xfail(raises=DidNotTrain, strict=True, reason="known")
+        def test_it(perf, train_spec):
+            perf.check(train_spec)
+        """
+    )
+    project.fake(fail="error")
+    project.run().assert_outcomes(xfailed=1)
+    # The day it trains, it is new, and so fails: a strict xfail alone would go on in silence.
+    project.fake()
+    project.run().assert_outcomes(failed=1)
 
 
 class TestRevision:
