@@ -24,7 +24,6 @@ from pytest_llmperf.plugin.options import Settings
 from pytest_llmperf.plugin.revision import Revision, find_revision
 from pytest_llmperf.plugin.slurm_options import uses_slurm
 from pytest_llmperf.plugin.unused import ALL, SOME, STOPPED, Coverage
-from pytest_llmperf.plugin.widths import Widths
 from pytest_llmperf.report import formats
 from pytest_llmperf.result import CaseResult
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.machine import Gpu, Machine
     from pytest_llmperf.launch.slurm import SlurmLauncher
     from pytest_llmperf.plugin.allocated import Job
+    from pytest_llmperf.plugin.widths import Widths
 
 #: The run ended before its end and can go on: time limit, preemption, scancel. Shells know 75 as "try again later".
 UNFINISHED = 75
@@ -120,7 +120,6 @@ class PerfSession:
         self.config, self.settings = config, settings
         self.findings = Findings()
         self.coverage = Coverage()
-        self.widths = Widths()
         self.notes: list[str] = []
         self.num_gates = 1
         self._launcher: SlurmLauncher | None = None
@@ -128,6 +127,12 @@ class PerfSession:
         """What ended this run before its end, where another start can go on."""
         self.over_budget = False
         """Whether that was the budget: another start would change nothing."""
+
+    @cached_property
+    def widths(self) -> Widths:
+        from pytest_llmperf.plugin.widths import Widths
+
+        return Widths()
 
     @cached_property
     def experience(self) -> Experience:

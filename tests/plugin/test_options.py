@@ -21,6 +21,8 @@ OPTIONS = [
     "--perf-launcher={auto,local,slurm}",
     "--perf-resume",
     "--perf-budget=GPU_HOURS",
+    "--perf-price=PRICE",
+    "--perf-currency=NAME",
     "--perf-timeout=SECONDS",
     "--perf-launches=N",
     "--perf-max-launches=N",

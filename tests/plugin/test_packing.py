@@ -21,14 +21,14 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from pytest_llmperf.launch import leases
+from pytest_llmperf.launch import leases, machine
 from pytest_llmperf.launch.machine import Gpu, Machine
-from pytest_llmperf.plugin import runner, session
+from pytest_llmperf.plugin import runner
 from tests import fakes
 
 fakes.install()
 GPUS = tuple(Gpu(index=i, uuid=f"GPU-{i}", name="Fake H200", memory_bytes=140 * 2**30) for i in range(8))
-mock.patch.object(session, "find_machine", return_value=Machine(gpus=GPUS, cpu_name="Fake CPU", cores=8)).start()
+mock.patch.object(machine, "find_machine", return_value=Machine(gpus=GPUS, cpu_name="Fake CPU", cores=8)).start()
 mock.patch.object(leases, "_POLL_SECONDS", 0.02).start()
 
 class TimedLauncher(fakes.FakeLauncher):
