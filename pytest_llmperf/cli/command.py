@@ -17,7 +17,7 @@ from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.cli.clusterfile import ClusterError
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
 from pytest_llmperf.cli.outlook import outlook
-from pytest_llmperf.cli.pages import Screen, history_page, list_page, show_page, table
+from pytest_llmperf.cli.pages import Screen, capacity_page, history_page, list_page, show_page, table
 from pytest_llmperf.cli.plan import Prediction, columns, document, page, predictions, record
 from pytest_llmperf.cli.shelf import CaseError, Shelf, find
 from pytest_llmperf.cli.specs import Named, all_stored, named
@@ -89,7 +89,8 @@ def _screen() -> Screen:
 
 def _list(arguments: argparse.Namespace, screen: Screen) -> _Answer:
     shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
-    return _Answer(list_page(shelf.stored, screen), list(shelf.broken.values()))
+    pages = [*list_page(shelf.stored, screen), *capacity_page(shelf.capacities, screen)]
+    return _Answer(pages, list(shelf.broken.values()))
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> _Answer:

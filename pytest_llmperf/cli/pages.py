@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_llmperf.cli.shelf import Stored
 from pytest_llmperf.judge.baseline import Baseline, size_of
+from pytest_llmperf.judge.capacity import CapacityBaseline
 from pytest_llmperf.judge.document import Accepted
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.measurement import Environment, Launch
@@ -56,6 +57,19 @@ def _list_table(baselines: Sequence[Baseline], screen: Screen) -> list[str]:
         ],
         screen,
     )
+
+
+def capacity_page(capacities: Sequence[CapacityBaseline], screen: Screen) -> list[str]:
+    """A table of the largest micro-batches, or nothing."""
+    if not capacities:
+        return []
+    columns = [
+        Column("machine", [plain(one.machine) for one in capacities], right=False),
+        Column("largest micro-batch of", [plain(one.id) for one in capacities], right=False),
+        Column("sequences", [str(one.size) for one in capacities]),
+        Column("accepted", [_day(one.history[-1]) for one in capacities], right=False),
+    ]
+    return ["", *table(columns, screen)]
 
 
 def show_page(stored: Stored, screen: Screen) -> list[str]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.capacity import CapacityBaseline
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.policy import METRICS
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.store import CAPACITY, BaselineStore
 from pytest_llmperf.nearest import nearest
 
 # Fewer digits of a digest are as likely a word.
@@ -41,6 +42,8 @@ class Shelf:
     stored: tuple[Stored, ...]
     broken: Mapping[Path, str]
     """What is wrong with each file that cannot serve, a line each."""
+    capacities: tuple[CapacityBaseline, ...] = ()
+    """The largest micro-batches."""
 
     @classmethod
     def read(cls, root: Path, machine: str | None = None) -> Shelf:
@@ -60,14 +63,19 @@ class Shelf:
                 f"{machine}: {root} has no baselines of this machine kind, expected one of {', '.join(machines)}; "
                 f"the nearest is {nearest(machine, machines, at_least=0.0)!r}: name it with --machine"
             )
-        stored, broken = [], {}
+        stored, capacities, broken = [], [], {}
         for kind in machines if machine is None else [machine]:
             for path in sorted((root / kind).glob("*/*.json")):
                 try:
                     stored.append(_in_its_place(read(path), kind))
                 except BaselineError as error:
                     broken[path] = str(error)
-        return cls(root, tuple(stored), broken)
+            for path in sorted((root / kind).glob(f"*/{CAPACITY}/*.json")):
+                try:
+                    capacities.append(CapacityBaseline.from_json(path.read_text(encoding="utf-8"), str(path)))
+                except (BaselineError, OSError, UnicodeDecodeError) as error:
+                    broken[path] = str(error)
+        return cls(root, tuple(stored), broken, tuple(capacities))
 
     def find(self, case: str) -> Stored:
         """The one baseline with this id or digest.

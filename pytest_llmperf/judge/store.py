@@ -34,7 +34,7 @@ _LONGEST_NAME = 200
 
 
 # Beside a model's other baselines, in a folder that no search of theirs looks into.
-_CAPACITY = "capacity"
+CAPACITY = "capacity"
 
 _Figures = TypeVar("_Figures", Baseline, CapacityBaseline)
 
@@ -73,7 +73,7 @@ class BaselineStore:
 
     def capacity_path(self, machine: str, spec: TrainSpec) -> Path:
         """Where the largest micro-batch of ``spec`` on ``machine`` is, or would be."""
-        return self.path(machine, spec).parent / _CAPACITY / f"{_file_name(spec.capacity_id)}.json"
+        return self.path(machine, spec).parent / CAPACITY / f"{_file_name(spec.capacity_id)}.json"
 
     def load_capacity(self, machine: str, spec: TrainSpec) -> CapacityBaseline | None:
         """The largest micro-batch, or ``None`` where there is no file.
@@ -130,7 +130,8 @@ class BaselineStore:
 
     def machines(self) -> list[str]:
         """The machine kinds that have baselines, sorted."""
-        return sorted({path.relative_to(self.root).parts[0] for path in self.root.glob("*/*/*.json")})
+        found = (path for pattern in ("*/*/*.json", f"*/*/{CAPACITY}/*.json") for path in self.root.glob(pattern))
+        return sorted({path.relative_to(self.root).parts[0] for path in found})
 
     def launches(self, machine: str) -> list[tuple[Launch, ...]]:
         """The launches of every readable baseline of ``machine``; another is told of where it is used."""
@@ -150,7 +151,7 @@ class BaselineStore:
         """
         found = []
         for path in sorted((self.root / machine).rglob("*.json")):
-            is_capacity = path.parent.name == _CAPACITY
+            is_capacity = path.parent.name == CAPACITY
             baseline = _read(path, CapacityBaseline.from_json) if is_capacity else _read(path, Baseline.from_json)
             if baseline is not None:
                 found.append(Entry(path=path, id=baseline.id, digest=baseline.digest, recorded_by=baseline.recorded_by))

@@ -335,6 +335,21 @@ def test_stored_ones_are_shown(path: Path) -> None:
         assert len(page(stored, PIPE)) > 2
 
 
+def test_the_largest_micro_batches_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["baselines", "list", "--perf-baselines", str(REPOSITORY / "baselines")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heading = next(i for i, line in enumerate(lines) if "largest micro-batch of" in line)
+    assert any("llama-3.2-1b-bf16-eager-maxmbs-gpus1" in line and line.split()[2] == "8" for line in lines[heading:])
+
+
+def test_a_capacity_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "card" / "llama" / "capacity"
+    folder.mkdir(parents=True)
+    (folder / "x.json").write_text("{")
+    assert main(["baselines", "list", "--perf-baselines", str(tmp_path)]) == 1
+    assert "x.json" in one_line(capsys.readouterr().err)
+
+
 class TestProcess:
     """In a process of its own, as a user starts it."""
 
