@@ -10,7 +10,8 @@ import pytest
 
 from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.validity import circumstances, optimizer_class, troubles
+from pytest_llmperf.judge.settings import optimizer_class
+from pytest_llmperf.judge.validity import circumstances, troubles
 from pytest_llmperf.measurement import Health, Launch
 from pytest_llmperf.spec import OPTIMIZERS, TrainSpec
 from tests.fakes import Fake, launch_of

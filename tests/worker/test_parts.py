@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_llmperf import models
-from pytest_llmperf.judge.validity import optimizer_class
+from pytest_llmperf.judge.settings import optimizer_class
 from pytest_llmperf.spec import ATTENTIONS, OPTIMIZERS, TrainSpec
 
 torch = pytest.importorskip("torch")

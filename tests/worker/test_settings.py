@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.validity import _parallelism, _weights, troubles
+from pytest_llmperf.judge.settings import contradictions
+from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
 from pytest_llmperf.measurement import Launch
 
@@ -86,8 +87,7 @@ class TestSharded:
         trained = self.train(tmp_path, spec)
         evidence = trained["evidence"]
         assert (evidence["parallelism"], evidence["mesh"]) == ("fsdp", [2])
-        assert _parallelism(spec, evidence) is None
-        assert _weights(spec, evidence) is None
+        assert list(contradictions(spec, evidence, frozenset())) == []
         assert trained["parameters"] == 125_248
         together = launch(replace(spec, parallelism="ddp"), tmp_path / "ddp")
         assert trained["losses"] == pytest.approx(together.losses, abs=1e-3)
