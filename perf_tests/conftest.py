@@ -10,7 +10,7 @@ from perf_tests.capacity import CAPACITIES
 from perf_tests.gains import GAINS, Gain, specs_of
 from perf_tests.ladder import LADDER, Rung
 from perf_tests.optimisations import OPTIMISATIONS, Optimisation
-from perf_tests.scaling import STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
+from perf_tests.scaling import SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
 from pytest_llmperf.plugin.failed import DidNotTrain
 from pytest_llmperf.plugin.session import SESSION
 from pytest_llmperf.result import GIB
@@ -23,7 +23,7 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "gain" in metafunc.fixturenames:
         cpu = metafunc.config.stash[SESSION].on_cpu
-        metafunc.parametrize("gain", [_gain(gain, cpu) for gain in GAINS])
+        metafunc.parametrize("gain", [_gain(gain, cpu) for gain in GAINS if gain.cpu_bounds or not cpu])
     if "optimisation" in metafunc.fixturenames:
         on_gpu = OPTIMISATIONS if not metafunc.config.stash[SESSION].on_cpu else []
         metafunc.parametrize("optimisation", [_optimisation(one) for one in on_gpu])
@@ -33,7 +33,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         on_cpu = metafunc.config.stash[SESSION].on_cpu
         rungs = [rung.on_cpu() if on_cpu else rung for rung in LADDER]
         metafunc.parametrize("rung", [_case(rung) for rung in rungs])
-    for name, on_gpus, on_ranks in (("weak", WEAK, WEAK_ON_CPU), ("strong", STRONG, STRONG_ON_CPU)):
+    # On a CPU accelerate does not shard.
+    nowhere: list[Width] = []
+    lists = (("weak", WEAK, WEAK_ON_CPU), ("strong", STRONG, STRONG_ON_CPU), ("sharded", SHARDED, nowhere))
+    for name, on_gpus, on_ranks in lists:
         if name in metafunc.fixturenames:
             widths = on_ranks if metafunc.config.stash[SESSION].on_cpu else on_gpus
             metafunc.parametrize(name, [_width(width) for width in widths])

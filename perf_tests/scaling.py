@@ -16,7 +16,7 @@ from pytest_llmperf.insight import chapter15
 from pytest_llmperf.result import Reference
 
 #: What shards weights, and the fewest GPUs it shards over. Under mixed precision it would keep fp32 weights: pure bf16.
-SHARDED = {"fsdp": 2, "fsdp_hybrid": 4}
+_SHARDING = {"fsdp": 2, "fsdp_hybrid": 4}
 
 #: Sequences of an optimizer step where all widths share them.
 GLOBAL_BATCH = 64
@@ -55,7 +55,7 @@ def _weak(best: TrainSpec, inactive: tuple[str, ...], widths: Sequence[int]) -> 
 
 def _sharded(best: TrainSpec, inactive: tuple[str, ...], widths: Sequence[int]) -> Iterator[Width]:
     pure = replace(best, mixed_precision="no")
-    for parallelism, fewest in SHARDED.items():
+    for parallelism, fewest in _SHARDING.items():
         for gpus in widths:
             if gpus >= fewest:
                 yield Width(replace(pure, gpus=gpus, parallelism=parallelism), inactive=inactive)
@@ -82,9 +82,10 @@ def _on_cpu(spec: TrainSpec) -> TrainSpec:
 _BEST = [rung for rung in LADDER if rung.number == "15.9"]
 _LLAMA = next(rung.spec for rung in _BEST if rung.spec.model == "llama-3.2-1b")
 
-WEAK = [
-    *(width for rung in _BEST for width in _weak(rung.spec, rung.inactive, chapter15.WIDTHS)),
-    Width(replace(_LLAMA, mixed_precision="no")),  # what its shards are held over
+WEAK = [width for rung in _BEST for width in _weak(rung.spec, rung.inactive, chapter15.WIDTHS)]
+#: Shards of the same work; the first is the one GPU that Llama's are held over.
+SHARDED = [
+    Width(replace(_LLAMA, mixed_precision="no")),
     *(width for rung in _BEST for width in _sharded(rung.spec, rung.inactive, chapter15.WIDTHS)),
 ]
 STRONG = list(_strong(_LLAMA, GLOBAL_BATCH, _MOST_AT_ONCE, _STRONG_WIDTHS))

@@ -10,5 +10,9 @@ def test_weak(perf: Perf, weak: Width) -> None:
     perf.check(weak.spec)
 
 
+def test_sharded(perf: Perf, sharded: Width) -> None:
+    perf.check(sharded.spec)
+
+
 def test_strong(perf: Perf, strong: Width) -> None:
     perf.check(strong.spec, scaled_from=strong.scaled_from)

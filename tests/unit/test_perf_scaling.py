@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 
 from perf_tests.ladder import LADDER
-from perf_tests.scaling import GLOBAL_BATCH, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
+from perf_tests.scaling import GLOBAL_BATCH, SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
 from pytest_llmperf.insight import chapter15
+from pytest_llmperf.insight.widths import is_narrower
 
-EVERYTHING = (WEAK, STRONG, WEAK_ON_CPU, STRONG_ON_CPU)
+EVERYTHING = (WEAK, STRONG, SHARDED, WEAK_ON_CPU, STRONG_ON_CPU)
 
 
 def test_each_list_goes_from_narrow_to_wide_and_no_case_is_there_twice() -> None:
     for widths in EVERYTHING:
-        by_model: dict[str, list[int]] = {}
+        by_series: dict[tuple[str, str], list[int]] = {}
         for width in widths:
-            by_model.setdefault(width.spec.model, []).append(width.spec.gpus)
-        assert all(gpus == sorted(gpus) for gpus in by_model.values())
+            by_series.setdefault((width.spec.model, width.spec.parallelism), []).append(width.spec.gpus)
+        assert all(gpus == sorted(gpus) for gpus in by_series.values())
         assert len({width.spec.id for width in widths}) == len(widths)
         assert len({width.spec.digest for width in widths}) == len(widths)
 
@@ -26,6 +27,14 @@ def test_weak_scaling_begins_with_the_ladders_last_step_and_has_every_width() ->
     assert [width.spec for width in WEAK if width.spec.gpus == 1] == last
     assert len(WEAK) == len(last) * len(chapter15.WIDTHS)
     assert [width.spec.gpus for width in WEAK if width.published] == list(chapter15.WIDTHS)
+
+
+def test_shards_are_held_over_one_gpu_in_the_same_precision() -> None:
+    first, *others = SHARDED
+    assert (first.spec.gpus, first.spec.parallelism) == (1, "ddp")
+    assert {width.spec.parallelism for width in others} == {"fsdp", "fsdp_hybrid"}
+    assert {width.spec.precision for width in SHARDED} == {"bf16-pure"}
+    assert all(is_narrower(first.spec, width.spec) for width in others if width.spec.model == first.spec.model)
 
 
 @pytest.mark.parametrize("widths", [STRONG, STRONG_ON_CPU])

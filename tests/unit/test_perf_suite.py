@@ -1,0 +1,35 @@
+"""The suite itself is collected, on a CPU and as a GPU would have it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from perf_tests.capacity import CAPACITIES
+from perf_tests.gains import GAINS, specs_of
+from perf_tests.optimisations import OPTIMISATIONS
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_it_is_collected_on_a_cpu() -> None:
+    command = [sys.executable, "-m", "pytest", "perf_tests", "--collect-only", "-q", "--gpus", "0"]
+    done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    for module in ("ladder", "gains", "scaling", "optimisations", "capacity"):
+        assert f"perf_tests/test_{module}.py" in done.stdout
+
+
+def test_no_two_cases_are_the_same() -> None:
+    digests = [one.spec.digest for one in OPTIMISATIONS]
+    assert len(set(digests)) == len(digests)
+    assert len({spec.capacity_digest for spec in CAPACITIES}) == 4
+
+
+def test_both_sides_of_every_gain_can_be_made() -> None:
+    for gain in GAINS:
+        before, after = specs_of(gain, cpu=False)
+        assert before.digest != after.digest
+        if gain.cpu_bounds:
+            assert not any(spec.liger for spec in specs_of(gain, cpu=True))
