@@ -67,15 +67,17 @@ def _modes(spec: TrainSpec) -> str | None:
             return f"{name}={getattr(spec, name)!r} without torch_compile=True changes nothing"
     if spec.checkpointing_policy != "full" and not spec.gradient_checkpointing:
         return f"checkpointing_policy={spec.checkpointing_policy!r} without gradient_checkpointing=True changes nothing"
+    if spec.checkpointing_policy == "selective" and spec.attention == "flex_attention":
+        return (
+            "selective recomputation cannot keep what flex_attention gave; use another attention, or the policy 'full'"
+        )
     if spec.checkpointing_policy == "selective" and spec.liger and "rope" in _kernels_of(spec):
         return (
             "Liger's rope kernel writes over the products that selective recomputation has kept, so that gradients are "
-            f"wrong and nothing says so; leave it out: liger_kernels={_WITHOUT_ROPE!r}, or checkpointing_policy='full'"
+            "wrong and nothing says so; name the others in liger_kernels (a Llama has rms_norm, swiglu and "
+            "fused_linear_cross_entropy), or use checkpointing_policy='full'"
         )
     return None
-
-
-_WITHOUT_ROPE = "rms_norm+swiglu+fused_linear_cross_entropy"
 
 
 def _kernels_of(spec: TrainSpec) -> str:

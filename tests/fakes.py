@@ -87,18 +87,19 @@ def evidence_of(spec: TrainSpec) -> dict[str, Any]:
         "tf32": spec.tf32,
         "liger_modules": 10 if spec.liger else 0,
         "liger_forwards": ["LigerRMSNorm.forward", "LigerSwiGLUMLP.forward", "lce_forward"] if spec.liger else [],
+        "liger_functions": ["rope"] if spec.liger and spec.liger_kernels == "all" else [],
         "liger_note": "",
         "optimizer": "AdamW",
         "optimizer_fused": spec.optimizer == "adamw_torch_fused",
         "gradient_checkpointing": spec.gradient_checkpointing,
         "checkpointing_policy": spec.checkpointing_policy if spec.gradient_checkpointing else "",
         "fp8_modules": 112 if spec.fp8 != "no" else 0,
+        "linear_modules": 1,
+        "fp8_recipe": spec.fp8 if spec.fp8 != "no" else "",
         "parallelism": spec.parallelism if spec.gpus > 1 else "none",
         "torch_compile": spec.torch_compile,
         "torch_compile_mode": spec.torch_compile_mode if spec.torch_compile else "",
-        "compiled_modules": ["LlamaDecoderLayer" if spec.torch_compile_scope == "layers" else "LlamaForCausalLM"]
-        if spec.torch_compile
-        else [],
+        "torch_compile_scope": spec.torch_compile_scope if spec.torch_compile else "",
     }
 
 

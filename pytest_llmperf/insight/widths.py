@@ -13,8 +13,11 @@ def is_narrower(narrow: TrainSpec, wide: TrainSpec) -> bool:
     if narrow.gpus >= wide.gpus:
         return False
     # One GPU has nothing to share: DDP's figure serves every parallelism.
-    parallelism = wide.parallelism if narrow.gpus == 1 else narrow.parallelism
-    return replace(narrow, gpus=wide.gpus, parallelism=parallelism).digest == wide.digest
+    parallelism = "ddp" if narrow.gpus == 1 else wide.parallelism
+    try:
+        return replace(wide, gpus=narrow.gpus, parallelism=parallelism).digest == narrow.digest
+    except SpecError:  # a parallelism that takes more GPUs than these
+        return False
 
 
 def narrower(wide: TrainSpec) -> Iterator[TrainSpec]:

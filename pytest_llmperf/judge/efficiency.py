@@ -18,7 +18,7 @@ from pytest_llmperf.judge.noise import Noise, Squares, log_of, within_sessions
 from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.sequential import Decision, Rule, decide
 from pytest_llmperf.judge.stats import Difference
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.measurement import Launch, RankRecord
 from pytest_llmperf.result import VERDICTS, Check
 
 METRIC = "scaling_efficiency"
@@ -181,6 +181,14 @@ def _tokens_per_rank(launches: Sequence[Launch]) -> float:
     return launches[0].tokens_per_step / len(launches[0].ranks)
 
 
+def _host(rank: RankRecord) -> tuple[str, ...]:
+    return rank.host, rank.boot
+
+
+def _gpu(rank: RankRecord) -> tuple[str, ...]:
+    return (*_host(rank), rank.device)
+
+
 def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, here: bool) -> Difference:
     """The step times of one width against another's; of one host (``here``) by what its launches and days scatter."""
     if not here:
@@ -191,14 +199,22 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
     of_launches = math.fsum(
         fmean(max(spread.sd, launch.median_error) ** 2 for launch in group) / len(group) for group in (wide, narrow)
     )
-    # A day may move one width and not the other: a floor is no word about tonight alone.
-    of_days = 2 * noise.session.sd**2
-    variance = of_launches + of_days
+    # A day may move one width and not the other: a floor is no word about tonight alone. And two widths of one run need
+    # not have had the same GPUs, nor the same host.
+    ranks = [[rank for launch in group for rank in launch.ranks] for group in (wide, narrow)]
+    gpus, hosts = ([{of(rank) for rank in each} for each in ranks] for of in (_gpu, _host))
+    levels = [
+        noise.session,
+        *([] if gpus[0] & gpus[1] else [noise.site]),
+        *([] if hosts[0] & hosts[1] else [noise.host]),
+    ]
+    of_places = [(2 * level.sd**2, level.df) for level in levels]
+    variance = of_launches + math.fsum(value for value, _ in of_places)
     expected = math.log(stats.pooled_step_seconds(narrow))
     return Difference(
         log=math.log(stats.pooled_step_seconds(wide)) - expected,
         error=math.sqrt(variance),
-        df=variance**2 / (of_launches**2 / spread.df + of_days**2 / noise.session.df),
+        df=variance**2 / (of_launches**2 / spread.df + math.fsum(value**2 / df for value, df in of_places)),
         expected_log=expected,
         launch_sd=spread.sd,
         each=tuple(log_of(launch) - expected for launch in wide),

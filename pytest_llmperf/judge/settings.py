@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
+from pytest_llmperf.choices import LIGER_KERNELS
 from pytest_llmperf.nearest import hint
 from pytest_llmperf.spec import TrainSpec
 
 _DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+
+
+def declarable() -> tuple[str, ...]:
+    """The settings that can be declared to change nothing, since evidence tells."""
+    return tuple(_CHECKS)
 
 
 def undeclarable(inactive: frozenset[str]) -> Iterator[str]:
@@ -33,7 +40,7 @@ def contradictions(spec: TrainSpec, evidence: Mapping[str, Any], inactive: froze
 
 
 def _liger(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
-    patched = evidence["liger_modules"]
+    patched = evidence["liger_modules"] + len(evidence.get("liger_functions", ()))  # old records do not tell of those
     if spec.liger and not patched:
         note = evidence.get("liger_note")
         return "asked for liger, nothing was patched" + (f" ({note})" if note else "")
@@ -43,18 +50,19 @@ def _liger(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
 
 
 def _chosen_kernels(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
-    """Of a choice of Liger's kernels, those that replace a module's forward pass; rope replaces a function."""
-    ran = " ".join(evidence["liger_forwards"]).lower()
-    chosen = spec.liger_kernels.split("+")
-    for kernel, mark in _LIGER_MARKS.items():
-        if (mark in ran) != (kernel in chosen):
-            return f"asked for the Liger kernels {spec.liger_kernels}, the forward passes replaced were {ran or 'none'}"
-    return None
+    """Of a choice of Liger's kernels: each replaces a module's forward pass, or a function."""
+    forwards = " ".join(evidence["liger_forwards"]).lower()
+    ran = {kernel for kernel, mark in _LIGER_MARKS.items() if mark in forwards} | {*evidence["liger_functions"]}
+    if ran == {*spec.liger_kernels.split("+")}:
+        return None
+    told = "+".join(name for name in LIGER_KERNELS if name in ran)
+    return f"asked for the Liger kernels {spec.liger_kernels}, the run had {told or 'none'}"
 
 
 # How the name of the forward pass of each begins or goes on, in small letters.
 _LIGER_MARKS = {
     "rms_norm": "rmsnorm",
+    "layer_norm": "layernorm",
     "swiglu": "swiglu",
     "geglu": "geglu",
     "fused_linear_cross_entropy": "lce_forward",
@@ -116,28 +124,37 @@ def _world_size(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
 
 def _checkpointing(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
     line = _equal("gradient checkpointing", spec.gradient_checkpointing, evidence["gradient_checkpointing"])
-    if line is None and spec.checkpointing_policy != "full":
-        return _equal("recomputation", spec.checkpointing_policy, evidence["checkpointing_policy"])
-    return line
+    if line or not spec.gradient_checkpointing:
+        return line
+    return _as_before("recomputation", spec, evidence, "checkpointing_policy")
 
 
 def _compile(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
     line = _equal("torch_compile", spec.torch_compile, evidence["torch_compile"])
-    if line is None and spec.torch_compile and evidence.get("compiled_graphs", 1) == 0:
+    if line or not spec.torch_compile:
+        return line
+    if evidence.get("compiled_graphs", 1) == 0:
         return "asked for torch_compile, no graph was compiled"
-    if line is None and spec.torch_compile_mode != "default":
-        line = _equal("torch_compile's mode", spec.torch_compile_mode, evidence["torch_compile_mode"])
-    if line is None and spec.torch_compile_scope == "layers":
-        names = ", ".join(evidence["compiled_modules"])
-        line = f"asked to compile layers, the run compiled {names}" if "ForCausalLM" in names else None
-    return line
+    mode = _as_before("torch_compile's mode", spec, evidence, "torch_compile_mode")
+    return mode or _as_before("torch_compile's scope", spec, evidence, "torch_compile_scope")
 
 
 def _fp8(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
     converted = evidence.get("fp8_modules", 0)  # old records have none, and no fp8
-    if spec.fp8 != "no" and not converted:
+    if spec.fp8 == "no":
+        return f"fp8 was not asked for, and {converted} modules had it" if converted else None
+    if not converted:
         return "asked for fp8, no linear layer was converted"
-    return f"fp8 was not asked for, and {converted} modules had it" if converted and spec.fp8 == "no" else None
+    left = evidence.get("linear_modules", 0)
+    if left > converted:
+        return f"asked for fp8, {left} linear layers were left as they were and {converted} converted"
+    return _equal("fp8's recipe", spec.fp8, evidence.get("fp8_recipe", spec.fp8))
+
+
+def _as_before(what: str, spec: TrainSpec, evidence: Mapping[str, Any], name: str) -> str | None:
+    """A setting that came later: records from before have no evidence, and did what is the default now."""
+    default = next(f.default for f in fields(spec) if f.name == name)
+    return _equal(what, getattr(spec, name), evidence.get(name, default))
 
 
 def _parallelism(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from pytest_llmperf.judge.efficiency import Terms
+from pytest_llmperf.judge.settings import declarable
 from pytest_llmperf.nearest import hint
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.options import tolerance_metric
 from pytest_llmperf.quantities import is_positive
 from pytest_llmperf.result import GIB, Reference
-from pytest_llmperf.spec import TrainSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +93,12 @@ def _oom_below_gib(item: pytest.Item) -> float | None:
 
 
 def _inactive(item: pytest.Item) -> frozenset[str]:
-    settings = [field.name for field in fields(TrainSpec)]
+    settings = declarable()
     names = [name for mark in item.iter_markers("expects_inactive") for name in mark.args]
     for name in names:
         if name not in settings:
             near = hint(str(name), settings) or ", e.g. 'liger'"
-            raise _MisuseError(f"expects_inactive({name!r}): must be the name of a setting of TrainSpec{near}")
+            raise _MisuseError(f"expects_inactive({name!r}): must be a setting that evidence tells of{near}")
     return frozenset(names)
 
 

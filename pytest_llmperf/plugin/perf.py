@@ -100,6 +100,8 @@ class Perf:
         on hardware that has none. Without bounds the ratios are only told. ``loss_within`` (nats) bounds how far apart
         the losses of any step may be, of two specs that take the same tokens a step for as many steps.
         """
+        if loss_within is not None and not loss_within > 0:
+            raise failed(f"perf.compare: loss_within={loss_within!r} must be a positive number of nats, e.g. 0.01")
         try:
             bounds = {
                 "throughput": Bounds(at_least=throughput_at_least, at_most=throughput_at_most),
@@ -292,7 +294,9 @@ def _shared(result: CaseResult, same: Measured) -> tuple[CaseResult, str]:
     """``result``, whose launches another test made and recorded, if they were; and why not, if they were refused."""
     note = f"its launches are those of {same.nodeid}"
     alone = len(result.launches) == len(same.result.launches)
-    shared = replace(result, updated=same.result.updated, notes=(*result.notes, note))
+    # What one test was allowed to record excuses no other verdict: this test has markers of its own.
+    updated = same.result.updated if result.verdict == same.result.verdict else ""
+    shared = replace(result, updated=updated, notes=(*result.notes, note))
     return replace(shared, shares=same.nodeid if alone else ""), same.refused
 
 
@@ -309,8 +313,11 @@ def _need_specs(method: str, *values: object) -> None:
 
 
 def _need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:
-    """Losses are comparable where batches, their order and the learning rate's course (over ``steps``) are the same."""
-    for name in ("sequences_per_step", "sequence_length", "seed", "data", "steps"):
+    """Losses are comparable where batches, their order and the learning rate's course (over ``steps``) are the same.
+
+    And where rank 0, whose losses are kept, has the same share of them.
+    """
+    for name in ("gpus", "sequences_per_step", "sequence_length", "seed", "data", "steps"):
         a, b = getattr(before, name), getattr(after, name)
         if a != b:
             raise failed(f"perf.compare: loss_within needs the same {name} on both sides, and they have {a} and {b}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
     """The model on ``device`` in the spec's precision: random weights, or those of ``spec.weights``."""
     # A fresh configuration each time: a failed attention name stays on the object it was tried on.
-    hf_config = AutoConfig.for_model(**config)
+    # And a copy: transformers writes into the parts of what it is given.
+    hf_config = AutoConfig.for_model(**deepcopy(dict(config)))
     hf_config.use_cache = False
     kwargs = {"dtype": DTYPES[spec.model_precision], "attn_implementation": spec.attention}
     if spec.weights is not None:
@@ -152,6 +155,8 @@ def _checkpointing(spec: TrainSpec) -> dict[str, Any]:
     name = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
     kwargs: dict[str, Any] = {"use_reentrant": False}
     if spec.checkpointing_policy == "selective":
+        if spec.attention == "flash_attention_2":
+            importlib.import_module("flash_attn.flash_attn_interface")  # or its operator is not there yet to be named
         kwargs["context_fn"] = partial(create_selective_checkpoint_contexts, list(_kept_operators()))
     return {name: True, f"{name}_kwargs": kwargs}
 

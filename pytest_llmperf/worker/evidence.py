@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Trainer
 
+from pytest_llmperf.choices import FP8_RECIPES
 from pytest_llmperf.worker import inject
 
 
@@ -70,17 +72,19 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "tf32": _tf32_rounds(device),
         "liger_modules": len(_liger_forwards(model)),
         "liger_forwards": sorted(set(_liger_forwards(model))),
+        "liger_functions": _liger_functions(model),
         "liger_note": liger.lines[-1] if liger.lines else "",
         "optimizer": type(optimizer).__name__,
         "optimizer_fused": bool(optimizer.defaults.get("fused")) if optimizer is not None else False,
         **_optimizer_states(optimizer),
         "gradient_checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
         "checkpointing_policy": _checkpointing_policy(model),
-        "fp8_modules": sum(type(module).__name__ == "Float8Linear" for module in model.modules()),
+        **_fp8(model),
         "loss_scaling": getattr(trainer.accelerator, "scaler", None) is not None,
         **_parallelism(trainer.model_wrapped),
         "torch_compile": _is_compiled(trainer.model_wrapped),
         "torch_compile_mode": _compile_mode(trainer.model_wrapped),
+        "torch_compile_scope": _compile_scope(trainer.model_wrapped),
         "compiled_modules": _compiled_modules(trainer.model_wrapped),
         "compiled_graphs": dict(dynamo.counters["stats"]).get("unique_graphs", 0),
         "graph_breaks": sum(dynamo.counters["graph_break"].values()),
@@ -140,10 +144,11 @@ class _AttentionOps(TorchDispatchMode):
 def _attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
     """The attention operators that one more sequence calls, after all measurements; empty: plain matrix products.
 
-    ``unknown`` where the sequence does not go through, for want of memory or because an operator cannot be watched;
-    flex_attention is not tried, since it would compile once more for a batch of one.
+    ``unknown`` where the sequence does not go through, for want of memory or because an operator cannot be watched.
+    flex_attention is not tried, since it would compile once more for a batch of one; nor is a sharded model, of which
+    all ranks must gather the weights: one that failed alone would leave the others waiting.
     """
-    if model.config._attn_implementation == "flex_attention":
+    if model.config._attn_implementation == "flex_attention" or isinstance(model, FSDPModule):
         return "unknown"
     batch = trainer.train_dataset[0]
     inputs = {name: value.unsqueeze(0).to(model.device) for name, value in batch.items()}
@@ -185,6 +190,15 @@ def _compiled_modules(model: nn.Module | None) -> list[str]:
     return sorted({type(getattr(m, "_orig_mod", m)).__name__ for m in modules if _compiled(m) is not None})
 
 
+def _liger_functions(model: nn.Module) -> list[str]:
+    """What of Liger replaces functions, which no module shows: ``rope`` and ``cross_entropy``."""
+    functions = {
+        "rope": getattr(sys.modules[type(model).__module__], "apply_rotary_pos_emb", None),
+        "cross_entropy": nn.functional.cross_entropy,
+    }
+    return [name for name, function in functions.items() if "liger" in (getattr(function, "__module__", "") or "")]
+
+
 def _compile_mode(model: nn.Module | None) -> str:
     """The mode as torch.compile turned it into options of its compiler; empty: not compiled."""
     for module in model.modules() if model is not None else ():
@@ -194,6 +208,27 @@ def _compile_mode(model: nn.Module | None) -> str:
             autotune = bool(options.get("max_autotune")) and bool(options.get("coordinate_descent_tuning"))
             return _MODES[autotune, bool(options.get("triton.cudagraphs"))]
     return ""
+
+
+def _compile_scope(model: nn.Module | None) -> str:
+    """``model`` where a compiled one took its place, ``layers`` where modules compile in place; empty: neither."""
+    modules = list(model.modules()) if model is not None else []
+    if any(hasattr(module, "_orig_mod") for module in modules):
+        return "model"
+    return "layers" if any(module._compiled_call_impl is not None for module in modules) else ""
+
+
+def _fp8(model: nn.Module) -> dict[str, Any]:
+    """How many linear layers multiply in fp8, how many do not, and by which of torchao's recipes."""
+    kinds = [type(module).__name__ for module in model.modules()]
+    converted = next((module for module in model.modules() if type(module).__name__ == "Float8Linear"), None)
+    recipe = ""
+    if converted is not None:
+        from torchao.float8 import Float8LinearConfig  # noqa: PLC0415 - only fp8 needs the package
+
+        found = (name for name in FP8_RECIPES[1:] if Float8LinearConfig.from_recipe_name(name) == converted.config)
+        recipe = next(found, "another")
+    return {"fp8_modules": kinds.count("Float8Linear"), "linear_modules": kinds.count("Linear"), "fp8_recipe": recipe}
 
 
 # (autotuned, CUDA graphs) -> mode.

@@ -52,6 +52,8 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
     """
     if spec.optimizer not in _OPTIMIZERS:
         raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
+    if spec.sdpa_backend == "math":
+        raise ValueError("sdpa_backend math is not modelled; attention eager keeps much the same")
     for name, modelled in (("fp8", "no"), ("parallelism", "ddp"), ("checkpointing_policy", "full")):
         if getattr(spec, name) != modelled:
             raise ValueError(f"{name} {getattr(spec, name)} is not modelled; known: {modelled}")

@@ -189,6 +189,16 @@ class TestShared:
         project.run().assert_outcomes(failed=2)
         assert len(project.launches) == 1 + 2  # an alarm needs two
 
+    def test_what_one_recorded_excuses_no_floor_of_the_other(self, project: Project) -> None:
+        project.pytester.makepyfile(
+            test_mine=FLOOR.format(floor=0.95).replace("@pytest.mark.perf_scaling(efficiency_at_least=0.95)\n", "")
+            + FLOOR.format(floor=0.95).replace("test_width", "test_floor")
+        )
+        project.fake(by=by_gpus(2, step_seconds=0.2))
+        result = project.run("--update-baselines=new", "-p", "no:randomly")
+        result.assert_outcomes(passed=3, failed=1)
+        result.stdout.fnmatch_lines(["*gpus2: regressed: scaling_efficiency 0.5*"])
+
     def test_each_judges_them_by_its_own_tolerance(self, project: Project) -> None:
         project.pytester.makepyfile(test_mine=self.TWO.format(mark="@pytest.mark.perf_tolerance(throughput=0.5)"))
         project.run("--update-baselines=new", "--perf-launches=2").assert_outcomes(passed=2)

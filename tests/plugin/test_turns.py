@@ -51,6 +51,8 @@ class TestTurns:
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(["perf.compare: loss_within needs the same sequences_per_step *they have 1 and 2"])
         assert project.launches == []
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds="loss_within=0"))
+        project.run().stdout.fnmatch_lines(["perf.compare: loss_within=0 must be a positive number of nats*"])
 
     @pytest.mark.parametrize("wrong", ["'a', train_spec", "train_spec, None"])
     def test_what_is_no_spec_is_one_line(self, project: Project, wrong: str) -> None:

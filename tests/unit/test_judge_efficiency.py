@@ -201,3 +201,8 @@ def test_a_series_differs_in_its_gpus_alone() -> None:
     assert not is_narrower(replace(ONE, attention="eager"), WIDE)
     assert [spec.gpus for spec in narrower(WIDE)] == [1, 2, 3]
     assert all(is_narrower(spec, WIDE) for spec in narrower(WIDE))
+    # What cannot be sharded as the wide one is has nothing to do with it, and is no error.
+    sharded = replace(WIDE, gpus=4, mixed_precision="no", parallelism="fsdp_hybrid")
+    assert not is_narrower(ONE, sharded)
+    assert is_narrower(replace(ONE, mixed_precision="no"), sharded)
+    assert not is_narrower(replace(sharded, gpus=4), replace(sharded, gpus=6, parallelism="fsdp"))

@@ -20,6 +20,7 @@ SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=
 LIGER = replace(SPEC, liger=True)
 BF16 = replace(SPEC, mixed_precision="no")
 FP32 = replace(SPEC, model_precision="fp32", mixed_precision="no")
+NO_LIGER: dict[str, Any] = {"liger_modules": 0, "liger_functions": []}
 NOTE = "There are currently no Liger kernels supported for model type: opt."
 
 
@@ -50,8 +51,12 @@ def test_a_launch_that_did_what_was_asked_has_none(spec: TrainSpec) -> None:
 @pytest.mark.parametrize(
     ("spec", "evidence", "line"),
     [
-        (LIGER, {"liger_modules": 0, "liger_note": NOTE}, f"asked for liger, nothing was patched ({NOTE})"),
-        (LIGER, {"liger_modules": 0}, "asked for liger, nothing was patched"),
+        (
+            LIGER,
+            {**NO_LIGER, "liger_note": NOTE},
+            f"asked for liger, nothing was patched ({NOTE})",
+        ),
+        (LIGER, NO_LIGER, "asked for liger, nothing was patched"),
         (SPEC, {"liger_modules": 7}, "liger was not asked for, and 7 modules were patched"),
         (SPEC, {"attention": "eager"}, "asked for attention sdpa, the model ran eager"),
         (
@@ -77,18 +82,41 @@ def test_a_launch_that_did_what_was_asked_has_none(spec: TrainSpec) -> None:
         ),
         (
             replace(SPEC, torch_compile=True, torch_compile_scope="layers"),
-            {"compiled_modules": ["LlamaForCausalLM"]},
-            "asked to compile layers, the run compiled LlamaForCausalLM",
+            {"torch_compile_scope": "model"},
+            "asked for torch_compile's scope layers, the run had model",
+        ),
+        (
+            replace(SPEC, torch_compile=True),
+            {"torch_compile_scope": "layers"},
+            "asked for torch_compile's scope model, the run had layers",
+        ),
+        (
+            replace(SPEC, torch_compile=True),
+            {"torch_compile_mode": "max-autotune"},
+            "asked for torch_compile's mode default, the run had max-autotune",
+        ),
+        (
+            replace(SPEC, gradient_checkpointing=True),
+            {"checkpointing_policy": "selective"},
+            "asked for recomputation full, the run had selective",
         ),
         (replace(SPEC, fp8="rowwise"), {"fp8_modules": 0}, "asked for fp8, no linear layer was converted"),
+        (
+            replace(SPEC, fp8="rowwise"),
+            {"fp8_modules": 1, "linear_modules": 112},
+            "asked for fp8, 112 linear layers were left as they were and 1 converted",
+        ),
+        (
+            replace(SPEC, fp8="rowwise"),
+            {"fp8_recipe": "tensorwise"},
+            "asked for fp8's recipe rowwise, the run had tensorwise",
+        ),
+        (SPEC, {"liger_functions": ["rope"]}, "liger was not asked for, and 1 modules were patched"),
         (SPEC, {"fp8_modules": 112}, "fp8 was not asked for, and 112 modules had it"),
         (
             replace(LIGER, liger_kernels="rms_norm"),
             {},
-            (
-                "asked for the Liger kernels rms_norm, the forward passes replaced were "
-                "ligerrmsnorm.forward ligerswiglumlp.forward lce_forward"
-            ),
+            "asked for the Liger kernels rms_norm, the run had rms_norm+swiglu+fused_linear_cross_entropy",
         ),
         (replace(BF16, parallelism="fsdp"), {"parallelism": "ddp"}, "asked for parallelism fsdp, the run had ddp"),
         (
@@ -101,6 +129,17 @@ def test_a_launch_that_did_what_was_asked_has_none(spec: TrainSpec) -> None:
 )
 def test_a_contradiction_is_one_line(spec: TrainSpec, evidence: dict[str, Any], line: str) -> None:
     assert troubles(spec, launch_of(spec, Fake(evidence=evidence))) == (line,)
+
+
+@pytest.mark.parametrize("kernels", ["rope", "cross_entropy", "rope+rms_norm"])
+def test_liger_kernels_that_replace_functions_are_seen(kernels: str) -> None:
+    spec = replace(LIGER, liger_kernels=kernels)
+    functions = [name for name in ("rope", "cross_entropy") if name in kernels]
+    forwards = ["LigerRMSNorm.forward"] if "rms_norm" in kernels else []
+    ran = {"liger_modules": len(forwards), "liger_forwards": forwards, "liger_functions": functions}
+    assert troubles(spec, launch_of(spec, Fake(evidence=ran))) == ()
+    lost = ran | {"liger_functions": []}
+    assert len(troubles(spec, launch_of(spec, Fake(evidence=lost)))) == 1
 
 
 class TestOptimizers:
@@ -204,7 +243,7 @@ class TestDeclaredInactive:
     INACTIVE = frozenset({"liger"})
 
     def test_nothing_patched_is_as_declared(self) -> None:
-        assert troubles(LIGER, launch_of(LIGER, Fake(evidence={"liger_modules": 0})), self.INACTIVE) == ()
+        assert troubles(LIGER, launch_of(LIGER, Fake(evidence=NO_LIGER)), self.INACTIVE) == ()
 
     def test_being_active_contradicts_it(self) -> None:
         assert troubles(LIGER, launch_of(LIGER), self.INACTIVE) == (
@@ -217,7 +256,7 @@ class TestDeclaredInactive:
         assert troubles(SPEC, patched, self.INACTIVE) == ("liger was not asked for, and 3 modules were patched",)
 
     def test_it_excuses_nothing_else(self) -> None:
-        launch = launch_of(LIGER, Fake(evidence={"liger_modules": 0, "attention": "eager"}))
+        launch = launch_of(LIGER, Fake(evidence={**NO_LIGER, "attention": "eager"}))
         assert troubles(LIGER, launch, self.INACTIVE) == ("asked for attention sdpa, the model ran eager",)
 
     def test_an_unknown_setting_names_the_nearest(self) -> None:

@@ -66,13 +66,13 @@ class TestMarks:
             ("reference(tokens_per_second=1)", "unknown, did you mean 'tokens_per_second_per_gpu'?"),
             (
                 "expects_inactive('ligr')",
-                "expects_inactive('ligr'): must be the name of a setting of TrainSpec, did you",
+                "expects_inactive('ligr'): must be a setting that evidence tells of, did you",
             ),
             (
                 "expects_inactive('x')",
-                "expects_inactive('x'): must be the name of a setting of TrainSpec, e.g. 'liger'",
+                "expects_inactive('x'): must be a setting that evidence tells of, e.g. 'liger'",
             ),
-            ("expects_inactive(['liger'])", "expects_inactive(['liger']): must be the name of a setting"),
+            ("expects_inactive(['liger'])", "expects_inactive(['liger']): must be a setting that evidence tells of"),
             ("expects_oom(below_gib='64')", "expects_oom(below_gib='64'): must be a positive number of GiB"),
             ("expects_oom(gib=64)", "expects_oom needs below_gib=…"),
         ],

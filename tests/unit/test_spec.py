@@ -62,7 +62,7 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
         ({"torch_compile_scope": "layers"}, "without torch_compile=True changes nothing"),
         ({"torch_compile": True, "torch_compile_mode": "fast"}, "unknown torch_compile_mode 'fast'"),
         ({"checkpointing_policy": "selective"}, "without gradient_checkpointing=True changes nothing"),
-        ({"gradient_checkpointing": True, "checkpointing_policy": "selective"}, "leave it out: liger_kernels="),
+        ({"gradient_checkpointing": True, "checkpointing_policy": "selective"}, "name the others in liger_kernels"),
         ({"fp8": "e4m3"}, "unknown fp8 'e4m3'"),
         ({"fp8": "rowwise", "model_precision": "fp32", "mixed_precision": "no"}, "made from bf16 ones"),
         ({"fp8": "rowwise", "sequence_length": 1000, "micro_batch_size": 1}, "tokens in multiples of 16"),

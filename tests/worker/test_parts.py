@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from pytest_llmperf import models
+from pytest_llmperf.judge import settings
 from pytest_llmperf.judge.settings import optimizer_class
 from pytest_llmperf.spec import ATTENTIONS, OPTIMIZERS, TrainSpec
 
 torch = pytest.importorskip("torch")
 
 from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - they need torch
+from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
 from pytest_llmperf.worker import canary, evidence, probe  # noqa: E402
-from pytest_llmperf.worker.build import build_model  # noqa: E402
+from pytest_llmperf.worker.build import build_model, liger_kernels  # noqa: E402
 from pytest_llmperf.worker.data import RandomTokens  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
+
+ORIGINAL_ROPE = modeling_llama.apply_rotary_pos_emb
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("llama-3.2-1b", 1_235_814_400), ("opt-1.3b", 1_315_758_080)])
@@ -50,14 +56,21 @@ def test_how_an_optimizer_keeps_its_states() -> None:
 
 
 def test_evidence_of_all_ranks() -> None:
-    seen = {"liger_modules": 6, "attention_kernel": "a", "compiled_graphs": 2, "graph_breaks": 0}
+    seen = {"liger_modules": 6, "attention_kernel": "a", "compiled_graphs": 2, "graph_breaks": 0, "recompilations": 0}
     assert evidence.merged([seen, dict(seen)]) == seen
     # What one rank could not see is no disagreement, and of counts the worst is kept.
-    odd = {"liger_modules": 0, "attention_kernel": "unknown", "compiled_graphs": 0, "graph_breaks": 3}
+    odd = {
+        "liger_modules": 0,
+        "attention_kernel": "unknown",
+        "compiled_graphs": 0,
+        "graph_breaks": 3,
+        "recompilations": 1,
+    }
     assert evidence.merged([seen, seen, odd]) == {
         **seen,
         "compiled_graphs": 0,
         "graph_breaks": 3,
+        "recompilations": 1,
         "other_ranks": {"liger_modules": {"2": 0}},
     }
 
@@ -85,6 +98,30 @@ def test_liger_is_counted_where_it_patched(name: str, is_patched: bool) -> None:
     assert bool(evidence._liger_forwards(model)) == is_patched
     if not is_patched:
         assert "no Liger kernels supported for model type: opt" in notes.lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "functions", "forwards"),
+    [
+        ("rope", ["rope"], []),
+        ("rms_norm+swiglu", [], ["LigerRMSNorm.forward", "LigerSwiGLUMLP.forward"]),
+        ("fused_linear_cross_entropy", [], ["lce_forward"]),
+    ],
+)
+def test_a_choice_of_ligers_kernels_is_what_is_patched(kernels: str, functions: list[str], forwards: list[str]) -> None:
+    pytest.importorskip("liger_kernel")
+    spec = TrainSpec(model="llama-tiny", liger=True, liger_kernels=kernels)
+    model = build_model(spec, models.resolve("llama-tiny").config, torch.device("cpu"))
+    module = sys.modules[type(model).__module__]
+    with mock.patch.object(module, "apply_rotary_pos_emb", module.apply_rotary_pos_emb):  # Liger replaces it for good
+        apply_liger_kernel(model, liger_kernels(spec))
+        seen = (
+            evidence._liger_functions(model),
+            sorted({name.split(".<")[0] for name in evidence._liger_forwards(model)}),
+        )
+        assert seen == (functions, forwards)
+        ran = {"liger_modules": len(forwards), "liger_forwards": forwards, "liger_functions": functions}
+        assert settings._liger(spec, ran) is None
 
 
 def test_tokens_are_the_same_for_one_seed_and_within_the_vocabulary() -> None:
