@@ -15,6 +15,8 @@ from pytest_llmperf.plugin.failed import DidNotTrain
 from pytest_llmperf.plugin.session import SESSION
 from pytest_llmperf.result import GIB
 
+_NOT_HERE = pytest.param(None, id="on-a-gpu", marks=pytest.mark.skip(reason="these settings are for a GPU: --gpus 1"))
+
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
     return True if SESSION not in config.stash else None  # -p no:llmperf: there is nothing to run
@@ -25,8 +27,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         cpu = metafunc.config.stash[SESSION].on_cpu
         metafunc.parametrize("gain", [_gain(gain, cpu) for gain in GAINS if gain.cpu_bounds or not cpu])
     if "optimisation" in metafunc.fixturenames:
-        on_gpu = OPTIMISATIONS if not metafunc.config.stash[SESSION].on_cpu else []
-        metafunc.parametrize("optimisation", [_optimisation(one) for one in on_gpu])
+        on_gpu = [_optimisation(one) for one in OPTIMISATIONS]
+        metafunc.parametrize("optimisation", [_NOT_HERE] if metafunc.config.stash[SESSION].on_cpu else on_gpu)
     if "largest" in metafunc.fixturenames:
         metafunc.parametrize("largest", [pytest.param(spec, id=spec.capacity_id) for spec in CAPACITIES])
     if "rung" in metafunc.fixturenames:
@@ -39,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, on_gpus, on_ranks in lists:
         if name in metafunc.fixturenames:
             widths = on_ranks if metafunc.config.stash[SESSION].on_cpu else on_gpus
-            metafunc.parametrize(name, [_width(width) for width in widths])
+            metafunc.parametrize(name, [_width(width) for width in widths] or [_NOT_HERE])
 
 
 def _optimisation(one: Optimisation) -> Any:

@@ -87,7 +87,8 @@ def judge_efficiency(  # noqa: PLR0913, PLR0917 - what there is to know
         verdicts += [check.verdict] if check.verdict else []
     if terms.at_least is not None:
         verdicts.append(_floor(launches, narrow, terms.at_least, rule, noise))
-        check = replace(check, limit=max(terms.at_least, check.limit or 0.0))
+        floor = f"; its test asks for {terms.at_least * 100:g} %"
+        check = replace(check, limit=max(terms.at_least, check.limit or 0.0), detail=check.detail + floor)
         undecided |= verdicts[-1] == "inconclusive"
     verdict = min(verdicts, key=VERDICTS.index, default=None)
     return Efficiency(replace(check, verdict=verdict), undecided and verdict != "regressed")

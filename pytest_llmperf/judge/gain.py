@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.noise import Noise
@@ -59,7 +60,9 @@ def judge_gain(
     ]
     gating = [check for check in checks if check.verdict is not None]
     verdict = min((check.verdict or "pass" for check in gating), key=VERDICTS.index, default="pass")
-    undecided = any(check.verdict == "inconclusive" for check in gating) and verdict != "regressed"
+    # Losses are what they are: more launches show the same.
+    undecided = any(check.verdict == "inconclusive" and check.metric != _LOSS for check in gating)
+    undecided &= verdict != "regressed"
     said = ", ".join(check.detail for check in checks)
     after = [launch for _, launch in pairs]
     shown = (
@@ -136,11 +139,19 @@ def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterat
     if bound is None:
         return
     apart = max(abs(a - b) for before, after in pairs for a, b in zip(before.losses, after.losses, strict=False))
-    yield Check(
-        metric="loss_difference",
-        value=apart,
-        unit="nat",
-        limit=bound,
-        verdict="regressed" if apart > bound else "pass",
-        detail=f"losses of one step {apart:.2g} apart at most, to be within {bound:g}",
-    )
+    moved = min(_learnt(before.losses) for before, _ in pairs)
+    detail = f"losses of one step {apart:.2g} apart at most, to be within {bound:g}"
+    verdict = "regressed" if apart > bound else "pass"
+    if verdict == "pass" and bound > moved / 2:
+        verdict = "inconclusive"
+        detail += f"; but training moved them by {moved:.2g} alone, so that this shows nothing: more steps would"
+    yield Check(metric=_LOSS, value=apart, unit="nat", limit=bound, verdict=verdict, detail=detail)
+
+
+_LOSS = "loss_difference"
+
+
+def _learnt(losses: Sequence[float]) -> float:
+    """How far training moved the loss: the first steps' mean over the last ones', nats."""
+    few = max(1, len(losses) // 4)
+    return abs(fmean(losses[:few]) - fmean(losses[-few:]))

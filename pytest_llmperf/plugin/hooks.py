@@ -20,6 +20,7 @@ from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtur
     precision,
     train_spec,
 )
+from pytest_llmperf.plugin.refused import line_of
 from pytest_llmperf.plugin.session import FINDINGS, SESSION, Findings, PerfSession
 
 _MARKERS = (
@@ -100,6 +101,9 @@ class _Collector:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        refused = line_of(call.excinfo, item.path) if report.failed else None
+        if refused:
+            report.longrepr = refused
         findings = item.stash.get(FINDINGS, None)
         if findings is None and _is_case(item):
             findings = item.stash.setdefault(FINDINGS, Findings())
@@ -112,6 +116,18 @@ class _Collector:
         if self.session.unfinished and hasattr(item.config, "workerinput"):
             report.llmperf_unfinished = (self.session.unfinished, self.session.over_budget)  # type: ignore[attr-defined]
             item.session.shouldstop = self.session.unfinished
+        return report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """A spec that is made where a test file is imported is refused in one line too."""
+        report = yield
+        call = getattr(report, "call", None)
+        refused = line_of(call.excinfo, collector.path) if call and report.failed else None
+        if refused:
+            report.longrepr = refused
         return report
 
     @pytest.hookimpl

@@ -102,12 +102,19 @@ def _inactive(item: pytest.Item) -> frozenset[str]:
     return frozenset(names)
 
 
+# More than this is a slip of units: 85 for 85 %.
+_MOST_EFFICIENT = 2
+
+
 def _efficiency(item: pytest.Item) -> Terms:
     found: dict[str, float] = {}
     for mark in reversed(list(item.iter_markers("perf_scaling"))):  # the closest one wins
         _keywords_only(mark, ("efficiency_at_least", "tolerance"))
         for word, value in mark.kwargs.items():
-            found[word] = _positive(mark.name, word, value, "a positive fraction, e.g. 0.85")
+            expected = "a positive fraction of at most 2, e.g. 0.85"
+            if _positive(mark.name, word, value, expected) > _MOST_EFFICIENT:
+                raise _MisuseError(f"{mark.name}({word}={value!r}): must be {expected}")
+            found[word] = value
     return Terms(at_least=found.get("efficiency_at_least"), tolerance=found.get("tolerance"))
 
 

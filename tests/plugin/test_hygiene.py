@@ -54,6 +54,30 @@ def test_silent_where_no_perf_test_is_collected(project: Project) -> None:
     assert not (project.path / ".llmperf").exists()
 
 
+def test_a_spec_that_is_refused_is_one_line(project: Project) -> None:
+    project.pytester.makepyfile(
+        test_body="""
+        from dataclasses import replace
+
+        def test_it(perf, train_spec):
+            perf.check(replace(train_spec, parallelism="fsdp"))
+        """,
+        test_head="""
+        from pytest_llmperf import TrainSpec
+
+        SPEC = TrainSpec(model="llama-tiny", fp8="e4m3")
+
+        def test_it(perf):
+            perf.check(SPEC)
+        """,
+    )
+    lines = project.run("test_body.py", "test_head.py", "--continue-on-collection-errors").outlines
+    assert any(line.startswith("test_body.py:4: llama-tiny-") and "nothing to shard over" in line for line in lines)
+    assert any(line.startswith("test_head.py:3: TrainSpec: unknown fp8 'e4m3'") for line in lines)
+    assert not any("dataclasses.py" in line or "Traceback" in line for line in lines)
+    assert project.launches == []
+
+
 def test_it_can_be_switched_off(project: Project) -> None:
     project.pytester.makepyfile(test_mine="def test_other(): pass\n")
     result = project.pytester.runpytest_subprocess("-p", "no:llmperf")

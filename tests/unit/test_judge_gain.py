@@ -56,13 +56,20 @@ class TestGain:
         assert found.verdict == "pass"
         assert found.reason == "throughput 1.25x (1.23 to 1.27), memory 1x in 1 pair"
 
-    @pytest.mark.parametrize(("loss", "said"), [(2.009, "pass"), (2.02, "regressed"), (1.9, "regressed")])
-    def test_losses_are_held_step_by_step(self, loss: float, said: str) -> None:
-        pairs = [(launch_of(SMALL, Fake(loss=2.0)), launch_of(SMALL, Fake(loss=loss)))]
-        judgement = judge_gain(pairs, {"loss": Bounds(at_most=0.01)}, POLICY.noise, Rule())
-        assert judgement.verdict == said
-        assert judgement.checks[2].value == pytest.approx(abs(loss - 2.0))
+    @pytest.mark.parametrize(
+        ("shift", "learnt", "said"),
+        [(0.009, 1.0, "pass"), (0.02, 1.0, "regressed"), (-0.1, 1.0, "regressed"), (0.0, 0.01, "inconclusive")],
+    )
+    def test_losses_are_held_step_by_step(self, shift: float, learnt: float, said: str) -> None:
+        before, after = (launch_of(SMALL, Fake()) for _ in range(2))
+        losses = [6.0 - learnt * step / len(before.losses) for step in range(len(before.losses))]
+        before = replace(before, losses=tuple(losses))
+        after = replace(after, losses=(*losses[:-1], losses[-1] + shift))
+        judgement = judge_gain([(before, after)], {"loss": Bounds(at_most=0.01)}, POLICY.noise, Rule())
+        assert (judgement.verdict, judgement.undecided) == (said, False)
+        assert judgement.checks[2].value == pytest.approx(abs(shift))
         assert "to be within 0.01" in judgement.reason
+        assert ("shows nothing" in judgement.reason) == (said == "inconclusive")
 
     @pytest.mark.parametrize(("reserved", "said"), [(2**29, "pass"), (2**30, "regressed")])
     def test_memory_is_decided_as_measured(self, reserved: int, said: str) -> None:

@@ -72,6 +72,10 @@ class TestMarks:
                 "expects_inactive('x')",
                 "expects_inactive('x'): must be a setting that evidence tells of, e.g. 'liger'",
             ),
+            (
+                "perf_scaling(efficiency_at_least=85)",
+                "efficiency_at_least=85): must be a positive fraction of at most 2",
+            ),
             ("expects_inactive(['liger'])", "expects_inactive(['liger']): must be a setting that evidence tells of"),
             ("expects_oom(below_gib='64')", "expects_oom(below_gib='64'): must be a positive number of GiB"),
             ("expects_oom(gib=64)", "expects_oom needs below_gib=…"),
