@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from pytest_llmperf.spec import ATTENTIONS, OPTIMIZERS, TrainSpec
 torch = pytest.importorskip("torch")
 
 from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - they need torch
+from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
 from pytest_llmperf.worker import canary, evidence, probe  # noqa: E402
@@ -92,7 +94,9 @@ def test_liger_is_counted_where_it_patched(name: str, is_patched: bool) -> None:
     notes = evidence.LigerNotes()
     model = build_model(TrainSpec(model=name), models.resolve(name).config, torch.device("cpu"))
     assert evidence._liger_forwards(model) == []
-    apply_liger_kernel(model, None)
+    # Liger replaces classes and functions for good, and other tests build models here.
+    with mock.patch.dict(modeling_llama.__dict__):
+        apply_liger_kernel(model, None)
     assert bool(evidence._liger_forwards(model)) == is_patched
     if not is_patched:
         assert "no Liger kernels supported for model type: opt" in notes.lines[-1]
