@@ -12,6 +12,7 @@ from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin import benchmark, commands
+from pytest_llmperf.plugin.asked import need_specs, need_the_same_tokens
 from pytest_llmperf.plugin.capacity import LAUNCHES, Capacity
 from pytest_llmperf.plugin.comparing import Duel
 from pytest_llmperf.plugin.failed import did_not_train, failed
@@ -53,7 +54,7 @@ class Perf:
         Raises:
             LaunchFailed: a launch yielded no record.
         """
-        _need_specs("measure", spec)
+        need_specs("measure", spec)
         self._planner.name(spec.digest)
         withheld = self._planner.ask(spec, name=spec.id, launches=self._settings.launches)
         if withheld:
@@ -70,7 +71,7 @@ class Perf:
         A run that launches nothing returns a result without figures, whose verdict is ``planned``, so that the test
         goes on to its next spec.
         """
-        _need_specs("check", spec, *([] if scaled_from is None else [scaled_from]))
+        need_specs("check", spec, *([] if scaled_from is None else [scaled_from]))
         if scaled_from is not None and scaled_from.gpus >= spec.gpus:
             if scaled_from.digest != spec.digest:
                 raise failed(f"perf.check: scaled_from={scaled_from.id} has no fewer GPUs than {spec.id}")
@@ -110,9 +111,9 @@ class Perf:
             }
         except ValueError as error:
             raise failed(f"perf.compare: {error}") from None
-        _need_specs("compare", before, after)
+        need_specs("compare", before, after)
         if loss_within is not None:
-            _need_the_same_tokens(before, after)
+            need_the_same_tokens(before, after)
         self._planner.name(before.digest, after.digest)
         both = f"{after.id}-over-{before.id}"
         result = replace(self._result(after, "", ""), id=both, digest=f"{after.digest}-{before.digest}")
@@ -137,7 +138,7 @@ class Perf:
         A fresh launch has trained it, and another has run out of memory with one sequence more. The size that
         ``spec`` has is where the search begins if its memory cannot be predicted.
         """
-        _need_specs("max_micro_batch", spec)
+        need_specs("max_micro_batch", spec)
         self._planner.name(spec.capacity_digest)
         result = replace(self._result(spec, "", ""), id=spec.capacity_id, digest=spec.capacity_digest)
         concluded = self._concluded(result.digest)
@@ -158,21 +159,13 @@ class Perf:
 
     def _check(self, spec: TrainSpec, scaled_from: TrainSpec | None) -> CaseResult:
         same = self._session.widths.same(spec)
-        try:  # before the launch: a broken file costs no GPU time
-            # By another test it may be recorded by now.
-            baseline = same.baseline if same else self._recorder.load(spec)
-            shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
-            launches = self._settings.launches
-            withheld = self._planner.ask(spec, name=spec.id, launches=launches, baseline=baseline, shares=shares)
-            if withheld:
-                result = self._result(spec, "planned", withheld)
-                self._session.widths.add(Measured(spec, result, baseline))
-                return result
-            if not same:
-                self._recorder.prepare(spec, baseline)
-        except BaselineError as error:
-            self._findings.results.append(self._result(spec, "invalid", str(error)))
-            raise failed(str(error)) from None
+        baseline, withheld = self._prepared(spec, same)
+        if withheld:
+            result = self._result(spec, "planned", withheld)
+            self._session.widths.add(Measured(spec, result, baseline))
+            return result
+        if self._must_run_out():
+            return self._check_that_it_runs_out(spec)
         policy = policy_of(spec, self._session, self._marks)
         trial = Trial(
             self._session,
@@ -188,12 +181,7 @@ class Perf:
         try:
             judgement = trial.run()
         except LaunchFailed as error:
-            if error.failure.kind == "oom" and self._must_run_out():
-                return self._conclude(self._result(spec, "pass", "ran out of memory, as declared"))
             raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
-        if self._must_run_out():
-            reason = f"was declared to run out of memory below {self._marks.oom_below_gib:g} GiB, and trained"
-            return self._conclude(replace(self._result(spec, "invalid", reason), launches=trial.launches))
         crept = creep(baseline, judgement.checks) if baseline else ()
         result = replace(
             self._result(spec, judgement.verdict, judgement.reason),
@@ -202,16 +190,46 @@ class Perf:
             differences=_differences(baseline, trial.launches),
             notes=(*trial.notes(), *crept),
         )
-        refused = ""
-        if same is not None:
-            result, refused = _shared(result, same)
-        elif self._recorder.wants(baseline):
-            try:
-                result = self._recorder.record(spec, result, baseline, trial.disagreement)
-            except BaselineError as error:
-                refused = str(error)
+        result, refused = same.lent(result) if same else self._recorded(spec, result, baseline, trial.disagreement)
         self._session.widths.add(Measured(spec, result, baseline, refused))
         return self._conclude(result, size_of(baseline) if baseline else "none", refused)
+
+    def _prepared(self, spec: TrainSpec, same: Measured | None) -> tuple[Baseline | None, str]:
+        """What it is held against, and why it is not launched; a broken file is told before it costs GPU time."""
+        try:
+            # By another test it may be recorded by now.
+            baseline = same.baseline if same else self._recorder.load(spec)
+            shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
+            launches = self._settings.launches
+            withheld = self._planner.ask(spec, name=spec.id, launches=launches, baseline=baseline, shares=shares)
+            if not same and not withheld:
+                self._recorder.prepare(spec, baseline)
+        except BaselineError as error:
+            self._findings.results.append(self._result(spec, "invalid", str(error)))
+            raise failed(str(error)) from None
+        return baseline, withheld
+
+    def _recorded(
+        self, spec: TrainSpec, result: CaseResult, baseline: Baseline | None, disagreement: str
+    ) -> tuple[CaseResult, str]:
+        """``result`` as it was recorded, where the run asks for that, and why it was not."""
+        if not self._recorder.wants(baseline):
+            return result, ""
+        try:
+            return self._recorder.record(spec, result, baseline, disagreement), ""
+        except BaselineError as error:
+            return result, str(error)
+
+    def _check_that_it_runs_out(self, spec: TrainSpec) -> CaseResult:
+        """One launch decides: it runs out of memory, or it trained."""
+        try:
+            launch = self._runner.launch(spec, 1)
+        except LaunchFailed as error:
+            if error.failure.kind != "oom":
+                raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
+            return self._conclude(self._result(spec, "pass", "ran out of memory, as declared"))
+        reason = f"was declared to run out of memory below {self._marks.oom_below_gib:g} GiB, and trained"
+        return self._conclude(replace(self._result(spec, "invalid", reason), launches=(launch,)))
 
     def _scaling(
         self, spec: TrainSpec, scaled_from: TrainSpec | None, baseline: Baseline | None, policy: Policy
@@ -290,34 +308,7 @@ class Perf:
         return result
 
 
-def _shared(result: CaseResult, same: Measured) -> tuple[CaseResult, str]:
-    """``result``, whose launches another test made and recorded, if they were; and why not, if they were refused."""
-    note = f"its launches are those of {same.nodeid}"
-    alone = len(result.launches) == len(same.result.launches)
-    # What one test was allowed to record excuses no other verdict: this test has markers of its own.
-    updated = same.result.updated if result.verdict == same.result.verdict else ""
-    shared = replace(result, updated=updated, notes=(*result.notes, note))
-    return replace(shared, shares=same.nodeid if alone else ""), same.refused
-
-
 def _differences(baseline: Baseline | None, launches: tuple[Launch, ...]) -> tuple[str, ...]:
     if baseline is None:
         return ()
     return baseline.launches[-1].differences(launches[-1])
-
-
-def _need_specs(method: str, *values: object) -> None:
-    for value in values:
-        if not isinstance(value, TrainSpec):
-            raise failed(f"perf.{method} needs a TrainSpec, not {value!r}; the fixture train_spec makes one")
-
-
-def _need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:
-    """Losses are comparable where batches, their order and the learning rate's course (over ``steps``) are the same.
-
-    And where rank 0, whose losses are kept, has the same share of them.
-    """
-    for name in ("gpus", "sequences_per_step", "sequence_length", "seed", "data", "steps"):
-        a, b = getattr(before, name), getattr(after, name)
-        if a != b:
-            raise failed(f"perf.compare: loss_within needs the same {name} on both sides, and they have {a} and {b}")

@@ -6,8 +6,6 @@ Under pytest-xdist every worker has one, and what they found reaches the control
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +18,7 @@ import pytest
 
 from pytest_llmperf.launch.allocation import job_key
 from pytest_llmperf.plugin.failed import failed
+from pytest_llmperf.plugin.old_runs import prune
 from pytest_llmperf.plugin.options import Settings
 from pytest_llmperf.plugin.revision import Revision, find_revision
 from pytest_llmperf.plugin.slurm_options import uses_slurm
@@ -41,10 +40,7 @@ UNFINISHED = 75
 #: The GPU-hours are used up: another start would change nothing.
 OVER_BUDGET = 76
 
-_KEPT_RUNS = 10
-_RUN_NAME = re.compile(r"\d{8}-\d{6}-(\w+-)?\d{1,9}")
 _LOOK = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
-_UNTOUCHED_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +283,7 @@ class PerfSession:
         try:
             home.mkdir(exist_ok=True)
             (home / ".gitignore").write_text("*\n", encoding="ascii")
-            _prune(home)
+            prune(home)
             (home / name).mkdir()
         except OSError as error:  # a read-only checkout
             if self.cluster:
@@ -296,27 +292,6 @@ class PerfSession:
                 ) from None
             return Path(tempfile.mkdtemp(prefix="llmperf-"))
         return home / name
-
-
-def _prune(home: Path) -> None:
-    runs = sorted(path for path in home.iterdir() if _RUN_NAME.fullmatch(path.name))
-    for old in runs[: -_KEPT_RUNS + 1]:
-        if _is_over(old):
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def _is_over(run: Path) -> bool:
-    """Whether nobody writes in this run's folder any more, as far as this host can tell."""
-    import psutil
-
-    if psutil.pid_exists(int(run.name.rpartition("-")[2])):
-        return False
-    # It may be of another host or container, where its pid is another's: then only what was written tells.
-    try:
-        changed = max(path.stat().st_mtime for path in (run, *run.iterdir()))
-    except OSError:  # somebody else prunes it
-        return False
-    return time.time() - changed > _UNTOUCHED_SECONDS
 
 
 SESSION = pytest.StashKey[PerfSession]()

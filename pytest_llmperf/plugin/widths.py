@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_llmperf.insight.widths import is_narrower
 from pytest_llmperf.judge.baseline import Baseline
@@ -26,6 +26,15 @@ class Measured:
     def nodeid(self) -> str:
         """Of the test that launched it."""
         return self.result.shares or self.result.nodeid
+
+    def lent(self, result: CaseResult) -> tuple[CaseResult, str]:
+        """``result``, of another test with these launches; as recorded, if they were, and why not, if refused."""
+        # What one test was allowed to record excuses no other verdict: that test has markers of its own.
+        updated = self.result.updated if result.verdict == self.result.verdict else ""
+        alone = len(result.launches) == len(self.result.launches)
+        note = f"its launches are those of {self.nodeid}"
+        shares = self.nodeid if alone else ""
+        return replace(result, updated=updated, notes=(*result.notes, note), shares=shares), self.refused
 
 
 class Widths:

@@ -24,8 +24,9 @@ from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.measurement import Launch, Progress
 from pytest_llmperf.plugin import runner as runner_module
+from pytest_llmperf.plugin.old_runs import prune
 from pytest_llmperf.plugin.runner import Runner
-from pytest_llmperf.plugin.session import PerfSession, _prune
+from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.show import Show
 from pytest_llmperf.plugin.trial import Trial
 from tests.fakes import launch_of
@@ -131,7 +132,7 @@ class TestPruning:
 
     def test_old_runs_beyond_the_newest_ten_go(self, tmp_path: Path) -> None:
         folders = [self.make(tmp_path, number) for number in range(12)]
-        _prune(tmp_path)
+        prune(tmp_path)
         # One of the ten is the run that is about to begin.
         assert self.runs(tmp_path) == {folder.name for folder in folders[3:]}
 
@@ -143,7 +144,7 @@ class TestPruning:
         over = self.make(tmp_path, 3)
         for number in range(4, 20):
             self.make(tmp_path, number)
-        _prune(tmp_path)
+        prune(tmp_path)
         assert {mine.name, fresh.name, busy.name} <= self.runs(tmp_path)
         assert over.name not in self.runs(tmp_path)
 
@@ -153,7 +154,7 @@ class TestPruning:
         os.utime(notes, (0, 0))
         for number in range(12):
             self.make(tmp_path, number)
-        _prune(tmp_path)
+        prune(tmp_path)
         assert notes.exists()
 
 

@@ -1,0 +1,24 @@
+"""What a test may ask of ``perf``: refused in one line, before anything is launched."""
+
+from __future__ import annotations
+
+from pytest_llmperf.plugin.failed import failed
+from pytest_llmperf.spec import TrainSpec
+
+
+def need_specs(method: str, *values: object) -> None:
+    """Each is a TrainSpec, or the test fails."""
+    for value in values:
+        if not isinstance(value, TrainSpec):
+            raise failed(f"perf.{method} needs a TrainSpec, not {value!r}; the fixture train_spec makes one")
+
+
+def need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:
+    """Losses are comparable where batches, their order and the learning rate's course (over ``steps``) are the same.
+
+    And where rank 0, whose losses are kept, has the same share of them.
+    """
+    for name in ("gpus", "sequences_per_step", "sequence_length", "seed", "data", "steps"):
+        a, b = getattr(before, name), getattr(after, name)
+        if a != b:
+            raise failed(f"perf.compare: loss_within needs the same {name} on both sides, and they have {a} and {b}")
