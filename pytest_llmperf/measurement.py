@@ -41,6 +41,16 @@ class RankRecord:
     """The kernel's boot id, shortened: machines that are lent or cloned often share one name. Empty in old records."""
     canary: Mapping[str, float] = field(default_factory=dict)
     """What this rank's hardware gave to work that never changes; empty of one rank alone, and in old records."""
+    waiting_seconds: tuple[float, ...] = ()
+    """Of every step, how long this rank had computed all its gradients and waited for their exchange to end; empty of
+    one rank alone, where ranks share weights in other ways, and in old records."""
+
+    @property
+    def working_seconds(self) -> tuple[float, ...]:
+        """Every step without its waiting, as far as that is known."""
+        if not self.waiting_seconds:
+            return self.step_seconds
+        return tuple(step - wait for step, wait in zip(self.step_seconds, self.waiting_seconds, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +220,7 @@ class Launch:
         """Plain values; what an older version did not record is left out, as that version did."""
         values = asdict(self)
         health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
-        late = ("boot", "canary")
+        late = ("boot", "canary", "waiting_seconds")
         ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
         values = {name: value for name, value in values.items() if name != "canary" or value}
         return {**values, "health": health, "ranks": ranks}
@@ -223,10 +233,7 @@ class Launch:
             ValueError: a field is missing, unknown or of the wrong shape.
         """
         try:
-            ranks = tuple(
-                RankRecord(**{**rank, "step_seconds": tuple(float(second) for second in rank["step_seconds"])})
-                for rank in values["ranks"]
-            )
+            ranks = tuple(_rank_of(rank) for rank in values["ranks"])
             health = Health(**{**values["health"], "foreign_processes": tuple(values["health"]["foreign_processes"])})
             losses = tuple(float(loss) for loss in values["losses"])
             environment = Environment(**values["environment"])
@@ -241,6 +248,14 @@ class Launch:
         if not 0 <= launch.warmup_steps < steps:
             raise ValueError(f"not a launch record: {steps} steps, {launch.warmup_steps} of them warm-up")
         return launch
+
+
+def _rank_of(values: Mapping[str, Any]) -> RankRecord:
+    times = {"step_seconds": values["step_seconds"], "waiting_seconds": values.get("waiting_seconds", ())}
+    rank = RankRecord(**{**values, **{name: tuple(float(second) for second in each) for name, each in times.items()}})
+    if rank.waiting_seconds and len(rank.waiting_seconds) != len(rank.step_seconds):
+        raise ValueError(f"not a launch record: rank {rank.rank} waited in other steps than it took")
+    return rank
 
 
 # By the annotation's first word: a field of a file may be anything.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 from pytest_llmperf.insight import cost, economics
-from pytest_llmperf.insight.straggling import held_up
+from pytest_llmperf.insight.straggling import communication_share, held_up
 from pytest_llmperf.judge import stats, validity
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import disagreement
@@ -140,8 +140,14 @@ def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: froz
 
 
 def figures(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
-    """What the launches' rate means on their chip, as far as chip and model are known, and its energy."""
-    return *_use_of_the_chip(spec, launches), *_energy(launches), *_accumulated(spec, launches)
+    """What the launches' rate means on their chip, as far as that is known; energy, parts of a step, what waits."""
+    return *_use_of_the_chip(spec, launches), *_energy(launches), *_accumulated(spec, launches), *_waited(launches)
+
+
+def _waited(launches: tuple[Launch, ...]) -> Iterator[Check]:
+    shares = [share for launch in launches if (share := communication_share(launch)) is not None]
+    if shares:
+        yield Check(metric="communication_share", value=median(shares), unit="1")
 
 
 def _accumulated(spec: TrainSpec, launches: tuple[Launch, ...]) -> Iterator[Check]:

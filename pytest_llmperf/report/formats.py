@@ -28,12 +28,13 @@ _LABELS = {
     "final_loss": "final loss",
     "max_micro_batch_size": "max micro batch",
     "scaling_efficiency": "scaling efficiency",
+    "communication_share": "communication",
     "joules_per_token": "energy",
     "price_per_million_tokens": "a million tokens",
     "speed_up": "speed-up",
     "global_batch_tokens": "global batch",
 }
-_SHARES = frozenset({"mfu", "least_memory_traffic", "scaling_efficiency", "stall_share"})
+_SHARES = frozenset({"mfu", "least_memory_traffic", "scaling_efficiency", "communication_share", "stall_share"})
 
 
 def label(metric: str) -> str:

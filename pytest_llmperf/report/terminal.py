@@ -60,6 +60,7 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
         Column("change", changes("peak_reserved_bytes")),
         Column("MFU", cells("mfu")),
         Column("efficiency", cells("scaling_efficiency")),
+        Column("communication", cells("communication_share")),
         Column("energy", cells("joules_per_token")),
         Column("a million tokens", cells("price_per_million_tokens")),
         Column(

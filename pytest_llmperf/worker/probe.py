@@ -12,61 +12,83 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import psutil
 import torch
 
+Instant = TypeVar("Instant")
 
-class Clock(ABC):
-    """Marks in the order of the work; the distances between them, read once the work is done."""
+
+class Clock(ABC, Generic[Instant]):
+    """Instants in the order of the work; the distances between them, read once the work is done."""
+
+    def __init__(self) -> None:
+        self._marks: list[Instant] = []
 
     @abstractmethod
+    def instant(self) -> Instant:
+        """The end of all work issued so far."""
+
+    @abstractmethod
+    def has_passed(self, instant: Instant) -> bool:
+        """Whether the work is beyond it by now; waits for nothing."""
+
+    @abstractmethod
+    def between(self, start: Instant, end: Instant) -> float:
+        """Seconds; both have passed."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Until all work has ended."""
+
     def mark(self) -> None:
-        """Note that all work issued so far ends here."""
+        """Keep this instant as one that ``seconds`` goes by."""
+        self._marks.append(self.instant())
 
-    @abstractmethod
     def so_far(self) -> tuple[float, ...]:
         """The times, in seconds, between the marks that the work has passed by now; waits for nothing."""
+        passed = itertools.takewhile(self.has_passed, self._marks)
+        return tuple(itertools.starmap(self.between, itertools.pairwise(passed)))
 
-    @abstractmethod
     def seconds(self) -> tuple[float, ...]:
         """The time from each mark to the next, in seconds; waits for the work to end."""
+        self.wait()
+        return self.so_far()
 
 
-class CudaClock(Clock):
+class CudaClock(Clock[torch.cuda.Event]):
     """CUDA events on the current stream: what the GPU did, whatever the host did meanwhile."""
 
-    def __init__(self) -> None:
-        self._events: list[torch.cuda.Event] = []
-
-    def mark(self) -> None:
+    def instant(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        self._events.append(event)
+        return event
 
-    def so_far(self) -> tuple[float, ...]:
-        passed = itertools.takewhile(lambda event: event.query(), self._events)
-        return tuple(start.elapsed_time(end) / 1000 for start, end in itertools.pairwise(passed))
+    def has_passed(self, instant: torch.cuda.Event) -> bool:
+        return instant.query()
 
-    def seconds(self) -> tuple[float, ...]:
+    def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return start.elapsed_time(end) / 1000
+
+    def wait(self) -> None:
         torch.cuda.synchronize()
-        return self.so_far()
 
 
-class HostClock(Clock):
+class HostClock(Clock[float]):
     """The host's monotonic clock, for work that the host itself does."""
 
-    def __init__(self) -> None:
-        self._marks: list[float] = []
+    def instant(self) -> float:
+        return time.perf_counter()
 
-    def mark(self) -> None:
-        self._marks.append(time.perf_counter())
+    def has_passed(self, instant: float) -> bool:  # noqa: ARG002 - the host has done what it says
+        return True
 
-    def so_far(self) -> tuple[float, ...]:
-        return tuple(end - start for start, end in itertools.pairwise(self._marks))
+    def between(self, start: float, end: float) -> float:
+        return end - start
 
-    def seconds(self) -> tuple[float, ...]:
-        return self.so_far()
+    def wait(self) -> None:
+        return None
 
 
 class Memory(ABC):

@@ -41,6 +41,7 @@ def _rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecor
         device=name,
         tokens_per_step=trained.tokens_per_step,
         step_seconds=trained.step_seconds,
+        waiting_seconds=trained.waiting_seconds,
         peak_reserved_bytes=trained.peak_reserved_bytes,
         peak_allocated_bytes=trained.peak_allocated_bytes,
         boot=boot_id()[:8],  # where it is empty the host's name has to do

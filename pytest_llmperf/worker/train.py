@@ -17,6 +17,7 @@ from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
 from pytest_llmperf.worker.canary import sing
 from pytest_llmperf.worker.data import RandomTokens
+from pytest_llmperf.worker.exchange import Exchange
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.inject import Burner, Injection
 from pytest_llmperf.worker.probe import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
@@ -28,6 +29,7 @@ class Trained:
     """What one rank saw of a finished run."""
 
     step_seconds: tuple[float, ...]
+    waiting_seconds: tuple[float, ...]
     losses: tuple[float, ...]
     tokens_per_step: int
     peak_reserved_bytes: int
@@ -41,23 +43,44 @@ class Trained:
 class WatchedTrainer(Trainer):
     """The Trainer, keeping each micro-batch's loss on its device and counting the tokens it is given."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, exchange: Exchange[Any] | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._exchange = exchange
         self.micro_losses: list[torch.Tensor] = []
         self.num_tokens = 0
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         self.num_tokens += inputs["input_ids"].numel()
+        if self._exchange and not self.micro_losses:
+            self._exchange.watch(model.parameters())
+        if self._exchange:
+            self._exchange.leave()
         loss = super().training_step(model, inputs, *args, **kwargs)
+        if self._exchange:
+            self._exchange.end_pass()
         self.micro_losses.append(loss)
         return loss
+
+    def _get_num_items_in_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Where ranks meet before the forward pass; a Trainer that has it no more lets that meeting go unseen."""
+        if self._exchange:
+            self._exchange.arrive()
+        return super()._get_num_items_in_batch(*args, **kwargs)
 
 
 class StepMarks(TrainerCallback):
     """Marks the clock where the first step begins and where every step ends; ends the training when it is known."""
 
-    def __init__(self, clock: Clock, heartbeat: Heartbeat, stopping: Stopping, burner: Burner | None) -> None:
-        self._clock, self._heartbeat, self._stopping, self._burner = clock, heartbeat, stopping, burner
+    def __init__(
+        self,
+        clock: Clock[Any],
+        exchange: Exchange[Any] | None,
+        heartbeat: Heartbeat,
+        stopping: Stopping,
+        burner: Burner | None,
+    ) -> None:
+        self._clock, self._exchange, self._heartbeat = clock, exchange, heartbeat
+        self._stopping, self._burner = stopping, burner
 
     def on_step_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         if state.global_step == 0:
@@ -67,6 +90,8 @@ class StepMarks(TrainerCallback):
         if self._burner is not None:
             self._burner.step(state.global_step)
         self._clock.mark()
+        if self._exchange:
+            self._exchange.end_step()
         self._heartbeat.step = state.global_step
         if self._stopping.now(state.global_step):
             control.should_training_stop = True
@@ -82,7 +107,7 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
     # Before the model: it decides TF32 and starts the process group.
     arguments = training_arguments(spec, folder, device)
     canary = sing(device)
-    clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
+    clock: Clock[Any] = CudaClock() if device.type == "cuda" else HostClock()
     memory: Memory = CudaMemory() if device.type == "cuda" else HostMemory()
     beat.reserved_bytes = memory.now
     choose_sdpa(spec.sdpa_backend)
@@ -90,7 +115,9 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
     if spec.torch_compile and spec.torch_compile_scope == "layers":
         compile_layers(model, spec.torch_compile_mode)
     autocast, liger = evidence.AutocastWitness(model, device.type), evidence.LigerNotes()
+    exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
     trainer = WatchedTrainer(
+        exchange=exchange,
         model=model,
         args=arguments,
         train_dataset=RandomTokens(
@@ -99,7 +126,7 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
             vocabulary_size=model.config.get_text_config().vocab_size,
             seed=spec.seed,
         ),
-        callbacks=[StepMarks(clock, beat, Stopping(spec, clock, rank), _burner(rank, device, clock))],
+        callbacks=[StepMarks(clock, exchange, beat, Stopping(spec, clock, rank), _burner(rank, device, clock))],
     )
     if device.type == "cuda":
         force_tf32(spec)
@@ -112,6 +139,7 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
 
     return Trained(
         step_seconds=step_seconds,
+        waiting_seconds=exchange.seconds() if exchange else (),
         losses=_step_losses(trainer.micro_losses, spec.gradient_accumulation_steps),
         tokens_per_step=_per_step(trainer.num_tokens, len(step_seconds)),
         peak_reserved_bytes=peaks[0],
@@ -123,7 +151,12 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
     )
 
 
-def _burner(rank: int, device: torch.device, clock: Clock) -> Burner | None:
+def _exchanges_at_the_end(spec: TrainSpec) -> bool:
+    """Whether gradients are exchanged as the backward pass ends, and no weights before; FSDP gathers layer by layer."""
+    return spec.gpus > 1 and spec.parallelism == "ddp"
+
+
+def _burner(rank: int, device: torch.device, clock: Clock[Any]) -> Burner | None:
     injection = Injection.from_environment()
     return Burner(injection, device, clock) if injection.concerns(rank) else None
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.insight.straggling import by_canary, by_steps, held_up
+from pytest_llmperf.insight.straggling import by_canary, by_work, communication_share, held_up
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.spec import TrainSpec
 from tests.fakes import launch_of
@@ -17,8 +17,10 @@ from tests.fakes import launch_of
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=24, gpus=4)
 
 
-def launch(seconds: Sequence[float], rates: Sequence[float] = (), jitter: float = 0.0) -> Launch:
-    """Ranks with these step times, every second step ``jitter`` longer, and canaries."""
+def launch(
+    seconds: Sequence[float], rates: Sequence[float] = (), jitter: float = 0.0, waits: Sequence[float] = ()
+) -> Launch:
+    """Ranks with these step times, every second step ``jitter`` longer, canaries and waits in each step."""
     run = launch_of(replace(SPEC, gpus=len(seconds)))
     ranks = [
         replace(
@@ -26,6 +28,7 @@ def launch(seconds: Sequence[float], rates: Sequence[float] = (), jitter: float 
             host=f"node{rank.rank // 2}",
             device=f"GPU-{rank.rank}",
             step_seconds=tuple(each * (1 + jitter * (step % 2)) for step in range(24)),
+            waiting_seconds=(waits[rank.rank],) * 24 if waits else (),
             canary={"matmul_flops": rates[rank.rank]} if rates else {},
         )
         for rank, each in zip(run.ranks, seconds, strict=True)
@@ -35,19 +38,40 @@ def launch(seconds: Sequence[float], rates: Sequence[float] = (), jitter: float 
 
 def test_the_slowest_rank_is_named_with_its_node() -> None:
     run = launch([0.1, 0.1, 0.1, 0.103])
-    found = by_steps(run)
+    found = by_work(run)
     assert found is not None
     assert (found.rank, found.host, found.device) == (3, "node1", "GPU-3")
     assert found.share == pytest.approx(0.03)
     assert held_up([run, run]) == (
-        "rank 3 (node1, GPU-3) holds the others up: its steps take 3.0 % longer than the rank in the middle",
+        "rank 3 (node1, GPU-3) holds the others up: it works 3.0 % longer on a step than the rank in the middle",
     )
+
+
+def test_the_one_that_waits_least_works_longest_where_steps_are_equal() -> None:
+    run = launch([0.1] * 4, waits=[0.006, 0.006, 0.002, 0.005])
+    found = by_work(run)
+    assert found is not None
+    assert (found.rank, found.is_news) == (2, True)
+    assert found.share == pytest.approx(0.098 / 0.094 - 1)
+    assert communication_share(run) == pytest.approx(0.02)  # what even the last one waits for is the exchange itself
+    assert communication_share(launch([0.1] * 4)) is None
+    assert held_up([launch([0.1] * 4, waits=[0.003, 0.003, 0.002, 0.003])]) == ()  # as chips of one host differ
+
+
+def test_waits_are_kept_in_the_record_and_are_of_its_steps() -> None:
+    run = launch([0.1] * 2, waits=[0.01, 0.02])
+    assert Launch.from_dict(run.to_dict()) == run
+    values = run.to_dict()
+    assert "waiting_seconds" not in launch([0.1] * 2).to_dict()["ranks"][0]
+    values["ranks"][1]["waiting_seconds"] = values["ranks"][1]["waiting_seconds"][1:]
+    with pytest.raises(ValueError, match="rank 1 waited in other steps than it took"):
+        Launch.from_dict(values)
 
 
 def test_ranks_that_wait_for_one_another_show_nobody() -> None:
     assert held_up([launch([0.1] * 4)]) == ()
-    assert held_up([launch([0.1, 0.1, 0.1, 0.1004])]) == ()  # less than matters
-    assert held_up([launch([0.1, 0.1, 0.1, 0.102], jitter=0.5)]) == ()  # less than its steps scatter
+    assert held_up([launch([0.1, 0.1, 0.1, 0.1015])]) == ()  # as chips of one host differ
+    assert held_up([launch([0.1, 0.1, 0.1, 0.104], jitter=0.5)]) == ()  # less than its steps scatter
 
 
 def test_it_has_to_be_the_same_one_every_time() -> None:
@@ -68,7 +92,7 @@ def test_a_slow_chip_is_told_by_its_canary_where_steps_are_equal() -> None:
 
 
 def test_one_rank_and_old_records_tell_nothing() -> None:
-    assert by_steps(launch([0.1])) is None
+    assert by_work(launch([0.1])) is None
     assert by_canary(launch([0.1, 0.1])) is None
     assert held_up([launch([0.1])]) == ()
 
@@ -81,7 +105,7 @@ def test_a_ranks_canary_is_kept_in_the_record() -> None:
 
 @given(st.lists(st.floats(0.01, 10), min_size=2, max_size=8))
 def test_the_slowest_is_no_faster_than_the_others(seconds: list[float]) -> None:
-    found = by_steps(launch(seconds))
+    found = by_work(launch(seconds))
     assert found is not None
     assert found.share >= 0
     assert seconds[found.rank] == max(seconds)

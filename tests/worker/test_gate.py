@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.insight.straggling import by_work
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
 from pytest_llmperf.measurement import Launch
@@ -54,6 +55,23 @@ def test_what_was_not_active_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     launch = LocalLauncher().launch(request, lambda _: None)
     assert isinstance(launch, Launch), launch
     assert said in troubles(SPEC, launch)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_others_wait_for_a_slow_rank_and_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int
+) -> None:
+    monkeypatch.setenv("LLMPERF_INJECT", "slow=5 rank=1")
+    spec = replace(SPEC, gpus=2, steps=10, min_steps=10, warmup_steps=4, gradient_accumulation_steps=accumulation)
+    request = LaunchRequest(spec=spec, folder=tmp_path / "run", gpus=(), timeout_seconds=240)
+    launch = LocalLauncher().launch(request, lambda _: None)
+    assert isinstance(launch, Launch), launch
+    assert [len(rank.waiting_seconds) for rank in launch.ranks] == [10, 10]
+    assert all(wait > 0 for rank in launch.ranks for wait in rank.waiting_seconds)
+    assert all(work > 0 for rank in launch.ranks for work in rank.working_seconds)
+    slowest = by_work(launch)
+    assert slowest is not None
+    assert (slowest.rank, slowest.share > 1) == (1, True)
 
 
 def test_a_rank_that_did_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from transformers.training_args import OptimizerNames  # noqa: E402
 from pytest_llmperf.worker import canary, evidence, probe  # noqa: E402
 from pytest_llmperf.worker.build import build_model  # noqa: E402
 from pytest_llmperf.worker.data import RandomTokens  # noqa: E402
+from pytest_llmperf.worker.exchange import Exchange  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -152,6 +153,45 @@ def test_the_host_clock_tells_the_time_between_marks() -> None:
     first, second = clock.seconds()
     assert 0.05 <= first < 1
     assert second < first
+
+
+def test_the_exchange_is_watched_by_the_last_gradient_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    clock = CountingClock()
+    watch = Exchange(clock)
+    watch.arrive()  # of no step
+    watch.watch(model.parameters())
+    for _ in range(2):
+        for _ in range(2):
+            watch.leave()
+            model(torch.ones(1, 2)).sum().backward()
+            watch.end_pass()
+        watch.end_step()
+        watch.arrive()
+    # All four parameters in the first pass, one from then on, and the end of each; the meeting between the steps.
+    assert clock.instants == 4 + 1 + 3 * 2 + 3
+    assert watch.seconds() == (2.0, 3.0)
+
+
+def test_a_pass_without_that_gradient_leaves_nothing_to_tell() -> None:
+    first, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    watch = Exchange(probe.HostClock())
+    watch.watch([*first.parameters(), *second.parameters()])
+    for layer in (first, second):
+        layer(torch.ones(1, 2)).sum().backward()
+        watch.end_pass()
+        watch.end_step()
+    assert watch.seconds() == ()
+
+
+class CountingClock(probe.HostClock):
+    """Each instant is one second after the one before."""
+
+    instants = 0
+
+    def instant(self) -> float:
+        self.instants += 1
+        return float(self.instants)
 
 
 def test_host_memory_sees_what_was_held_and_given_back() -> None:

@@ -49,6 +49,8 @@ def test_two_ranks_show_their_efficiency_over_one(tmp_path: Path) -> None:
     assert efficiency["detail"] == "over 1 GPU of this run"
     assert two["metrics"]["speed_up"]["value"] == pytest.approx(2 * efficiency["value"])
     assert two["metrics"]["global_batch_tokens"]["value"] == 2 * 32
+    assert 0 < two["metrics"]["communication_share"]["value"] < 1
+    assert "communication_share" not in one["metrics"]
     # Each rank's canary is kept, and only where there are several.
     assert ["canary" in rank for rank in one["launches"][0]["ranks"]] == [False]
     assert ["matmul_flops" in rank["canary"] for rank in two["launches"][0]["ranks"]] == [True, True]
