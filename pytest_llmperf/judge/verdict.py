@@ -146,6 +146,10 @@ def _new(name: str, metric: Metric, launches: Sequence[Launch], tolerance: float
     )
 
 
+# Launches: one alone condemns nobody (docs/decisions/0009).
+_CONFIRMED_BY = 2
+
+
 class _Court:
     """One measurement against what it is held against, metric by metric."""
 
@@ -193,9 +197,10 @@ class _Court:
         limit = max(reference * (1 + check.tolerance), reference + metric.slack)
         if check.value <= limit:
             return replace(check, limit=limit, verdict="pass")
-        if len(self._launches) < min(2, self._rule.budget):
-            self.undecided = True
-            return replace(check, limit=limit, verdict="inconclusive")
+        if len(self._launches) < _CONFIRMED_BY:
+            # A fresh host compiles every kernel anew, once. Where the budget is one launch, it stays at that.
+            self.undecided |= self._rule.budget >= _CONFIRMED_BY
+            return replace(check, limit=limit, verdict="inconclusive", detail=check.detail or "of one launch alone")
         return replace(check, limit=limit, verdict="regressed")
 
     def _exact(self, metric: Metric, check: Check) -> Check:

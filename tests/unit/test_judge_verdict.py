@@ -140,6 +140,13 @@ def test_a_first_step_is_confirmed_by_a_second_launch() -> None:
     assert (twice.verdict, check_of(twice, "first_step_seconds").verdict) == ("regressed", "regressed")
 
 
+def test_a_first_step_on_a_cold_host_condemns_nobody_where_no_second_launch_is_allowed() -> None:
+    slow = with_step(with_step(launch(), 0, 0, 9.0), 1, 0, 9.0)
+    judgement = judge([slow], SETTLED, POLICY, rule=Rule(budget=1))
+    assert (judgement.verdict, judgement.undecided) == ("inconclusive", False)
+    assert check_of(judgement, "first_step_seconds").detail == "of one launch alone"
+
+
 def test_stalls_in_every_launch_are_a_regression_that_the_median_hides() -> None:
     stalled = with_step(launch(), 0, 9, 3.0)
     assert check_of(judge([stalled], SETTLED, POLICY), RATE).change == pytest.approx(0)
