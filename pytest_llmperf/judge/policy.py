@@ -29,6 +29,8 @@ class Metric:
     where it is exact: an odd one that was stored must not move the limit."""
     slack: float = 0.0
     """In the metric's own unit: a smaller change is no change, whatever fraction it is."""
+    borne_out_by: str = ""
+    """Of an exact one: the metric that a loss shows in too; a loss that it does not show needs a second launch."""
 
 
 #: In the order in which they are shown; the names are the design's.
@@ -49,7 +51,13 @@ METRICS: Mapping[str, Metric] = {
     # steadiest H200 launch lost nothing, the least steady of 300 half of this.
     "stall_share": Metric("1", lambda runs: min(launch.steady.stalls for launch in runs), rule="confirmed", slack=0.01),
     # The highest of all launches: a ceiling that one of them broke is broken.
-    "peak_reserved_bytes": Metric("bytes", lambda runs: float(max(launch.peak_reserved_bytes for launch in runs))),
+    # What the allocator holds around the tensors depends on the order in which it was asked, which a compiler that
+    # tries kernels does not keep: the same tensors, and 1.3 % more in one launch of three.
+    "peak_reserved_bytes": Metric(
+        "bytes",
+        lambda runs: float(max(launch.peak_reserved_bytes for launch in runs)),
+        borne_out_by="peak_allocated_bytes",
+    ),
     "peak_allocated_bytes": Metric("bytes", lambda runs: float(max(launch.peak_allocated_bytes for launch in runs))),
     "final_loss": Metric("1", lambda runs: runs[-1].losses[-1]),
 }

@@ -223,7 +223,26 @@ def test_memory_is_the_worst_rank_of_the_worst_launch() -> None:
     usual = launch()
     full = replace(usual, ranks=(usual.ranks[0], replace(usual.ranks[1], peak_reserved_bytes=2**31)))
     check = check_of(judge([usual, full, usual], BASELINE, POLICY), MEMORY)
-    assert (check.value, check.detail) == (2**31, "rank 1 of 2")
+    assert check.value == 2**31
+    assert check.detail == "rank 1 of 2, peak_allocated_bytes is not beyond it, in 1 of 3 launches"
+
+
+def reserved_alone(num_bytes: int) -> Launch:
+    """A launch whose allocator held so much around the usual tensors."""
+    usual = launch()
+    return replace(usual, ranks=tuple(replace(rank, peak_reserved_bytes=num_bytes) for rank in usual.ranks))
+
+
+def test_memory_that_no_tensor_holds_is_lost_where_two_launches_say_so() -> None:
+    odd, usual = reserved_alone(2**31), launch()
+    once = judge([odd], SETTLED, POLICY)
+    assert (once.verdict, once.undecided) == ("inconclusive", True)
+    assert judge([odd, usual], SETTLED, POLICY).verdict == "pass"
+    assert "in 1 of 2 launches" in check_of(judge([odd, usual], SETTLED, POLICY), MEMORY).detail
+    twice = judge([odd, odd], SETTLED, POLICY)
+    assert (twice.verdict, twice.undecided) == ("regressed", False)
+    leak = judge([launch(reserved_bytes=2**31)], SETTLED, POLICY)
+    assert (leak.verdict, leak.undecided) == ("regressed", False)
 
 
 def test_the_loss_is_the_last_one_of_the_last_launch() -> None:
