@@ -42,7 +42,9 @@ def main(folder: Path, text: str) -> None:
     words.close()
     if rank == 0:
         (folder / "trained.json").write_text(json.dumps(asdict(trained), default=str), encoding="utf-8")
-    dist.destroy_process_group()
+    # All ranks have what they came for; gloo's threads, if one is still busy, would abort an interpreter that ends.
+    dist.barrier()
+    os._exit(0)
 
 
 if __name__ == "__main__":
