@@ -41,6 +41,8 @@ _WANTED: Mapping[str, tuple[type, ...]] = {
 # numpy, which the Trainer seeds too, takes no larger one.
 _SEEDS = 2**32
 
+_MIN_STEPS = 16
+
 # A field that says how long to measure, not what work is done.
 _HOW = {"work": False}
 
@@ -113,8 +115,11 @@ class TrainSpec:
     seed: int = 42
     steps: int = field(default=60, metadata=_HOW)
     """Optimizer steps of one launch at most, the first one included."""
-    min_steps: int = field(default=16, metadata=_HOW)
-    """Steps of one launch at least; from there on it ends as soon as its median step time is known well enough."""
+    min_steps: int = field(default=_MIN_STEPS, metadata=_HOW)
+    """Steps of one launch at least; from there on it ends as soon as its median step time is known well enough.
+
+    Left out, it is no more than ``steps``.
+    """
     warmup_steps: int = field(default=4, metadata=_HOW)
     """Steps left out of the steady rate at least, the first one included; the steady state may begin later."""
     throughput_tolerance: float | None = field(default=None, metadata=_HOW)
@@ -136,6 +141,7 @@ class TrainSpec:
         self._check_types()
         self._check_names()
         self._check_numbers()
+        self._check_steps()
         self._check_combinations()
 
     @property
@@ -286,17 +292,22 @@ class TrainSpec:
         if positions is not None and self.sequence_length > positions:
             length = self.sequence_length
             raise SpecError(f"{self.id}: sequence_length={length} exceeds the model's {positions} positions")
-        warmup, steps = self.warmup_steps, self.steps
-        if warmup < 1:
-            raise SpecError(f"{self.id}: warmup_steps={warmup} must be at least 1: the first step is never steady")
-        if warmup >= steps:
-            raise SpecError(f"{self.id}: warmup_steps={warmup} leaves no step to measure of steps={steps}")
         for name in ("throughput_tolerance", "memory_tolerance"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise SpecError(f"{self.id}: {name}={value} must be a positive fraction, e.g. 0.05 for 5 %")
         if not 0 <= self.seed < _SEEDS:
             raise SpecError(f"{self.id}: seed={self.seed} must be at least 0 and below 2**32")
+
+    def _check_steps(self) -> None:
+        warmup, steps = self.warmup_steps, self.steps
+        if warmup < 1:
+            raise SpecError(f"{self.id}: warmup_steps={warmup} must be at least 1: the first step is never steady")
+        if warmup >= steps:
+            raise SpecError(f"{self.id}: warmup_steps={warmup} leaves no step to measure of steps={steps}")
+        if self.min_steps > steps and self.min_steps != _MIN_STEPS:  # the default is nobody's word: steps bounds it
+            least = self.min_steps
+            raise SpecError(f"{self.id}: min_steps={least} is more than steps={steps}; lower it too, or raise steps")
 
     def _check_combinations(self) -> None:
         problem = combinations.problem(self)
