@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.plugin.conftest import Project
@@ -213,8 +215,15 @@ class TestShared:
         project.pytester.makepyfile(test_mine=self.TWO.format(mark="@pytest.mark.perf_tolerance(throughput=0.5)"))
         project.run("--update-baselines=new")
         project.fake(step_seconds=0.25)
-        project.run().assert_outcomes(passed=1, failed=1)
+        result = project.run("--perf-json", "out.json")
+        result.assert_outcomes(passed=1, failed=1)
         assert len(project.launches) == 1 + 1 + 1
+        # The one that both tests have is counted once.
+        result.stdout.fnmatch_lines(
+            ["*: 1 of its 2 launches made by test_mine.py::test_one", "1 pass, 1 regressed * 20 s in 2 launches"]
+        )
+        cases = json.loads((project.path / "out.json").read_text())["results"]
+        assert [case.get("shared_launches", 0) for case in cases] == [0, 1]
 
     def test_a_plan_counts_them_once(self, project: Project) -> None:
         project.pytester.makepyfile(test_mine=self.TWO.format(mark=""))
