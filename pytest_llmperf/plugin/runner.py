@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -82,21 +81,11 @@ class Runner:
             self._launcher = self._session.launcher(self._show.say) or LocalLauncher()
         return self._launcher.launch(request, watch)
 
-    @contextmanager
-    def _counted(self, spec: TrainSpec) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            if not self._session.on_cpu:
-                self._findings.gpu_seconds += spec.gpus * (time.monotonic() - start)
-
     def _run(
         self, start: Callable[[LaunchRequest, Callable[[Progress], None]], _T], request: LaunchRequest, live: LaunchShow
     ) -> _T:
         try:
-            with self._counted(request.spec):
-                return start(request, live.update)
+            return start(request, live.update)
         except OutOfTimeError as error:
             live.clear()
             self._session.unfinished, self._session.over_budget = str(error), error.over_budget
@@ -107,6 +96,9 @@ class Runner:
             live.clear()
             self._show.say(f"{request.spec.id}: interrupted; its logs are in {request.folder}")
             raise
+        finally:
+            if not self._session.on_cpu:
+                self._findings.gpu_seconds += request.spec.gpus * request.meter.seconds
 
     def _request(
         self, spec: TrainSpec, gpus: tuple[Gpu, ...], *, python: str = sys.executable, search: Search | None = None
