@@ -137,7 +137,7 @@ def _add_run(group: pytest.OptionGroup) -> None:
 
 def _add_launches(group: pytest.OptionGroup) -> None:
     add = group.addoption
-    what = "per launch (default: %(default)s)"
+    what = "per launch, and for a whole search of perf.max_micro_batch (default: %(default)s)"
     add("--perf-timeout", type=_seconds, default=1800.0, metavar="SECONDS", help=what)
     what = "launches of each case at least (default: %(default)s)"
     add("--perf-launches", type=_num_launches, default=1, metavar="N", help=what)

@@ -147,7 +147,7 @@ class Perf:
         withheld = self._planner.ask(spec, name=result.id, launches=LAUNCHES, limited=True)
         if withheld:
             return replace(result, verdict="planned", reason=withheld)
-        capacity = Capacity(self._session, self._runner, self._recorder)
+        capacity = Capacity(self._session, self._runner, self._recorder, self._show.say)
         try:
             result, refused = capacity.check(spec, result, self._marks.inactive)
         except BaselineError as error:
