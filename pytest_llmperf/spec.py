@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf import combinations, models
+from pytest_llmperf import combinations, identity, models
 from pytest_llmperf.choices import (
     ATTENTIONS,
     CHECKPOINTING_POLICIES,
@@ -163,62 +160,22 @@ class TrainSpec:
     @property
     def id(self) -> str:
         """For people and ``-k``: the model, and every setting that is on."""
-        defaults = {f.name: f.default for f in fields(self)}
-
-        def differs(name: str) -> bool:
-            return bool(getattr(self, name) != defaults[name])
-
-        parts = [
-            self.architecture.slug,
-            self.precision,
-            f"fp8-{self.fp8}" if differs("fp8") else "",
-            self.attention,
-            self.sdpa_backend if differs("sdpa_backend") else "",
-            "liger" if self.liger else "",
-            self.liger_kernels if differs("liger_kernels") else "",
-            "compile" if self.torch_compile else "",
-            self.torch_compile_scope if differs("torch_compile_scope") else "",
-            self.torch_compile_mode if differs("torch_compile_mode") else "",
-            "checkpointing" if self.gradient_checkpointing else "",
-            self.checkpointing_policy if differs("checkpointing_policy") else "",
-            self.optimizer if differs("optimizer") else "",
-            f"seq{self.sequence_length}" if differs("sequence_length") else "",
-            f"mbs{self.micro_batch_size}",
-            f"accum{self.gradient_accumulation_steps}" if differs("gradient_accumulation_steps") else "",
-            self.parallelism if differs("parallelism") else "",
-            self.data if differs("data") else "",
-            "pretrained" if self.weights else "",
-            f"seed{self.seed}" if differs("seed") else "",
-            f"gpus{self.gpus}",
-        ]
-        return "-".join(part for part in parts if part)
+        return identity.id_of(self)
 
     @property
     def digest(self) -> str:
-        """Identity of the work: the same on every Python, machine and path; 16 hex digits.
-
-        The model enters by what its configuration says, weights by whether there are any, and fields that only say
-        how long to measure do not enter. A field added later stays out while it has its default, so that digests
-        stored before keep their meaning.
-        """
-
-        def enters(name: str, default: object, about: Mapping[Any, Any]) -> bool:
-            return about.get("work", True) and not (about.get("later") and getattr(self, name) == default)
-
-        work = {f.name: getattr(self, f.name) for f in fields(self) if enters(f.name, f.default, f.metadata)}
-        work["model"] = self.architecture.fingerprint
-        work["weights"] = self.weights is not None
-        return hashlib.sha256(json.dumps(work, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+        """Identity of the work: the same on every Python, machine and path; 16 hex digits."""
+        return identity.digest_of(self)
 
     @property
     def capacity_id(self) -> str:
         """For people: every setting that is on but the micro-batch size, of which the largest is sought."""
-        return re.sub(r"-mbs\d+-", "-maxmbs-", self.id, count=1)
+        return identity.capacity_id_of(self)
 
     @property
     def capacity_digest(self) -> str:
         """Identity of the search for the largest micro-batch, whatever size it begins at."""
-        return hashlib.sha256(f"capacity {replace(self, micro_batch_size=1).digest}".encode()).hexdigest()[:16]
+        return identity.capacity_digest_of(self)
 
     @property
     def compute_precision(self) -> str:
