@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,11 @@ class Search:
         else:
             self.peaks[size] = peak_bytes
             self.too_large = {known for known in self.too_large if known > size}
+
+    def keep(self, sizes: Collection[int]) -> None:
+        """Forget what was found of any other size: where one was told wrong, so may its neighbours be."""
+        self.peaks = {size: peak for size, peak in self.peaks.items() if size in sizes}
+        self.too_large = {size for size in self.too_large if size in sizes}
 
     def next(self) -> int | None:
         """The size to try; ``None`` where the answer is known."""

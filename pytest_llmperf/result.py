@@ -80,6 +80,13 @@ class CaseResult:
     """The chapter's table, where the case is one of its rungs."""
     shares: str = ""
     """The test of this run whose launches these are, where it asked for the same before."""
+    shared_launches: int = 0
+    """How many of ``launches``, its first ones, another test of this run has made and tells of too."""
+
+    @property
+    def own_launches(self) -> tuple[Launch, ...]:
+        """What was launched for this case alone, of both sides: over all results, each launch once."""
+        return (*self.launches[self.shared_launches :], *self.launches_before)
 
     def check(self, metric: str) -> Check | None:
         """The check of this metric, if the case has one."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf import combinations, models
+from pytest_llmperf import combinations, identity, models
 from pytest_llmperf.choices import (
     ATTENTIONS,
     CHECKPOINTING_POLICIES,
@@ -40,6 +37,8 @@ _WANTED: Mapping[str, tuple[type, ...]] = {
 
 # numpy, which the Trainer seeds too, takes no larger one.
 _SEEDS = 2**32
+
+_MIN_STEPS = 16
 
 # A field that says how long to measure, not what work is done.
 _HOW = {"work": False}
@@ -113,8 +112,11 @@ class TrainSpec:
     seed: int = 42
     steps: int = field(default=60, metadata=_HOW)
     """Optimizer steps of one launch at most, the first one included."""
-    min_steps: int = field(default=16, metadata=_HOW)
-    """Steps of one launch at least; from there on it ends as soon as its median step time is known well enough."""
+    min_steps: int = field(default=_MIN_STEPS, metadata=_HOW)
+    """Steps of one launch at least; from there on it ends as soon as its median step time is known well enough.
+
+    Left out, it is no more than ``steps``.
+    """
     warmup_steps: int = field(default=4, metadata=_HOW)
     """Steps left out of the steady rate at least, the first one included; the steady state may begin later."""
     throughput_tolerance: float | None = field(default=None, metadata=_HOW)
@@ -136,6 +138,7 @@ class TrainSpec:
         self._check_types()
         self._check_names()
         self._check_numbers()
+        self._check_steps()
         self._check_combinations()
 
     @property
@@ -157,62 +160,22 @@ class TrainSpec:
     @property
     def id(self) -> str:
         """For people and ``-k``: the model, and every setting that is on."""
-        defaults = {f.name: f.default for f in fields(self)}
-
-        def differs(name: str) -> bool:
-            return bool(getattr(self, name) != defaults[name])
-
-        parts = [
-            self.architecture.slug,
-            self.precision,
-            f"fp8-{self.fp8}" if differs("fp8") else "",
-            self.attention,
-            self.sdpa_backend if differs("sdpa_backend") else "",
-            "liger" if self.liger else "",
-            self.liger_kernels if differs("liger_kernels") else "",
-            "compile" if self.torch_compile else "",
-            self.torch_compile_scope if differs("torch_compile_scope") else "",
-            self.torch_compile_mode if differs("torch_compile_mode") else "",
-            "checkpointing" if self.gradient_checkpointing else "",
-            self.checkpointing_policy if differs("checkpointing_policy") else "",
-            self.optimizer if differs("optimizer") else "",
-            f"seq{self.sequence_length}" if differs("sequence_length") else "",
-            f"mbs{self.micro_batch_size}",
-            f"accum{self.gradient_accumulation_steps}" if differs("gradient_accumulation_steps") else "",
-            self.parallelism if differs("parallelism") else "",
-            self.data if differs("data") else "",
-            "pretrained" if self.weights else "",
-            f"seed{self.seed}" if differs("seed") else "",
-            f"gpus{self.gpus}",
-        ]
-        return "-".join(part for part in parts if part)
+        return identity.id_of(self)
 
     @property
     def digest(self) -> str:
-        """Identity of the work: the same on every Python, machine and path; 16 hex digits.
-
-        The model enters by what its configuration says, weights by whether there are any, and fields that only say
-        how long to measure do not enter. A field added later stays out while it has its default, so that digests
-        stored before keep their meaning.
-        """
-
-        def enters(name: str, default: object, about: Mapping[Any, Any]) -> bool:
-            return about.get("work", True) and not (about.get("later") and getattr(self, name) == default)
-
-        work = {f.name: getattr(self, f.name) for f in fields(self) if enters(f.name, f.default, f.metadata)}
-        work["model"] = self.architecture.fingerprint
-        work["weights"] = self.weights is not None
-        return hashlib.sha256(json.dumps(work, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+        """Identity of the work: the same on every Python, machine and path; 16 hex digits."""
+        return identity.digest_of(self)
 
     @property
     def capacity_id(self) -> str:
         """For people: every setting that is on but the micro-batch size, of which the largest is sought."""
-        return re.sub(r"-mbs\d+-", "-maxmbs-", self.id, count=1)
+        return identity.capacity_id_of(self)
 
     @property
     def capacity_digest(self) -> str:
         """Identity of the search for the largest micro-batch, whatever size it begins at."""
-        return hashlib.sha256(f"capacity {replace(self, micro_batch_size=1).digest}".encode()).hexdigest()[:16]
+        return identity.capacity_digest_of(self)
 
     @property
     def compute_precision(self) -> str:
@@ -286,17 +249,22 @@ class TrainSpec:
         if positions is not None and self.sequence_length > positions:
             length = self.sequence_length
             raise SpecError(f"{self.id}: sequence_length={length} exceeds the model's {positions} positions")
-        warmup, steps = self.warmup_steps, self.steps
-        if warmup < 1:
-            raise SpecError(f"{self.id}: warmup_steps={warmup} must be at least 1: the first step is never steady")
-        if warmup >= steps:
-            raise SpecError(f"{self.id}: warmup_steps={warmup} leaves no step to measure of steps={steps}")
         for name in ("throughput_tolerance", "memory_tolerance"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise SpecError(f"{self.id}: {name}={value} must be a positive fraction, e.g. 0.05 for 5 %")
         if not 0 <= self.seed < _SEEDS:
             raise SpecError(f"{self.id}: seed={self.seed} must be at least 0 and below 2**32")
+
+    def _check_steps(self) -> None:
+        warmup, steps = self.warmup_steps, self.steps
+        if warmup < 1:
+            raise SpecError(f"{self.id}: warmup_steps={warmup} must be at least 1: the first step is never steady")
+        if warmup >= steps:
+            raise SpecError(f"{self.id}: warmup_steps={warmup} leaves no step to measure of steps={steps}")
+        if self.min_steps > steps and self.min_steps != _MIN_STEPS:  # the default is nobody's word: steps bounds it
+            least = self.min_steps
+            raise SpecError(f"{self.id}: min_steps={least} is more than steps={steps}; lower it too, or raise steps")
 
     def _check_combinations(self) -> None:
         problem = combinations.problem(self)

@@ -107,7 +107,7 @@ class FakeLauncher:
     """Yields what ``fake.json`` in the working directory says, and counts its launches in ``launches.txt``."""
 
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
-        with Path("launches.txt").open("a", encoding="utf-8") as log:
+        with request.meter.running(), Path("launches.txt").open("a", encoding="utf-8") as log:
             log.write(f"{request.spec.id} {os.getpid()}\n")
         path = Path("fake.json")
         values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

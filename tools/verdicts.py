@@ -126,6 +126,10 @@ class World:
     """Whether one launch of one of the cases that teach the judge was 30 % slow when it was recorded."""
 
 
+# Worlds that differ in little: each has a name of its own among the others.
+_OWN_DAYS = World(name="", launch=0.003, session=0.003)
+_ANOTHER_HOST = World(name="", launch=0.003, session=0.003, site=0.006, sites=3, elsewhere=True)
+
 WORLDS = (
     World(name="one quiet host, launch sd 0.3 %", launch=0.003),
     World(name="launch sd 0.5 %", launch=0.005),
@@ -138,40 +142,14 @@ WORLDS = (
     World(name="another site, site sd 2 %", launch=0.003, session=0.003, site=0.02, elsewhere=True),
     World(name="heavy tails, launch sd 0.5 %", launch=0.005, tail="t3"),
     World(name="AR(1) 0.5 between launches, 0.5 %", launch=0.005, correlation=0.5),
-    World(
-        name="this case's days differ by 1 %, others' by 0.3 %",
-        launch=0.003,
-        session=0.003,
-        of_its_own={"session": 0.01},
-    ),
+    replace(_OWN_DAYS, name="this case's days differ by 1 %, others' by 0.3 %", of_its_own={"session": 0.01}),
     World(name="this case's launches by 1.5 %, others' by 0.3 %", launch=0.003, of_its_own={"launch": 0.015}),
     World(name="one launch in 50 goes wrong (+15 %), 0.3 %", launch=0.003, odd=0.02),
     World(name="one bad launch stored in another case, 0.3 %", launch=0.003, spoilt=True),
-    World(
-        name="baseline of 3 GPUs of one host, tonight another host",
-        launch=0.003,
-        session=0.003,
-        site=0.006,
-        host=0.01,
-        sites=3,
-        elsewhere=True,
-    ),
-    World(
-        name="baseline of 3 GPUs of one host, hosts sd 2 %",
-        launch=0.003,
-        session=0.003,
-        site=0.006,
-        host=0.02,
-        sites=3,
-        elsewhere=True,
-    ),
+    replace(_ANOTHER_HOST, name="baseline of 3 GPUs of one host, tonight another host", host=0.01),
+    replace(_ANOTHER_HOST, name="baseline of 3 GPUs of one host, hosts sd 2 %", host=0.02),
     World(name="one session only, nothing learnt, days 1 %", launch=0.003, session=0.01, sessions=1, learns=False),
-    World(
-        name="this case's days differ by 2 %, others' by 0.3 %",
-        launch=0.003,
-        session=0.003,
-        of_its_own={"session": 0.02},
-    ),
+    replace(_OWN_DAYS, name="this case's days differ by 2 %, others' by 0.3 %", of_its_own={"session": 0.02}),
     World(name="one session only, nothing learnt, 0.3 %", launch=0.003, sessions=1, learns=False),
     World(name="prior half the truth, 0.8 %, nothing learnt", launch=0.008, sessions=1, learns=False),
     World(name="prior twice the truth, 0.2 %, nothing learnt", launch=0.002, sessions=1, learns=False),

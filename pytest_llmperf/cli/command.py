@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_llmperf.cli import ladder, merge, night, predict, purpose, widths
+from pytest_llmperf.cli import answer, ladder, merge, night, predict, purpose, widths
 from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.cli.clusterfile import ClusterError
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
@@ -170,10 +170,10 @@ def _purpose(arguments: argparse.Namespace, screen: Screen) -> _Answer:
     found, troubles = purpose.asked(arguments)
     match arguments.format:
         case "csv":
-            return _Answer(purpose.csv_page(found), troubles, for_programs=True)
+            return _Answer(answer.csv_page(found), troubles, for_programs=True)
         case "markdown":
-            return _Answer(purpose.markdown_page(found), troubles, for_programs=True)
-    return _Answer(purpose.text_page(found, screen), troubles)
+            return _Answer(answer.markdown_page(found), troubles, for_programs=True)
+    return _Answer(answer.text_page(found, screen), troubles)
 
 
 def _predict(arguments: argparse.Namespace, screen: Screen) -> _Answer:

@@ -5,6 +5,7 @@ Linear billing: so much for each GPU-hour, whatever the number of GPUs. Prices a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,8 @@ class Option:
     """The same of this training on one GPU, where it is known."""
     power_watts: float | None = None
     """Mean, of all its GPUs together; ``None`` where it is not known."""
+    training: str = ""
+    """What is learnt, in words; options of other words are no choice for whoever wants these."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -113,6 +116,14 @@ class Choice:
     best: Option | None
     ties: tuple[Option, ...] = ()
     """Others that serve it as well, within ``TIE``; the best of them is first in what comes second, time or cost."""
+
+
+def choose_each(options: Sequence[Option], aim: Aim) -> dict[str, Choice]:
+    """The choice among the options of each training: what serves best first, what nothing serves last."""
+    trainings = sorted({option.training for option in options})
+    found = {name: choose([option for option in options if option.training == name], aim) for name in trainings}
+    first = aim.cost if PURPOSES[aim.purpose] == "cost" else lambda option: option.hours(aim.tokens)
+    return dict(sorted(found.items(), key=lambda one: math.inf if one[1].best is None else first(one[1].best)))
 
 
 def choose(options: Sequence[Option], aim: Aim) -> Choice:

@@ -157,24 +157,28 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
         metrics={check.metric: check.value for check in checks},
         revision=revision,
     )
-    if old is None:
-        return Baseline(
-            id=spec.id,
-            digest=spec.digest,
-            machine=machine,
-            spec=spec.to_dict(),
-            recorded_by=recorded_by,
-            launches=tuple(launches)[-_MAX_LAUNCHES:],
-            anchor=entry,
-            history=(entry,),
-        )
+    new = Baseline(
+        id=spec.id,
+        digest=spec.digest,
+        machine=machine,
+        spec=spec.to_dict(),
+        recorded_by=recorded_by,
+        launches=tuple(launches)[-_MAX_LAUNCHES:],
+        anchor=entry,
+        history=(entry,),
+    )
+    return new if old is None else _joined(old, new, checks)
+
+
+def _joined(old: Baseline, new: Baseline, checks: Sequence[Check]) -> Baseline:
+    """``old`` with the one acceptance of ``new``."""
     kept = () if _moved(checks) else old.launches
     return replace(
         old,
-        spec=spec.to_dict(),
-        recorded_by=recorded_by,
-        launches=(*kept, *launches)[-_MAX_LAUNCHES:],
-        history=(*old.history, entry),
+        spec=new.spec,
+        recorded_by=new.recorded_by,
+        launches=(*kept, *new.launches)[-_MAX_LAUNCHES:],
+        history=(*old.history, *new.history),
     )
 
 

@@ -17,6 +17,7 @@ from pytest_llmperf.capacity import Search
 from pytest_llmperf.launch import outcome, process, stacks
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
+from pytest_llmperf.launch.meter import Meter
 from pytest_llmperf.launch.progress import ProgressReader
 from pytest_llmperf.measurement import Failure, Health, Launch, Progress
 from pytest_llmperf.spec import TrainSpec
@@ -49,6 +50,8 @@ class LaunchRequest:
     """What each rank may hold, where that is less than the card's."""
     search: Search | None = None
     """For ``sizes``: where the search for the largest micro-batch stands."""
+    meter: Meter = field(default_factory=Meter, compare=False)
+    """Runs while processes of this launch do, and not while they wait for hardware."""
 
 
 class Launcher(Protocol):
@@ -100,15 +103,16 @@ class LocalLauncher:
         try:
             write_request(request)
             with lifeline(folder) as line, HealthWatch(request.gpus, lambda: folder.glob("rank-*.pid")) as watched:
-                ended = process.run(
-                    self._command(request),
-                    environment=worker_environment(request, os.environ) | line,
-                    log=folder / "torchrun.log",
-                    timeout_seconds=request.timeout_seconds,
-                    pid_files=lambda: folder.glob("rank-*.pid"),
-                    poll=lambda: _poll(progress, watched),
-                    at_timeout=lambda: stacks.ask(folder),
-                )
+                with request.meter.running():
+                    ended = process.run(
+                        self._command(request),
+                        environment=worker_environment(request, os.environ) | line,
+                        log=folder / "torchrun.log",
+                        timeout_seconds=request.timeout_seconds,
+                        pid_files=lambda: folder.glob("rank-*.pid"),
+                        poll=lambda: _poll(progress, watched),
+                        at_timeout=lambda: stacks.ask(folder),
+                    )
                 return _Run(ended, watched.health(), progress.last)
         except OSError as error:
             return Failure(

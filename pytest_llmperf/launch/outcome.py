@@ -42,10 +42,22 @@ def read_sizes(folder: Path, ended: Ended, progress: Progress) -> list[Tried] | 
     if ended.returncode != 0 or ended.timed_out:
         return _why(folder, ended, progress)
     try:
-        tried = json.loads((folder / "sizes.json").read_text(encoding="utf-8"))
-        return [(int(size), None if peak is None else int(peak)) for size, peak in tried]
+        return _tried(folder)
     except (OSError, ValueError, TypeError) as error:
         return _failure(folder, "error", f"the rank ended well and left no usable sizes.json ({error})", None)
+
+
+def sizes_so_far(folder: Path) -> list[Tried]:
+    """The sizes that were tried in ``folder`` until now, in order; none where nothing is known."""
+    try:
+        return _tried(folder)
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def _tried(folder: Path) -> list[Tried]:
+    tried = json.loads((folder / "sizes.json").read_text(encoding="utf-8"))
+    return [(int(size), None if peak is None else int(peak)) for size, peak in tried]
 
 
 @dataclass(frozen=True)

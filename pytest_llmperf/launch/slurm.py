@@ -130,7 +130,7 @@ class SlurmLauncher:
         write_request(request)
         ended = None
         try:
-            with lifeline(folder) as line:
+            with lifeline(folder) as line, request.meter.running():
                 ended = process.run(
                     self._command(request, step, line),
                     environment=self._environment(request),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from pytest_llmperf.capacity import LARGEST, Search
 from pytest_llmperf.judge.capacity import judge_capacity
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.launch.prediction import PredictionError, predict
 from pytest_llmperf.plugin.fitting import Fitted, fit, short
+from pytest_llmperf.plugin.patience import Patience, bounds
 from pytest_llmperf.plugin.recording import Recorder
 from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.session import PerfSession
@@ -28,8 +31,8 @@ _SIZES = (16, 32)
 class Capacity:
     """Finds and judges the largest micro-batch of one test's specs."""
 
-    def __init__(self, session: PerfSession, runner: Runner, recorder: Recorder) -> None:
-        self._session, self._runner, self._recorder = session, runner, recorder
+    def __init__(self, session: PerfSession, runner: Runner, recorder: Recorder, say: Callable[[str], None]) -> None:
+        self._session, self._runner, self._recorder, self._say = session, runner, recorder, say
 
     def check(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str]) -> tuple[CaseResult, str]:
         """``result`` with what was found, and why it was not recorded where the run asks for that.
@@ -40,7 +43,11 @@ class Capacity:
         """
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
-        result = _told(result, spec, self._find(spec), inactive)
+        found = self._find(spec)
+        if found.given_up:
+            reason = _given_up(found, self._session.settings.timeout_seconds)
+            return replace(result, verdict="invalid", reason=reason), ""
+        result = _told(result, spec, found, inactive)
         if result.verdict == "invalid":
             return result, ""
         check = judge_capacity(int(result.checks[0].value), baseline)
@@ -59,7 +66,17 @@ class Capacity:
         search = Search(spec.micro_batch_size) if self._session.on_cpu else Search(_guess(spec, limit), limit)
         alone = spec.gpus == 1 and self._session.cluster is None  # several ranks would have to agree on each size
         with self._runner.hold(spec.gpus):
-            return fit(spec, search, self._runner.sizes if alone else None, self._runner.launch)
+            patience = Patience(spec.capacity_id, self._session.settings.timeout_seconds, self._say)
+            try_sizes = partial(self._runner.sizes, patience=patience) if alone else None
+            return fit(spec, search, try_sizes, self._runner.launch, patience)
+
+
+def _given_up(found: Fitted, seconds: float) -> str:
+    return (
+        f"no answer within {seconds:g} s, which --perf-timeout allows the whole search: "
+        f"{bounds(found.size, found.fails)} (allow more time, or let fewer sequences fit, by a larger sequence_length "
+        "or a lower --perf-memory-limit)"
+    )
 
 
 def _told(result: CaseResult, spec: TrainSpec, found: Fitted, inactive: frozenset[str]) -> CaseResult:

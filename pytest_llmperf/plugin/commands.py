@@ -17,7 +17,7 @@ _DECIDING = {
     "--perf-launcher": "auto",
     "--perf-timeout": 1800.0,
     "--perf-launches": 1,
-    "--perf-max-launches": 4,
+    "--perf-max-launches": None,
 }
 
 

@@ -14,6 +14,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import Judgement, judge, judge_pairs
 from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin.runner import Runner
+from pytest_llmperf.plugin.scaling import Scaling
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.sound import SoundLaunches
 from pytest_llmperf.plugin.trial import RATE, contradictions, figures
@@ -83,8 +84,12 @@ class Duel:
         sides = (Side(before.id, before, self._runner.launch), Side(after.id, after, self._runner.launch))
         return self._take_turns(sides, inactive, decide)
 
-    def environments(self, spec: TrainSpec, python: str, inactive: frozenset[str]) -> Judged:
+    def environments(
+        self, spec: TrainSpec, python: str, inactive: frozenset[str], scaling: Scaling | None = None
+    ) -> Judged:
         """``spec`` in this environment against itself under the interpreter ``python``.
+
+        ``scaling`` holds what this environment alone must keep, where the spec has several GPUs.
 
         Raises:
             LaunchFailed: a launch yielded no record.
@@ -92,9 +97,11 @@ class Duel:
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             # Of launches that are in trouble no figure can be computed.
-            extra = () if troubles else figures(spec, tuple(after for _, after in pairs))
+            ours = tuple(after for _, after in pairs)
+            extra = () if troubles else figures(spec, ours)
             rule, experience = self._session.rule, self._session.experience
-            return judge_pairs(pairs, self._policy, troubles, extra, rule, experience)
+            judgement = judge_pairs(pairs, self._policy, troubles, extra, rule, experience)
+            return scaling.joined(judgement, ours) if scaling else judgement
 
         sides = (
             Side(python, spec, partial(self._runner.launch, python=python)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pytest_llmperf.capacity import LARGEST, Search
 from pytest_llmperf.measurement import Launch, LaunchFailed
+from pytest_llmperf.plugin.patience import Patience
 from pytest_llmperf.spec import TrainSpec
 
 # The third step is the first with nothing new: kernels are compiled, the optimizer has its states.
@@ -23,6 +24,10 @@ class Fitted:
     """Of that size."""
     launches: int
     """Fresh ones."""
+    fails: int | None = None
+    """The smallest size seen not to train."""
+    given_up: bool = False
+    """Whether time was over before the answer was known: ``size`` is what was seen to fit by then."""
 
 
 def short(spec: TrainSpec, size: int) -> TrainSpec:
@@ -35,10 +40,12 @@ def fit(
     search: Search,
     try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]] | None,
     launch: Callable[[TrainSpec, int], Launch],
+    patience: Patience,
 ) -> Fitted:
     """Search from where ``search`` begins; ``try_sizes`` tries several in one process, where that can be done.
 
-    What one process tells is a hint: memory that it has used is in other pieces than fresh memory.
+    What one process tells is a hint: memory that it has used is in other pieces than fresh memory. Once a fresh launch
+    contradicts it, fresh launches alone are believed: each of its other sizes would have to be contradicted by itself.
 
     Raises:
         LaunchFailed: a launch ended for another reason than a lack of memory.
@@ -48,6 +55,9 @@ def fit(
             search.note(size, peak)
     fresh: dict[int, Launch | None] = {}
     while (wanted := _wanted(search, fresh)) is not None:
+        patience.told(search)
+        if patience.is_over:
+            return Fitted(search.fits, None, len(fresh), search.fails, given_up=True)
         try:
             fresh[wanted] = launch(short(spec, wanted), len(fresh) + 1)
         except LaunchFailed as error:
@@ -55,8 +65,11 @@ def fit(
                 raise
             fresh[wanted] = None
         trained = fresh[wanted]
+        told_wrong = trained is not None and wanted in search.too_large
         search.note(wanted, None if trained is None else trained.peak_allocated_bytes)
-    return Fitted(search.fits, fresh.get(search.fits), len(fresh))
+        if told_wrong:
+            search.keep(fresh)
+    return Fitted(search.fits, fresh.get(search.fits), len(fresh), search.fails)
 
 
 def _wanted(search: Search, fresh: dict[int, Launch | None]) -> int | None:

@@ -22,6 +22,8 @@ from pytest_llmperf.quantities import argument
 # A Python on a network's file system, at its first start.
 _ASK_SECONDS = 120.0
 
+_MAX_LAUNCHES = 4
+
 _UPDATES = ("new", "all", "prune")
 
 _TOLERANCES = {"throughput": "tokens_per_second_per_gpu", "memory": "peak_reserved_bytes"}
@@ -135,12 +137,14 @@ def _add_run(group: pytest.OptionGroup) -> None:
 
 def _add_launches(group: pytest.OptionGroup) -> None:
     add = group.addoption
-    what = "per launch (default: %(default)s)"
+    what = "per launch, and for a whole search of perf.max_micro_batch (default: %(default)s)"
     add("--perf-timeout", type=_seconds, default=1800.0, metavar="SECONDS", help=what)
     what = "launches of each case at least (default: %(default)s)"
     add("--perf-launches", type=_num_launches, default=1, metavar="N", help=what)
-    what = "launches of a case at most, where fewer do not decide (default: %(default)s)"
-    add("--perf-max-launches", type=_num_launches, default=4, metavar="N", help=what)
+    what = (
+        f"launches of a case at most, where fewer do not decide (default: {_MAX_LAUNCHES}, or --perf-launches if more)"
+    )
+    add("--perf-max-launches", type=_num_launches, metavar="N", help=what)
     what = "give each GPU no more memory than this, e.g. 64GiB, as a smaller card has"
     add("--perf-memory-limit", type=_memory, metavar="SIZE", help=what)
 
@@ -173,7 +177,7 @@ def read_settings(config: pytest.Config) -> Settings:
         timeout_seconds=option.perf_timeout,
         memory_limit_bytes=quantities.size_bytes(option.perf_memory_limit or "") or 0,
         launches=option.perf_launches,
-        max_launches=max(option.perf_launches, option.perf_max_launches),
+        max_launches=_max_launches(option.perf_launches, option.perf_max_launches),
         alarms_a_month=_positive(config, "perf_alarms_per_month", "a number of alarms above 0, e.g. 1"),
         machine=_machine(str(config.getini("perf_machine"))),
         tolerances=_tolerances(config),
@@ -216,6 +220,15 @@ def _tolerances(config: pytest.Config) -> dict[str, float]:
         if str(config.getini(name)).strip():
             found[metric] = _positive(config, name, "a positive fraction, e.g. 0.05 for 5 %")
     return found
+
+
+def _max_launches(least: int, most: int | None) -> int:
+    """``most`` if it was given; else the usual number, or ``least`` where that is more."""
+    if most is not None and least > most:
+        raise pytest.UsageError(
+            f"--perf-launches {least} is more than --perf-max-launches {most}; lower the one or raise the other"
+        )
+    return max(least, _MAX_LAUNCHES) if most is None else most
 
 
 def _python(path: str | None, *, updating: bool) -> str:

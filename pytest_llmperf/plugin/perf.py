@@ -81,7 +81,7 @@ class Perf:
         if concluded is not None:
             self._session.widths.add(Measured(spec, concluded[0], self._recorder.find(spec)))
             return self._conclude(*concluded)
-        return self._check_against(spec) if self._settings.against else self._check(spec, scaled_from)
+        return (self._check_against if self._settings.against else self._check)(spec, scaled_from)
 
     def compare(  # noqa: PLR0913 - two specs and five named bounds
         self,
@@ -147,7 +147,7 @@ class Perf:
         withheld = self._planner.ask(spec, name=result.id, launches=LAUNCHES, limited=True)
         if withheld:
             return replace(result, verdict="planned", reason=withheld)
-        capacity = Capacity(self._session, self._runner, self._recorder)
+        capacity = Capacity(self._session, self._runner, self._recorder, self._show.say)
         try:
             result, refused = capacity.check(spec, result, self._marks.inactive)
         except BaselineError as error:
@@ -236,21 +236,25 @@ class Perf:
     ) -> Scaling | None:
         if spec.gpus == 1:
             return None
-        narrow = self._session.widths.narrow(spec, scaled_from) or stored_narrow(self._recorder, spec, scaled_from)
+        narrow = self._session.widths.narrow(spec, scaled_from)
+        if narrow is None and not self._settings.against:
+            narrow = stored_narrow(self._recorder, spec, scaled_from)
         return Scaling(self._session, baseline=baseline, policy=policy, narrow=narrow, terms=self._marks.efficiency)
 
-    def _check_against(self, spec: TrainSpec) -> CaseResult:
+    def _check_against(self, spec: TrainSpec, scaled_from: TrainSpec | None) -> CaseResult:
         withheld = self._planner.ask(spec, name=spec.id, launches=2 * self._settings.launches)
         if withheld:
             return self._result(spec, "planned", withheld)
-        duel = Duel(self._session, self._runner, self._show.say, policy_of(spec, self._session, self._marks))
+        policy, python = policy_of(spec, self._session, self._marks), self._settings.against
+        duel = Duel(self._session, self._runner, self._show.say, policy)
+        scaling = self._scaling(spec, scaled_from, None, policy)
         try:
-            judged = duel.environments(spec, self._settings.against, self._marks.inactive)
+            judged = duel.environments(spec, python, self._marks.inactive, scaling)
         except LaunchFailed as error:
             raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
-        return self._conclude(
-            judged.told(self._result(spec, "", "")), held_against=f"turns with {self._settings.against}"
-        )
+        result = judged.told(self._result(spec, "", ""))
+        self._session.widths.add(Measured(spec, result, None))
+        return self._conclude(result, held_against=f"turns with {python}")
 
     def _must_run_out(self) -> bool:
         below = self._marks.oom_below_gib

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,9 +15,11 @@ from pytest_llmperf.capacity import Search
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
 from pytest_llmperf.launch.machine import Gpu
+from pytest_llmperf.launch.outcome import sizes_so_far
 from pytest_llmperf.launch.slurm import OutOfTimeError
 from pytest_llmperf.measurement import Failure, Launch, LaunchFailed, Progress
 from pytest_llmperf.plugin.failed import failed
+from pytest_llmperf.plugin.patience import Patience
 from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, Findings, PerfSession
 from pytest_llmperf.plugin.show import LaunchShow, Show
 from pytest_llmperf.spec import TrainSpec
@@ -63,40 +64,40 @@ class Runner:
             live.finished(outcome)
         return outcome
 
-    def sizes(self, spec: TrainSpec, search: Search) -> list[tuple[int, int | None]]:
+    def sizes(self, spec: TrainSpec, search: Search, patience: Patience) -> list[tuple[int, int | None]]:
         """The micro-batch sizes that one process tried, each with its peak allocated bytes or none; on this machine.
 
         Raises:
-            LaunchFailed: it ended for another reason than a lack of memory.
+            LaunchFailed: it ended for another reason than a lack of memory, and not for lack of time either.
         """
         with self._lease(spec.gpus) as gpus, self._show.launch(f"{spec.capacity_id} sizes", 1, 1) as live:
-            outcome = self._run(LocalLauncher().sizes, self._request(spec, gpus, search=search), live)
+            request = self._request(spec, gpus, search=search)
+            outcome = self._run(LocalLauncher().sizes, request, live, _telling(request, patience))
         if not isinstance(outcome, Failure):
             return outcome
-        if outcome.kind != "oom":
+        tried = sizes_so_far(request.folder) if outcome.kind == "timeout" else []
+        if outcome.kind != "oom" and not tried:
             raise LaunchFailed(spec.capacity_id, outcome)
-        return []  # even the process was lost; fresh launches search alone
+        return tried  # nothing, where even the process was lost: fresh launches search alone
 
     def _launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
         if self._launcher is None:
             self._launcher = self._session.launcher(self._show.say) or LocalLauncher()
         return self._launcher.launch(request, watch)
 
-    @contextmanager
-    def _counted(self, spec: TrainSpec) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            if not self._session.on_cpu:
-                self._findings.gpu_seconds += spec.gpus * (time.monotonic() - start)
-
     def _run(
-        self, start: Callable[[LaunchRequest, Callable[[Progress], None]], _T], request: LaunchRequest, live: LaunchShow
+        self,
+        start: Callable[[LaunchRequest, Callable[[Progress], None]], _T],
+        request: LaunchRequest,
+        live: LaunchShow,
+        tell: Callable[[], None] = lambda: None,
     ) -> _T:
+        def watch(progress: Progress) -> None:
+            live.update(progress)
+            tell()
+
         try:
-            with self._counted(request.spec):
-                return start(request, live.update)
+            return start(request, watch)
         except OutOfTimeError as error:
             live.clear()
             self._session.unfinished, self._session.over_budget = str(error), error.over_budget
@@ -107,6 +108,9 @@ class Runner:
             live.clear()
             self._show.say(f"{request.spec.id}: interrupted; its logs are in {request.folder}")
             raise
+        finally:
+            if not self._session.on_cpu:
+                self._findings.gpu_seconds += request.spec.gpus * request.meter.seconds
 
     def _request(
         self, spec: TrainSpec, gpus: tuple[Gpu, ...], *, python: str = sys.executable, search: Search | None = None
@@ -144,6 +148,16 @@ class Runner:
             except OSError as error:
                 raise failed(str(error)) from None
             yield gpus
+
+
+def _telling(request: LaunchRequest, patience: Patience) -> Callable[[], None]:
+    def tell() -> None:
+        so_far = Search()
+        for size, peak in sizes_so_far(request.folder):
+            so_far.note(size, peak)
+        patience.told(so_far)
+
+    return tell
 
 
 def _file_name(name: str) -> str:

@@ -68,5 +68,6 @@ class Scaling:
     def _without_reference(self, judgement: Judgement) -> Judgement:
         if judgement.verdict not in ("pass", "improved"):
             return judgement
-        why = f"{METRIC}: no narrower width was measured in this run or is stored, so its floor was not held"
+        stored = ", and --perf-against reads no baseline" if self._session.settings.against else " or is stored"
+        why = f"{METRIC}: no narrower width was measured in this run{stored}, so its floor was not held"
         return replace(judgement, verdict="inconclusive", reason=why)

@@ -44,4 +44,4 @@ class SoundLaunches:
 
 
 def _longer(spec: TrainSpec) -> TrainSpec:
-    return replace(spec, steps=2 * spec.steps, min_steps=2 * spec.min_steps)
+    return replace(spec, steps=2 * spec.steps, min_steps=2 * min(spec.min_steps, spec.steps))

@@ -31,10 +31,17 @@ class Measured:
         """``result``, of another test with these launches; as recorded, if they were, and why not, if refused."""
         # What one test was allowed to record excuses no other verdict: that test has markers of its own.
         updated = self.result.updated if result.verdict == self.result.verdict else ""
-        alone = len(result.launches) == len(self.result.launches)
-        note = f"its launches are those of {self.nodeid}"
-        shares = self.nodeid if alone else ""
-        return replace(result, updated=updated, notes=(*result.notes, note), shares=shares), self.refused
+        shared, all_of_them = len(self.result.launches), len(result.launches)
+        alone = shared == all_of_them
+        whose = "its launches are those of" if alone else f"{shared} of its {all_of_them} launches made by"
+        result = replace(
+            result,
+            updated=updated,
+            notes=(*result.notes, f"{whose} {self.nodeid}"),
+            shares=self.nodeid if alone else "",
+            shared_launches=shared,
+        )
+        return result, self.refused
 
 
 class Widths:

@@ -20,8 +20,8 @@ def document(machine: Mapping[str, Any], results: Sequence[CaseResult]) -> dict[
     """What ``--perf-json`` writes: plain data that strict JSON can hold; NaN and infinities are null.
 
     ``launches_before`` (the first side's, where two took turns), ``rung``, ``reference``, ``differences``, ``notes``,
-    ``updated`` and ``shares`` (the test whose launches these are too) are there only where a case has them; so is a
-    metric's ``detail``.
+    ``updated``, ``shares`` (the test whose launches these are too) and ``shared_launches`` (how many of them, the first
+    ones, that or another test tells of too) are there only where a case has them; so is a metric's ``detail``.
     """
     values: dict[str, Any] = _plain(
         {"schema": SCHEMA, "machine": machine, "results": [_result(result) for result in results]}
@@ -47,6 +47,7 @@ def _result(result: CaseResult) -> dict[str, Any]:
         "notes": result.notes,
         "updated": result.updated,
         "shares": result.shares,
+        "shared_launches": result.shared_launches,
     }
     return {**values, **{name: extra for name, extra in extras.items() if extra}}
 

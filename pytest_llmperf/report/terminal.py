@@ -123,8 +123,7 @@ def _totals(results: Sequence[CaseResult], glyphs: Glyphs) -> str:
     verdicts = [result.verdict for result in results]
     ordered = [*reversed(VERDICTS), *sorted(set(verdicts) - set(VERDICTS))]
     counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ordered if verdict in verdicts]
-    own = [result for result in results if not result.shares]
-    walls = [launch.wall_seconds for result in own for launch in (*result.launches, *result.launches_before)]
+    walls = [launch.wall_seconds for result in results for launch in result.own_launches]
     spent = formats.seconds(math.fsum(wall for wall in walls if math.isfinite(wall)))
     launches = f"{len(walls)} {'launch' if len(walls) == 1 else 'launches'}"
     return ", ".join(counts) + (f" {glyphs.dot} {spent} in {launches}" if walls else "")

@@ -60,6 +60,19 @@ def test_a_timeout_that_is_none_is_a_usage_error(project: Project, value: str) -
     assert project.run(f"--perf-timeout={value}").ret == pytest.ExitCode.USAGE_ERROR
 
 
+def test_more_launches_at_least_than_at_most_is_a_usage_error(project: Project) -> None:
+    result = project.run("--perf-launches", "3", "--perf-max-launches", "2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --perf-launches 3 is more than --perf-max-launches 2; *"])
+    assert project.launches == []
+
+
+@pytest.mark.parametrize("options", [["--perf-launches=5"], ["--perf-launches=5", "--perf-max-launches=5"]])
+def test_launches_at_least_raise_the_usual_most(project: Project, options: list[str]) -> None:
+    project.run("--update-baselines=new", *options, "-k", "sdpa").assert_outcomes(passed=1, deselected=1)
+    assert len(project.launches) == 5
+
+
 def test_a_json_file_that_cannot_be_written_is_told_before_anything_runs(project: Project) -> None:
     result = project.run("--perf-json", "missing/out.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

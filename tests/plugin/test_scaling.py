@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import pytest
 
 from tests.plugin.conftest import Project
@@ -115,6 +118,24 @@ def test_a_floor_without_anything_to_hold_it_over_is_not_a_pass(project: Project
     project.run("-k", "2", "--perf-strict").assert_outcomes(failed=1, deselected=1)
 
 
+@pytest.mark.parametrize(("floor", "failed"), [(0.5, 0), (0.95, 1)])
+def test_a_floor_holds_in_turns_with_another_environment_too(project: Project, floor: float, failed: int) -> None:
+    project.pytester.makepyfile(test_mine=FLOOR.format(floor=floor))
+    project.fake(by=by_gpus(2, step_seconds=0.2 if failed else 0.11))
+    result = project.run(f"--perf-against={sys.executable}")
+    result.assert_outcomes(passed=2 - failed, failed=failed)
+    if failed:
+        result.stdout.fnmatch_lines(["*gpus2: regressed: scaling_efficiency 0.5, limit 0.95*"])
+
+
+def test_in_turns_a_stored_width_is_none_to_hold_a_floor_over(project: Project) -> None:
+    project.pytester.makepyfile(test_mine=FLOOR.format(floor=0.5))
+    project.record()
+    (result,) = project.results("-k", "2", f"--perf-against={sys.executable}").values()
+    assert result["verdict"] == "inconclusive"
+    assert "no narrower width was measured in this run, and --perf-against reads no baseline" in result["reason"]
+
+
 @pytest.mark.parametrize(
     ("mark", "said"),
     [
@@ -213,8 +234,15 @@ class TestShared:
         project.pytester.makepyfile(test_mine=self.TWO.format(mark="@pytest.mark.perf_tolerance(throughput=0.5)"))
         project.run("--update-baselines=new")
         project.fake(step_seconds=0.25)
-        project.run().assert_outcomes(passed=1, failed=1)
+        result = project.run("--perf-json", "out.json")
+        result.assert_outcomes(passed=1, failed=1)
         assert len(project.launches) == 1 + 1 + 1
+        # The one that both tests have is counted once.
+        result.stdout.fnmatch_lines(
+            ["*: 1 of its 2 launches made by test_mine.py::test_one", "1 pass, 1 regressed * 20 s in 2 launches"]
+        )
+        cases = json.loads((project.path / "out.json").read_text())["results"]
+        assert [case.get("shared_launches", 0) for case in cases] == [0, 1]
 
     def test_a_plan_counts_them_once(self, project: Project) -> None:
         project.pytester.makepyfile(test_mine=self.TWO.format(mark=""))

@@ -168,6 +168,46 @@ class TestPurpose:
         assert (code, err.count("\n")) == (1, 1)
         assert "gpt: no training is stored, expected one of llama-3.2-1b, opt-1.3b" in err
 
+    def test_what_trains_otherwise_is_no_choice(self, llmperf: Run, root: Path) -> None:
+        fused = replace(LLAMA, optimizer="adamw_torch_fused")
+        for spec, rate in ((replace(LLAMA, optimizer="sgd"), 80_000.0), (replace(LLAMA, fp8="tensorwise"), 90_000.0)):
+            keep(root, baseline_at(spec, rate))
+        keep(root, baseline_at(fused, 75_000.0))
+        ask = ("report", "--purpose", "cheapest", "--tokens", "10B")
+        code, out, err = llmperf(*ask)
+        assert (code, err) == (0, "")
+        lines = out.splitlines()[1:5]
+        assert lines[0].startswith("bf16, fp8 tensorwise, adamw_torch, 1024 tokens: llama-3.2-1b-bf16-fp8-tensorwise-")
+        assert lines[1].startswith("bf16, sgd, 1024 tokens: llama-3.2-1b-bf16-sdpa-liger-sgd-")
+        assert lines[2].startswith(f"bf16, adamw_torch, 1024 tokens: {fused.id} (1 GPU): ")
+        assert "another precision, optimizer or length may learn otherwise" in lines[3]
+        rows = rows_of(llmperf(*ask, "--format", "csv")[1])
+        assert sorted(row["training"] for row in rows if row["choice"] == "best") == [
+            "bf16, adamw_torch, 1024 tokens",
+            "bf16, fp8 tensorwise, adamw_torch, 1024 tokens",
+            "bf16, sgd, 1024 tokens",
+        ]
+
+    def test_one_training_can_be_asked_for(self, llmperf: Run, root: Path) -> None:
+        for spec in (replace(LLAMA, optimizer="sgd"), OPT):
+            keep(root, baseline_at(spec, 80_000.0))
+        ask = ("report", "--purpose", "cheapest", "--tokens", "10B")
+        code, out, err = llmperf(*ask, "--like", replace(LLAMA, gpus=4).id)
+        assert (code, err) == (0, "")
+        assert out.splitlines()[1].startswith(f"{LLAMA.id} (1 GPU): ")
+        assert "sgd" not in out
+        assert "opt-1.3b" not in out
+        code, out, err = llmperf(*ask, "--like", "nothing-of-the-kind")
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert llmperf(*ask, "--like", LLAMA.id, "--points", POINTS)[0] == 1
+
+    def test_a_purpose_is_served_if_one_training_does(self, llmperf: Run, root: Path) -> None:
+        slow = replace(LLAMA, model_precision="fp32", mixed_precision="no")
+        keep(root, baseline_at(slow, 5_000.0))
+        code, out, err = llmperf("report", "--purpose", "deadline", "--tokens", "10B", "--deadline", "2d")
+        assert (code, err) == (0, "")
+        assert f"fp32, adamw_torch, 1024 tokens: impossible: the fastest, {slow.id} (1 GPU), takes 555.6 h" in out
+
     def test_two_machines_have_two_prices(self, llmperf: Run, root: Path) -> None:
         keep(root, baseline_at(LLAMA, 1000.0, machine="n"))
         code, _, err = llmperf("report", "--purpose", "fastest", "--tokens", "9")

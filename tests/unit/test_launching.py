@@ -317,6 +317,13 @@ class TestOutcomes:
         assert failure.kind == "never-started"
         assert "python" in failure.message
 
+    def test_what_failed_is_metered_too(self, tmp_path: Path) -> None:
+        request = LaunchRequest(spec=SPEC, folder=tmp_path / "run", gpus=(), timeout_seconds=20.0)
+        code = "import time; time.sleep(0.3); raise SystemExit(1)"
+        result = LocalLauncher(lambda _: [sys.executable, "-c", code]).launch(request, lambda _: None)
+        assert isinstance(result, Failure)
+        assert request.meter.seconds > 0.3
+
     def test_a_full_disk_never_started(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: Any, **__: Any) -> None:
             raise OSError(28, "No space left on device")

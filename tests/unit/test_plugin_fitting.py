@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.capacity import Search
 from pytest_llmperf.measurement import Failure, Launch, LaunchFailed
 from pytest_llmperf.plugin.fitting import Fitted, fit, short
+from pytest_llmperf.plugin.patience import Patience
 from pytest_llmperf.spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
@@ -43,7 +45,8 @@ class Card:
 
 
 def fitted(card: Card, guess: int, *, hints: bool = True) -> Fitted:
-    return fit(SPEC, Search(guess=guess), card.try_sizes if hints else None, card.launch)
+    patience = Patience("case", math.inf, lambda _: None)
+    return fit(SPEC, Search(guess=guess), card.try_sizes if hints else None, card.launch, patience)
 
 
 def test_a_hint_that_is_right_costs_two_launches() -> None:
@@ -60,6 +63,21 @@ def test_fresh_launches_have_the_last_word(used: int) -> None:
     found = fitted(card, 36)
     assert found.size == 37
     assert {37, 38} <= set(card.fresh)
+
+
+@pytest.mark.parametrize("most", [1025, 1100, 1500, 2000])
+def test_a_hint_far_off_costs_few_launches(most: int) -> None:
+    card = Card(most, used=1024)
+    assert fitted(card, 1).size == most
+    assert len(card.fresh) <= 2 * math.log2(most - 1024) + 3
+
+
+def test_when_time_is_over_it_gives_up_with_what_it_knows() -> None:
+    card, said = Card(5000, used=1024), list[str]()
+    patience = Patience("case", 100.0, said.append, clock=lambda: 40.0 * len(card.fresh))
+    found = fit(SPEC, Search(1), card.try_sizes, card.launch, patience)
+    assert (found.given_up, found.size, found.launch, len(card.fresh)) == (True, 1028, None, 3)
+    assert said == ["case: 1026 sequences fit, more were not tried yet; 80 s so far, at most 100 s (--perf-timeout)"]
 
 
 @given(st.integers(1, 200), st.integers(0, 200), st.integers(1, 200), st.booleans())

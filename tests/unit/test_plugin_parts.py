@@ -22,9 +22,10 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential import Rule
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
-from pytest_llmperf.measurement import Launch, Progress
+from pytest_llmperf.measurement import Failure, Launch, Progress
 from pytest_llmperf.plugin import runner as runner_module
 from pytest_llmperf.plugin.old_runs import prune
+from pytest_llmperf.plugin.patience import Patience
 from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.show import Show
@@ -46,6 +47,9 @@ def errors_of(pytester: pytest.Pytester, body: str) -> list[str]:
     start = next(i for i, line in enumerate(lines) if "ERROR at setup" in line)
     end = next(i for i in range(start + 1, len(lines)) if lines[i].startswith("==="))
     return [line for line in lines[start + 1 : end] if line.strip()]
+
+
+PATIENCE = Patience("case", math.inf, lambda _: None)
 
 
 class TestMarks:
@@ -241,8 +245,23 @@ class TestRunner:
         monkeypatch.setattr(runner_module, "LocalLauncher", Interrupted)
         show = Saying()
         with pytest.raises(KeyboardInterrupt):
-            self.runner(tmp_path, show, lambda request: launch_of(request.spec)).sizes(SPEC, Search(1))
+            self.runner(tmp_path, show, lambda request: launch_of(request.spec)).sizes(SPEC, Search(1), PATIENCE)
         assert show.said == [f"{SPEC.id}: interrupted; its logs are in {tmp_path / SPEC.id}-1"]
+
+    @pytest.mark.parametrize(("kind", "tried"), [("timeout", [(1, 100), (2, None)]), ("oom", [])])
+    def test_sizes_that_took_too_long_tell_what_was_tried(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, tried: list[tuple[int, int | None]]
+    ) -> None:
+        class Late:
+            def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Failure:
+                request.folder.mkdir()
+                (request.folder / "sizes.json").write_text("[[1, 100], [2, null]]")
+                watch(Progress(phase="training"))
+                return Failure(kind=kind, message="no end", tail=(), folder=str(request.folder))
+
+        monkeypatch.setattr(runner_module, "LocalLauncher", Late)
+        runner = self.runner(tmp_path, Saying(), lambda request: launch_of(request.spec))
+        assert runner.sizes(SPEC, Search(1), PATIENCE) == tried
 
     def test_leases_that_cannot_be_kept_fail_in_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").touch()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.launch import aftermath
+from pytest_llmperf.launch import slurm as slurm_module
 from pytest_llmperf.launch.allocation import Allocation, AllocationError, Placement, expand_nodes, job_key, place
 from pytest_llmperf.launch.cluster import find_cluster, passed_on
 from pytest_llmperf.launch.local import LaunchRequest
@@ -238,6 +242,24 @@ class TestLaunch:
         assert record.evidence["slurm_nodes"] == "n1 n2"
         assert record.evidence["slurm_switches"] == "leaf1 leaf2"
         assert record.wall_seconds > 0
+
+    def test_the_wait_for_nodes_is_not_metered(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slurm.allocate({"n1": {}, "n2": {}})
+        slurm.yields(SPEC)
+
+        @contextmanager
+        def slow(num_nodes: int, _job: str, nodes: Sequence[str], _say: object) -> Iterator[list[str]]:
+            time.sleep(1.0)
+            yield list(nodes[:num_nodes])
+
+        monkeypatch.setattr(slurm_module, "lease_nodes", slow)
+        asked = request(tmp_path)
+        start = time.monotonic()
+        result = launcher(slurm, said).launch(asked, lambda _: None)
+        assert isinstance(result, Launch)
+        assert result.wall_seconds <= asked.meter.seconds < time.monotonic() - start - 1.0
 
     def test_a_record_that_appears_late_is_waited_for(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
         slurm.allocate({"n1": {}, "n2": {}})

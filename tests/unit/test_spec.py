@@ -83,6 +83,7 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0"),
         ({"warmup_steps": 60}, "leaves no step to measure of steps=60"),
         ({"warmup_steps": 0}, "the first step is never steady"),
+        ({"steps": 20, "min_steps": 21}, "min_steps=21 is more than steps=20; lower it too, or raise steps"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 2**32}, "below 2**32"),
         ({"weights": ""}, "weights='' names no folder"),
@@ -104,6 +105,11 @@ def test_what_cannot_work_is_refused_in_one_line(values: dict[str, Any], said: s
         replace(SPEC, **values)
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_few_steps_need_no_word_about_the_least() -> None:
+    assert replace(SPEC, steps=10).steps == 10
+    assert TrainSpec(model="llama-tiny", steps=5).steps == 5
 
 
 def test_an_unknown_field_names_the_nearest() -> None:
