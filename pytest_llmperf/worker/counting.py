@@ -113,4 +113,7 @@ class Counter(TorchDispatchMode):
 
 def on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor``, or this rank's shard of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():  # the shard itself, and not a view that autograd knows
+        return tensor.to_local()

@@ -45,7 +45,10 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
     if spec.optimizer not in _OPTIMIZERS:
         raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
     if spec.fp8 != "no":
-        raise ValueError(f"fp8 {spec.fp8} is not modelled; known: no")
+        raise ValueError(
+            f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
+            "they are used, 8-bit ones; known: no"
+        )
     hf_config = _hf_config(config)
     # Every fused attention keeps the same tensors; this one can be run anywhere.
     attention = "eager" if spec.attention == "eager" else "sdpa"
@@ -116,7 +119,7 @@ def _train(spec: TrainSpec, model: Any, counter: Counter) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
         counter.count(tensor)
     # An optimizer works element by element: on shards it does the same, and need not ask how they are laid out.
-    updated = [(parameter, torch.nn.Parameter(on_this_rank(parameter.detach()))) for parameter in model.parameters()]
+    updated = [(parameter, torch.nn.Parameter(on_this_rank(parameter).detach())) for parameter in model.parameters()]
     optimizer = _OPTIMIZERS[spec.optimizer]([own for _, own in updated])
     # The step that makes the states takes less memory than any later one: gradients are all that it needs here.
     counter.part = "gradients"
