@@ -11,7 +11,8 @@ from pytest_llmperf.spec import TrainSpec
 
 #: In the order in which they are told.
 PARTS: Mapping[str, str] = {
-    "weights": "the model",
+    "weights": "the model, or this rank's shards of it",
+    "gathered": "weights of all ranks, of the layers that FSDP has at hand",
     "gradients": "of the weights, as far as they exist at the peak",
     "optimizer": "its states",
     "activations": "kept for the backward pass, and what it works in",
@@ -44,13 +45,17 @@ _FUSED = "is counted as any fused attention: its inputs, its output and a number
 
 def caveats(spec: TrainSpec) -> list[str]:
     """What is not modelled of ``spec``, or not proven, a line each."""
+    sharded = spec.parallelism != "ddp"
     found = {
         "torch_compile is not modelled: this is without it, and compiled kernels usually keep less": spec.torch_compile,
         f"flash_attention_2 {_FUSED}": spec.attention == "flash_attention_2",
         f"flex_attention {_FUSED}, without its mask of blocks": spec.attention == "flex_attention",
         "fp16 is counted as bf16, without the scaler of its loss": "fp16"
         in (spec.model_precision, spec.mixed_precision),
-        "of several GPUs only DDP's buckets are counted: NCCL takes more, outside the allocator": spec.gpus > 1,
+        "of several GPUs only DDP's buckets are counted: NCCL takes more, outside the allocator": spec.gpus > 1
+        and not sharded,
+        "of several GPUs only FSDP's buffers are counted: NCCL takes more, outside the allocator": sharded,
+        "fsdp_hybrid is counted on one node, where half of the GPUs hold the shards": spec.parallelism == "fsdp_hybrid",
         f"{spec.architecture.model_type} is not among the families that are held against measurements: "
         f"{', '.join(sorted(_PROVEN))}": spec.architecture.model_type not in _PROVEN,
     }

@@ -22,6 +22,9 @@ from pytest_llmperf.spec import TrainSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+# FSDP lets go of a layer's weights when its forward pass is done, and gathers them again in the backward pass.
+RESHARD_AFTER_FORWARD = True
+
 
 def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
     """The model on ``device`` in the spec's precision: random weights, or those of ``spec.weights``."""
@@ -139,12 +142,23 @@ def liger_kernels(spec: TrainSpec) -> dict[str, bool] | None:
 def _sharding(spec: TrainSpec) -> dict[str, Any]:
     if spec.parallelism == "ddp":
         return {}
-    arguments: dict[str, Any] = {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
+    config = {"version": 2, "reshard_after_forward": RESHARD_AFTER_FORWARD}
+    arguments: dict[str, Any] = {"fsdp": True, "fsdp_config": config}
     if spec.parallelism == "fsdp_hybrid":
-        on_this_node = int(os.environ["LOCAL_WORLD_SIZE"])
-        shards = on_this_node if on_this_node < spec.gpus else spec.gpus // 2
-        arguments["parallelism_config"] = ParallelismConfig(dp_replicate_size=spec.gpus // shards, dp_shard_size=shards)
+        replicas, shards = replicas_and_shards(spec, int(os.environ["LOCAL_WORLD_SIZE"]))
+        arguments["parallelism_config"] = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
     return arguments
+
+
+def replicas_and_shards(spec: TrainSpec, on_this_node: int) -> tuple[int, int]:
+    """Over how many ranks FSDP shards, and how often it repeats that, with ``on_this_node`` of the ranks on each node.
+
+    Gathering stays within a node where there are several.
+    """
+    shards = spec.gpus
+    if spec.parallelism == "fsdp_hybrid":
+        shards = on_this_node if on_this_node < spec.gpus else spec.gpus // 2
+    return spec.gpus // shards, shards
 
 
 def _checkpointing(spec: TrainSpec) -> dict[str, Any]:
@@ -157,11 +171,11 @@ def _checkpointing(spec: TrainSpec) -> dict[str, Any]:
     if spec.checkpointing_policy == "selective":
         if spec.attention == "flash_attention_2":
             importlib.import_module("flash_attn.flash_attn_interface")  # or its operator is not there yet to be named
-        kwargs["context_fn"] = partial(create_selective_checkpoint_contexts, list(_kept_operators()))
+        kwargs["context_fn"] = partial(create_selective_checkpoint_contexts, list(kept_operators()))
     return {name: True, f"{name}_kwargs": kwargs}
 
 
-def _kept_operators() -> Iterator[Any]:
+def kept_operators() -> Iterator[Any]:
     """What is dear to compute again for the memory it takes: matrix products and fused attention."""
     names = (
         "mm addmm bmm baddbmm _scaled_mm _scaled_dot_product_flash_attention "

@@ -98,6 +98,10 @@ def test_what_names_no_spec_is_one_line(words: list[str], said: str) -> None:
         ({"attention": "flash_attention_2"}, ["flash_attention_2 is counted as any fused attention"]),
         ({"attention": "flex_attention", "gpus": 2}, ["flex_attention is counted", "of several GPUs only DDP's"]),
         ({"model_precision": "fp16", "mixed_precision": "no"}, ["fp16 is counted as bf16"]),
+        (
+            {"gpus": 4, "parallelism": "fsdp_hybrid", "mixed_precision": "no"},
+            ["of several GPUs only FSDP's buffers", "fsdp_hybrid is counted on one node"],
+        ),
     ],
     ids=str,
 )

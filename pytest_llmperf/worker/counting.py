@@ -1,0 +1,119 @@
+"""Bytes of living storages, by part: counted from birth to death, and remembered at their highest sum."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# The allocator's granule.
+_BLOCK = 512
+
+# Of these operators of FSDP's, the argument that holds gathered weights: as they come, and as they are used.
+_GATHERED = {"fsdp::all_gather_copy_in": (1, "all_gather_output"), "fsdp::split_with_sizes_copy": (3, "out")}
+
+
+@dataclass
+class _Living:
+    """A storage that lives: its bytes, whole blocks of them, and the part that they are of."""
+
+    storage: weakref.ref[Any]
+    part: str
+    num_bytes: int = 0
+
+
+class Counter(TorchDispatchMode):
+    """Counts the storages that operators make, by part, and keeps the parts at the peak in ``at_peak``."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        super().__init__()
+        self.part = "weights"
+        self.at_peak: dict[str, int] = {}
+        self.vocabulary_size = vocabulary_size
+        self._now: dict[str, int] = {}
+        self._living: dict[int, _Living] = {}
+        self._peak = 0
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Count the storage of ``tensor`` unless it is counted; of a tensor in shards, this rank's."""
+        storage = on_this_rank(tensor).untyped_storage()
+        key = id(storage)
+        if key in self._living:
+            return
+
+        def gone(_: object) -> None:
+            if key in self._living:
+                self._set(key, 0)
+                del self._living[key]
+
+        self._living[key] = _Living(weakref.ref(storage, gone), self._part_of(tensor))
+        self._set(key, storage.nbytes())
+
+    @contextmanager
+    def resizing(self) -> Iterator[None]:
+        """See storages change their size: FSDP lets go of weights so, and no operator is called."""
+        real = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+            answer = real(storage, num_bytes)
+            if id(storage) in self._living:
+                self._set(id(storage), num_bytes)
+            return answer
+
+        torch.UntypedStorage.resize_ = resize
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = real
+
+    def _set(self, key: int, num_bytes: int) -> None:
+        living = self._living[key]
+        blocks = -(-num_bytes // _BLOCK) * _BLOCK
+        self._now[living.part] = self._now.get(living.part, 0) + blocks - living.num_bytes
+        living.num_bytes = blocks
+        if sum(self._now.values()) > self._peak:
+            self._peak, self.at_peak = sum(self._now.values()), dict(self._now)
+
+    def _part_of(self, tensor: torch.Tensor) -> str:
+        if self.part != "weights" and tensor.dim() > 1 and tensor.shape[-1] == self.vocabulary_size:
+            return "logits"
+        # What a backward pass makes in the shape of activations are gradients of activations.
+        return "activations" if self.part == "gradients" and tensor.dim() > 2 else self.part  # noqa: PLR2004
+
+    def _as_gathered(self, tensors: Any) -> None:
+        for tensor in tree_leaves(tensors):
+            key = id(tensor.untyped_storage())
+            living = self._living.get(key)
+            if living is not None and living.part != "gathered":
+                num_bytes = living.num_bytes
+                self._set(key, 0)
+                living.part = "gathered"
+                self._set(key, num_bytes)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes back as what it does to this rank's shard
+        kwargs = kwargs or {}
+        made = function(*args, **kwargs)
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self.count(tensor)
+        if function.name() in _GATHERED:
+            position, name = _GATHERED[function.name()]
+            self._as_gathered(kwargs[name] if name in kwargs else args[position])
+        return made
+
+
+def on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, or this rank's shard of it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():  # the shard itself, and not a view that autograd knows
+        return tensor.to_local()

@@ -1,0 +1,135 @@
+"""What CUDA does otherwise than a CPU, put in its place: so that a step on fake tensors keeps what a GPU's would."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+from transformers import masking_utils
+
+# Functions that CUDA's autocast runs in fp32, and the CPU's does not.
+_FP32 = frozenset({functional.layer_norm, functional.softmax, torch.softmax, functional.cross_entropy})
+
+
+class CudaFunctions(TorchFunctionMode):
+    """Functions that keep other tensors on CUDA than on a CPU, under ``autocast``.
+
+    ``fused``: whether attention is one kernel that keeps no matrix of scores.
+    """
+
+    def __init__(self, autocast: torch.dtype | None, vocabulary_size: int, *, fused: bool = True) -> None:
+        super().__init__()
+        self._autocast, self._vocabulary_size, self._fused = autocast, vocabulary_size, fused
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is functional.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if function is torch.Tensor.item:
+            return args[0].numel()  # Liger counts the labels that are not ignored
+        if function is torch.mm and "out" not in kwargs and args[0].shape[0] == self._vocabulary_size:
+            return args[0].new_zeros(())  # on CUDA Liger adds this product to the weights' gradient in place
+        if function is functional.dropout:
+            return self._dropout(*args, **kwargs)
+        if self._autocast is not None and function in _FP32:
+            args, kwargs = (tree_map_only(torch.Tensor, _to_fp32, each) for each in (args, kwargs))
+            with torch.autocast("cpu", enabled=False):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _attention(self, *tensors: torch.Tensor, dropout_p: float = 0.0, **kwargs: Any) -> torch.Tensor:
+        """Attention by one kernel, or by PyTorch's plain functions, which are the same on every device."""
+        query, key, value = (self._cast(tensor) for tensor in tensors[:3])
+        with torch.autocast("cpu", enabled=False):
+            if self._fused:
+                return _fused_attention(query, key, value)
+            return torch.ops.aten._scaled_dot_product_attention_math(  # noqa: SLF001 - the kernel has no other name
+                query, key, value, dropout_p=dropout_p, **kwargs
+            )[0]
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self._autocast is None else tensor.to(self._autocast)
+
+    @staticmethod
+    def _dropout(tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        del inplace
+        return _Dropout.apply(tensor) if training and p > 0 else tensor
+
+
+def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Keeps inputs, output and one fp32 number a row (Dao et al. 2022), and no matrix of scores.
+
+    The CPU's kernel keeps just these, and takes fake tensors of any shape. It is a real operator, so that selective
+    recomputation finds it among those that it keeps.
+    """
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]  # noqa: SLF001
+
+
+class _Dropout(torch.autograd.Function):
+    """Keeps a mask of one byte an element."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(torch.empty_like(tensor, dtype=torch.bool))
+        return torch.empty_like(tensor)
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(gradients[0])
+
+
+@contextmanager
+def as_on_cuda(*, liger: bool) -> Iterator[None]:
+    """Let transformers take fake tensors as it does real ones, and Liger's kernels be launched by nobody."""
+    # transformers takes fake tensors for tracing, and would build a mask that training does not.
+    answers = {"is_tracing": False, "find_packed_sequence_indices": None}
+    real = {name: getattr(masking_utils, name) for name in answers if hasattr(masking_utils, name)}
+    for name in real:
+        setattr(masking_utils, name, lambda *_, answer=answers[name], **__: answer)
+    try:
+        with _quiet_kernels() if liger else nullcontext():
+            yield
+    finally:
+        for name, function in real.items():
+            setattr(masking_utils, name, function)
+
+
+class _NoKernel:
+    """Stands where a Triton kernel does: it is launched, and does nothing."""
+
+    def __getitem__(self, _grid: object) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+@contextmanager
+def _quiet_kernels() -> Iterator[None]:
+    """Liger's functions with their own allocations, and none of their kernels."""
+    from liger_kernel import ops  # noqa: PLC0415 - only where Liger is asked for
+    from triton.runtime import KernelInterface  # noqa: PLC0415 - comes with Liger
+
+    replaced = []
+    names = [f"{ops.__name__}.{info.name}" for info in pkgutil.iter_modules(ops.__path__)]
+    for module in map(importlib.import_module, names):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, KernelInterface):
+                replaced.append((module, name, value))
+                setattr(module, name, _NoKernel())
+    # It also asks whether the loss's gradient is 1, in a backward pass, where no mode listens.
+    replaced.append((torch, "equal", torch.equal))
+    torch.equal = lambda *_: True
+    try:
+        yield
+    finally:
+        for module, name, value in replaced:
+            setattr(module, name, value)
