@@ -208,24 +208,21 @@ class _Court:
         if check.tolerance is None:
             return check
         worse, better = reference * (1 + check.tolerance), reference / (1 + check.tolerance)
-        if check.value > worse and metric.borne_out_by and not self._also_worse(metric.borne_out_by, check.tolerance):
-            return self._not_borne_out(metric, replace(check, limit=worse))
-        verdict = "regressed" if check.value > worse else "improved" if check.value < better else "pass"
-        return replace(check, limit=worse, verdict=verdict)
+        if check.value > worse:
+            return self._beyond(metric, replace(check, limit=worse))
+        return replace(check, limit=worse, verdict="improved" if check.value < better else "pass")
 
-    def _also_worse(self, name: str, tolerance: float) -> bool:
-        value, reference = (METRICS[name].of(runs) for runs in (self._launches, self._reference["exact"]))
-        return value > reference * (1 + tolerance)
-
-    def _not_borne_out(self, metric: Metric, check: Check) -> Check:
-        """A loss beyond the limit in one launch at least: every launch has to show it, and there have to be two."""
-        detail = ", ".join(filter(None, [check.detail, f"{metric.borne_out_by} is not beyond it"]))
-        if len(self._launches) < _CONFIRMED_BY:
-            self.undecided |= self._rule.budget >= _CONFIRMED_BY
-            return replace(check, verdict="inconclusive", detail=f"{detail}, of one launch alone")
-        beyond = [metric.of([launch]) > (check.limit or 0.0) for launch in self._launches]
-        detail = f"{detail}, in {sum(beyond)} of {len(beyond)} launches"
-        return replace(check, verdict="regressed" if all(beyond) else "pass", detail=detail)
+    def _beyond(self, metric: Metric, check: Check) -> Check:
+        """A launch at least is beyond the limit: lost where all are, and two of them at least if there may be two."""
+        values = [metric.of([launch]) for launch in self._launches]
+        beyond = sum(value > (check.limit or 0.0) for value in values)
+        if beyond < len(values):
+            detail = f"beyond its limit in {beyond} of {len(values)} launches"
+            return replace(check, verdict="pass", detail=", ".join(filter(None, [check.detail, detail])))
+        if len(values) < min(_CONFIRMED_BY, self._rule.budget):
+            self.undecided = True
+            return replace(check, verdict="inconclusive")
+        return replace(check, verdict="regressed")
 
     def _beside(self, metric: Metric, check: Check) -> tuple[Check, float]:
         reference = median(metric.of([launch]) for launch in self._reference[metric.rule])

@@ -263,7 +263,7 @@ class TestAccepting:
         lighter = accepted(grown, launch(reserved_bytes=2**29))
         assert len(lighter.launches) == len(grown.launches) + 1
         assert judge([launch(reserved_bytes=2**29)], lighter, Policy.for_gpu()).verdict == "pass"
-        assert judge([launch()], lighter, Policy.for_gpu()).verdict == "regressed"  # against what was accepted last
+        assert judge([launch()] * 2, lighter, Policy.for_gpu()).verdict == "regressed"  # against what was accepted last
 
     def test_one_launch_replaces_nothing_even_where_one_is_all_there_is(self) -> None:
         alone = judge([launch(0.05)], BASELINE, Policy.for_gpu(), rule=Rule(budget=1))

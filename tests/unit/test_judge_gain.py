@@ -91,7 +91,7 @@ class TestPairs:
         assert judge_pairs([pair(0.1, 0.1 * slower)] * 4, POLICY).verdict == said
 
     def test_memory_and_trouble_count_here_too(self) -> None:
-        assert judge_pairs([pair(0.1, 0.1, reserved=2**31)], POLICY).verdict == "regressed"
+        assert judge_pairs([pair(0.1, 0.1, reserved=2**31)] * 2, POLICY).verdict == "regressed"
         assert judge_pairs([pair(0.1, 0.1)], POLICY, ["asked for liger, nothing was patched"]).verdict == "invalid"
         assert judge_pairs([pair(0.1, math.nan)], POLICY).verdict == "invalid"
 
