@@ -32,8 +32,9 @@ class CudaFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is functional.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
-        if function is torch.Tensor.item:
-            return args[0].numel()  # Liger counts the labels that are not ignored
+        answer = _answer(function, args)
+        if answer is not None:
+            return answer
         if function is torch.mm and "out" not in kwargs and args[0].shape[0] == self._vocabulary_size:
             return args[0].new_zeros(())  # on CUDA Liger adds this product to the weights' gradient in place
         if function is functional.dropout:
@@ -61,6 +62,17 @@ class CudaFunctions(TorchFunctionMode):
     def _dropout(tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         del inplace
         return _Dropout.apply(tensor) if training and p > 0 else tensor
+
+
+def _answer(function: Any, args: Any) -> float | None:
+    """What a model asks of a tensor's content, which a fake one does not have; ``None`` where it asks nothing."""
+    if function is torch.Tensor.item:
+        return int(args[0].numel())  # Liger counts the labels that are not ignored
+    if function is torch.Tensor.__bool__:
+        return True  # whether a mask lets all through: nothing is padded
+    if function is torch.rand and args and args[0] in ([], ()):
+        return 1.0  # drawn by layerdrop, which leaves out a layer where it is small: none is
+    return None
 
 
 def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
