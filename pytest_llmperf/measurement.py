@@ -42,8 +42,8 @@ class RankRecord:
     canary: Mapping[str, float] = field(default_factory=dict)
     """What this rank's hardware gave to work that never changes; empty of one rank alone, and in old records."""
     waiting_seconds: tuple[float, ...] = ()
-    """Of every step, how long this rank had computed all its gradients and waited for their exchange to end; empty of
-    one rank alone, where ranks share weights in other ways, and in old records."""
+    """Of every step, how long this rank waited for the others: where they add up their tokens, and from its own last
+    gradient to the end of the exchange. Empty of one rank alone, where ranks share weights, and in old records."""
 
     @property
     def working_seconds(self) -> tuple[float, ...]:

@@ -116,9 +116,17 @@ def of_baselines(
     for name in models if model is None else [model]:
         options = _options([one for one in series if plain(one.spec.model) == name], series)
         if like is not None:
-            options = [option for option in options if option.training == training_of(like)]
+            options = _alike(options, like)
         subject = f"{name} on {machines[0]}"
         found.append(Answer(subject, options, aim, choose_each(options, aim), currency))
+    return found
+
+
+def _alike(options: Sequence[Option], like: TrainSpec) -> list[Option]:
+    found = [option for option in options if option.training == training_of(like)]
+    if not found:
+        stored = "; ".join(sorted({option.training for option in options}))
+        raise CaseError(f"--like {like.id}: nothing that is stored trains like it ({training_of(like)}), but: {stored}")
     return found
 
 

@@ -48,7 +48,11 @@ class Straggler:
 
 def by_work(launch: Launch) -> Straggler | None:
     """By the median of what each rank works in the steady steps; ``None`` of one rank."""
-    steady = {rank.rank: rank.working_seconds[launch.steady.start :] for rank in launch.ranks}
+    # A rank that does not tell its waits would seem to work while it waits.
+    told = _all_tell(launch)
+    steady = {
+        rank.rank: (rank.working_seconds if told else rank.step_seconds)[launch.steady.start :] for rank in launch.ranks
+    }
     errors = {number: _error_of_median(steps) for number, steps in steady.items()}
     return _slowest(launch, {number: median(steps) for number, steps in steady.items()}, errors, "work")
 
@@ -73,14 +77,18 @@ def held_up(launches: Sequence[Launch]) -> tuple[str, ...]:
 
 
 def communication_share(launch: Launch) -> float | None:
-    """What of the median steady step is left of the exchange of gradients when all of them are computed, a fraction.
+    """What of the median steady step ranks wait for one another with nothing left to compute, a fraction.
 
     Of the rank that waits least in a step: the others wait for that one as well. ``None`` where ranks do not tell.
     """
-    if not all(rank.waiting_seconds for rank in launch.ranks):
+    if not _all_tell(launch):
         return None
     least = [min(waits) for waits in zip(*(rank.waiting_seconds for rank in launch.ranks), strict=True)]
     return float(median(least[launch.steady.start :])) / launch.median_step_seconds
+
+
+def _all_tell(launch: Launch) -> bool:
+    return all(rank.waiting_seconds for rank in launch.ranks)
 
 
 def _slowest(launch: Launch, seconds: Mapping[int, float], errors: Mapping[int, float], by: str) -> Straggler | None:

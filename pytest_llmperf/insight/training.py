@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pytest_llmperf.spec import TrainSpec
 
 
@@ -23,6 +25,16 @@ def training_of(spec: TrainSpec) -> str:
     return ", ".join(filter(None, words))
 
 
+# Other names of the same arithmetic: bitsandbytes says how wide its states are, and 32 bits are what others have.
+_SAME: Mapping[str, str] = {
+    "adamw_32bit": "adamw_torch",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "rmsprop_bnb": "rmsprop",
+    "rmsprop_bnb_32bit": "rmsprop",
+}
+
+
 def _mathematics(optimizer: str) -> str:
     """transformers' name without where its states are and in how many kernels it steps."""
-    return optimizer.removeprefix("paged_").removesuffix("_fused")
+    plain = optimizer.removeprefix("paged_").removesuffix("_fused")
+    return _SAME.get(plain, plain)

@@ -22,7 +22,7 @@ def host_shift(results: Sequence[CaseResult]) -> str:
     changes = [
         check.change
         for result in results
-        if not result.shares and (check := result.check(_RATE)) is not None and check.change is not None
+        if not result.shared_launches and (check := result.check(_RATE)) is not None and check.change is not None
     ]
     if len(changes) < _FEWEST:
         return ""

@@ -25,7 +25,7 @@ class Metric:
     higher_is_better: bool = False
     rule: str = "exact"
     """``speed``: by statistics (``sequential.py``). ``confirmed``: the best of the launches, and never one alone.
-    ``exact``: as measured, a loss where all launches show it, and not one alone where another may be made. Both are
+    ``exact``: a loss where all launches show it, two where they repeat themselves and else as many as may be. Both are
     held against the middle one of the baseline's launches, of those accepted last where it is exact: an odd one that
     was stored must not move the limit."""
     slack: float = 0.0
@@ -49,10 +49,10 @@ METRICS: Mapping[str, Metric] = {
     # A median hides what only some steps lose. A hiccup in one launch is nobody's fault; one in every launch is. The
     # steadiest H200 launch lost nothing, the least steady of 300 half of this.
     "stall_share": Metric("1", lambda runs: min(launch.steady.stalls for launch in runs), rule="confirmed", slack=0.01),
-    # The highest is shown. It is no loss yet: of the same code one launch in three kept 1.3 % more after its compiler
-    # had tried kernels, and one in two 3.7 %, where a rank still held the buckets of DDP's first step.
-    "peak_reserved_bytes": Metric("bytes", lambda runs: float(max(launch.peak_reserved_bytes for launch in runs))),
-    "peak_allocated_bytes": Metric("bytes", lambda runs: float(max(launch.peak_allocated_bytes for launch in runs))),
+    # The leanest launch says what the code takes: one in three kept 1.3 % more after its compiler had tried kernels,
+    # one in two 3.7 %, where a rank still held the buckets of DDP's first step.
+    "peak_reserved_bytes": Metric("bytes", lambda runs: float(min(launch.peak_reserved_bytes for launch in runs))),
+    "peak_allocated_bytes": Metric("bytes", lambda runs: float(min(launch.peak_allocated_bytes for launch in runs))),
     "final_loss": Metric("1", lambda runs: runs[-1].losses[-1]),
 }
 

@@ -100,6 +100,8 @@ def unusable(launch: Launch) -> Iterator[str]:
                 bounds = f"{SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g} s"
                 yield f"a step time of {second:g} s is none{where}, expected {bounds}"
                 break  # one line for each rank says it
+        if not all(0 <= wait <= LONGEST_SECONDS for wait in rank.waiting_seconds):
+            yield f"what was waited in a step is no time{where}"
         if not 0 < rank.tokens_per_step < math.inf:
             yield f"no tokens were counted{where}"
         if not all(0 <= peak < math.inf for peak in (rank.peak_reserved_bytes, rank.peak_allocated_bytes)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median_low
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
@@ -91,7 +91,7 @@ def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
     reason = ", ".join(_sentence(check) for check in gating if check.verdict == verdict)
     if verdict == "pass":
         reason = "within tolerance" if gating else "no metric gates this case"
-    # A ceiling that is broken stays broken: no launch could mend it.
+    # As many launches as it takes have broken this ceiling: no other could mend it.
     undecided = court.undecided and not any(
         check.verdict == "regressed" and METRICS[check.metric].rule == "exact" for check in gating
     )
@@ -208,24 +208,26 @@ class _Court:
         if check.tolerance is None:
             return check
         worse, better = reference * (1 + check.tolerance), reference / (1 + check.tolerance)
-        if check.value > worse:
-            return self._beyond(metric, replace(check, limit=worse))
-        return replace(check, limit=worse, verdict="improved" if check.value < better else "pass")
-
-    def _beyond(self, metric: Metric, check: Check) -> Check:
-        """A launch at least is beyond the limit: lost where all are, and two of them at least if there may be two."""
         values = [metric.of([launch]) for launch in self._launches]
-        beyond = sum(value > (check.limit or 0.0) for value in values)
-        if beyond < len(values):
-            detail = f"beyond its limit in {beyond} of {len(values)} launches"
-            return replace(check, verdict="pass", detail=", ".join(filter(None, [check.detail, detail])))
-        if len(values) < min(_CONFIRMED_BY, self._rule.budget):
-            self.undecided = True
-            return replace(check, verdict="inconclusive")
-        return replace(check, verdict="regressed")
+        beyond = sum(value > worse for value in values)
+        if beyond == len(values):
+            verdict = self._lost(len(values))
+        elif beyond >= _CONFIRMED_BY:
+            verdict = "inconclusive"  # neither one odd launch nor all of them
+        else:
+            verdict = "improved" if check.value < better else "pass"
+        return replace(check, limit=worse, verdict=verdict)
+
+    def _lost(self, launches: int) -> str:
+        """Of so many launches each is beyond a limit: whether that is a loss, or another one has to say so too."""
+        enough = _CONFIRMED_BY if all(map(_repeats_itself, self._launches)) else self._rule.budget
+        if launches >= min(enough, self._rule.budget):
+            return "regressed"
+        self.undecided = True
+        return "inconclusive"
 
     def _beside(self, metric: Metric, check: Check) -> tuple[Check, float]:
-        reference = median(metric.of([launch]) for launch in self._reference[metric.rule])
+        reference = median_low(metric.of([launch]) for launch in self._reference[metric.rule])
         change = check.value / reference - 1 if reference else None
         return replace(check, baseline=reference, change=change), reference
 
@@ -243,8 +245,13 @@ def _blind(decision: Decision, tolerance: float) -> str:
 def _detail(name: str, launches: Sequence[Launch]) -> str:
     if name != "peak_reserved_bytes" or len(launches[0].ranks) == 1:
         return ""
-    worst = max(launches, key=lambda launch: launch.peak_reserved_bytes)
-    return f"rank {worst.worst_memory_rank} of {len(worst.ranks)}"
+    told = min(launches, key=lambda launch: launch.peak_reserved_bytes)
+    return f"rank {told.worst_memory_rank} of {len(told.ranks)}"
+
+
+def _repeats_itself(launch: Launch) -> bool:
+    """Whether its memory is the same to the byte in every launch: one rank's, where no compiler tries kernels."""
+    return len(launch.ranks) == 1 and not launch.evidence.get("compiled_graphs")
 
 
 def _sentence(check: Check) -> str:

@@ -66,7 +66,9 @@ class Capacity:
         search = Search(spec.micro_batch_size) if self._session.on_cpu else Search(_guess(spec, limit), limit)
         alone = spec.gpus == 1 and self._session.cluster is None  # several ranks would have to agree on each size
         with self._runner.hold(spec.gpus):
-            patience = Patience(spec.capacity_id, self._session.settings.timeout_seconds, self._say)
+            patience = Patience(
+                spec.capacity_id, self._session.settings.timeout_seconds, self._say, lambda: self._runner.seconds
+            )
             try_sizes = partial(self._runner.sizes, patience=patience) if alone else None
             return fit(spec, search, try_sizes, self._runner.launch, patience)
 

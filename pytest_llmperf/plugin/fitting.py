@@ -65,7 +65,8 @@ def fit(
                 raise
             fresh[wanted] = None
         trained = fresh[wanted]
-        told_wrong = trained is not None and wanted in search.too_large
+        hinted = search.too_large if trained is not None else search.peaks.keys()
+        told_wrong = wanted in hinted
         search.note(wanted, None if trained is None else trained.peak_allocated_bytes)
         if told_wrong:
             search.keep(fresh)

@@ -200,7 +200,7 @@ class Perf:
             # By another test it may be recorded by now.
             baseline = same.baseline if same else self._recorder.load(spec)
             shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
-            launches = self._settings.launches
+            launches = 1 if self._must_run_out() else self._settings.launches
             withheld = self._planner.ask(spec, name=spec.id, launches=launches, baseline=baseline, shares=shares)
             if not same and not withheld:
                 self._recorder.prepare(spec, baseline)

@@ -39,6 +39,8 @@ class Runner:
         self._session, self._show, self._findings = session, show, findings or Findings()
         self._launcher = launcher
         self._held: tuple[Gpu, ...] | None = None
+        self.seconds = 0.0
+        """For which its launches ran."""
 
     @contextmanager
     def hold(self, num_gpus: int) -> Iterator[None]:
@@ -78,6 +80,8 @@ class Runner:
         tried = sizes_so_far(request.folder) if outcome.kind == "timeout" else []
         if outcome.kind != "oom" and not tried:
             raise LaunchFailed(spec.capacity_id, outcome)
+        if tried:  # it may have had too much to do, and it may hang: its logs tell
+            self._show.say(f"{spec.capacity_id}: {outcome.message}; logs: {outcome.folder}")
         return tried  # nothing, where even the process was lost: fresh launches search alone
 
     def _launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
@@ -109,6 +113,7 @@ class Runner:
             self._show.say(f"{request.spec.id}: interrupted; its logs are in {request.folder}")
             raise
         finally:
+            self.seconds += request.meter.seconds
             if not self._session.on_cpu:
                 self._findings.gpu_seconds += request.spec.gpus * request.meter.seconds
 

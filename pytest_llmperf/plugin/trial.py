@@ -17,6 +17,7 @@ from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.scaling import Scaling
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.sound import SoundLaunches
+from pytest_llmperf.report.formats import memory
 from pytest_llmperf.result import Check
 from pytest_llmperf.spec import TrainSpec
 
@@ -94,10 +95,12 @@ class Trial:
         stalls = max((launch.steady.stalls for launch in self.launches), default=0.0)
         if stalls > _MOST_STALLED:
             notes.append(f"slow steps lost {stalls * 100:.1f} % of a launch; the median leaves them out")
+        notes += _uneven_memory(self.launches, self._policy.tolerances.get("peak_reserved_bytes", math.inf))
         if self._spec.torch_compile:
             notes += _compiler(self.launches, self._baseline.launches if self._baseline else ())
         # A CPU's ranks share its cores, and take them from one another.
-        notes += () if self._session.on_cpu else held_up(self.launches)
+        invalid = any(True for launch in self.launches for _ in validity.unusable(launch))
+        notes += () if self._session.on_cpu or invalid else held_up(self.launches)
         notes += [f"measured under LLMPERF_INJECT={text}" for text in _injected(self.launches)]
         stored = self._disagreement(self._baseline.launches) if self._baseline else ""
         notes += filter(None, [self.disagreement, stored and f"of the baseline's, {stored}: record it anew"])
@@ -111,6 +114,13 @@ class Trial:
     def _disagreement(self, launches: Sequence[Launch]) -> str:
         tolerance = self._policy.tolerances.get(RATE)
         return "" if tolerance is None else disagreement(launches, self._session.experience.noise, tolerance)
+
+
+def _uneven_memory(launches: Sequence[Launch], tolerance: float) -> list[str]:
+    least, most = (choose(launch.peak_reserved_bytes for launch in launches) for choose in (min, max))
+    if most <= least * (1 + tolerance):
+        return []
+    return [f"peak memory of its launches: {memory(least, 2)} to {memory(most, 2)}; the leanest counts"]
 
 
 # What the compiler should not have to do, by its name in the evidence.

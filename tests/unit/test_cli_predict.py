@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.insight import chapter15
+from pytest_llmperf.insight.training import training_of
 from tests.shelf import Run, baseline_at, keep, llmperf_on
 
 LLAMA, OPT = chapter15.LLAMA_WIDTHS[0].spec, chapter15.OPT_WIDTHS[0].spec
@@ -200,6 +201,29 @@ class TestPurpose:
         code, out, err = llmperf(*ask, "--like", "nothing-of-the-kind")
         assert (code, out, err.count("\n")) == (1, "", 1)
         assert llmperf(*ask, "--like", LLAMA.id, "--points", POINTS)[0] == 1
+
+    def test_a_training_that_nobody_stored_is_one_line(self, llmperf: Run, root: Path) -> None:
+        for path in root.rglob("*.json"):
+            path.unlink()
+        keep(root, baseline_at(replace(LLAMA, optimizer="sgd"), 80_000.0))
+        ask = ("report", "--purpose", "cheapest", "--tokens", "10B", "--like", f"model={LLAMA.model}")
+        code, out, err = llmperf(*ask)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert "nothing that is stored trains like it (bf16, adamw_torch, 1024 tokens), but: bf16, sgd, 1024 tok" in err
+
+    @pytest.mark.parametrize(
+        ("one", "other", "same"),
+        [
+            ("adamw_torch", "adamw_torch_fused", True),
+            ("adamw_torch", "paged_adamw_32bit", True),
+            ("adamw_bnb_8bit", "paged_adamw_8bit", True),
+            ("adamw_torch", "adamw_8bit", False),
+            ("adamw_torch", "sgd", False),
+        ],
+    )
+    def test_optimizers_of_one_arithmetic_train_alike(self, one: str, other: str, same: bool) -> None:
+        trainings = {training_of(replace(LLAMA, optimizer=name)) for name in (one, other)}
+        assert len(trainings) == (1 if same else 2)
 
     def test_a_purpose_is_served_if_one_training_does(self, llmperf: Run, root: Path) -> None:
         slow = replace(LLAMA, model_precision="fp32", mixed_precision="no")

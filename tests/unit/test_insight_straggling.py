@@ -58,6 +58,13 @@ def test_the_one_that_waits_least_works_longest_where_steps_are_equal() -> None:
     assert held_up([launch([0.1] * 4, waits=[0.003, 0.003, 0.002, 0.003])]) == ()  # as chips of one host differ
 
 
+def test_a_rank_that_does_not_tell_its_waits_is_not_held_against_the_others() -> None:
+    run = launch([0.1] * 2, waits=[0.05, 0.05])
+    silent = replace(run, ranks=(run.ranks[0], replace(run.ranks[1], waiting_seconds=())))
+    assert held_up([silent]) == ()
+    assert communication_share(silent) is None
+
+
 def test_waits_are_kept_in_the_record_and_are_of_its_steps() -> None:
     run = launch([0.1] * 2, waits=[0.01, 0.02])
     assert Launch.from_dict(run.to_dict()) == run

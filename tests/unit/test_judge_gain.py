@@ -71,9 +71,18 @@ class TestGain:
         assert "to be within 0.01" in judgement.reason
         assert ("shows nothing" in judgement.reason) == (said == "inconclusive")
 
-    @pytest.mark.parametrize(("reserved", "said"), [(2**29, "pass"), (2**30, "regressed")])
-    def test_memory_is_decided_as_measured(self, reserved: int, said: str) -> None:
-        assert verdict([pair(0.1, 0.1, reserved=reserved)], memory=Bounds(at_most=0.6)) == (said, False)
+    @pytest.mark.parametrize(
+        ("reserved", "decided"),
+        [
+            ([2**29], ("pass", False)),
+            ([2**30], ("inconclusive", True)),
+            ([2**30, 2**30], ("regressed", False)),
+            ([2**30, 2**29], ("pass", False)),
+        ],
+    )
+    def test_memory_is_that_of_the_leanest_launch(self, reserved: list[int], decided: tuple[str, bool]) -> None:
+        pairs = [pair(0.1, 0.1, reserved=each) for each in reserved]
+        assert verdict(pairs, memory=Bounds(at_most=0.6)) == decided
 
     @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, "1.2"])
     def test_a_bound_is_a_positive_ratio(self, bad: float) -> None:

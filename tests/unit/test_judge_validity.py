@@ -11,7 +11,7 @@ import pytest
 from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.settings import optimizer_class
-from pytest_llmperf.judge.validity import circumstances, troubles
+from pytest_llmperf.judge.validity import circumstances, troubles, unusable
 from pytest_llmperf.measurement import Health, Launch
 from pytest_llmperf.spec import OPTIMIZERS, TrainSpec
 from tests.fakes import Fake, launch_of
@@ -284,6 +284,13 @@ class TestArithmetic:
         assert troubles(SPEC, replace(launch, ranks=tuple(ranks))) == (
             f"a step time of {bad:g} s is none on rank {rank}, expected 1e-09 to 1e+09 s",
         )
+
+    @pytest.mark.parametrize("wait", [math.nan, math.inf, -1.0])
+    def test_a_wait_that_is_no_time(self, wait: float) -> None:
+        run = launch_of(SPEC)
+        waits = (0.0,) * (len(run.step_seconds) - 1)
+        run = replace(run, ranks=(replace(run.ranks[0], waiting_seconds=(*waits, wait)), *run.ranks[1:]))
+        assert any(line.startswith("what was waited in a step is no time") for line in unusable(run))
 
     @pytest.mark.parametrize("name", ["peak_reserved_bytes", "peak_allocated_bytes"])
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -1])

@@ -45,7 +45,7 @@ class Card:
 
 
 def fitted(card: Card, guess: int, *, hints: bool = True) -> Fitted:
-    patience = Patience("case", math.inf, lambda _: None)
+    patience = Patience("case", math.inf, lambda _: None, lambda: 0.0)
     return fit(SPEC, Search(guess=guess), card.try_sizes if hints else None, card.launch, patience)
 
 
@@ -72,12 +72,20 @@ def test_a_hint_far_off_costs_few_launches(most: int) -> None:
     assert len(card.fresh) <= 2 * math.log2(most - 1024) + 3
 
 
+@pytest.mark.parametrize("most", [300, 1000, 1024])
+def test_a_hint_that_is_far_too_good_costs_few_launches(most: int) -> None:
+    card = Card(most, used=2000)
+    assert fitted(card, 1).size == most
+    assert len(card.fresh) <= 2 * math.log2(2000) + 3
+
+
 def test_when_time_is_over_it_gives_up_with_what_it_knows() -> None:
     card, said = Card(5000, used=1024), list[str]()
-    patience = Patience("case", 100.0, said.append, clock=lambda: 40.0 * len(card.fresh))
+    spent = lambda: 40.0 * len(card.fresh)  # noqa: E731 - used twice
+    patience = Patience("case", 100.0, said.append, spent, clock=spent)
     found = fit(SPEC, Search(1), card.try_sizes, card.launch, patience)
     assert (found.given_up, found.size, found.launch, len(card.fresh)) == (True, 1028, None, 3)
-    assert said == ["case: 1026 sequences fit, more were not tried yet; 80 s so far, at most 100 s (--perf-timeout)"]
+    assert said == ["case: 1026 sequences fit, more were not tried so far; at most 100 s of launches (--perf-timeout)"]
 
 
 @given(st.integers(1, 200), st.integers(0, 200), st.integers(1, 200), st.booleans())

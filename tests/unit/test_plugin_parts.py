@@ -49,7 +49,7 @@ def errors_of(pytester: pytest.Pytester, body: str) -> list[str]:
     return [line for line in lines[start + 1 : end] if line.strip()]
 
 
-PATIENCE = Patience("case", math.inf, lambda _: None)
+PATIENCE = Patience("case", math.inf, lambda _: None, lambda: 0.0)
 
 
 class TestMarks:
