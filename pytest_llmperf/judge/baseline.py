@@ -13,7 +13,7 @@ from pytest_llmperf.judge.figures import figure, percent
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import Check
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.spec import SpecError, TrainSpec
 
 # More would only slow reading: what a verdict can see is decided by the first dozen.
 _MAX_LAUNCHES = 24
@@ -106,6 +106,7 @@ class Baseline:
                 raise ValueError("it holds no launch, or no history")
             if {launch.digest for launch in launches} != {document["digest"]}:
                 raise ValueError("its launches are of other settings than its digest")
+            _same_settings(document)
             for line in (line for launch in launches for line in unusable(launch)):
                 raise ValueError(line)
             return cls(
@@ -122,6 +123,16 @@ class Baseline:
             raise BaselineError(f"{source}: it has no {str(error.args[0])!r}, expected one; {WHAT_TO_DO}") from error
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BaselineError(f"{source}: not a baseline of schema {SCHEMA} ({error}); {WHAT_TO_DO}") from error
+
+
+def _same_settings(document: Mapping[str, Any]) -> None:
+    """That the spec in a file is the one that its digest is of; a model's own file may be gone, or another by now."""
+    try:
+        spec = TrainSpec.from_dict(document["spec"])
+    except SpecError:
+        return
+    if "/" not in spec.model and spec.digest != document["digest"]:
+        raise ValueError(f"its spec ({spec.id}) is of other settings than its digest")
 
 
 def accept(  # noqa: PLR0913 - each is a fact of the record, and named

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.noise import Noise
@@ -32,16 +33,22 @@ class Bounds:
 
     at_least: float | None = None
     at_most: float | None = None
+    of: str = ""
+    """What is bounded, for whoever reads that it cannot be."""
 
     def __post_init__(self) -> None:
-        for name, bound in vars(self).items():
+        what = f"{self.of}_" if self.of else ""
+        for name, bound in self._both():
             if bound is not None and not (isinstance(bound, (int, float)) and 0 < bound < math.inf):
-                raise ValueError(f"{name}={bound!r} must be a positive ratio, e.g. 1.2")
+                raise ValueError(f"{what}{name}={bound!r} must be a positive ratio, e.g. 1.2")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise ValueError(f"at_least={self.at_least} is above at_most={self.at_most}: no ratio can keep both")
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        return ((name, bound) for name, bound in vars(self).items() if bound is not None)
+        return ((name, bound) for name, bound in self._both() if bound is not None)
+
+    def _both(self) -> tuple[tuple[str, Any], ...]:
+        return ("at_least", self.at_least), ("at_most", self.at_most)
 
 
 def judge_gain(

@@ -105,8 +105,8 @@ class Perf:
             raise failed(f"perf.compare: loss_within={loss_within!r} must be a positive number of nats, e.g. 0.01")
         try:
             bounds = {
-                "throughput": Bounds(at_least=throughput_at_least, at_most=throughput_at_most),
-                "memory": Bounds(at_least=memory_at_least, at_most=memory_at_most),
+                "throughput": Bounds(at_least=throughput_at_least, at_most=throughput_at_most, of="throughput"),
+                "memory": Bounds(at_least=memory_at_least, at_most=memory_at_most, of="memory"),
                 "loss": Bounds(at_most=loss_within),
             }
         except ValueError as error:

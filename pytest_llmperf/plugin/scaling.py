@@ -65,9 +65,15 @@ class Scaling:
         )
         return joined(judgement, (found.check, speed_up, batch), undecided=found.undecided)
 
+    @property
+    def unheld(self) -> str:
+        """Why its floor could not be held; empty where it could, or where there is none."""
+        if self._narrow is not None or self._terms.at_least is None:
+            return ""
+        stored = ", and --perf-against reads no baseline" if self._session.settings.against else " or is stored"
+        return f"{METRIC}: no narrower width was measured in this run{stored}, so its floor was not held"
+
     def _without_reference(self, judgement: Judgement) -> Judgement:
         if judgement.verdict not in ("pass", "improved"):
             return judgement
-        stored = ", and --perf-against reads no baseline" if self._session.settings.against else " or is stored"
-        why = f"{METRIC}: no narrower width was measured in this run{stored}, so its floor was not held"
-        return replace(judgement, verdict="inconclusive", reason=why)
+        return replace(judgement, verdict="inconclusive", reason=self.unheld)

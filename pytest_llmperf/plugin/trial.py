@@ -101,6 +101,8 @@ class Trial:
         # A CPU's ranks share its cores, and take them from one another.
         invalid = any(True for launch in self.launches for _ in validity.unusable(launch))
         notes += () if self._session.on_cpu or invalid else held_up(self.launches)
+        if self._scaling and self._baseline is None:  # else its verdict says so
+            notes += filter(None, [self._scaling.unheld])
         notes += [f"measured under LLMPERF_INJECT={text}" for text in _injected(self.launches)]
         stored = self._disagreement(self._baseline.launches) if self._baseline else ""
         notes += filter(None, [self.disagreement, stored and f"of the baseline's, {stored}: record it anew"])

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import fields
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ import torch
 from accelerate.parallelism_config import ParallelismConfig
 from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, TrainingArguments
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    TrainingArguments,
+)
 
 from pytest_llmperf.choices import LIGER_KERNELS
 from pytest_llmperf.spec import TrainSpec
@@ -26,12 +35,31 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RESHARD_AFTER_FORWARD = True
 
 
-def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
-    """The model on ``device`` in the spec's precision: random weights, or those of ``spec.weights``."""
+def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
+    """The configuration of a causal language model, as transformers has it; without a cache, which training lacks.
+
+    Raises:
+        ValueError: transformers has no such model; one line.
+    """
+    if config["model_type"] not in CONFIG_MAPPING:
+        raise ValueError(
+            f"transformers {version('transformers')} has no model type {config['model_type']!r}, "
+            "and code that comes with a model is never run"
+        )
     # A fresh configuration each time: a failed attention name stays on the object it was tried on.
     # And a copy: transformers writes into the parts of what it is given.
     hf_config = AutoConfig.for_model(**deepcopy(dict(config)))
+    if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"transformers {version('transformers')} has no causal language model of type {config['model_type']!r}"
+        )
     hf_config.use_cache = False
+    return hf_config
+
+
+def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
+    """The model on ``device`` in the spec's precision: random weights, or those of ``spec.weights``."""
+    hf_config = hf_config_of(config)
     kwargs = {"dtype": DTYPES[spec.model_precision], "attn_implementation": spec.attention}
     if spec.weights is not None:
         if not Path(spec.weights).is_dir():

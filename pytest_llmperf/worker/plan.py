@@ -13,16 +13,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from pytest_llmperf.spec import TrainSpec
-from pytest_llmperf.worker.build import DTYPES, kept_operators, liger_kernels
+from pytest_llmperf.worker.build import DTYPES, hf_config_of, kept_operators, liger_kernels
 from pytest_llmperf.worker.counting import Counter, on_this_rank
 from pytest_llmperf.worker.cuda_like import CudaFunctions, as_on_cuda
 from pytest_llmperf.worker.sharding import among_ranks, shard
@@ -50,7 +49,7 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
             f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
             "they are used, 8-bit ones; known: no"
         )
-    hf_config = _hf_config(config)
+    hf_config = hf_config_of(config)
     # Every fused attention keeps the same tensors; this one can be run anywhere.
     attention = "eager" if spec.attention == "eager" else "sdpa"
     sharded = spec.parallelism != "ddp"
@@ -73,17 +72,6 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
     if spec.gpus > 1 and not sharded:  # DDP reduces in buckets of its own, beside the gradients
         parts["buckets"] = parts["weights"]
     return parts
-
-
-def _hf_config(config: Mapping[str, Any]) -> Any:
-    if config["model_type"] not in CONFIG_MAPPING:
-        raise ValueError(
-            f"transformers {version('transformers')} has no model type {config['model_type']!r}, "
-            "and code that comes with a model is never run"
-        )
-    hf_config = AutoConfig.for_model(**config)
-    hf_config.use_cache = False
-    return hf_config
 
 
 def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], CudaFunctions]) -> None:

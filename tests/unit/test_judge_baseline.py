@@ -179,6 +179,7 @@ class TestBrokenFiles:
             (setting("launches", {}), "no launch"),
             (setting("launches", 7), "not a baseline"),
             (setting("spec", None), "not a baseline"),
+            (setting("spec", replace(SPEC, micro_batch_size=4).to_dict()), "is of other settings than its digest"),
             (setting("environments", {}), "it has no"),
             (setting("digest", "0" * 16), "other settings"),
             (setting("anchor", {"metrics": {}}), "not a baseline"),
