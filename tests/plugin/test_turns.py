@@ -42,7 +42,7 @@ class TestTurns:
         project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds="throughput_at_least=-1"))
         result = project.run()
         result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["*perf.compare: at_least=-1 must be a positive ratio*"])
+        result.stdout.fnmatch_lines(["*perf.compare: throughput_at_least=-1 must be a positive ratio*"])
         assert project.launches == []
 
     def test_losses_of_other_batches_cannot_be_held(self, project: Project) -> None:
