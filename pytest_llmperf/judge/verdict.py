@@ -91,11 +91,8 @@ def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
     reason = ", ".join(_sentence(check) for check in gating if check.verdict == verdict)
     if verdict == "pass":
         reason = "within tolerance" if gating else "no metric gates this case"
-    # As many launches as it takes have broken this ceiling: no other could mend it.
-    undecided = court.undecided and not any(
-        check.verdict == "regressed" and METRICS[check.metric].rule == "exact" for check in gating
-    )
-    return Judgement(verdict, reason, (*checks, *extra), undecided)
+    # What is lost was shown by as many launches as it takes: another metric's would not mend it.
+    return Judgement(verdict, reason, (*checks, *extra), court.undecided and verdict != "regressed")
 
 
 def joined(judgement: Judgement, checks: Sequence[Check], *, undecided: bool) -> Judgement:
@@ -106,9 +103,9 @@ def joined(judgement: Judgement, checks: Sequence[Check], *, undecided: bool) ->
     sentences = [_sentence(check) for check in told if check.verdict == worst]
     if worst == judgement.verdict:
         sentences.insert(0, judgement.reason)
-    if worst == "regressed":
-        undecided = False  # no launch of one check mends another's loss
-    return Judgement(worst, ", ".join(sentences), everything, judgement.undecided or undecided)
+    # No launch of one check mends another's loss.
+    undecided = (judgement.undecided or undecided) and worst != "regressed"
+    return Judgement(worst, ", ".join(sentences), everything, undecided)
 
 
 def _not_comparable(launches: Sequence[Launch], baseline: Baseline | None) -> Iterator[str]:

@@ -152,7 +152,7 @@ def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: froz
 
 
 def figures(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
-    """What the launches' rate means on their chip, as far as that is known; energy, parts of a step, what waits."""
+    """What the launches' rate means on their chip, as far as that is known; energy, a micro-batch's time, waiting."""
     return *_use_of_the_chip(spec, launches), *_energy(launches), *_accumulated(spec, launches), *_waited(launches)
 
 

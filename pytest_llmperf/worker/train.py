@@ -116,18 +116,9 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
         compile_layers(model, spec.torch_compile_mode)
     autocast, liger = evidence.AutocastWitness(model, device.type), evidence.LigerNotes()
     exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
-    trainer = WatchedTrainer(
-        exchange=exchange,
-        model=model,
-        args=arguments,
-        train_dataset=RandomTokens(
-            length=spec.sequences_per_step * spec.steps,
-            sequence_length=spec.sequence_length,
-            vocabulary_size=model.config.get_text_config().vocab_size,
-            seed=spec.seed,
-        ),
-        callbacks=[StepMarks(clock, exchange, beat, Stopping(spec, clock, rank), _burner(rank, device, clock))],
-    )
+    marks = StepMarks(clock, exchange, beat, Stopping(spec, clock, rank), _burner(rank, device, clock))
+    tokens = _tokens(spec, model.config.get_text_config().vocab_size)
+    trainer = WatchedTrainer(model=model, args=arguments, train_dataset=tokens, callbacks=[marks], exchange=exchange)
     if device.type == "cuda":
         force_tf32(spec)
     beat.phase = "training"
@@ -148,6 +139,15 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
         parameters=model.num_parameters(),
         canary=canary,
         evidence=evidence.collect(trainer, model, autocast, liger),
+    )
+
+
+def _tokens(spec: TrainSpec, vocabulary_size: int) -> RandomTokens:
+    return RandomTokens(
+        length=spec.sequences_per_step * spec.steps,
+        sequence_length=spec.sequence_length,
+        vocabulary_size=vocabulary_size,
+        seed=spec.seed,
     )
 
 

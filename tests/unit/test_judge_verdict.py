@@ -193,6 +193,12 @@ def test_memory_that_is_lost_needs_no_other_launch_to_tell_of_speed() -> None:
     assert (judgement.verdict, judgement.undecided) == ("regressed", False)
 
 
+def test_a_case_that_lost_speed_spends_no_launch_on_its_memory() -> None:
+    judgement = judge([launch(0.11, reserved_bytes=2**31)] * 2, SETTLED, POLICY)
+    assert (judgement.verdict, judgement.undecided) == ("regressed", False)
+    assert (check_of(judgement, RATE).verdict, check_of(judgement, MEMORY).verdict) == ("regressed", "inconclusive")
+
+
 def test_an_odd_launch_that_was_accepted_moves_no_limit() -> None:
     accepted = baseline_of(USUAL, ODD)
     assert check_of(judge([USUAL], accepted, POLICY), MEMORY).verdict == "pass"
