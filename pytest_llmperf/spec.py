@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
-from pytest_llmperf import combinations, identity, models
+from pytest_llmperf import combinations, identity, models, values
 from pytest_llmperf.choices import (
     ATTENTIONS,
-    CHECKPOINTING_POLICIES,
-    COMPILE_MODES,
-    COMPILE_SCOPES,
-    DATA,
-    FP8_RECIPES,
     MIXED_PRECISIONS,
     MODEL_PRECISIONS,
     OPTIMIZERS,
-    PARALLELISMS,
     PRECISIONS,
-    RUNNABLE_OPTIMIZERS,
-    SDPA_BACKENDS,
     UNSUPPORTED_OPTIMIZERS,
 )
 from pytest_llmperf.nearest import hint
-
-_WANTED: Mapping[str, tuple[type, ...]] = {
-    "int": (int,),
-    "bool": (bool,),
-    "str": (str,),
-    "str | None": (str, type(None)),
-    "float | None": (float, int, type(None)),
-}
-
-# numpy, which the Trainer seeds too, takes no larger one.
-_SEEDS = 2**32
-
-_MIN_STEPS = 16
 
 # A field that says how long to measure, not what work is done.
 _HOW = {"work": False}
@@ -112,7 +89,7 @@ class TrainSpec:
     seed: int = 42
     steps: int = field(default=60, metadata=_HOW)
     """Optimizer steps of one launch at most, the first one included."""
-    min_steps: int = field(default=_MIN_STEPS, metadata=_HOW)
+    min_steps: int = field(default=16, metadata=_HOW)
     """Steps of one launch at least; from there on it ends as soon as its median step time is known well enough.
 
     Left out, it is no more than ``steps``.
@@ -124,22 +101,22 @@ class TrainSpec:
     memory_tolerance: float | None = field(default=None, metadata=_HOW)
     """Fraction by which this case's peak memory may grow; the run's own tolerance where ``None``."""
 
-    def __new__(cls, *args: Any, **values: Any) -> TrainSpec:  # noqa: PYI034 - typing has no Self before Python 3.11
+    def __new__(cls, *args: Any, **given: Any) -> TrainSpec:  # noqa: PYI034 - typing has no Self before Python 3.11
         # Here, because dataclass' own __init__ answers an unknown field with a TypeError that knows no nearest one.
         if args:
             raise SpecError(f"TrainSpec takes its fields by name, e.g. model={args[0]!r}")
-        _check_fields(values)
+        _check_fields(given)
         return super().__new__(cls)
 
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
         return (), {"model": self.model}  # pickle and copy go through __new__ too, and set the fields afterwards
 
     def __post_init__(self) -> None:
-        self._check_types()
-        self._check_names()
-        self._check_numbers()
-        self._check_steps()
-        self._check_combinations()
+        problem = next(values.problems(self), None)
+        if problem is None and (line := combinations.problem(self)) is not None:
+            problem = f"{self.id}: {line}"
+        if problem is not None:
+            raise SpecError(problem)
 
     @property
     def architecture(self) -> models.Model:
@@ -205,72 +182,6 @@ class TrainSpec:
         """
         return cls(**values)
 
-    def _check_types(self) -> None:
-        for f in fields(self):
-            value, expected = getattr(self, f.name), str(f.type)
-            wanted = _WANTED[expected]
-            # bool is an int to Python, and never one to a user.
-            if not isinstance(value, wanted) or (expected != "bool" and isinstance(value, bool)):
-                raise SpecError(f"TrainSpec: {f.name}={value!r} must be {expected}, not {type(value).__name__}")
-
-    def _check_names(self) -> None:
-        if self.optimizer in UNSUPPORTED_OPTIMIZERS:
-            raise SpecError(f"TrainSpec: optimizer={self.optimizer!r}: {UNSUPPORTED_OPTIMIZERS[self.optimizer]}")
-        for name, known in (
-            ("model_precision", MODEL_PRECISIONS),
-            ("mixed_precision", MIXED_PRECISIONS),
-            ("attention", ATTENTIONS),
-            ("sdpa_backend", SDPA_BACKENDS),
-            ("torch_compile_mode", COMPILE_MODES),
-            ("torch_compile_scope", COMPILE_SCOPES),
-            ("fp8", FP8_RECIPES),
-            ("optimizer", RUNNABLE_OPTIMIZERS),
-            ("checkpointing_policy", CHECKPOINTING_POLICIES),
-            ("parallelism", PARALLELISMS),
-            ("data", DATA),
-        ):
-            value = getattr(self, name)
-            if value not in known:
-                raise SpecError(f"TrainSpec: unknown {name} {value!r}{hint(value, known)}; known: {_some(known)}")
-        if self.weights is not None and not _is_folder(self.weights):
-            raise SpecError(
-                f"TrainSpec: weights={self.weights!r} names no folder, expected one as save_pretrained writes it"
-            )
-        _ = self.architecture
-
-    def _check_numbers(self) -> None:
-        batch = ("micro_batch_size", "sequence_length", "gradient_accumulation_steps")
-        for name in ("gpus", *batch, "steps", "min_steps"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"TrainSpec: {name}={getattr(self, name)} must be at least 1")
-        if self.sequence_length < 2:  # noqa: PLR2004 - a causal model predicts the next token: one token has none
-            raise SpecError(f"{self.id}: sequence_length=1 leaves no next token to predict; use at least 2")
-        positions = self.architecture.max_sequence_length
-        if positions is not None and self.sequence_length > positions:
-            length = self.sequence_length
-            raise SpecError(f"{self.id}: sequence_length={length} exceeds the model's {positions} positions")
-        for name in ("throughput_tolerance", "memory_tolerance"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise SpecError(f"{self.id}: {name}={value} must be a positive fraction, e.g. 0.05 for 5 %")
-        if not 0 <= self.seed < _SEEDS:
-            raise SpecError(f"{self.id}: seed={self.seed} must be at least 0 and below 2**32")
-
-    def _check_steps(self) -> None:
-        warmup, steps = self.warmup_steps, self.steps
-        if warmup < 1:
-            raise SpecError(f"{self.id}: warmup_steps={warmup} must be at least 1: the first step is never steady")
-        if warmup >= steps:
-            raise SpecError(f"{self.id}: warmup_steps={warmup} leaves no step to measure of steps={steps}")
-        if self.min_steps > steps and self.min_steps != _MIN_STEPS:  # the default is nobody's word: steps bounds it
-            least = self.min_steps
-            raise SpecError(f"{self.id}: min_steps={least} is more than steps={steps}; lower it too, or raise steps")
-
-    def _check_combinations(self) -> None:
-        problem = combinations.problem(self)
-        if problem:
-            raise SpecError(f"{self.id}: {problem}")
-
 
 def precision_fields(word: object) -> dict[str, Any]:
     """The three fields of a TrainSpec that a ``word`` of ``PRECISIONS`` stands for.
@@ -296,17 +207,6 @@ def _check_fields(values: Mapping[str, Any]) -> None:
             raise SpecError(f"TrainSpec has no field {name!r}{hint(name, known)}")
     if "model" not in values:
         raise SpecError("TrainSpec needs a model, e.g. model='llama-3.2-1b'")
-
-
-def _is_folder(name: str) -> bool:
-    try:
-        return bool(name) and Path(name).is_dir()
-    except OSError:  # too long a name, or a parent that may not be read
-        return False
-
-
-def _some(known: tuple[str, ...]) -> str:
-    return ", ".join(known[:8]) + (f", … ({len(known)} in all)" if len(known) > 8 else "")  # noqa: PLR2004
 
 
 __all__ = [
