@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+# NCCL's own buffers take less than this share of any card it runs on.
+_FULL = 0.02
 
 
 def cap(device: torch.device, limit_bytes: int) -> None:
@@ -38,10 +42,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     # By name, since the import of torch itself may be what failed.
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return True
-    # The allocator says it one way; the driver, cuBLAS, NCCL and the CPU each in their own.
+    # The allocator says it one way; the driver, cuBLAS and the CPU each in their own.
     text = str(error).lower()
     said = any(words in text for words in ("out of memory", "cublas_status_alloc_failed", "can't allocate memory"))
+    # NCCL says that it got no memory, and not why: after an illegal access nobody gets any.
+    said = said or ("failed to cuda" in text and "alloc" in text and _gpu_is_full())
     return isinstance(error, RuntimeError) and said
+
+
+def _gpu_is_full() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return False
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:  # the context is lost
+        return False
+    return bool(free < _FULL * total)
 
 
 def _data_bytes() -> int:
