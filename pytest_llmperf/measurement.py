@@ -309,7 +309,7 @@ class Progress:
     """How far a running launch is; for the live line."""
 
     phase: str
-    """``starting``, ``importing``, ``building`` or ``training``."""
+    """``starting``, ``importing``, ``building``, ``training`` or ``finishing``."""
     step: int = 0
     """Steps the host has finished issuing."""
     steps: int = 0
@@ -317,3 +317,5 @@ class Progress:
     """Over all ranks, estimated from the progress itself; 0 while unknown."""
     reserved_bytes: int = 0
     """Of rank 0, now."""
+    trained_until: float = 0.0
+    """When its training ended, in seconds since 1970; 0 as long as it has not."""

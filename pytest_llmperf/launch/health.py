@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_llmperf.launch.machine import Gpu, foreign_processes, nvml_session, process_line
-from pytest_llmperf.measurement import Health
+from pytest_llmperf.measurement import Health, Progress
+
+_Number = TypeVar("_Number", int, float)
 
 _INTERVAL_SECONDS = 0.5
 
@@ -30,14 +33,17 @@ CLOCK_REASONS = {
 }
 
 
-@dataclass
-class _Seen:
-    """Samples of one GPU while it trained."""
+@dataclass(frozen=True)
+class _Sample:
+    """One look at one GPU; ``None`` is what it did not tell."""
 
-    reasons: list[int] = field(default_factory=list)
-    clocks: list[float] = field(default_factory=list)
-    temperatures: list[float] = field(default_factory=list)
-    energies: list[tuple[float, float]] = field(default_factory=list)
+    time: float
+    """Seconds since 1970, the clock that the ranks tell their end by."""
+    reasons: int | None
+    clock_mhz: float | None
+    temperature: float | None
+    joules: float | None
+    """Since the driver was loaded."""
 
 
 class HealthWatch:
@@ -47,10 +53,11 @@ class HealthWatch:
         self._gpus, self._pid_files = gpus, pid_files
         self._stack = ExitStack()
         self._handles: dict[int, Any] = {}
-        self._seen = {gpu.index: _Seen() for gpu in gpus}
+        self._seen: dict[int, list[_Sample]] = {gpu.index: [] for gpu in gpus}
         self._foreign: dict[str, None] = {}
         self._errors: dict[int, tuple[int | None, ...]] = {}
         self._next = 0.0
+        self._trained_until = math.inf
 
     def __enter__(self) -> HealthWatch:  # noqa: PYI034 - typing has no Self before Python 3.11
         self._nvml = self._stack.enter_context(nvml_session()) if self._gpus else None
@@ -65,33 +72,43 @@ class HealthWatch:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def sample(self) -> None:
-        """Look at the GPUs now, unless they were just looked at; for the time in which the ranks train."""
-        if not self._handles or time.monotonic() < self._next:
+    def look(self, progress: Progress) -> None:
+        """Look at the GPUs now, unless they were just looked at or no rank trains."""
+        # Told some time after it came true: by then the chip has been looked at while it rested.
+        self._trained_until = progress.trained_until or math.inf
+        trains = progress.phase == "training" and progress.step
+        if not (trains and self._handles) or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _INTERVAL_SECONDS
         for index, handle in self._handles.items():
-            seen = self._seen[index]
-            _note(seen.reasons, self._reasons(handle))
-            _note(seen.clocks, self._ask("nvmlDeviceGetClockInfo", handle, 1))  # NVML_CLOCK_SM
-            _note(seen.temperatures, self._ask("nvmlDeviceGetTemperature", handle, 0))  # NVML_TEMPERATURE_GPU
-            millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
-            _note(seen.energies, None if millijoules is None else (time.monotonic(), millijoules / 1000))
+            self._seen[index].append(self._sample(handle))
         self._foreign |= dict.fromkeys(self._others(frozenset(self._own_pids())))
 
     def health(self) -> Health:
-        """What was seen; of several GPUs the worst."""
-        everyone = list(self._seen.values())
+        """What was seen while the ranks trained; of several GPUs the worst."""
+        everyone = [[one for one in seen if one.time <= self._trained_until] for seen in self._seen.values()]
+        clocks = [_told(one.clock_mhz for one in seen) for seen in everyone]
+        temperatures = [_told(one.temperature for one in seen) for seen in everyone]
         limits = [self._ask("nvmlDeviceGetEnforcedPowerLimit", handle) for handle in self._handles.values()]
         errors = sum(_new(self._errors[index], self._memory_errors(handle)) for index, handle in self._handles.items())
         return Health(
             foreign_processes=tuple(self._foreign),
-            clock_reasons=_shares([seen.reasons for seen in everyone]),
-            sm_clock_mhz=min((median(seen.clocks) for seen in everyone if seen.clocks), default=0.0),
-            temperature_celsius=max((max(seen.temperatures) for seen in everyone if seen.temperatures), default=0.0),
+            clock_reasons=_shares([_told(one.reasons for one in seen) for seen in everyone]),
+            sm_clock_mhz=min((median(told) for told in clocks if told), default=0.0),
+            temperature_celsius=max((max(told) for told in temperatures if told), default=0.0),
             power_watts=sum_of_known([_power(seen) for seen in everyone]),
             power_limit_watts=min((limit / 1000 for limit in limits if limit is not None), default=0.0),
             memory_errors=errors,
+        )
+
+    def _sample(self, handle: Any) -> _Sample:
+        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+        return _Sample(
+            time=time.time(),
+            reasons=self._reasons(handle),
+            clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, 1),  # NVML_CLOCK_SM
+            temperature=self._ask("nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
+            joules=None if millijoules is None else millijoules / 1000,
         )
 
     def _ask(self, name: str, *arguments: Any) -> Any:
@@ -143,9 +160,8 @@ def _new(before: Sequence[int | None], after: Sequence[int | None]) -> int:
     return sum(max(0, int(late) - int(early)) for early, late in pairs if early is not None and late is not None)
 
 
-def _note(samples: list[Any], value: Any) -> None:
-    if value is not None:
-        samples.append(value)
+def _told(values: Iterable[_Number | None]) -> list[_Number]:
+    return [value for value in values if value is not None]
 
 
 def _shares(samples: Sequence[Sequence[int]]) -> dict[str, float]:
@@ -163,8 +179,9 @@ def sum_of_known(watts: Sequence[float]) -> float:
     return round(sum(watts), 1) if all(watts) else 0.0
 
 
-def _power(seen: _Seen) -> float:
-    if len(seen.energies) < 2:  # noqa: PLR2004 - two ends of a span
+def _power(seen: Sequence[_Sample]) -> float:
+    told = [(one.time, one.joules) for one in seen if one.joules is not None]
+    if len(told) < 2:  # noqa: PLR2004 - two ends of a span
         return 0.0
-    (start, first), (end, last) = seen.energies[0], seen.energies[-1]
-    return (last - first) / (end - start)
+    (start, first), (end, last) = told[0], told[-1]
+    return (last - first) / (end - start) if end > start else 0.0

@@ -110,9 +110,10 @@ class LocalLauncher:
                         log=folder / "torchrun.log",
                         timeout_seconds=request.timeout_seconds,
                         pid_files=lambda: folder.glob("rank-*.pid"),
-                        poll=lambda: _poll(progress, watched),
+                        poll=lambda: watched.look(progress.poll()),
                         at_timeout=lambda: stacks.ask(folder),
                     )
+                watched.look(progress.read())
                 return _Run(ended, watched.health(), progress.last)
         except OSError as error:
             return Failure(
@@ -127,12 +128,6 @@ class _Run:
     ended: process.Ended
     health: Health
     progress: Progress
-
-
-def _poll(progress: ProgressReader, watched: HealthWatch) -> None:
-    progress.poll()
-    if progress.last.phase == "training" and progress.last.step:  # the chip is at work, and not yet at rest again
-        watched.sample()
 
 
 @contextmanager

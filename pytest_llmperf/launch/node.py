@@ -58,12 +58,6 @@ def _run(folder: Path, name: str, seconds: float, command: list[str], environmen
     progress = ProgressReader(folder / "progress.json", lambda _: None)
     gpus = find_machine().gpus
     with HealthWatch(gpus, lambda: folder.glob("rank-*.pid")) as watched:
-
-        def poll() -> None:
-            progress.poll()
-            if progress.last.phase == "training" and progress.last.step:
-                watched.sample()
-
         answer: dict[str, Any] = {"returncode": _ENDED_BY_SIGNAL, "timed_out": False, "signalled": False}
         try:
             ended = process.run(
@@ -72,7 +66,7 @@ def _run(folder: Path, name: str, seconds: float, command: list[str], environmen
                 log=folder / f"torchrun-{name}.log",
                 timeout_seconds=seconds,
                 pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, our own are our children
-                poll=poll,
+                poll=lambda: watched.look(progress.poll()),
                 at_timeout=lambda: stacks.ask(folder),
             )
             # A signal's number is none that an exit code can hold.
@@ -83,6 +77,7 @@ def _run(folder: Path, name: str, seconds: float, command: list[str], environmen
             answer |= {"signalled": True}
         except OSError as error:
             answer |= {"returncode": 127, "error": f"{command[0]}: {error}"}
+        watched.look(progress.read())
         return {**answer, "node": name, "seconds": time.monotonic() - start, "health": asdict(watched.health())}
 
 

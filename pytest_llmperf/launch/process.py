@@ -35,7 +35,7 @@ def run(  # noqa: PLR0913 - each is named at the one call
     log: Path,
     timeout_seconds: float,
     pid_files: Callable[[], Iterable[Path]],
-    poll: Callable[[], None],
+    poll: Callable[[], object],
     at_timeout: Callable[[], None] = lambda: None,
 ) -> Ended:
     """Run ``command`` with its output in ``log``, calling ``poll`` while it runs, and reap its whole tree.

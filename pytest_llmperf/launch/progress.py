@@ -21,11 +21,15 @@ class ProgressReader:
         self._next = 0.0
         self._marks: list[tuple[float, int]] = []
 
-    def poll(self) -> None:
+    def poll(self) -> Progress:
         """Look, unless it was just looked; a file that is absent or broken is no news."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + _INTERVAL_SECONDS
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _INTERVAL_SECONDS
+            self._watch(self.read())
+        return self.last
+
+    def read(self) -> Progress:
+        """Look now, and tell nobody."""
         try:
             beat = json.loads(self._path.read_text(encoding="utf-8"))
             self.last = Progress(
@@ -34,10 +38,11 @@ class ProgressReader:
                 steps=int(beat["steps"]),
                 tokens_per_second=self._rate(float(beat["time"]), int(beat["step"]), int(beat["tokens_per_step"])),
                 reserved_bytes=int(beat["reserved_bytes"]),
+                trained_until=float(beat["trained_until"]),
             )
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        self._watch(self.last)
+        return self.last
 
     def _rate(self, now: float, step: int, tokens_per_step: int) -> float:
         if step > 0 and (not self._marks or step > self._marks[-1][1]):

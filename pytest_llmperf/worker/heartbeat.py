@@ -26,6 +26,7 @@ class Heartbeat:
 
     def __init__(self, folder: Path, rank: int, words: LastWords) -> None:
         self.phase, self.step, self.steps, self.tokens_per_step = "importing", 0, 0, 0
+        self._trained_until = 0.0
         self.reserved_bytes: Callable[[], int] = lambda: 0
         self._path = folder / "progress.json" if rank == 0 else None
         self._words = words
@@ -37,9 +38,14 @@ class Heartbeat:
     def start(self) -> None:
         self._thread.start()
 
+    def trained(self) -> None:
+        """The training has ended now; what follows is no part of it."""
+        self.phase, self._trained_until = "finishing", time.time()
+
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
+        self._write()
 
     def _beat(self) -> None:
         while not self._stop.wait(_INTERVAL_SECONDS):
@@ -47,14 +53,16 @@ class Heartbeat:
                 # torchrun or the launcher was killed and could not reap us: nobody will read what we would write.
                 os._exit(1)
             self._words.poll()
-            if self._path is not None:
-                self._write(self._path)
+            self._write()
 
-    def _write(self, path: Path) -> None:
+    def _write(self) -> None:
+        if self._path is None:
+            return
         beat = {"phase": self.phase, "step": self.step, "steps": self.steps, "time": time.time()}
         beat |= {"reserved_bytes": self.reserved_bytes(), "tokens_per_step": self.tokens_per_step}
+        beat["trained_until"] = self._trained_until
         try:
-            write_json(path, beat)
+            write_json(self._path, beat)
         except OSError:
             return  # a full disk ends the run where its results are written, not here
 

@@ -126,6 +126,7 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
     trainer.train()
     step_seconds = clock.seconds()  # waits for the device, so that the next line is the end of the work too
     train_seconds = time.perf_counter() - start
+    beat.trained()
     peaks = memory.peak_reserved(), memory.peak_allocated()
 
     return Trained(

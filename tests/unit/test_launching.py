@@ -142,6 +142,54 @@ class TestMemoryErrors:
             assert watch.health().memory_errors == new
 
 
+class TestWhatWasSeenOfTheChip:
+    """By a fake chip that draws 600 W at work and 100 W at rest, looked at once a second."""
+
+    TRAINING = Progress(phase="training", step=1)
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+        clock = SimpleNamespace(now=1e9, joules=5e6, watts=600.0, mhz=1500)
+        chip = SimpleNamespace(
+            nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+            nvmlDeviceGetTotalEnergyConsumption=lambda _: clock.joules * 1000,
+            nvmlDeviceGetClockInfo=lambda *_: clock.mhz,
+            nvmlDeviceGetTemperature=lambda *_: 60,
+            nvmlDeviceGetCurrentClocksEventReasons=lambda _: 0x04 if clock.watts > 500 else 0x01,
+        )
+        monkeypatch.setattr(health, "nvml_session", lambda: nullcontext(chip))
+        monkeypatch.setattr(health, "foreign_processes", lambda _: ())
+        monkeypatch.setattr(time, "time", lambda: clock.now)
+        monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+        return clock
+
+    @staticmethod
+    def _spend(clock: SimpleNamespace, watch: health.HealthWatch, progress: Progress, seconds: int) -> None:
+        for _ in range(seconds):
+            watch.look(progress)
+            clock.now, clock.joules = clock.now + 1, clock.joules + clock.watts
+
+    def test_is_the_training_alone_though_its_end_is_told_late(self, clock: SimpleNamespace) -> None:
+        with health.HealthWatch(GPUS[:1], list) as watch:
+            self._spend(clock, watch, Progress(phase="building"), 3)
+            self._spend(clock, watch, self.TRAINING, 10)
+            ended, clock.watts, clock.mhz = clock.now - 0.5, 100.0, 345
+            self._spend(clock, watch, self.TRAINING, 15)
+            watch.look(Progress(phase="finishing", step=9, trained_until=ended))
+            seen = watch.health()
+        assert (seen.power_watts, seen.sm_clock_mhz, seen.clock_reasons) == (600.0, 1500, {"power limit": 1.0})
+
+    def test_is_all_of_it_where_nobody_tells_its_end(self, clock: SimpleNamespace) -> None:
+        with health.HealthWatch(GPUS[:1], list) as watch:
+            self._spend(clock, watch, self.TRAINING, 4)
+            assert watch.health().power_watts == 600.0
+
+    def test_is_nothing_before_the_first_step(self, clock: SimpleNamespace) -> None:
+        with health.HealthWatch(GPUS[:1], list) as watch:
+            self._spend(clock, watch, Progress(phase="training", step=0), 4)
+            assert (watch.health().power_watts, watch.health().clock_reasons) == (0.0, {})
+
+
 class TestLeases:
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ def test_two_ranks_leave_a_record_in_which_everything_adds_up(tmp_path: Path) ->
         warmup_steps=2,
     )
     seen: list[Progress] = []
+    began = time.time()
     record = launch(spec, tmp_path / "run folder", seen.append)
     assert isinstance(record, Launch), record
     assert troubles(spec, record) == ()
@@ -75,6 +76,10 @@ def test_two_ranks_leave_a_record_in_which_everything_adds_up(tmp_path: Path) ->
     assert {"python", "torch", "transformers", "accelerate"} <= record.environment.versions.keys()
     assert Launch.from_dict(json.loads(json.dumps(record.to_dict()))) == record
     assert {progress.phase for progress in seen} >= {"starting", "importing"}
+    # What of the chip is looked at afterwards is no part of the training.
+    told = json.loads((tmp_path / "run folder" / "progress.json").read_text())
+    assert told["phase"] == "finishing"
+    assert began < told["trained_until"] < (tmp_path / "run folder" / "launch.json").stat().st_mtime
 
 
 def test_what_a_spec_asks_for_is_what_ran(tmp_path: Path) -> None:
