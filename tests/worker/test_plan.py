@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def stored() -> list[Baseline]:
-    paths = sorted((REPOSITORY / "baselines" / "nvidia-h200-140gib").rglob("*.json"))
+    paths = sorted((REPOSITORY / "baselines" / "nvidia-h200-140gib").glob("*/*.json"))
     return [Baseline.from_json(path.read_text(encoding="utf-8"), str(path)) for path in paths]
 
 
