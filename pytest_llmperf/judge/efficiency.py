@@ -143,7 +143,6 @@ def less(wide: Difference, narrow: Difference) -> Difference:
         log=wide.log - narrow.log,
         error=math.sqrt(mine + theirs),
         df=(mine + theirs) ** 2 / squares if squares > 0 else math.inf,
-        expected_log=wide.expected_log - narrow.expected_log,
         launch_sd=wide.launch_sd,
         each=tuple(each - narrow.log for each in wide.each),
     )
@@ -216,7 +215,6 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
         log=math.log(stats.pooled_step_seconds(wide)) - expected,
         error=math.sqrt(variance),
         df=variance**2 / (of_launches**2 / spread.df + math.fsum(value**2 / df for value, df in of_places)),
-        expected_log=expected,
         launch_sd=spread.sd,
         each=tuple(log_of(launch) - expected for launch in wide),
     )

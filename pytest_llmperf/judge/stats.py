@@ -38,16 +38,10 @@ class Difference:
     log: float
     error: float
     df: float
-    expected_log: float
-    """Of the step time, in seconds, that the baseline expects at this site."""
     launch_sd: float
     """Standard deviation of one more launch, or pair."""
     each: tuple[float, ...]
     """The same ``log`` of every launch, or pair, by itself."""
-
-    @property
-    def baseline_step_seconds(self) -> float:
-        return math.exp(self.expected_log)
 
 
 def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], noise: Noise) -> Difference:
@@ -86,7 +80,6 @@ def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], noise: 
         log=_centre(logs) - expected,
         error=math.sqrt(variance),
         df=df,
-        expected_log=expected,
         launch_sd=noise.launch.sd,
         each=tuple(value - expected for value in logs),
     )
@@ -102,7 +95,6 @@ def paired_difference(pairs: Sequence[tuple[Launch, Launch]], noise: Noise) -> D
         log=fmean(logs),
         error=spread.sd / math.sqrt(len(logs)),
         df=spread.df,
-        expected_log=fmean(log_of(before) for before, _ in pairs),
         launch_sd=spread.sd,
         each=tuple(logs),
     )

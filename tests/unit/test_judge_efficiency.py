@@ -150,7 +150,7 @@ errors, degrees = st.floats(1e-4, 0.1), st.floats(1, 100)
 def test_a_ratio_has_the_noise_of_both(  # noqa: PLR0913, PLR0917 - two differences, told apart
     wide: float, narrow: float, mine: float, theirs: float, df: float, other: float
 ) -> None:
-    a, b = Difference(wide, mine, df, 0.0, mine, (wide,)), Difference(narrow, theirs, other, 0.0, theirs, (narrow,))
+    a, b = Difference(wide, mine, df, mine, (wide,)), Difference(narrow, theirs, other, theirs, (narrow,))
     ratio = less(a, b)
     assert ratio.log == pytest.approx(wide - narrow)
     assert ratio.error == pytest.approx(math.hypot(mine, theirs))

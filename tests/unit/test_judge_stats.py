@@ -92,7 +92,7 @@ def decided(log: float, error: float, number: int = 2, df: float = 20, tolerance
 
 
 def seen(log: float, error: float, number: int = 1, df: float = 20, launch_sd: float | None = None) -> Difference:
-    return Difference(log, error, df, 0.0, error if launch_sd is None else launch_sd, (log,) * number)
+    return Difference(log, error, df, error if launch_sd is None else launch_sd, (log,) * number)
 
 
 class TestRule:
