@@ -91,11 +91,14 @@ def paired_difference(pairs: Sequence[tuple[Launch, Launch]], noise: Noise) -> D
     # Before it was seen, a difference of two launches scatters by the square root of two more than one does.
     prior = Spread(noise.launch.sd * math.sqrt(2), noise.launch.df)
     spread = prior.moderated(Squares(sum_of_squares(logs), len(logs) - 1))
+    # A pair whose medians are not known to that scatters by so much more.
+    excess = fmean(max(0.0, a.median_error**2 + b.median_error**2 - spread.sd**2) for a, b in pairs)
+    sd = math.sqrt(spread.sd**2 + excess)
     return Difference(
         log=fmean(logs),
-        error=spread.sd / math.sqrt(len(logs)),
+        error=sd / math.sqrt(len(logs)),
         df=spread.df,
-        launch_sd=spread.sd,
+        launch_sd=sd,
         each=tuple(logs),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -85,6 +86,36 @@ class TestPaired:
         found = paired_difference(pairs, NOISE)
         assert found.log == pytest.approx(math.log(1.02))
         assert found.error < 0.003
+
+    @given(st.lists(st.tuples(st.floats(0, 0.4), st.floats(0, 0.4)), min_size=1, max_size=4))
+    def test_pairs_are_known_no_better_than_their_medians(self, scatter: list[tuple[float, float]]) -> None:
+        pairs = [(wavering(before), wavering(after)) for before, after in scatter]
+        own = sum(each.median_error**2 for pair in pairs for each in pair)
+        assert paired_difference(pairs, NOISE).error >= math.sqrt(own) / len(pairs) * (1 - 1e-9)
+
+    def test_two_equal_sides_whose_steps_scatter_are_no_alarm_and_no_praise(self) -> None:
+        chance = random.Random(2)
+        assert not {self.night(chance) for _ in range(60)} & {"regressed", "improved"}
+
+    def night(self, chance: random.Random) -> str | None:
+        """What two equal sides, whose medians are known to 2.5 %, end in."""
+        pairs: list[tuple[Launch, Launch]] = []
+        decision = None
+        while decision is None and len(pairs) < Rule().budget:
+            sides = [tuple(0.1 * math.exp(chance.gauss(0, 0.06)) for _ in range(SPEC.steps)) for _ in range(2)]
+            pairs.append((stepping(sides[0]), stepping(sides[1])))
+            decision = decide(paired_difference(pairs, NOISE), 0.01, Rule()).verdict
+        return decision
+
+
+def stepping(steps: tuple[float, ...]) -> Launch:
+    made = launch()
+    return replace(made, ranks=tuple(replace(rank, step_seconds=steps) for rank in made.ranks))
+
+
+def wavering(scatter: float) -> Launch:
+    """Every other step slower by ``scatter``."""
+    return stepping(tuple(0.5 if n < 4 else 0.1 * (1 + scatter * (n % 2)) for n in range(SPEC.steps)))
 
 
 def decided(log: float, error: float, number: int = 2, df: float = 20, tolerance: float = 0.02) -> str | None:
@@ -243,18 +274,14 @@ class TestOwnScatter:
         assert difference(tonight, one_host, NOISE).error > 1.2 * difference(tonight, eight_hosts, NOISE).error
 
     def test_a_launch_whose_median_is_not_known_weighs_less(self) -> None:
-        vague = launch(0.1)
-        steps = tuple(0.5 if n < 4 else 0.1 * (1 + 0.2 * (n % 2)) for n in range(12))
-        vague = replace(vague, ranks=tuple(replace(rank, step_seconds=steps) for rank in vague.ranks))
+        vague = wavering(0.2)
         assert vague.median_error > 0.02
         assert (
             difference([vague], [launch()] * 4, NOISE).error > 2 * difference([launch()], [launch()] * 4, NOISE).error
         )
 
     def test_a_launch_of_few_steps_is_not_exact(self) -> None:
-        few = launch(0.1)
-        steps = (0.5, 0.1, 0.104, 0.098, 0.103, 0.1)
-        few = replace(few, ranks=tuple(replace(rank, step_seconds=steps) for rank in few.ranks))
+        few = stepping((0.5, 0.1, 0.104, 0.098, 0.103, 0.1))
         assert 0.01 < few.median_error < 0.05
         alone = replace(few, ranks=tuple(replace(rank, step_seconds=(0.5, 0.1)) for rank in few.ranks), warmup_steps=1)
         assert alone.median_error > 0.02
