@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_llmperf.judge.document import SCHEMA, WHAT_TO_DO, Accepted, BaselineError, dump, parse
 from pytest_llmperf.judge.figures import figure, percent
+from pytest_llmperf.judge.noise import labels
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import Check
@@ -44,8 +45,12 @@ class Baseline:
 
     @property
     def sessions(self) -> int:
-        """Different hosts or days that its launches are of: the GPUs of one host on one day know the same air."""
-        return len({(launch.host, launch.started_at[:10]) for launch in self.launches})
+        """Different hosts or days that its launches are of: the GPUs of one host on one day know the same air.
+
+        A host that was booted anew is known by its GPUs.
+        """
+        days = (launch.started_at[:10] for launch in self.launches)
+        return len(set(zip(labels(self.launches)["host"], days, strict=True)))
 
     @property
     def newest(self) -> tuple[Launch, ...]:

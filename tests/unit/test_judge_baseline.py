@@ -334,6 +334,21 @@ class TestMaturity:
             (3, "calibrated"),
         ]
 
+    @pytest.mark.parametrize(
+        ("boots_and_gpus", "sessions"),
+        [
+            ([("a", "1"), ("b", "1"), ("c", "1")], 1),  # one GPU, booted three times
+            ([("a", "1"), ("a", "2"), ("b", "2")], 1),  # two GPUs of one host that was booted anew
+            ([("a", "1"), ("b", "2"), ("c", "3")], 3),  # lent machines share a name, and no GPU
+        ],
+    )
+    def test_a_reboot_is_no_session(self, boots_and_gpus: list[tuple[str, str]], sessions: int) -> None:
+        launches = [
+            replace(run, ranks=tuple(replace(rank, boot=boot, device=f"GPU {gpu}", host="vm") for rank in run.ranks))
+            for run, (boot, gpu) in zip([launch()] * 3, boots_and_gpus, strict=True)
+        ]
+        assert accepted(None, *launches).sessions == sessions
+
     def test_creep_is_told_in_either_direction_of_a_metric(self) -> None:
         anchored = replace(BASELINE, launches=(launch(0.108, reserved_bytes=2**30),))
         checks = judge([launch(0.108)], anchored, Policy.for_gpu()).checks
