@@ -23,6 +23,8 @@ class Check:
     value: float
     unit: str
     """``tokens/s``, ``s``, ``bytes``, ``1`` …"""
+    higher_is_better: bool = False
+    """Which way a gating metric gets better; of one that is only shown it says nothing."""
     baseline: float | None = None
     tolerance: float | None = None
     """Fraction; ``None`` for a metric that is shown and gates nothing."""

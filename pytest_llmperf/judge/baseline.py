@@ -232,10 +232,10 @@ def _moved(checks: Sequence[Check]) -> list[Check]:
 
 def _is_beyond(check: Check, *, worse: bool) -> bool:
     """Whether a gating figure left its tolerance in one direction, be it proven or not."""
-    if check.verdict in (None, "pass", "new") or check.change is None or check.tolerance is None:
+    # What was decided stands: a figure below a test's own floor is worse, whichever way it moved.
+    if check.verdict != "inconclusive" or check.change is None or check.tolerance is None:
         return check.verdict == ("regressed" if worse else "improved")
-    falls = check.limit is not None and check.baseline is not None and check.limit < check.baseline
-    loss = 1 / (1 + check.change) - 1 if falls and check.change > -1 else check.change
+    loss = 1 / (1 + check.change) - 1 if check.higher_is_better and check.change > -1 else check.change
     return loss > check.tolerance if worse else 1 / (1 + loss) - 1 > check.tolerance
 
 
@@ -281,10 +281,9 @@ def creep(baseline: Baseline, checks: Sequence[Check]) -> tuple[str, ...]:
         tolerance = check.tolerance
         if not anchor or tolerance is None or check.verdict not in ("pass", "inconclusive") or check.limit is None:
             continue
-        falls = check.baseline is not None and check.limit < check.baseline  # its limit is a floor, not a ceiling
         # Of a metric that is next to nothing, a multiple is still nothing: what its gate lets through is no creep.
-        slack = 0.0 if falls else (check.limit - (check.baseline or 0.0))
-        crept = anchor / check.value - 1 > tolerance if falls else check.value - anchor > max(anchor * tolerance, slack)
+        slack = max(anchor * tolerance, check.limit - (check.baseline or 0.0))
+        crept = anchor / check.value - 1 > tolerance if check.higher_is_better else check.value - anchor > slack
         if crept:
             was, now = figure(anchor, check.unit), figure(check.value, check.unit)
             change, since = percent(check.value / anchor - 1), baseline.anchor.recorded_at[:10]

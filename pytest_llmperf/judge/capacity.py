@@ -60,7 +60,7 @@ class CapacityBaseline:
 
 def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:
     """The check of the largest micro-batch: memory is nearly exact, so one that is gone is a loss."""
-    check = Check(metric=METRIC, value=size, unit="1", tolerance=0.0, verdict="new")
+    check = Check(metric=METRIC, value=size, unit="1", higher_is_better=True, tolerance=0.0, verdict="new")
     if baseline is None:
         return check
     stored = baseline.size

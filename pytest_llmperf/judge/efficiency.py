@@ -78,7 +78,7 @@ def judge_efficiency(  # noqa: PLR0913, PLR0917 - what there is to know
     by its floor alone.
     """
     value = METRICS[_RATE].of(launches) / METRICS[_RATE].of(narrow.launches)
-    check = Check(metric=METRIC, value=value, unit="1", detail=f"over {narrow.name}")
+    check = Check(metric=METRIC, value=value, unit="1", higher_is_better=True, detail=f"over {narrow.name}")
     verdicts: list[str] = []
     undecided = False
     if baseline is not None and narrow.baseline is not None:

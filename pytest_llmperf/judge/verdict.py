@@ -137,6 +137,7 @@ def _new(name: str, metric: Metric, launches: Sequence[Launch], tolerance: float
         metric=name,
         value=metric.of(launches),
         unit=metric.unit,
+        higher_is_better=metric.higher_is_better,
         detail=_detail(name, launches),
         tolerance=tolerance,
         verdict=None if tolerance is None else "new",

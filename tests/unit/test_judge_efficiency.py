@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.insight.widths import is_narrower, narrower
-from pytest_llmperf.judge.baseline import Baseline, accept
+from pytest_llmperf.judge.baseline import Baseline, accept, creep
+from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.efficiency import Efficiency, Narrow, Terms, judge_efficiency, less, milder
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential import Rule
@@ -206,3 +207,43 @@ def test_a_series_differs_in_its_gpus_alone() -> None:
     assert not is_narrower(ONE, sharded)
     assert is_narrower(replace(ONE, mixed_precision="no"), sharded)
     assert not is_narrower(replace(sharded, gpus=4), replace(sharded, gpus=6, parallelism="fsdp"))
+
+
+class TestAFloorAboveWhatIsStored:
+    """A floor is a limit above the stored value: it does not turn round what is better."""
+
+    def accepted(self, before: float, wide: tuple[float, ...], one: float, terms: Terms) -> tuple[Baseline, Check]:
+        """Four GPUs of a baseline with this step time, accepted without a reason; one GPU took a second then."""
+        baseline = baseline_of(WIDE, before, before, before)
+        check = found(wide, (one, one), baseline=baseline, terms=terms).check
+        judgement = joined(judge(launches(WIDE, *wide), baseline, POLICY, rule=RULE), (check,), undecided=False)
+        new = accept(
+            baseline,
+            judged=baseline,
+            spec=WIDE,
+            machine="m",
+            launches=launches(WIDE, *wide),
+            verdict=judgement.verdict,
+            checks=judgement.checks,
+            reason="",
+            recorded_at="2026-01-02T00:00:00Z",
+            recorded_by="t.py::t",
+        )
+        return new, check
+
+    def test_a_gain_needs_no_reason(self) -> None:
+        new, check = self.accepted(1.12, (1.02, 1.02), 0.99, Terms(at_least=0.93))
+        assert (check.verdict, len(new.launches)) == ("improved", 2)
+
+    def test_a_loss_by_the_floor_needs_one_however_little_changed(self) -> None:
+        with pytest.raises(BaselineError, match=r"worse beyond tolerance \(scaling_efficiency 0\.9524 -> 0\.9005\)"):
+            self.accepted(1.05, (1.055, 1.055), 0.95, Terms(at_least=0.95, tolerance=0.12))
+
+    def test_a_rise_is_no_creep(self) -> None:
+        new, check = self.accepted(1.12, (1.10, 1.10), 1.07, Terms(at_least=0.93))
+        assert check.verdict == "pass"
+        assert check.change == pytest.approx(0.0895, abs=1e-3)
+        anchor = replace(new.anchor, metrics={"scaling_efficiency": check.value / 1.0895})
+        assert creep(replace(new, anchor=anchor), (check,)) == ()
+        lower = replace(check, value=check.value / 1.2)
+        assert creep(replace(new, anchor=anchor), (lower,))[0].startswith("creep: scaling_efficiency 0.81")
