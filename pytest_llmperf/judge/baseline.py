@@ -224,9 +224,9 @@ def _refuse_unexplained(
 def _moved(checks: Sequence[Check]) -> list[Check]:
     """The figures that left their tolerance, so that old and new launches are not one population."""
     beyond = [check for check in checks if _is_beyond(check, worse=True) or _is_beyond(check, worse=False)]
-    # Memory and a cold first step say nothing of speed, and efficiency half of it is another width's: what the launches
-    # know of days and hosts stays.
-    others = ("first_step_seconds", "scaling_efficiency")
+    # Memory, stalls and a cold first step say nothing of the median, and efficiency half of it is another width's: what
+    # the launches know of days and hosts stays.
+    others = ("first_step_seconds", "stall_share", "scaling_efficiency")
     return [check for check in beyond if not check.metric.endswith("_bytes") and check.metric not in others]
 
 

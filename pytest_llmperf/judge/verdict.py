@@ -160,7 +160,7 @@ class _Court:
         rule: Rule,
     ) -> None:
         self._launches, self._policy, self._rule = launches, policy, rule
-        self._reference = {"confirmed": reference[0], "exact": reference[1]}
+        self._stored, self._newest = reference
         self._difference = difference
         self.undecided = False
 
@@ -189,7 +189,9 @@ class _Court:
         )
 
     def _confirmed(self, metric: Metric, check: Check) -> Check:
-        check, reference = self._beside(metric, check)
+        # A loss that was accepted last is none any more, however many launches are stored from before it.
+        reference = max(_middle(metric, stored) for stored in (self._stored, self._newest))
+        check = _beside(check, reference)
         if check.tolerance is None:
             return check
         limit = max(reference * (1 + check.tolerance), reference + metric.slack)
@@ -202,7 +204,8 @@ class _Court:
         return replace(check, limit=limit, verdict="regressed")
 
     def _exact(self, metric: Metric, check: Check) -> Check:
-        check, reference = self._beside(metric, check)
+        reference = _middle(metric, self._newest)
+        check = _beside(check, reference)
         if check.tolerance is None:
             return check
         worse, better = reference * (1 + check.tolerance), reference / (1 + check.tolerance)
@@ -224,10 +227,13 @@ class _Court:
         self.undecided = True
         return "inconclusive"
 
-    def _beside(self, metric: Metric, check: Check) -> tuple[Check, float]:
-        reference = median_low(metric.of([launch]) for launch in self._reference[metric.rule])
-        change = check.value / reference - 1 if reference else None
-        return replace(check, baseline=reference, change=change), reference
+
+def _middle(metric: Metric, launches: Sequence[Launch]) -> float:
+    return median_low(metric.of([launch]) for launch in launches)
+
+
+def _beside(check: Check, reference: float) -> Check:
+    return replace(check, baseline=reference, change=check.value / reference - 1 if reference else None)
 
 
 # What a gate sees nine times in ten is always somewhat more than its tolerance.

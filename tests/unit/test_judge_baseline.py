@@ -266,6 +266,23 @@ class TestAccepting:
         assert judge([launch(reserved_bytes=2**29)], lighter, Policy.for_gpu()).verdict == "pass"
         assert judge([launch()] * 2, lighter, Policy.for_gpu()).verdict == "regressed"  # against what was accepted last
 
+    @pytest.mark.parametrize("loss", ["stall_share", "first_step_seconds"])
+    def test_a_loss_that_no_median_shows_leaves_what_is_known_of_speed_and_is_none_from_then_on(
+        self, loss: str
+    ) -> None:
+        step, seconds = (9, 1.0) if loss == "stall_share" else (0, 9.0)
+        good, slow = launch(), launch()
+        times = [seconds if number == step else each for number, each in enumerate(slow.step_seconds)]
+        slow = replace(slow, ranks=(replace(slow.ranks[0], step_seconds=tuple(times)),))
+        grown = accepted(BASELINE, good, good)
+        judgement = judge([slow, slow], grown, Policy.for_gpu())
+        assert [check.metric for check in judgement.checks if check.verdict == "regressed"] == [loss]
+        lost = accepted(grown, slow, slow, reason="a slower loader")
+        assert len(lost.launches) == len(grown.launches) + 2
+        assert judge([slow, slow], lost, Policy.for_gpu()).verdict == "pass"
+        mended = accepted(lost, good)
+        assert judge([slow, slow], mended, Policy.for_gpu()).verdict == "regressed"
+
     def test_one_launch_replaces_nothing_even_where_one_is_all_there_is(self) -> None:
         alone = judge([launch(0.05)], BASELINE, Policy.for_gpu(), rule=Rule(budget=1))
         assert alone.verdict == "improved"
