@@ -19,7 +19,7 @@ from pytest_llmperf.spec import SpecError, TrainSpec
 # More would only slow reading: what a verdict can see is decided by the first dozen.
 _MAX_LAUNCHES = 24
 
-# Launches of another speed that replace those that are stored.
+# Launches of another speed or memory that take the place of those that are stored.
 _PROVEN_BY = 2
 
 
@@ -165,7 +165,7 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
     """
     _refuse_unfit(old, judged, spec, launches, verdict)
     if not reason:
-        _refuse_unexplained(old, spec, launches, checks)
+        _refuse_unexplained(spec, launches, checks)
     entry = Accepted(
         recorded_at=recorded_at,
         reason=reason,
@@ -198,13 +198,11 @@ def _joined(old: Baseline, new: Baseline, checks: Sequence[Check]) -> Baseline:
     )
 
 
-def _refuse_unexplained(
-    old: Baseline | None, spec: TrainSpec, launches: Sequence[Launch], checks: Sequence[Check]
-) -> None:
+def _refuse_unexplained(spec: TrainSpec, launches: Sequence[Launch], checks: Sequence[Check]) -> None:
     """What only a reason makes acceptable."""
     worse = [check for check in checks if _is_beyond(check, worse=True)]
     unproven = [check for check in checks if check.verdict == "inconclusive" and _is_beyond(check, worse=False)]
-    moved = _moved(checks) if old is not None and len(launches) < _PROVEN_BY else []
+    alone = [check for check in checks if check.verdict == "improved" and len(launches) < _PROVEN_BY]
     if worse:
         raise BaselineError(
             f'{spec.id}: worse beyond tolerance ({_figures(worse)}); accept it with --perf-reason "why"'
@@ -214,9 +212,9 @@ def _refuse_unexplained(
             f"{spec.id}: better beyond tolerance, and not proven ({_figures(unproven)}); let --perf-launches 4 tell, "
             'or accept it with --perf-reason "why"'
         )
-    if moved:
+    if alone:
         raise BaselineError(
-            f"{spec.id}: one launch alone replaces no baseline ({_figures(moved)}); let --perf-launches {_PROVEN_BY} "
+            f"{spec.id}: one launch alone replaces no baseline ({_figures(alone)}); let --perf-launches {_PROVEN_BY} "
             'tell, or accept it with --perf-reason "why"'
         )
 

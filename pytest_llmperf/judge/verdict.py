@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median_low
+from statistics import median_high, median_low
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
@@ -204,20 +204,30 @@ class _Court:
         return replace(check, limit=limit, verdict="regressed")
 
     def _exact(self, metric: Metric, check: Check) -> Check:
-        reference = _middle(metric, self._newest)
+        # Of two that differ the rest tells which one is odd.
+        newest = [metric.of([launch]) for launch in self._newest]
+        reference = sorted((median_low(newest), _middle(metric, self._stored), median_high(newest)))[1]
         check = _beside(check, reference)
         if check.tolerance is None:
             return check
         worse, better = reference * (1 + check.tolerance), reference / (1 + check.tolerance)
         values = [metric.of([launch]) for launch in self._launches]
-        beyond = sum(value > worse for value in values)
+        beyond, leaner = (sum(value > worse for value in values), sum(value < better for value in values))
         if beyond == len(values):
             verdict = self._lost(len(values))
         elif beyond >= _CONFIRMED_BY:
             verdict = "inconclusive"  # neither one odd launch nor all of them
         else:
-            verdict = "improved" if check.value < better else "pass"
+            verdict = self._gained(leaner, len(values))
         return replace(check, limit=worse, verdict=verdict)
+
+    def _gained(self, leaner: int, launches: int) -> str:
+        """Of so many launches some are leaner: whether that is a gain; one alone becomes no reference."""
+        enough = min(_CONFIRMED_BY, self._rule.budget)
+        if leaner and launches < enough:
+            self.undecided = True
+            return "inconclusive"
+        return "improved" if leaner >= enough else "pass"
 
     def _lost(self, launches: int) -> str:
         """Of so many launches each is beyond a limit: whether that is a loss, or another one has to say so too."""

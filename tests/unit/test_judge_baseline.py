@@ -261,8 +261,8 @@ class TestAccepting:
 
     def test_memory_moves_without_what_is_known_of_speed(self) -> None:
         grown = accepted(BASELINE, launch(), launch())
-        lighter = accepted(grown, launch(reserved_bytes=2**29))
-        assert len(lighter.launches) == len(grown.launches) + 1
+        lighter = accepted(grown, *[launch(reserved_bytes=2**29)] * 2)
+        assert len(lighter.launches) == len(grown.launches) + 2
         assert judge([launch(reserved_bytes=2**29)], lighter, Policy.for_gpu()).verdict == "pass"
         assert judge([launch()] * 2, lighter, Policy.for_gpu()).verdict == "regressed"  # against what was accepted last
 
@@ -286,8 +286,17 @@ class TestAccepting:
     def test_one_launch_replaces_nothing_even_where_one_is_all_there_is(self) -> None:
         alone = judge([launch(0.05)], BASELINE, Policy.for_gpu(), rule=Rule(budget=1))
         assert alone.verdict == "improved"
-        with pytest.raises(BaselineError, match="one launch alone replaces no baseline"):
-            accepted(BASELINE, launch(0.05), rule=Rule(budget=1))
+        for odd in (launch(0.05), launch(reserved_bytes=2**29)):
+            with pytest.raises(BaselineError, match="one launch alone replaces no baseline"):
+                accepted(BASELINE, odd, rule=Rule(budget=1))
+
+    def test_one_launch_that_took_less_memory_becomes_no_reference(self) -> None:
+        usual, lean = launch(), launch(reserved_bytes=2**29)
+        grown = accepted(BASELINE, usual, usual)
+        with pytest.raises(BaselineError, match="better beyond tolerance, and not proven"):
+            accepted(grown, lean)
+        for launches in ([lean, usual], [usual, lean]):
+            assert judge([usual] * 2, accepted(grown, *launches), Policy.for_gpu()).verdict == "pass"
 
     def test_a_loss_needs_a_reason(self) -> None:
         with pytest.raises(BaselineError) as caught:

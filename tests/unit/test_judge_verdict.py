@@ -159,7 +159,7 @@ def of_one_rank(run: Launch) -> Launch:
     return replace(run, ranks=run.ranks[:1])
 
 
-ODD, USUAL = launch(reserved_bytes=2**31), launch()
+ODD, USUAL, LEAN = launch(reserved_bytes=2**31), launch(), launch(reserved_bytes=2**29)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,15 @@ ODD, USUAL = launch(reserved_bytes=2**31), launch()
         ([ODD] * 4, 4, "regressed", False),
         ([of_one_rank(ODD)] * 2, 4, "regressed", False),
         ([ODD], 1, "regressed", False),
+        ([LEAN], 4, "inconclusive", True),
+        ([LEAN, USUAL], 4, "pass", False),
+        ([LEAN, LEAN], 4, "improved", False),
+        ([LEAN, USUAL, LEAN], 4, "improved", False),
+        ([LEAN, ODD], 4, "pass", False),
+        ([LEAN], 1, "improved", False),
     ],
 )
-def test_memory_is_lost_where_every_launch_says_so(
+def test_memory_is_lost_where_every_launch_says_so_and_gained_by_two(
     launches: list[Launch], budget: int, verdict: str, undecided: bool
 ) -> None:
     judgement = judge(launches, SETTLED, POLICY, rule=Rule(budget=budget))
