@@ -57,8 +57,9 @@ def judge_gain(
     """Whether the second spec of each pair keeps ``bounds`` over the first.
 
     ``bounds`` by ``throughput`` (tokens/s per GPU), ``memory`` (peak reserved of the worst rank) and ``loss`` (nats).
-    Losses are exact and decided as measured; memory nearly so, by the leanest launch of each side, and one pair alone
-    breaks no bound of it; throughput by paired statistics. Without bounds the ratios are only told.
+    Losses are exact and decided as measured; memory nearly so, by the leanest launch of each side: they may be of
+    different pairs, and two pairs have to break its bound by themselves too; throughput by paired statistics. Without
+    bounds the ratios are only told.
     """
     checks = [
         *_throughput(pairs, bounds.get("throughput", Bounds()), noise, rule),
@@ -120,9 +121,12 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, noise: N
 
 def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) -> Iterator[Check]:
     before, after = (min(launch.peak_reserved_bytes for launch in side) for side in zip(*pairs, strict=True))
-    ratio = after / before if before else math.inf
-    is_broken = any((ratio < bound) == (name == "at_least") and ratio != bound for name, bound in bounds)
-    is_confirmed = len(pairs) >= min(_CONFIRMED, rule.budget)
+    ratio = _over(after, before)
+    each = [_over(b.peak_reserved_bytes, a.peak_reserved_bytes) for a, b in pairs]
+    broken_by = [
+        sum(_breaks(one, name, bound) for one in each) for name, bound in bounds if _breaks(ratio, name, bound)
+    ]
+    is_confirmed = max(broken_by, default=0) >= min(_CONFIRMED, rule.budget)
     told = [f"{name.replace('_', ' ')} {bound:g}x" for name, bound in bounds]
     detail = f"memory {ratio:.3g}x"
     yield Check(
@@ -130,9 +134,17 @@ def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) 
         value=ratio,
         unit="1",
         limit=next((bound for _, bound in bounds), None),
-        verdict=None if not told else "pass" if not is_broken else "regressed" if is_confirmed else "inconclusive",
+        verdict=None if not told else "pass" if not broken_by else "regressed" if is_confirmed else "inconclusive",
         detail=f"{detail}, to be {' and '.join(told)}" if told else detail,
     )
+
+
+def _over(after: float, before: float) -> float:
+    return after / before if before else math.inf
+
+
+def _breaks(ratio: float, name: str, bound: float) -> bool:
+    return ratio < bound if name == "at_least" else ratio > bound
 
 
 def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterator[Check]:

@@ -84,6 +84,27 @@ class TestGain:
         pairs = [pair(0.1, 0.1, reserved=each) for each in reserved]
         assert verdict(pairs, memory=Bounds(at_most=0.6)) == decided
 
+    @pytest.mark.parametrize(
+        ("sides", "bounds", "decided"),
+        [
+            # The leanest of each side are of different pairs: 1.11, which one pair alone shows.
+            ([(1.0, 1.05), (0.9, 1.0)], Bounds(at_most=1.1), ("inconclusive", True)),
+            ([(1.0, 1.05), (0.9, 1.0), (0.9, 1.0)], Bounds(at_most=1.1), ("regressed", False)),
+            ([(1.0, 1.2), (1.0, 1.05), (1.0, 1.3)], Bounds(at_most=1.1), ("pass", False)),
+            ([(1.0, 1.0), (1.3, 1.3)], Bounds(at_most=1.1), ("pass", False)),
+            ([(1.0, 1.05)] * 2, Bounds(at_least=1.1), ("regressed", False)),
+            ([(1.0, 1.15), (1.0, 1.05)], Bounds(at_least=1.1), ("inconclusive", True)),
+        ],
+    )
+    def test_a_bound_of_memory_is_broken_by_two_pairs_each_by_itself(
+        self, sides: list[tuple[float, float]], bounds: Bounds, decided: tuple[str, bool]
+    ) -> None:
+        pairs = [
+            (pair(0.1, 0.1, reserved=int(before * 2**30))[1], pair(0.1, 0.1, reserved=int(after * 2**30))[1])
+            for before, after in sides
+        ]
+        assert verdict(pairs, memory=bounds) == decided
+
     @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, "1.2"])
     def test_a_bound_is_a_positive_ratio(self, bad: float) -> None:
         with pytest.raises(ValueError, match="must be a positive ratio"):
