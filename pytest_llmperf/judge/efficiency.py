@@ -86,10 +86,11 @@ def judge_efficiency(  # noqa: PLR0913, PLR0917 - what there is to know
         check, undecided = found.check, found.undecided
         verdicts += [check.verdict] if check.verdict else []
     if terms.at_least is not None:
-        verdicts.append(_floor(launches, narrow, terms.at_least, rule, noise))
+        kept = _floor(launches, narrow, terms.at_least, rule, noise)
+        verdicts.append(kept or "inconclusive")
         floor = f"; its test asks for {terms.at_least * 100:g} %"
         check = replace(check, limit=max(terms.at_least, check.limit or 0.0), detail=check.detail + floor)
-        undecided |= verdicts[-1] == "inconclusive"
+        undecided |= kept is None
     verdict = min(verdicts, key=VERDICTS.index, default=None)
     return Efficiency(replace(check, verdict=verdict), undecided and verdict != "regressed")
 
@@ -168,8 +169,8 @@ def _cause(decisions: tuple[Decision, Decision], narrow_change: float) -> str:
     return ""
 
 
-def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, rule: Rule, noise: Noise) -> str:
-    """Whether the efficiency on this host is ``at_least`` so much."""
+def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, rule: Rule, noise: Noise) -> str | None:
+    """Whether the efficiency on this host is ``at_least`` so much, as ``keeps`` says it."""
     difference = _apart(launches, narrow.launches, noise, here=narrow.in_this_run)
     # Step times compare work of one size; widths that share a global batch differ in it.
     tokens = _tokens_per_rank(launches) / _tokens_per_rank(narrow.launches)
@@ -196,9 +197,8 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
     shown = [within_sessions(group) for group in (wide, narrow)]
     spread = noise.launch.moderated(Squares(math.fsum(s.total for s in shown), sum(s.df for s in shown)))
     # A launch that ended before its median was known scatters by that much more.
-    of_launches = math.fsum(
-        fmean(max(spread.sd, launch.median_error) ** 2 for launch in group) / len(group) for group in (wide, narrow)
-    )
+    squares = [fmean(max(spread.sd, launch.median_error) ** 2 for launch in group) for group in (wide, narrow)]
+    of_launches = squares[0] / len(wide) + squares[1] / len(narrow)
     # A day may move one width and not the other: a floor is no word about tonight alone. And two widths of one run need
     # not have had the same GPUs, nor the same host.
     ranks = [[rank for launch in group for rank in launch.ranks] for group in (wide, narrow)]
@@ -215,6 +215,6 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
         log=math.log(stats.pooled_step_seconds(wide)) - expected,
         error=math.sqrt(variance),
         df=variance**2 / (of_launches**2 / spread.df + math.fsum(value**2 / df for value, df in of_places)),
-        launch_sd=spread.sd,
+        launch_sd=math.sqrt(squares[0]),
         each=tuple(log_of(launch) - expected for launch in wide),
     )

@@ -11,7 +11,7 @@ from typing import Any
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.judge.policy import METRICS
-from pytest_llmperf.judge.sequential import Rule
+from pytest_llmperf.judge.sequential import Outlook, Rule
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import VERDICTS, Check
@@ -61,16 +61,13 @@ def judge_gain(
     different pairs, and two pairs have to break its bound by themselves too; throughput by paired statistics. Without
     bounds the ratios are only told.
     """
-    checks = [
-        *_throughput(pairs, bounds.get("throughput", Bounds()), noise, rule),
-        *_memory(pairs, bounds.get("memory", Bounds()), rule),
-        *_loss(pairs, bounds.get("loss", Bounds()).at_most),
-    ]
+    throughput, undecided = _throughput(pairs, bounds.get("throughput", Bounds()), noise, rule)
+    memory = _memory(pairs, bounds.get("memory", Bounds()), rule)
+    checks = [throughput, memory, *_loss(pairs, bounds.get("loss", Bounds()).at_most)]
     gating = [check for check in checks if check.verdict is not None]
     verdict = min((check.verdict or "pass" for check in gating), key=VERDICTS.index, default="pass")
     # Losses are what they are: more launches show the same.
-    undecided = any(check.verdict == "inconclusive" and check.metric != _LOSS for check in gating)
-    undecided &= verdict != "regressed"
+    undecided = (undecided or memory.verdict == "inconclusive") and verdict != "regressed"
     said = ", ".join(check.detail for check in checks)
     after = [launch for _, launch in pairs]
     shown = (
@@ -80,20 +77,26 @@ def judge_gain(
     return Judgement(verdict, f"{said} in {len(pairs)} pair{'s' * (len(pairs) > 1)}", (*checks, *shown), undecided)
 
 
-def keeps(beyond: float, each: Sequence[float], difference: stats.Difference, rule: Rule) -> str:
+def keeps(beyond: float, each: Sequence[float], difference: stats.Difference, rule: Rule) -> str | None:
     """``pass``, ``regressed`` or ``inconclusive``: whether what is ``beyond`` a bound, in logarithms, stays there.
 
-    ``each`` is the same of every launch, or pair, and ``difference`` tells the noise.
+    ``None``: not decided, and another launch, or pair, is worth its cost. ``each`` is the same of every one, and
+    ``difference`` tells the noise.
     """
-    if beyond > stats.quantile(_HOLDS, difference.df) * difference.error:
+    held = stats.quantile(_HOLDS, difference.df)
+    broken = stats.quantile(1 - rule.alpha / rule.budget, difference.df)
+    if beyond > held * difference.error:
         return "pass"
-    broken = stats.quantile(1 - rule.alpha / rule.budget, difference.df) * difference.error
-    if beyond < -broken and sum(one < 0 for one in each) >= min(_CONFIRMED, rule.budget):
+    if beyond < -broken * difference.error and sum(one < 0 for one in each) >= min(_CONFIRMED, rule.budget):
         return "regressed"
-    return "inconclusive"
+    ahead = Outlook.of(difference, rule)
+    may_hold = beyond + ahead.moves > held * ahead.error
+    may_break = beyond - ahead.moves < -broken * ahead.error
+    return None if ahead.left and (may_hold or may_break) else "inconclusive"
 
 
-def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, noise: Noise, rule: Rule) -> Iterator[Check]:
+def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, noise: Noise, rule: Rule) -> tuple[Check, bool]:
+    """The check, and whether another pair is worth its cost."""
     difference = stats.paired_difference(pairs, noise)
     (before, after), error = pairs[0], difference.error
     # Step times compare work of one size; a ratio of rates also has to take other batches and other world sizes.
@@ -109,17 +112,18 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, noise: N
         beyond = [sign * (each - math.log(bound)) for each in (log, *logs)]
         verdicts.append(keeps(beyond[0], beyond[1:], difference, rule))
         told.append(f"{name.replace('_', ' ')} {bound:g}x")
-    yield Check(
+    check = Check(
         metric="throughput_ratio",
         value=ratio,
         unit="1",
         limit=next((bound for _, bound in bounds), None),
-        verdict=min(verdicts, key=VERDICTS.index, default=None),
+        verdict=min((verdict or "inconclusive" for verdict in verdicts), key=VERDICTS.index, default=None),
         detail=f"{detail}, to be {' and '.join(told)}" if told else detail,
     )
+    return check, None in verdicts
 
 
-def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) -> Iterator[Check]:
+def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) -> Check:
     before, after = (min(launch.peak_reserved_bytes for launch in side) for side in zip(*pairs, strict=True))
     ratio = _over(after, before)
     each = [_over(b.peak_reserved_bytes, a.peak_reserved_bytes) for a, b in pairs]
@@ -129,7 +133,7 @@ def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) 
     is_confirmed = max(broken_by, default=0) >= min(_CONFIRMED, rule.budget)
     told = [f"{name.replace('_', ' ')} {bound:g}x" for name, bound in bounds]
     detail = f"memory {ratio:.3g}x"
-    yield Check(
+    return Check(
         metric="memory_ratio",
         value=ratio,
         unit="1",

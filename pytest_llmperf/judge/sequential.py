@@ -33,6 +33,24 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """What the launches that are left can change; if that decides nothing, they are not spent."""
+
+    left: int
+    moves: float
+    """How far they move the difference at most."""
+    error: float
+    """Of the difference, once they are spent."""
+
+    @classmethod
+    def of(cls, difference: Difference, rule: Rule) -> Outlook:
+        num_launches, sd = len(difference.each), difference.launch_sd
+        left = max(0, rule.budget - num_launches)
+        gain = 1 / num_launches - 1 / (num_launches + left)
+        return cls(left, _MOVES * sd * math.sqrt(gain), math.sqrt(max(0.0, difference.error**2 - sd**2 * gain)))
+
+
+@dataclass(frozen=True)
 class Decision:
     """What the launches so far say."""
 
@@ -51,27 +69,24 @@ def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:
     beyond the tolerance by themselves; ``pass`` where it is shown to be within the tolerance (Schuirmann 1987, one
     side); else another launch, unless none could decide.
     """
-    num_launches, launch_sd = len(difference.each), difference.launch_sd
-    limit, budget = math.log1p(tolerance), max(rule.budget, num_launches)
+    limit, budget = math.log1p(tolerance), max(rule.budget, len(difference.each))
     beyond = quantile(1 - rule.alpha / budget, difference.df)
     alarm = max(limit, beyond * difference.error)
     confident = quantile(_CONFIDENT, difference.df)
-    at_budget = math.sqrt(max(0.0, difference.error**2 - launch_sd**2 * (1 / num_launches - 1 / budget)))
-    detectable = math.expm1(max(limit, beyond * at_budget) + quantile(_POWER, difference.df) * at_budget)
+    ahead = Outlook.of(difference, rule)
+    detectable = math.expm1(max(limit, beyond * ahead.error) + quantile(_POWER, difference.df) * ahead.error)
     not_slower = difference.log + confident * difference.error < limit
 
-    # Launches that are left move the difference no further than this: if that decides nothing, they are not spent.
-    moves = _MOVES * launch_sd * math.sqrt(1 / num_launches - 1 / budget)
-    may_pass = difference.log - moves + confident * at_budget < limit
-    may_alarm = abs(difference.log) + moves > max(limit, beyond * at_budget)
-    another = num_launches < budget and (may_pass or may_alarm)
+    may_pass = difference.log - ahead.moves + confident * ahead.error < limit
+    may_alarm = abs(difference.log) + ahead.moves > max(limit, beyond * ahead.error)
+    another = ahead.left > 0 and (may_pass or may_alarm)
 
     verdict: str | None = None
     if abs(difference.log) > alarm:
         sign = math.copysign(1, difference.log)
         if sum(sign * each > limit for each in difference.each) >= min(_CONFIRMED, budget):
             verdict = "regressed" if difference.log > 0 else "improved"
-        elif num_launches >= budget:
+        elif not ahead.left:
             verdict = "inconclusive"
     elif not_slower and (difference.log > -limit or not another):
         verdict = "pass"

@@ -80,7 +80,7 @@ def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], noise: 
         log=_centre(logs) - expected,
         error=math.sqrt(variance),
         df=df,
-        launch_sd=noise.launch.sd,
+        launch_sd=math.sqrt(noise.launch.sd**2 + fmean(excess[num:])),
         each=tuple(value - expected for value in logs),
     )
 

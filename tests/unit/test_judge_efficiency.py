@@ -121,6 +121,33 @@ def test_a_floor_needs_no_baseline(wide: tuple[float, ...], verdict: str) -> Non
     assert result.undecided == (verdict == "inconclusive")
 
 
+def on_a_host(runs: tuple[Launch, ...], host: str) -> tuple[Launch, ...]:
+    return tuple(
+        replace(run, ranks=tuple(replace(rank, host=host, device=f"GPU {rank.rank}") for rank in run.ranks))
+        for run in runs
+    )
+
+
+@pytest.mark.parametrize(
+    ("efficiency", "verdict", "another"),
+    [
+        (0.87, "pass", False),
+        (0.823, "inconclusive", True),
+        (0.815, "inconclusive", False),
+        (0.72, "inconclusive", True),
+    ],
+)
+def test_launches_that_could_show_nothing_of_a_floor_are_not_spent(
+    efficiency: float, verdict: str, another: bool
+) -> None:
+    stored = on_a_host(ONE_BASELINE.launches, "then")
+    narrow = Narrow(gpus=1, launches=stored, baseline=None, in_this_run=False)
+    wide = on_a_host(launches(WIDE, 1 / efficiency), "now")
+    # Most of the error is the hosts': no launch on this one narrows it.
+    found = judge_efficiency(wide, None, narrow, POLICY, Terms(at_least=0.8), RULE, POLICY.noise)
+    assert (found.check.verdict, found.undecided) == (verdict, another)
+
+
 def test_a_floor_counts_what_each_gpu_does_where_widths_share_a_batch() -> None:
     half = replace(ONE, micro_batch_size=2)
     narrow = Narrow(gpus=1, launches=launches(half, 2.0, 2.0), baseline=None, in_this_run=True)

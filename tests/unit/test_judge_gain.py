@@ -43,7 +43,10 @@ class TestGain:
         assert verdict([pair(0.13, 0.1)] * 2, throughput=bounds) == ("regressed", False)
 
     def test_at_its_bound_nothing_is_shown(self) -> None:
-        assert verdict([pair(0.12, 0.1)] * 4, throughput=Bounds(at_least=1.2)) == ("inconclusive", True)
+        bounds = Bounds(at_least=1.2)
+        decided = [verdict([pair(0.12, 0.1)] * number, throughput=bounds) for number in (1, 2, 3, 4)]
+        # A fourth pair would move it too little to show more.
+        assert decided == [("inconclusive", another) for another in (True, True, False, False)]
 
     def test_an_upper_bound(self) -> None:
         assert verdict([pair(0.13, 0.1)] * 2, throughput=Bounds(at_most=1.2))[0] == "regressed"

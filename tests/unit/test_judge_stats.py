@@ -279,6 +279,8 @@ class TestOwnScatter:
         assert (
             difference([vague], [launch()] * 4, NOISE).error > 2 * difference([launch()], [launch()] * 4, NOISE).error
         )
+        # One more of its kind is known no better, and so narrows the rest by as much.
+        assert difference([vague], [launch()] * 4, NOISE).launch_sd == pytest.approx(vague.median_error)
 
     def test_a_launch_of_few_steps_is_not_exact(self) -> None:
         few = stepping((0.5, 0.1, 0.104, 0.098, 0.103, 0.1))
