@@ -205,7 +205,7 @@ class Launch:
     @property
     def peak_reserved_bytes(self) -> int:
         """Of the worst rank."""
-        return max(rank.peak_reserved_bytes for rank in self.ranks)
+        return self.fullest_rank.peak_reserved_bytes
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -213,8 +213,9 @@ class Launch:
         return max(rank.peak_allocated_bytes for rank in self.ranks)
 
     @property
-    def worst_memory_rank(self) -> int:
-        return max(self.ranks, key=lambda rank: rank.peak_reserved_bytes).rank
+    def fullest_rank(self) -> RankRecord:
+        """The one that reserved most memory."""
+        return max(self.ranks, key=lambda rank: rank.peak_reserved_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; what an older version did not record is left out, as that version did."""

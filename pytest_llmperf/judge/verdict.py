@@ -260,7 +260,8 @@ def _detail(name: str, launches: Sequence[Launch]) -> str:
     if name != "peak_reserved_bytes" or len(launches[0].ranks) == 1:
         return ""
     told = min(launches, key=lambda launch: launch.peak_reserved_bytes)
-    return f"rank {told.worst_memory_rank} of {len(told.ranks)}"
+    worst = told.fullest_rank
+    return f"worst on rank {worst.rank} of {len(told.ranks)} ({worst.host}, {worst.device})"
 
 
 def _repeats_itself(launch: Launch) -> bool:

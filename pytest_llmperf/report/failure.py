@@ -115,23 +115,8 @@ def _figures(result: CaseResult) -> list[str]:
 
 
 def _details(result: CaseResult) -> list[str]:
-    lines = [
-        f"{formats.label(check.metric)}: {detail}"
-        for check in _gating(result)
-        if (detail := _detail(check, result.launches))
-    ]
+    lines = [f"{formats.label(check.metric)}: {check.detail}" for check in _gating(result) if check.detail]
     return _some(lines, _MOST_DETAILS)
-
-
-def _detail(check: Check, launches: Sequence[Launch]) -> str:
-    if check.detail:
-        return check.detail
-    if check.metric == "peak_reserved_bytes" and any(len(launch.ranks) > 1 for launch in launches):
-        worst = max((rank for launch in launches for rank in launch.ranks), key=lambda rank: rank.peak_reserved_bytes)
-        return (
-            f"worst on rank {worst.rank} ({worst.host}, {worst.device}), {formats.memory(worst.peak_reserved_bytes, 2)}"
-        )
-    return ""
 
 
 def _notes(result: CaseResult) -> list[str]:

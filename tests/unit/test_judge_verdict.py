@@ -276,7 +276,7 @@ def test_memory_is_the_worst_rank_of_the_leanest_launch() -> None:
     full = replace(USUAL, ranks=(USUAL.ranks[0], replace(USUAL.ranks[1], peak_reserved_bytes=2**31)))
     assert check_of(judge([USUAL, full], BASELINE, POLICY), MEMORY).value == 2**30
     check = check_of(judge([full], BASELINE, POLICY), MEMORY)
-    assert (check.value, check.detail) == (2**31, "rank 1 of 2")
+    assert (check.value, check.detail) == (2**31, "worst on rank 1 of 2 (host, Fake CPU)")
 
 
 def test_the_loss_is_the_last_one_of_the_last_launch() -> None:

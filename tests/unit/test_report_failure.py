@@ -60,6 +60,7 @@ REGRESSED = CaseResult(
             tolerance=0.01,
             limit=59.5395 * GIB,
             change=0.00085,
+            detail="worst on rank 7 of 8 (node1, NVIDIA H200)",
             verdict="pass",
         ),
         Check(
@@ -86,7 +87,7 @@ def test_a_regression_shows_figures_evidence_and_the_next_commands() -> None:
         "  metric         measured   baseline      limit  change  detectable",
         "  tokens/s/GPU     67,310     71,783     70,348  -6.2 %       1.1 %  regressed",
         "  peak memory   59.00 GiB  58.95 GiB  59.54 GiB  +0.1 %           -       pass",
-        "  peak memory: worst on rank 7 (node1, NVIDIA H200), 59.00 GiB",
+        "  peak memory: worst on rank 7 of 8 (node1, NVIDIA H200)",
         "measured: 2 launches of 40 steps (8 of them warm-up); baseline: 3 launches in 1 session, provisional",
         "different from the baseline's environment:",
         "  torch: 2.8.0 -> 2.9.1",
