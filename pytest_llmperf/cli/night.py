@@ -25,10 +25,8 @@ def submitted(path: Path, template: Path, *, dry_run: bool) -> tuple[list[str], 
     except OSError as error:
         raise ClusterError(f"{template}: not read ({error}); name the nightly script with --script") from None
     results = submit.results_folder(cluster)
-    total = sum(job.gpu_hours for job in planned)
-    scripts = [
-        submit.script(text, cluster, job, results, _share(cluster.budget, job.gpu_hours, total)) for job in planned
-    ]
+    shares = submit.shares(cluster, planned)
+    scripts = [submit.script(text, cluster, job, results, share) for job, share in zip(planned, shares, strict=True)]
     lines: list[str] = []
     try:
         lines.extend(_submitted(cluster, planned, scripts, results, dry_run=dry_run))
@@ -82,7 +80,3 @@ def _submitted(
         line = submit.merge_line(cluster, results, planned)
         raise ClusterError(f"{error}; the jobs run all the same, merge their results with: {line}") from None
     yield f"results: {results}"
-
-
-def _share(budget: float | None, gpu_hours: float, total: float) -> float | None:
-    return None if budget is None or not total else budget * gpu_hours / total

@@ -25,7 +25,7 @@ class Job:
     nodes: int
     is_array: bool
     gpu_hours: float
-    """At most: every GPU of every node until the time limit."""
+    """At most, of all its tasks: every GPU of every node until the time limit."""
 
     @property
     def title(self) -> str:
@@ -64,6 +64,15 @@ def check_budget(cluster: ClusterFile, planned: Sequence[Job]) -> None:
             f"{cluster.path}: not submitted, it may cost {total:.1f} GPU-hours, budget_gpu_hours = {budget:g}; "
             "lower [sbatch] time or [suite] gpus, or raise the budget"
         )
+
+
+def shares(cluster: ClusterFile, planned: Sequence[Job]) -> list[float | None]:
+    """GPU-hours that a task of each job may spend in all its starts together; ``None``: whatever it takes."""
+    total, budget = sum(job.gpu_hours for job in planned), cluster.budget
+    if budget is None or not total:
+        return [None for _ in planned]
+    # Alike within an array, not by width: its narrow tasks hold as many nodes and GPUs as its wide ones.
+    return [budget * job.gpu_hours / total / (len(job.widths) if job.is_array else 1) for job in planned]
 
 
 def script(template: str, cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> str:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pytest_llmperf.cli import merge, submit
-from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
+from pytest_llmperf.cli.clusterfile import KEYS, ClusterError, ClusterFile
 
 REPOSITORY = Path(__file__).parents[2]
 TEMPLATE = (REPOSITORY / "slurm" / "nightly.sbatch").read_text(encoding="utf-8")
@@ -100,6 +102,47 @@ class TestJobs:
         file = cluster(tmp_path, MINIMAL + "budget_gpu_hours = 31")
         with pytest.raises(ClusterError, match=r"may cost 32.0 GPU-hours, budget_gpu_hours = 31; lower"):
             submit.check_budget(file, submit.jobs(file))
+
+    @settings(max_examples=50)
+    @given(
+        per_node=st.integers(1, 8),
+        widths=st.sets(st.integers(1, 64), min_size=1),
+        mode=st.sampled_from(["packed", "array"]),
+        minutes=st.integers(1, 500),
+        spare=st.floats(1, 3),
+    )
+    def test_all_tasks_in_all_their_starts_stay_within_the_budget(
+        self, per_node: int, widths: set[int], mode: str, minutes: int, spare: float
+    ) -> None:
+        def night(budget: float) -> tuple[ClusterFile, list[submit.Job]]:
+            suite = {"gpus": " ".join(map(str, widths)), "mode": mode, "budget_gpu_hours": f"{budget!r}"}
+            values = {"cluster": {"gpus_per_node": str(per_node)}, "sbatch": {"time": str(minutes)}, "suite": suite}
+            defaults = {section: {key: value or "" for key, value in keys.items()} for section, keys in KEYS.items()}
+            file = ClusterFile(Path("x.ini"), {name: keys | values.get(name, {}) for name, keys in defaults.items()})
+            return file, submit.jobs(file)
+
+        budget = spare * sum(job.gpu_hours for job in night(1)[1])
+        file, planned = night(budget)
+        shares = [float(share) for share in submit.shares(file, planned) if share is not None]
+        tasks = [len(job.widths) if job.is_array else 1 for job in planned]
+        assert sum(share * count for share, count in zip(shares, tasks, strict=True)) == pytest.approx(budget)
+        # No task's first start is ended by it.
+        assert all(
+            share >= 0.999 * job.gpu_hours / count for share, job, count in zip(shares, planned, tasks, strict=True)
+        )
+
+    def test_the_share_of_a_task_is_in_the_script(self, tmp_path: Path) -> None:
+        text = MINIMAL + "mode = array\nbudget_gpu_hours = 52\n"
+        file = cluster(tmp_path, text)
+        planned = submit.jobs(file)
+        assert submit.shares(file, planned) == [32, 8, 4]
+        script = submit.script(TEMPLATE, file, planned[2], tmp_path, submit.shares(file, planned)[2])
+        assert "--array=4,2,1" in script
+        assert "--perf-budget 4)" in script
+
+    def test_without_a_budget_nothing_is_shared(self, tmp_path: Path) -> None:
+        file = cluster(tmp_path)
+        assert submit.shares(file, submit.jobs(file)) == [None]
 
 
 class TestScript:
