@@ -15,7 +15,7 @@ from pytest_llmperf.launch.allocation import AllocationError, job_key
 from pytest_llmperf.launch.cluster import Cluster, find_cluster
 from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.launch.slurm import SlurmLauncher
-from pytest_llmperf.plugin.journal import Journal
+from pytest_llmperf.plugin.journal import Journal, Kept
 
 
 def hold(launcher: str, options: SlurmOptions, gpus: int | None) -> Cluster:
@@ -42,6 +42,10 @@ class Job:
         self.journal = Journal(folder / "jobs", job_key(variables), arguments, resume=resume)
         self._gpus, self._start = 0, time.time()
 
+    def holds(self, gpus: int) -> None:
+        """As many GPUs are charged for as long as this process runs; a job that shrinks has other processes then."""
+        self._gpus, self._start = gpus, scheduler.start_time(self._job_id)
+
     def launcher(
         self,
         cluster: Cluster,
@@ -52,19 +56,30 @@ class Job:
         say: Callable[[str], None],
     ) -> SlurmLauncher:
         """What starts this job's launches, until the budget is used up."""
-        self._gpus, self._start = len(cluster.machine.gpus), scheduler.start_time(self._job_id)
         ends = None
         if budget_gpu_hours is not None and self._gpus:
-            left = budget_gpu_hours - self.journal.spent_before(self._restarts)
-            ends = self._start + max(0.0, left) * 3600 / self._gpus
+            spent, until = self._noted()
+            left = budget_gpu_hours - self.journal.spent_before(self._restarts) - spent
+            ends = until + max(0.0, left) * 3600 / self._gpus
         for node in cluster.lost:
             say(f"node {node} did not answer and is left out")
         return SlurmLauncher(cluster, options, on_cpu=on_cpu, say=say, budget_ends=ends)
 
+    def keep(self, kept: Kept) -> str:
+        """Write down what was concluded, and what was spent so far: a node that dies tells nothing any more."""
+        self.note_spent()
+        return self.journal.keep(kept)
+
     def note_spent(self) -> None:
         """GPU-hours so far, idle ones too: they are what the job is charged for."""
         if self._gpus:
-            self.journal.note_spent(self._restarts, self._gpus * (time.time() - self._start) / 3600)
+            (spent, until), now = self._noted(), time.time()
+            # From where the last note ended, whoever wrote it: processes side by side count their time once.
+            self.journal.note_spent(self._restarts, spent + self._gpus * max(0.0, now - until) / 3600, max(now, until))
+
+    def _noted(self) -> tuple[float, float]:
+        """GPU-hours of this start, and until when they count."""
+        return self.journal.spent_in(self._restarts) or (0.0, self._start)
 
 
 def end_on_signals(ended_by: Callable[[str], None]) -> Callable[[], None]:

@@ -60,21 +60,30 @@ class Journal:
 
     def spent_before(self, restarts: int) -> float:
         """GPU-hours of this job's earlier starts."""
-        spent = 0.0
-        for path in self._folder.glob("spent-*.json"):
-            with suppress(OSError, ValueError, TypeError):
-                if path.name != f"spent-{restarts}.json":
-                    spent += float(json.loads(path.read_text(encoding="utf-8")))
-        return spent
+        others = self._folder.glob("spent-*.json")
+        found = [_spent(path) for path in others if path.name != f"spent-{restarts}.json"]
+        return sum(gpu_hours for gpu_hours, _ in filter(None, found))
 
-    def note_spent(self, restarts: int, gpu_hours: float) -> None:
-        """Of this start, so far."""
+    def spent_in(self, restarts: int) -> tuple[float, float] | None:
+        """GPU-hours of one start, and until when they count; ``None`` where nothing was noted."""
+        return _spent(self._folder / f"spent-{restarts}.json")
+
+    def note_spent(self, restarts: int, gpu_hours: float, until: float) -> None:
+        """Of one start, so far."""
         with suppress(OSError):
-            _write(self._folder / f"spent-{restarts}.json", json.dumps(gpu_hours))
+            _write(self._folder / f"spent-{restarts}.json", json.dumps([gpu_hours, until]))
 
     def _path(self, nodeid: str, digest: str) -> Path:
         what = json.dumps([nodeid, digest, self._arguments])
         return self._folder / f"{hashlib.sha256(what.encode()).hexdigest()[:24]}.json"
+
+
+def _spent(path: Path) -> tuple[float, float] | None:
+    try:
+        gpu_hours, until = json.loads(path.read_text(encoding="utf-8"))
+        return float(gpu_hours), float(until)
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _write(path: Path, text: str) -> None:

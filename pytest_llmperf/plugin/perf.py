@@ -294,7 +294,7 @@ class Perf:
     def _conclude(self, result: CaseResult, held_against: str = "none", refused: str = "") -> CaseResult:
         self._findings.results.append(result)
         if self._session.job is not None and _BEFORE not in result.notes:
-            trouble = self._session.job.journal.keep(Kept(result, held_against, refused))
+            trouble = self._session.job.keep(Kept(result, held_against, refused))
             self._session.notes += [trouble] if trouble else []
         benchmark.record(self._request, result)
         failing = {"invalid", "regressed", "new"} | ({"improved", "inconclusive"} if self._settings.strict else set())

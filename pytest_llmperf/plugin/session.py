@@ -164,7 +164,10 @@ class PerfSession:
             return None
         from pytest_llmperf.plugin.allocated import hold
 
-        return hold(settings.launcher, settings.slurm, settings.gpus)
+        cluster = hold(settings.launcher, settings.slurm, settings.gpus)
+        if self.job is not None:
+            self.job.holds(len(cluster.machine.gpus))
+        return cluster
 
     @cached_property
     def job(self) -> Job | None:

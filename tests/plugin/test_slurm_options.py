@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from tests.plugin.conftest import Project
+from tests.slurm.fakes import FakeSlurm
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +90,33 @@ def test_a_job_of_several_nodes_without_srun_is_a_usage_error(
     result = project.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--perf-launcher auto: srun is not on PATH*--perf-launcher local*"])
+
+
+# The launches of a job of 8 GPUs, without the wait for real ones.
+_IN_A_JOB = """
+from unittest import mock
+
+from pytest_llmperf.launch import scheduler
+from pytest_llmperf.plugin import allocated
+from tests import fakes
+
+mock.patch.object(scheduler, "start_time", lambda job: START).start()
+mock.patch.object(allocated, "SlurmLauncher", lambda *args, **options: fakes.FakeLauncher()).start()
+"""
+
+
+@pytest.mark.parametrize("parallel", [(), ("-n", "2")])
+def test_what_a_job_spent_is_noted_for_its_next_start(
+    project: Project, monkeypatch: pytest.MonkeyPatch, parallel: tuple[str, ...]
+) -> None:
+    if parallel:
+        pytest.importorskip("xdist")
+    slurm = FakeSlurm(project.path, monkeypatch)
+    slurm.allocate({"n1": {"gpus": 4}, "n2": {"gpus": 4}})
+    an_hour_ago = time.time() - 3600
+    project.pytester.makeconftest(_IN_A_JOB.replace("START", repr(an_hour_ago)))
+    project.run("-o", f"perf_slurm_python={slurm.python}", "--perf-budget", "99", *parallel, gpus="8")
+    gpu_hours, until = json.loads((project.path / ".llmperf" / "jobs" / "7" / "spent-0.json").read_text())
+    assert gpu_hours == pytest.approx(8 * (until - an_hour_ago) / 3600)
+    assert until == pytest.approx(time.time(), abs=120)
+    assert project.launches, "of this job"

@@ -7,11 +7,21 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import cast
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.launch import scheduler
+from pytest_llmperf.launch.cluster import Cluster
+from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.plugin import allocated, slurm_options
 from pytest_llmperf.plugin.journal import Journal, Kept
 from pytest_llmperf.result import CaseResult
@@ -63,8 +73,16 @@ class TestJournal:
     def test_the_budget_counts_earlier_starts(self, tmp_path: Path) -> None:
         journal = Journal(tmp_path, "7", [], resume=True)
         for restarts, hours in ((0, 1.5), (1, 2.0), (1, 2.5)):
-            journal.note_spent(restarts, hours)
+            journal.note_spent(restarts, hours, 7.0)
         assert (journal.spent_before(2), journal.spent_before(1)) == (4.0, 1.5)
+        assert (journal.spent_in(1), journal.spent_in(2)) == ((2.5, 7.0), None)
+
+    @pytest.mark.parametrize("text", ["6.0", "{", "[1]", '["a", "b"]', "null"])
+    def test_a_note_that_makes_no_sense_counts_nothing(self, tmp_path: Path, text: str) -> None:
+        journal = Journal(tmp_path, "7", [], resume=True)
+        journal.note_spent(0, 1.5, 7.0)
+        (tmp_path / "7" / "spent-1.json").write_text(text)
+        assert (journal.spent_before(2), journal.spent_in(1)) == (1.5, None)
 
     def test_old_jobs_are_forgotten(self, tmp_path: Path) -> None:
         Journal(tmp_path, "6", [], resume=True).keep(concluded())
@@ -72,6 +90,98 @@ class TestJournal:
             os.utime(path, (0, 0))
         Journal(tmp_path, "7", [], resume=True)
         assert not (tmp_path / "6").exists()
+
+
+@dataclass
+class Clock:
+    """What the machine's clock, and SLURM of the job's start, would say."""
+
+    now: float = 1_000_000.0
+    start: float = 1_000_000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@contextmanager
+def clock() -> Iterator[Clock]:
+    told = Clock()
+
+    def start_time(_job: str) -> float:
+        return told.start
+
+    with (
+        mock.patch.object(allocated, "time", told),
+        mock.patch.object(scheduler, "start_time", start_time),
+        mock.patch.object(allocated, "SlurmLauncher", lambda *_, budget_ends, **__: budget_ends),
+    ):
+        yield told
+
+
+def job_of(folder: Path, gpus: int, restarts: int = 0) -> allocated.Job:
+    job = allocated.Job(
+        folder, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}, (f"gpus{gpus}",), resume=True
+    )
+    job.holds(gpus)
+    return job
+
+
+def budget_ends(job: allocated.Job, budget: float) -> float:
+    """In hours since the epoch."""
+    nodes = cast("Cluster", SimpleNamespace(lost=()))
+    ends = job.launcher(nodes, SlurmOptions(), on_cpu=False, budget_gpu_hours=budget, say=lambda _: None)
+    return cast("float", ends) / 3600
+
+
+class TestSpent:
+    def test_a_job_that_shrinks_remembers_what_its_wide_phases_cost(self, tmp_path: Path) -> None:
+        with clock() as told:
+            wide = job_of(tmp_path, 32)
+            assert budget_ends(wide, 40) == pytest.approx(told.start / 3600 + 40 / 32)
+            told.now += 3600
+            wide.note_spent()
+            narrow = job_of(tmp_path, 4)
+            assert budget_ends(narrow, 40) == pytest.approx(told.now / 3600 + 8 / 4)
+            told.now += 1800
+            narrow.note_spent()
+        assert narrow.journal.spent_before(1) == pytest.approx(34)
+
+    def test_a_start_that_ended_without_a_word_is_known_by_its_last_case(self, tmp_path: Path) -> None:
+        with clock() as told:
+            first = job_of(tmp_path, 8)
+            told.now += 3600
+            first.keep(concluded())
+            told.now = told.start = told.now + 7200
+            again = job_of(tmp_path, 8, restarts=1)
+            assert budget_ends(again, 20) == pytest.approx(told.now / 3600 + 12 / 8)
+
+    @given(
+        starts=st.lists(
+            st.lists(
+                st.tuples(st.integers(1, 64), st.lists(st.floats(0, 9e4), min_size=1, max_size=4)),
+                min_size=1,
+                max_size=4,
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+        workers=st.integers(1, 3),
+    )
+    def test_however_often_and_by_whomever_it_is_noted_the_sum_is_what_was_charged(
+        self, starts: list[list[tuple[int, list[float]]]], workers: int
+    ) -> None:
+        charged = 0.0
+        with TemporaryDirectory() as folder, clock() as told:
+            for restarts, phases in enumerate(starts):
+                told.start = told.now = told.now + 600  # in the queue it costs nothing
+                for gpus, notes in phases:
+                    processes = [job_of(Path(folder), gpus, restarts) for _ in range(workers)]
+                    for number, seconds in enumerate(notes):
+                        told.now += seconds
+                        charged += gpus * seconds / 3600
+                        processes[number % workers].note_spent()
+            journal = job_of(Path(folder), 1, len(starts)).journal
+            assert journal.spent_before(len(starts)) == pytest.approx(charged)
 
 
 @pytest.mark.parametrize(
