@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from pytest_llmperf.report import formats
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.tables import escaped, markdown
 from pytest_llmperf.result import VERDICTS
+
+_TEXTS = ("id", "digest", "nodeid", "verdict")
 
 _RATE, _MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
 
@@ -44,10 +47,12 @@ class Night:
 
     @property
     def results(self) -> list[Mapping[str, Any]]:
-        """Every case once, the worst verdicts first."""
+        """Every case once, by its worst verdict; the worst first."""
         found = [result for part in self.parts for result in part.document["results"]]
-        unique = {(result["nodeid"], result["digest"]): result for result in found}
-        return sorted(unique.values(), key=lambda result: (_rank(str(result["verdict"])), str(result["id"])))
+        unique: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for result in sorted(found, key=lambda result: (_rank(result["verdict"]), result["id"])):
+            unique.setdefault((result["nodeid"], result["digest"]), result)
+        return list(unique.values())
 
     @property
     def headline(self) -> str:
@@ -113,8 +118,11 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not isinstance(values, dict) or values.get("schema") != 1 or not isinstance(values.get("results"), list):
         raise ValueError("expected schema 1 and results")
     for result in values["results"]:
-        if not isinstance(result, dict) or not {"id", "digest", "nodeid", "verdict", "metrics"} <= result.keys():
-            raise ValueError("a result without id, digest, nodeid, verdict or metrics")
+        if not isinstance(result, dict) or not all(isinstance(result.get(name), str) for name in _TEXTS):
+            raise ValueError(f"a result whose {', '.join(_TEXTS)} are not all there as text")
+        metrics = result.get("metrics")
+        if not isinstance(metrics, dict) or not all(isinstance(metric, dict) for metric in metrics.values()):
+            raise ValueError(f"{result['id']} has no metrics by name")
     return {"machine": {}, **values}
 
 
@@ -124,4 +132,4 @@ def _rank(verdict: str) -> int:
 
 def _value(result: Mapping[str, Any], metric: str, field: str) -> float | None:
     value = result["metrics"].get(metric, {}).get(field)
-    return value if isinstance(value, (int, float)) else None
+    return value if isinstance(value, (int, float)) and abs(value) <= sys.float_info.max else None

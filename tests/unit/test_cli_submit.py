@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.cli import merge, submit
 from pytest_llmperf.cli.clusterfile import KEYS, ClusterError, ClusterFile
+from pytest_llmperf.report import formats
 
 REPOSITORY = Path(__file__).parents[2]
 TEMPLATE = (REPOSITORY / "slurm" / "nightly.sbatch").read_text(encoding="utf-8")
@@ -216,6 +217,39 @@ class TestMerge:
         if text is not None:
             (tmp_path / "gpus-8.json").write_text(text)
         assert said in merge.gather([tmp_path], ["gpus-1.json", "gpus-8.json"]).troubles[0]
+
+    @pytest.mark.parametrize("widths", [(1, 8), (8, 1)])
+    def test_a_case_that_two_parts_ran_is_told_by_its_worst_verdict(
+        self, tmp_path: Path, widths: tuple[int, int]
+    ) -> None:
+        red, green = widths
+        write(tmp_path, red, result("a", "regressed", -0.1), exit_code=1)
+        write(tmp_path, green, result("a"), result("b"))
+        assert merge.gather([tmp_path], []).headline == "red: 1 regressed, 1 pass"
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"metrics": [1]}, "a has no metrics by name"),
+            ({"metrics": {"tokens_per_second_per_gpu": 3}}, "a has no metrics by name"),
+            ({"digest": ["x"]}, "id, digest, nodeid, verdict are not all there as text"),
+            ({"verdict": None}, "id, digest, nodeid, verdict are not all there as text"),
+        ],
+    )
+    def test_a_part_of_other_types_is_red(self, tmp_path: Path, change: dict[str, Any], said: str) -> None:
+        write(tmp_path, 1, {**result("a"), **change})
+        (trouble,) = merge.gather([tmp_path], []).troubles
+        assert "gpus-1.json: not a --perf-json file" in trouble
+        assert said in trouble
+
+    @pytest.mark.parametrize("value", ["1" + "0" * 400, "1e999", "NaN", "null", '"fast"'])
+    def test_a_figure_that_is_none_is_a_dash(self, tmp_path: Path, value: str) -> None:
+        write(tmp_path, 1, {**result("a"), "metrics": {"tokens_per_second_per_gpu": {"value": "HERE"}}})
+        path = tmp_path / "gpus-1.json"
+        path.write_text(path.read_text().replace('"HERE"', value))
+        night = merge.gather([tmp_path], [])
+        assert night.headline == "green: 1 pass"
+        assert night.page()[-1].split("|")[3].strip() == formats.ABSENT
 
     def test_an_unfinished_part_is_red(self, tmp_path: Path) -> None:
         write(tmp_path, 1, result("a"), unfinished="SIGTERM", exit_code=75)
