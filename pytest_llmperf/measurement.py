@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from statistics import fmean, median, stdev
 from typing import Any
 
+from pytest_llmperf.shape import fields_of
 from pytest_llmperf.steady import Steady, find_steady
 
 # What a launch of a single steady step is worth.
@@ -233,50 +234,33 @@ class Launch:
         Raises:
             ValueError: a field is missing, unknown or of the wrong shape.
         """
-        try:
-            ranks = tuple(_rank_of(rank) for rank in values["ranks"])
-            health = Health(**{**values["health"], "foreign_processes": tuple(values["health"]["foreign_processes"])})
-            losses = tuple(float(loss) for loss in values["losses"])
-            environment = Environment(**values["environment"])
-            launch = cls(**{**values, "ranks": ranks, "health": health, "losses": losses, "environment": environment})
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"not a launch record: {error!r}") from error
-        for part in (launch, environment, health, *ranks):
-            _check_types(part)
+        values = fields_of(cls, values, "a launch")
+        ranks = tuple(_rank_of(rank) for rank in values["ranks"])
+        health = fields_of(Health, values["health"], "its health")
+        launch = cls(
+            **{
+                **values,
+                "ranks": ranks,
+                "losses": tuple(float(loss) for loss in values["losses"]),
+                "environment": Environment(**fields_of(Environment, values["environment"], "its environment")),
+                "health": Health(**{**health, "foreign_processes": tuple(health.get("foreign_processes", ()))}),
+            }
+        )
         if not ranks or len({len(rank.step_seconds) for rank in ranks}) != 1:
-            raise ValueError("not a launch record: its ranks disagree on the number of steps")
+            raise ValueError("its ranks disagree on the number of steps")
         steps = len(ranks[0].step_seconds)
         if not 0 <= launch.warmup_steps < steps:
-            raise ValueError(f"not a launch record: {steps} steps, {launch.warmup_steps} of them warm-up")
+            raise ValueError(f"{steps} steps, {launch.warmup_steps} of them warm-up")
         return launch
 
 
-def _rank_of(values: Mapping[str, Any]) -> RankRecord:
-    times = {"step_seconds": values["step_seconds"], "waiting_seconds": values.get("waiting_seconds", ())}
-    rank = RankRecord(**{**values, **{name: tuple(float(second) for second in each) for name, each in times.items()}})
+def _rank_of(values: object) -> RankRecord:
+    checked = fields_of(RankRecord, values, "a rank")
+    times = {"step_seconds": checked["step_seconds"], "waiting_seconds": checked.get("waiting_seconds", ())}
+    rank = RankRecord(**{**checked, **{name: tuple(float(second) for second in each) for name, each in times.items()}})
     if rank.waiting_seconds and len(rank.waiting_seconds) != len(rank.step_seconds):
-        raise ValueError(f"not a launch record: rank {rank.rank} waited in other steps than it took")
+        raise ValueError(f"rank {rank.rank} waited in other steps than it took")
     return rank
-
-
-# By the annotation's first word: a field of a file may be anything.
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "str": str,
-    "int": int,
-    "float": (int, float),
-    "Mapping": Mapping,
-    "tuple": tuple,
-}
-
-
-def _check_types(part: Any) -> None:
-    for f in fields(part):
-        value, kind = getattr(part, f.name), _KINDS.get(str(f.type).partition("[")[0])
-        if kind is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise ValueError(f"not a launch record: {f.name} is {value!r}, expected {f.type}")
-        texts = isinstance(value, Mapping) and str(f.type) == "Mapping[str, str]"
-        if texts and not all(isinstance(text, str) for text in value.values()):
-            raise ValueError(f"not a launch record: {f.name} is {value!r}, expected {f.type}")
 
 
 @dataclass(frozen=True, kw_only=True)

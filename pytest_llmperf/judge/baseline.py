@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_llmperf.judge.document import SCHEMA, WHAT_TO_DO, Accepted, BaselineError, dump, parse
+from pytest_llmperf.judge.document import SCHEMA, Accepted, BaselineError, dump, parse, refusing
 from pytest_llmperf.judge.figures import figure, percent
 from pytest_llmperf.judge.noise import labels
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import Check
+from pytest_llmperf.shape import typed
 from pytest_llmperf.spec import SpecError, TrainSpec
 
 # More would only slow reading: what a verdict can see is decided by the first dozen.
@@ -101,12 +102,9 @@ class Baseline:
             BaselineError: empty, truncated, of a newer schema, or not a baseline.
         """
         document = parse(text, source)
-        try:
+        with refusing(source, "a baseline"):
             environments = document["environments"]
-            launches = tuple(
-                Launch.from_dict({**launch, "environment": environments[launch["environment"]]})
-                for launch in document["launches"]
-            )
+            launches = tuple(_launch_of(launch, environments) for launch in document["launches"])
             if not launches or not document["history"]:
                 raise ValueError("it holds no launch, or no history")
             if {launch.digest for launch in launches} != {document["digest"]}:
@@ -115,19 +113,17 @@ class Baseline:
             for line in (line for launch in launches for line in unusable(launch)):
                 raise ValueError(line)
             return cls(
-                id=str(document["id"]),
-                digest=str(document["digest"]),
-                machine=str(document["machine"]),
+                **{name: document[name] for name in ("id", "digest", "machine", "recorded_by")},
                 spec=dict(document["spec"]),
-                recorded_by=str(document["recorded_by"]),
                 launches=launches,
                 anchor=Accepted.from_dict(document["anchor"]),
                 history=tuple(Accepted.from_dict(entry) for entry in document["history"]),
             )
-        except KeyError as error:
-            raise BaselineError(f"{source}: it has no {str(error.args[0])!r}, expected one; {WHAT_TO_DO}") from error
-        except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise BaselineError(f"{source}: not a baseline of schema {SCHEMA} ({error}); {WHAT_TO_DO}") from error
+
+
+def _launch_of(values: object, environments: Mapping[str, Any]) -> Launch:
+    record = typed(values, {"environment": "str"}, "a launch")
+    return Launch.from_dict({**record, "environment": environments[record["environment"]]})
 
 
 def _same_settings(document: Mapping[str, Any]) -> None:

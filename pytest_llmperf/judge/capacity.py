@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pytest_llmperf.judge.document import SCHEMA, WHAT_TO_DO, Accepted, BaselineError, dump, parse
+from pytest_llmperf.judge.document import SCHEMA, Accepted, BaselineError, dump, parse, refusing
 from pytest_llmperf.result import Check
 
 METRIC = "max_micro_batch_size"
@@ -42,19 +42,17 @@ class CapacityBaseline:
             BaselineError: empty, truncated, of a newer schema, or of something else.
         """
         document = parse(text, source)
-        try:
+        with refusing(source, "a baseline of a largest micro-batch"):
             baseline = cls(
-                **{name: str(document[name]) for name in ("id", "digest", "machine", "recorded_by")},
+                **{name: document[name] for name in ("id", "digest", "machine", "recorded_by")},
                 spec=dict(document["spec"]),
                 anchor=Accepted.from_dict(document["anchor"]),
                 history=tuple(Accepted.from_dict(entry) for entry in document["history"]),
             )
+            if not baseline.history:
+                raise ValueError("it holds no history")
             if not baseline.size >= 1:
                 raise ValueError(f"{METRIC} is {baseline.size}")
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise BaselineError(
-                f"{source}: not a baseline of a largest micro-batch ({error!r}); {WHAT_TO_DO}"
-            ) from error
         return baseline
 
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pytest_llmperf.shape import fields_of, typed
+
 SCHEMA = 1
+
+_KINDS = {
+    **dict.fromkeys(("id", "digest", "machine", "recorded_by"), "str"),
+    **dict.fromkeys(("spec", "environments"), "Mapping[str, Any]"),
+    **dict.fromkeys(("launches", "history"), "tuple[Any, ...]"),
+}
 
 
 class BaselineError(Exception):
@@ -38,16 +47,14 @@ class Accepted:
         return {**values, "metrics": metrics}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Accepted:
+    def from_dict(cls, values: object) -> Accepted:
         """The acceptance as ``to_dict`` wrote it.
 
         Raises:
-            TypeError, ValueError, AttributeError: it is none.
+            ValueError: it is none.
         """
-        entry = cls(**values)
-        if not all(isinstance(text, str) for text in (entry.recorded_at, entry.reason, entry.revision)):
-            raise ValueError(f"an acceptance's date, reason and revision are text, not {dict(values)!r}")
-        return replace(entry, metrics={str(name): float(value) for name, value in entry.metrics.items()})
+        entry = cls(**fields_of(cls, values, "an acceptance"))
+        return replace(entry, metrics={name: float(value) for name, value in entry.metrics.items()})
 
 
 WHAT_TO_DO = "restore it from version control, or delete it and record anew with --update-baselines=new"
@@ -86,7 +93,23 @@ def parse(text: str, source: str) -> dict[str, Any]:
         )
     if schema != SCHEMA:
         raise BaselineError(f"{source}: unknown schema {schema!r}, expected {SCHEMA}; {WHAT_TO_DO}")
-    return document
+    with refusing(source, "a baseline"):
+        return typed(document, _KINDS, "it")
+
+
+@contextmanager
+def refusing(source: str, what: str) -> Iterator[None]:
+    """Where the document of ``source`` is made ``what`` it should be.
+
+    Raises:
+        BaselineError: something in it is missing, or makes no sense.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise BaselineError(f"{source}: it has no {str(error.args[0])!r}, expected one; {WHAT_TO_DO}") from error
+    except ValueError as error:
+        raise BaselineError(f"{source}: not {what} of schema {SCHEMA} ({error}); {WHAT_TO_DO}") from error
 
 
 def dump(document: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.capacity import CapacityBaseline
-from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.document import WHAT_TO_DO, BaselineError
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.spec import TrainSpec
 
@@ -66,7 +66,7 @@ class BaselineStore:
             BaselineError: a file that is there and cannot serve.
         """
         path = self.path(machine, spec)
-        baseline = _read(path, Baseline.from_json)
+        baseline = read(path, Baseline.from_json)
         if baseline is not None:
             _refuse_stray(path, spec.id, (baseline.machine, machine), (baseline.digest, spec.digest))
         return baseline
@@ -82,7 +82,7 @@ class BaselineStore:
             BaselineError: a file that is there and cannot serve.
         """
         path = self.capacity_path(machine, spec)
-        baseline = _read(path, CapacityBaseline.from_json)
+        baseline = read(path, CapacityBaseline.from_json)
         if baseline is not None:
             _refuse_stray(path, spec.capacity_id, (baseline.machine, machine), (baseline.digest, spec.capacity_digest))
         return baseline
@@ -138,7 +138,7 @@ class BaselineStore:
         found = []
         for path in sorted((self.root / machine).glob("*/*.json")):
             with suppress(BaselineError):
-                baseline = _read(path, Baseline.from_json)
+                baseline = read(path, Baseline.from_json)
                 if baseline is not None:
                     found.append(baseline.launches)
         return found
@@ -152,19 +152,26 @@ class BaselineStore:
         found = []
         for path in sorted((self.root / machine).rglob("*.json")):
             is_capacity = path.parent.name == CAPACITY
-            baseline = _read(path, CapacityBaseline.from_json) if is_capacity else _read(path, Baseline.from_json)
+            baseline = read(path, CapacityBaseline.from_json) if is_capacity else read(path, Baseline.from_json)
             if baseline is not None:
                 found.append(Entry(path=path, id=baseline.id, digest=baseline.digest, recorded_by=baseline.recorded_by))
         return found
 
 
-def _read(path: Path, parsed: Callable[[str, str], _Figures]) -> _Figures | None:
+def read(path: Path, parsed: Callable[[str, str], _Figures]) -> _Figures | None:
+    """What is ``parsed`` of the file, or ``None`` where there is none.
+
+    Raises:
+        BaselineError: it cannot be read, or whatever ``parsed`` raises.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BaselineError(f"{path}: cannot be read ({error})") from error
+    except UnicodeDecodeError as error:
+        raise BaselineError(f"{path}: cannot be read (it is not text in UTF-8); {WHAT_TO_DO}") from error
+    except OSError as error:
+        raise BaselineError(f"{path}: cannot be read ({error.strerror or error})") from error
     return parsed(text, str(path))
 
 

@@ -299,6 +299,17 @@ class TestUpdating:
             assert broken.read_text() == text
         assert project.launches == []
 
+    def test_a_broken_file_costs_no_other_case_its_verdict(self, project: Project) -> None:
+        project.record()
+        broken = next(path for path in project.baselines if "eager" in path.name)
+        document = json.loads(broken.read_text())
+        document["launches"][0]["canary"] = {"matmul_flops": None}
+        broken.write_text(json.dumps(document))
+        result = project.run()
+        result.assert_outcomes(failed=1, passed=1)
+        result.stdout.fnmatch_lines([f"*{broken.name}: *canary 'matmul_flops' is null, expected a number*"])
+        assert "Traceback" not in result.stdout.str()
+
     def test_a_file_of_another_digest_is_refused(self, project: Project) -> None:
         project.record()
         first, second = project.baselines

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.baseline import Baseline, accept, creep, describe
+from pytest_llmperf.judge.baseline import Baseline, accept, creep, describe, size_of
 from pytest_llmperf.judge.capacity import CapacityBaseline
 from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential import Rule
+from pytest_llmperf.judge.validity import circumstances
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.measurement import Environment, Launch
 from pytest_llmperf.spec import TrainSpec
@@ -28,8 +32,9 @@ SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=
 REPOSITORY = Path(__file__).parents[2]
 
 
-def launch(step_seconds: float = 0.1, **fake: Any) -> Launch:
-    return launch_of(SPEC, Fake(step_seconds=step_seconds, **fake))
+def launch(step_seconds: float = 0.1, canary: float = 0.0, **fake: Any) -> Launch:
+    made = launch_of(SPEC, Fake(step_seconds=step_seconds, **fake))
+    return replace(made, canary={"matmul_flops": canary}) if canary else made
 
 
 def accepted(
@@ -149,7 +154,62 @@ def broken_launch(**values: Any) -> Callable[[dict[str, Any]], None]:
     return lambda document: document["launches"][0].update(values)
 
 
+ENTRY = {"metrics": {}, "reason": "", "recorded_at": "", "launches": 1}
+
+
+#: What somebody, or a merge, may leave in the place of a value; the last one removes it.
+WRONG: tuple[Any, ...] = (
+    *(None, True, False, "", "2", "fast", "nan", [], {}, [1], [None], {"a": None}, {"a": 1}, ["x", "y"]),
+    *(0, -1, 1, 7, 0.0, -0.5, 1e-300, 1e300, -1e300, 10**18, -(10**18), 10**19, 10**400, -(10**400)),
+    *(float("nan"), float("inf"), ...),
+)
+
+
+def mutated(document: dict[str, Any], draw: Callable[[st.SearchStrategy[Any]], Any]) -> str:
+    for _ in range(draw(st.integers(1, 3))):
+        container, key = document, draw(st.sampled_from(sorted(document)))
+        while isinstance(container[key], (dict, list)) and container[key] and draw(st.integers(0, 3)):
+            container = container[key]
+            keys = sorted(container) if isinstance(container, dict) else range(len(container))
+            key = draw(st.sampled_from(keys))
+        value = draw(st.sampled_from(WRONG))
+        if value is ...:
+            del container[key]
+        else:
+            container[key] = copy.deepcopy(value)
+    return json.dumps(document)
+
+
+def used(baseline: Baseline) -> None:
+    """Everything that a run does with a baseline of its case, and with those of others."""
+    candidates = [launch(0.11, canary=1.0), launch(0.1, canary=1.0)]
+    experience = Experience.of([baseline.launches] * 6, Policy.for_gpu().noise)
+    judgement = judge(candidates, baseline, Policy.for_gpu(), experience=experience)
+    judge(candidates, baseline, Policy.for_cpu())
+    for candidate in candidates:
+        circumstances(candidate, 0.02, experience)
+        baseline.launches[-1].differences(candidate)
+    creep(baseline, judgement.checks)
+    size_of(baseline)
+    new = accepted(baseline, *candidates, reason="why")
+    describe(baseline, new)
+    with suppress(BaselineError):  # a figure that is not finite
+        Baseline.from_json(new.to_json(), "some/file.json")
+
+
 class TestBrokenFiles:
+    @settings(max_examples=200)
+    @given(st.data())
+    def test_any_change_is_refused_in_one_line_or_can_be_judged_against(self, data: st.DataObject) -> None:
+        document = json.loads(accepted(BASELINE, launch(canary=1.0), launch(canary=1.2), launch()).to_json())
+        text = mutated(document, data.draw)
+        try:
+            baseline = Baseline.from_json(text, "some/file.json")
+        except BaselineError:
+            refused(text)
+        else:
+            used(baseline)
+
     @pytest.mark.parametrize(
         ("text", "said"),
         [
@@ -176,7 +236,7 @@ class TestBrokenFiles:
             *((without(name), f"it has no {name!r}") for name in json.loads(BASELINE.to_json()) if name != "schema"),
             (setting("history", []), "no history"),
             (setting("launches", []), "no launch"),
-            (setting("launches", {}), "no launch"),
+            (setting("launches", {}), "launches is {}, expected a list"),
             (setting("launches", 7), "not a baseline"),
             (setting("spec", None), "not a baseline"),
             (setting("spec", replace(SPEC, micro_batch_size=4).to_dict()), "is of other settings than its digest"),
@@ -184,17 +244,34 @@ class TestBrokenFiles:
             (setting("digest", "0" * 16), "other settings"),
             (setting("anchor", {"metrics": {}}), "not a baseline"),
             (setting("anchor", {"metrics": None, "reason": "", "recorded_at": "", "launches": 1}), "not a baseline"),
-            (setting("anchor", {"metrics": {"x": "y"}, "reason": "", "recorded_at": "", "launches": 1}), "'y'"),
+            (
+                setting("anchor", {"metrics": {"x": "y"}, "reason": "", "recorded_at": "", "launches": 1}),
+                "metrics 'x' is",
+            ),
             (broken_launch(losses=[]), "no loss was recorded"),
             (broken_launch(ranks=[]), "not a baseline"),
             (broken_launch(surprise=1), "surprise"),
-            (broken_launch(started_at=5), "started_at is 5, expected str"),
-            (broken_launch(evidence=[]), "evidence is [], expected Mapping"),
+            (broken_launch(started_at=5), "started_at is 5, expected text"),
+            (broken_launch(evidence=[]), "evidence is [], expected an object"),
             (broken_launch(warmup_steps="3"), "not a baseline"),
             (broken_launch(warmup_steps=-1), "12 steps, -1 of them warm-up"),
-            (broken_launch(wall_seconds=True), "wall_seconds is True"),
+            (broken_launch(wall_seconds=True), "wall_seconds is true"),
             (broken_launch(losses=[10**400] * 12), "not a baseline"),
-            (setting("anchor", {"metrics": {}, "reason": "", "recorded_at": 5, "launches": 1}), "are text"),
+            (setting("anchor", {**ENTRY, "recorded_at": 5}), "recorded_at is 5, expected text"),
+            (setting("anchor", {**ENTRY, "launches": "2"}), 'launches is "2", expected a whole number'),
+            (setting("anchor", {**ENTRY, "metrics": {"x": None}}), "metrics 'x' is null, expected a number"),
+            (setting("anchor", [ENTRY]), "an acceptance is [{"),
+            (setting("anchor", {**ENTRY, "reasons": ""}), "has 'reasons', which is unknown, did you mean 'reason'?"),
+            (setting("id", None), "id is null, expected text"),
+            (setting("history", {}), "history is {}, expected a list"),
+            (setting("environments", ["x"]), 'environments is ["x"], expected an object'),
+            (broken_launch(canary={"matmul": None}), "canary 'matmul' is null, expected a number"),
+            (broken_launch(canary={"matmul": "fast"}), "canary 'matmul' is \"fast\", expected a number"),
+            (broken_launch(ranks=[None]), "a rank is null, expected an object"),
+            (broken_launch(ranks=[{}]), "a rank has no 'rank'"),
+            (broken_launch(parameters=10**400), "which is no figure"),
+            (broken_launch(environment=["a"]), 'environment is ["a"], expected text'),
+            (broken_launch(health={"clock_reasons": {"a": "b"}}), "clock_reasons 'a' is \"b\", expected a number"),
         ],
     )
     def test_a_document_that_is_none(self, change: Callable[[dict[str, Any]], None], said: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +71,22 @@ def test_its_file_comes_back_and_is_no_baseline_of_launches(tmp_path: Path) -> N
     assert [(entry.id, entry.digest) for entry in store.entries("machine")] == [
         (SPEC.capacity_id, SPEC.capacity_digest)
     ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"history": []}, "it holds no history"),
+        ({"history": [7]}, "an acceptance is 7, expected an object"),
+        ({"machine": None}, "machine is null, expected text"),
+        ({"spec": []}, "spec is [], expected an object"),
+        ({"anchor": None}, "an acceptance is null, expected an object"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(change: dict[str, Any], said: str) -> None:
+    text = json.dumps({**json.loads(baseline(37).to_json()), **change})
+    with pytest.raises(BaselineError, match=re.escape(said)):
+        CapacityBaseline.from_json(text, "some/file.json")
 
 
 @pytest.mark.parametrize(

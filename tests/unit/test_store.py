@@ -116,7 +116,7 @@ class TestFilesThatCannotServe:
             (b"", "empty"),
             (b'{"schema": 1, "id"', "truncated"),
             (b'{"schema": 2}', "schema 2 is newer than this version understands (1); upgrade pytest-llmperf"),
-            (b"\xff\xfe", "cannot be read"),
+            (b"\xff\xfe", "cannot be read (it is not text in UTF-8); restore it"),
         ],
     )
     def test_they_are_named_and_never_overwritten(self, store: BaselineStore, content: bytes, said: str) -> None:
@@ -150,7 +150,7 @@ class TestFilesThatCannotServe:
     def test_a_folder_in_its_place(self, store: BaselineStore) -> None:
         path = store.path("m", SPEC)
         path.mkdir(parents=True)
-        assert "cannot be read" in one_line(lambda: store.load("m", SPEC), path)
+        assert "cannot be read (Is a directory)" in one_line(lambda: store.load("m", SPEC), path)
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root reads anything")
     def test_a_file_that_may_not_be_read(self, store: BaselineStore) -> None:
