@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_llmperf.judge.agreement import same_figures, same_settings
 from pytest_llmperf.judge.document import SCHEMA, Accepted, BaselineError, dump, parse, refusing
 from pytest_llmperf.judge.figures import figure, percent
 from pytest_llmperf.judge.noise import labels
@@ -15,7 +16,7 @@ from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import Check
 from pytest_llmperf.shape import typed
-from pytest_llmperf.spec import SpecError, TrainSpec
+from pytest_llmperf.spec import TrainSpec
 
 # More would only slow reading: what a verdict can see is decided by the first dozen.
 _MAX_LAUNCHES = 24
@@ -109,31 +110,23 @@ class Baseline:
                 raise ValueError("it holds no launch, or no history")
             if {launch.digest for launch in launches} != {document["digest"]}:
                 raise ValueError("its launches are of other settings than its digest")
-            _same_settings(document)
+            same_settings(document)
             for line in (line for launch in launches for line in unusable(launch)):
                 raise ValueError(line)
+            history = tuple(Accepted.from_dict(entry) for entry in document["history"])
+            same_figures(launches, history)
             return cls(
                 **{name: document[name] for name in ("id", "digest", "machine", "recorded_by")},
                 spec=dict(document["spec"]),
                 launches=launches,
                 anchor=Accepted.from_dict(document["anchor"]),
-                history=tuple(Accepted.from_dict(entry) for entry in document["history"]),
+                history=history,
             )
 
 
 def _launch_of(values: object, environments: Mapping[str, Any]) -> Launch:
     record = typed(values, {"environment": "str"}, "a launch")
     return Launch.from_dict({**record, "environment": environments[record["environment"]]})
-
-
-def _same_settings(document: Mapping[str, Any]) -> None:
-    """That the spec in a file is the one that its digest is of; a model's own file may be gone, or another by now."""
-    try:
-        spec = TrainSpec.from_dict(document["spec"])
-    except SpecError:
-        return
-    if "/" not in spec.model and spec.digest != document["digest"]:
-        raise ValueError(f"its spec ({spec.id}) is of other settings than its digest")
 
 
 def accept(  # noqa: PLR0913 - each is a fact of the record, and named

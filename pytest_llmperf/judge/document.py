@@ -109,7 +109,8 @@ def refusing(source: str, what: str) -> Iterator[None]:
     except KeyError as error:
         raise BaselineError(f"{source}: it has no {str(error.args[0])!r}, expected one; {WHAT_TO_DO}") from error
     except ValueError as error:
-        raise BaselineError(f"{source}: not {what} of schema {SCHEMA} ({error}); {WHAT_TO_DO}") from error
+        said = " ".join(str(error).split())  # it may quote the file
+        raise BaselineError(f"{source}: not {what} of schema {SCHEMA} ({said}); {WHAT_TO_DO}") from error
 
 
 def dump(document: Mapping[str, Any]) -> str:

@@ -159,7 +159,7 @@ ENTRY = {"metrics": {}, "reason": "", "recorded_at": "", "launches": 1}
 
 #: What somebody, or a merge, may leave in the place of a value; the last one removes it.
 WRONG: tuple[Any, ...] = (
-    *(None, True, False, "", "2", "fast", "nan", [], {}, [1], [None], {"a": None}, {"a": 1}, ["x", "y"]),
+    *(None, True, False, "", "2", "fast\n", "nan", [], {}, [1], [None], {"a": None}, {"a": 1}, ["x", "y"]),
     *(0, -1, 1, 7, 0.0, -0.5, 1e-300, 1e300, -1e300, 10**18, -(10**18), 10**19, 10**400, -(10**400)),
     *(float("nan"), float("inf"), ...),
 )
@@ -278,6 +278,18 @@ class TestBrokenFiles:
         document = json.loads(BASELINE.to_json())
         change(document)
         assert said in refused(json.dumps(document))
+
+    @pytest.mark.parametrize("which", [0, 1, 2])
+    @pytest.mark.parametrize("factor", [0.98, 1.02])
+    def test_raw_values_that_were_edited_are_noticed(self, which: int, factor: float) -> None:
+        stored = accepted(accepted(accepted(None, launch()), launch(0.101)), launch(0.099))
+        for name in ("step_seconds", "peak_reserved_bytes"):
+            document = json.loads(stored.to_json())
+            rank = document["launches"][which]["ranks"][0]
+            steps = [step * factor for step in rank["step_seconds"]]
+            rank[name] = steps if name == "step_seconds" else int(rank[name] * factor)
+            said = refused(json.dumps(document))
+            assert f"its launches do not hold the {name} that was accepted on 2026-01-01" in said
 
     def test_a_newer_schema_asks_for_an_upgrade(self) -> None:
         assert refused('{"schema": 2}') == (
