@@ -17,9 +17,18 @@ from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.cli.clusterfile import ClusterError
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
 from pytest_llmperf.cli.outlook import outlook
-from pytest_llmperf.cli.pages import Screen, capacity_page, history_page, list_page, show_page, table
+from pytest_llmperf.cli.pages import (
+    Screen,
+    capacity_page,
+    history_capacity_page,
+    history_page,
+    list_page,
+    show_capacity_page,
+    show_page,
+    table,
+)
 from pytest_llmperf.cli.plan import Prediction, columns, document, page, predictions, record
-from pytest_llmperf.cli.shelf import CaseError, Shelf, find
+from pytest_llmperf.cli.shelf import CaseError, Shelf, Stored, find, find_any
 from pytest_llmperf.cli.specs import Named, all_stored, named
 from pytest_llmperf.insight.chapter15 import STEPS
 from pytest_llmperf.insight.ladder import Extent
@@ -94,11 +103,15 @@ def _list(arguments: argparse.Namespace, screen: Screen) -> _Answer:
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> _Answer:
-    return _Answer(show_page(find(arguments.case, arguments.perf_baselines, arguments.machine), screen))
+    found = find_any(arguments.case, arguments.perf_baselines, arguments.machine)
+    return _Answer(show_page(found, screen) if isinstance(found, Stored) else show_capacity_page(found))
 
 
 def _history(arguments: argparse.Namespace, screen: Screen) -> _Answer:
-    return _Answer(history_page(find(arguments.case, arguments.perf_baselines, arguments.machine), screen))
+    found = find_any(arguments.case, arguments.perf_baselines, arguments.machine)
+    if isinstance(found, Stored):
+        return _Answer(history_page(found, screen))
+    return _Answer(history_capacity_page(found, screen))
 
 
 def _diff(arguments: argparse.Namespace, screen: Screen) -> _Answer:

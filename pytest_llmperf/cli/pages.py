@@ -9,9 +9,9 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
-from pytest_llmperf.cli.shelf import Stored
+from pytest_llmperf.cli.shelf import Stored, StoredCapacity
 from pytest_llmperf.judge.baseline import Baseline, size_of
-from pytest_llmperf.judge.capacity import CapacityBaseline
+from pytest_llmperf.judge.capacity import METRIC
 from pytest_llmperf.judge.document import Accepted
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.measurement import Environment, Launch
@@ -59,17 +59,53 @@ def _list_table(baselines: Sequence[Baseline], screen: Screen) -> list[str]:
     )
 
 
-def capacity_page(capacities: Sequence[CapacityBaseline], screen: Screen) -> list[str]:
+def capacity_page(capacities: Sequence[StoredCapacity], screen: Screen) -> list[str]:
     """A table of the largest micro-batches, or nothing."""
     if not capacities:
         return []
+    baselines = [one.baseline for one in capacities]
     columns = [
-        Column("machine", [plain(one.machine) for one in capacities], right=False),
-        Column("largest micro-batch of", [plain(one.id) for one in capacities], right=False),
-        Column("sequences", [str(one.size) for one in capacities]),
-        Column("accepted", [_day(one.history[-1]) for one in capacities], right=False),
+        Column("machine", [plain(one.machine) for one in baselines], right=False),
+        Column("largest micro-batch of", [plain(one.id) for one in baselines], right=False),
+        Column("sequences", [str(one.size) for one in baselines]),
+        Column("accepted", [_day(one.history[-1]) for one in baselines], right=False),
     ]
     return ["", *table(columns, screen)]
+
+
+def show_capacity_page(stored: StoredCapacity) -> list[str]:
+    """Everything about one largest micro-batch."""
+    baseline = stored.baseline
+    spec = {name: value for name, value in baseline.spec.items() if name != "micro_batch_size"}  # what was searched for
+    return [
+        plain(baseline.id),
+        *facts(
+            {
+                "machine": baseline.machine,
+                "digest": baseline.digest,
+                "file": stored.path,
+                "recorded by": baseline.recorded_by,
+                "settings": ", ".join(f"{name}={value}" for name, value in _chosen(spec).items()),
+                "largest micro-batch": f"{baseline.size} sequences",
+                "anchor": f"{_sequences(baseline.anchor)} sequences of {_day(baseline.anchor)}",
+            }
+        ),
+    ]
+
+
+def history_capacity_page(stored: StoredCapacity, screen: Screen) -> list[str]:
+    """A line for each acceptance of a largest micro-batch, oldest first."""
+    baseline, history = stored.baseline, stored.baseline.history
+    columns = [
+        Column("accepted", [_day(entry) for entry in history], right=False),
+        Column("sequences", [_sequences(entry) for entry in history]),
+        *_why(history),
+    ]
+    return [f"{plain(baseline.id)} on {plain(baseline.machine)}", *table(columns, screen)]
+
+
+def _sequences(entry: Accepted) -> str:
+    return f"{entry.metrics[METRIC]:.0f}" if METRIC in entry.metrics else formats.ABSENT
 
 
 def show_page(stored: Stored, screen: Screen) -> list[str]:
@@ -152,11 +188,17 @@ def history_page(stored: Stored, screen: Screen) -> list[str]:
         Column("vs before", [formats.percent(change(*pair)) for pair in zip(rates, [None, *rates], strict=False)]),
         Column("vs anchor", [formats.percent(change(rate, anchor)) for rate in rates]),
         Column(formats.label(MEMORY), [shown(MEMORY, entry.metrics.get(MEMORY)) for entry in history]),
+        *_why(history),
+    ]
+    return [f"{plain(baseline.id)} on {plain(baseline.machine)}", *table(columns, screen)]
+
+
+def _why(history: Sequence[Accepted]) -> list[Column]:
+    return [
         Column("launches", [str(entry.launches) for entry in history]),
         Column("revision", [plain(entry.revision)[:_REVISION] or formats.ABSENT for entry in history], right=False),
         Column("reason", [plain(entry.reason) or formats.ABSENT for entry in history], right=False),
     ]
-    return [f"{plain(baseline.id)} on {plain(baseline.machine)}", *table(columns, screen)]
 
 
 def by_machine(stored: Iterable[Stored]) -> list[tuple[str, list[Stored]]]:

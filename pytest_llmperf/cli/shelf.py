@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from pytest_llmperf.judge import store
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.capacity import CapacityBaseline
 from pytest_llmperf.judge.document import BaselineError
@@ -35,6 +37,18 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class StoredCapacity:
+    """The baseline of a largest micro-batch, which holds no launches, and its file."""
+
+    path: Path
+    baseline: CapacityBaseline
+
+
+_Found = TypeVar("_Found", Stored, StoredCapacity)
+_Baseline = TypeVar("_Baseline", Baseline, CapacityBaseline)
+
+
+@dataclass(frozen=True)
 class Shelf:
     """What one folder of baselines holds."""
 
@@ -42,7 +56,7 @@ class Shelf:
     stored: tuple[Stored, ...]
     broken: Mapping[Path, str]
     """What is wrong with each file that cannot serve, a line each."""
-    capacities: tuple[CapacityBaseline, ...] = ()
+    capacities: tuple[StoredCapacity, ...] = ()
     """The largest micro-batches."""
 
     @classmethod
@@ -63,21 +77,13 @@ class Shelf:
                 f"{machine}: {root} has no baselines of this machine kind, expected one of {', '.join(machines)}; "
                 f"the nearest is {nearest(machine, machines, at_least=0.0)!r}: name it with --machine"
             )
-        stored, capacities, broken = [], [], {}
-        for kind in machines if machine is None else [machine]:
-            for path in sorted((root / kind).glob("*/*.json")):
-                try:
-                    stored.append(_in_its_place(read(path), kind))
-                except BaselineError as error:
-                    broken[path] = str(error)
-            for path in sorted((root / kind).glob(f"*/{CAPACITY}/*.json")):
-                try:
-                    capacities.append(CapacityBaseline.from_json(path.read_text(encoding="utf-8"), str(path)))
-                except (BaselineError, OSError, UnicodeDecodeError) as error:
-                    broken[path] = str(error)
+        kinds = machines if machine is None else [machine]
+        broken: dict[Path, str] = {}
+        stored = [*_each(root, kinds, "*/*.json", read, broken)]
+        capacities = [*_each(root, kinds, f"*/{CAPACITY}/*.json", read_capacity, broken)]
         return cls(root, tuple(stored), broken, tuple(capacities))
 
-    def find(self, case: str) -> Stored:
+    def find(self, case: str) -> Stored | StoredCapacity:
         """The one baseline with this id or digest.
 
         Raises:
@@ -87,9 +93,9 @@ class Shelf:
         unreadable = [line for path, line in self.broken.items() if path.stem == case]
         if unreadable:
             raise BaselineError("\n".join(unreadable))
-        found = [one for one in self.stored if one.baseline.id == case]
+        found = [one for one in self._all if one.baseline.id == case]
         if not found and _DIGEST.fullmatch(case):
-            found = [one for one in self.stored if one.baseline.digest.startswith(case)]
+            found = [one for one in self._all if one.baseline.digest.startswith(case)]
         if not found:
             raise CaseError(self._no_such(case))
         if len(found) > 1:
@@ -99,18 +105,38 @@ class Shelf:
             )
         return found[0]
 
+    @property
+    def _all(self) -> tuple[Stored | StoredCapacity, ...]:
+        return (*self.stored, *self.capacities)
+
     def _no_such(self, case: str) -> str:
         line = (
             f"{case}: no such case in {self.root}, expected an id, 6 digits or more of a digest, or a baseline's file"
         )
-        if self.stored:
-            line += f"; the nearest id is {nearest(case, [one.baseline.id for one in self.stored], at_least=0.0)!r}"
+        if self._all:
+            line += f"; the nearest id is {nearest(case, [one.baseline.id for one in self._all], at_least=0.0)!r}"
         if self.broken:
             line += f"; {len(self.broken)} more cannot be read"
         return f"{line}; llmperf baselines list names them all"
 
 
 def find(case: str, root: Path, machine: str | None) -> Stored:
+    """The baseline of launches that ``case`` names.
+
+    Raises:
+        BaselineError: its file cannot serve.
+        CaseError: as ``find_any``, or what it names is a largest micro-batch.
+    """
+    found = find_any(case, root, machine)
+    if isinstance(found, StoredCapacity):
+        raise CaseError(
+            f"{case}: a largest micro-batch, which has no launches, expected a case that has; "
+            "llmperf baselines show tells what is stored of it"
+        )
+    return found
+
+
+def find_any(case: str, root: Path, machine: str | None) -> Stored | StoredCapacity:
     """The baseline that ``case`` names: a file, or an id or digest under ``root``.
 
     Raises:
@@ -120,7 +146,9 @@ def find(case: str, root: Path, machine: str | None) -> Stored:
     # An id has neither. A file is read alone, whatever is wrong with its neighbours.
     is_path = os.sep in case or case.endswith(".json")
     path = Path(case)
-    return read(path) if is_path and path.exists() else Shelf.read(root, machine).find(case)
+    if not is_path or not path.exists():
+        return Shelf.read(root, machine).find(case)
+    return read_capacity(path) if path.absolute().parent.name == CAPACITY else read(path)
 
 
 def read(path: Path) -> Stored:
@@ -129,12 +157,7 @@ def read(path: Path) -> Stored:
     Raises:
         BaselineError: it cannot be read, or cannot serve.
     """
-    try:
-        baseline = Baseline.from_json(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BaselineError(f"{path}: cannot be read ({error})") from error
-    except ArithmeticError as error:
-        raise _malformed(path, error) from error
+    baseline = _there(path, store.read(path, Baseline.from_json))
     try:
         for launch in baseline.launches:
             launch.differences(baseline.launches[-1])
@@ -146,6 +169,36 @@ def read(path: Path) -> Stored:
     return Stored(path, baseline)
 
 
+def read_capacity(path: Path) -> StoredCapacity:
+    """The largest micro-batch in this file.
+
+    Raises:
+        BaselineError: it cannot be read, or cannot serve.
+    """
+    return StoredCapacity(path, _there(path, store.read(path, CapacityBaseline.from_json)))
+
+
+def _there(path: Path, baseline: _Baseline | None) -> _Baseline:
+    if baseline is None:
+        raise BaselineError(f"{path}: it is gone; look again")
+    return baseline
+
+
+def _each(
+    root: Path, machines: Sequence[str], pattern: str, reader: Callable[[Path], _Found], broken: dict[Path, str]
+) -> Iterator[_Found]:
+    """What is stored of these machines; what cannot serve goes to ``broken``."""
+    for machine in machines:
+        for path in sorted((root / machine).glob(pattern)):
+            try:
+                found = reader(path)
+                _refuse_misplaced(path, found.baseline.machine, machine)
+            except BaselineError as error:
+                broken[path] = str(error)
+            else:
+                yield found
+
+
 def _malformed(path: Path, error: Exception) -> BaselineError:
     return BaselineError(
         f"{path}: a field has a value that cannot be computed with ({error}); "
@@ -153,10 +206,9 @@ def _malformed(path: Path, error: Exception) -> BaselineError:
     )
 
 
-def _in_its_place(stored: Stored, machine: str) -> Stored:
-    if stored.baseline.machine != machine:
+def _refuse_misplaced(path: Path, found: str, machine: str) -> None:
+    if found != machine:
         raise BaselineError(
-            f"{stored.path}: it is of machine {stored.baseline.machine}, expected {machine}; "
+            f"{path}: it is of machine {found}, expected {machine}; "
             "move it where it belongs, or delete it and record anew with --update-baselines=new"
         )
-    return stored

@@ -342,6 +342,49 @@ def test_the_largest_micro_batches_are_listed(capsys: pytest.CaptureFixture[str]
     assert any("llama-3.2-1b-bf16-eager-maxmbs-gpus1" in line and line.split()[2] == "8" for line in lines[heading:])
 
 
+class TestLargestMicroBatch:
+    CASE = "llama-3.2-1b-bf16-sdpa-maxmbs-gpus1"
+    FILE = REPOSITORY / f"baselines/nvidia-h200-140gib/llama-3.2-1b/capacity/{CASE}.json"
+
+    @pytest.fixture
+    def run(self, capsys: pytest.CaptureFixture[str]) -> Run:
+        run = llmperf_on(REPOSITORY / "baselines", capsys)
+        return lambda command: run(command, "--machine", "nvidia-h200-140gib")
+
+    @pytest.mark.parametrize("case", [CASE, "a92ac5a7", str(FILE)])
+    def test_it_is_shown(self, run: Run, case: str) -> None:
+        code, out, err = run(f"baselines show {case}")
+        assert (code, err) == (0, "")
+        lines = {line.strip() for line in out.splitlines()}
+        assert {self.CASE, "digest               a92ac5a7da840b86", "largest micro-batch  39 sequences"} <= lines
+        assert "anchor               39 sequences of 2026-11-21" in lines
+        assert "micro_batch_size" not in out
+
+    @pytest.mark.parametrize("case", [CASE, str(FILE)])
+    def test_it_has_a_history(self, run: Run, case: str) -> None:
+        code, out, _ = run(f"baselines history {case}")
+        heading, _, *rows = out.splitlines()
+        assert (code, heading) == (0, f"{self.CASE} on nvidia-h200-140gib")
+        assert rows[-1].split()[:3] == ["2026-11-21", "39", "1"]
+
+    @pytest.mark.parametrize("command", ["baselines diff {0} {0}", "plan {0}", "predict {0} --gpus 16"])
+    def test_where_launches_are_needed_it_says_so(self, run: Run, command: str) -> None:
+        code, _, err = run(command.format(self.CASE))
+        assert code == 1
+        assert f"llmperf: {self.CASE}: a largest micro-batch, which has no launches" in err
+
+    def test_a_slip_in_its_name_finds_it(self, run: Run) -> None:
+        assert f"the nearest id is {self.CASE!r}" in one_line(run("baselines show llama-3.2-1b-bf16-sdpa-maxmb")[2])
+
+    def test_in_another_machines_folder(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "m/llama-3.2-1b/capacity" / self.FILE.name
+        path.parent.mkdir(parents=True)
+        path.write_text(self.FILE.read_text())
+        _, out, err = llmperf_on(tmp_path, capsys)("baselines list")
+        assert self.CASE not in out
+        assert "it is of machine nvidia-h200-140gib, expected m; move it" in one_line(err)
+
+
 def test_a_capacity_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "card" / "llama" / "capacity"
     folder.mkdir(parents=True)
