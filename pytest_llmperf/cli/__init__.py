@@ -1,4 +1,4 @@
-"""The ``llmperf`` command: reads baselines and says what they hold. It changes nothing and needs no GPU."""
+"""The ``llmperf`` command: what baselines hold and predict, nights submitted and merged. It changes no baseline."""
 
 from pytest_llmperf.cli.command import main
 

@@ -132,7 +132,7 @@ def _not_what_the_spec_makes(spec: TrainSpec, launch: Launch) -> Iterator[str]:
 
 
 def _disagreements(evidence: Mapping[str, Any]) -> Iterator[str]:
-    """What another rank saw differently; ``_contradictions`` looks at rank 0's."""
+    """What another rank saw differently; ``settings.contradictions`` looks at rank 0's."""
     for name, others in evidence.get("other_ranks", {}).items():
         said = ", ".join(f"rank {rank} has {value}" for rank, value in others.items())
         yield f"{name}: {said}, rank 0 has {evidence.get(name)}"

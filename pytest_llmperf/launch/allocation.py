@@ -23,7 +23,6 @@ class Allocation:
     job_id: str
     key: str
     """Names the job through a requeue, and each task of an array apart: ``1234`` or ``1200_8``."""
-    restarts: int
     nodes: tuple[str, ...]
     """By SLURM's names, in its order."""
     tasks_per_node: tuple[int, ...]
@@ -55,7 +54,6 @@ class Allocation:
         return cls(
             job_id=job_id,
             key=job_key(variables) or job_id,
-            restarts=_number(variables.get("SLURM_RESTART_COUNT", "0")),
             nodes=nodes,
             tasks_per_node=tasks,
             cpus_per_node=cpus,
@@ -129,10 +127,6 @@ def _numbers(text: str) -> list[str]:
         # Leading zeros belong to the name.
         found += [f"{n:0{len(first)}d}" for n in range(int(first), int(last or first) + 1)]
     return found
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0
 
 
 def listed(names: Sequence[str]) -> str:
