@@ -100,5 +100,6 @@ def _write(path: Path, text: str) -> None:
 def _prune(home: Path) -> None:
     with suppress(OSError):
         for old in home.iterdir():
-            if time.time() - max(path.stat().st_mtime for path in (old, *old.iterdir())) > _KEPT_SECONDS:
-                shutil.rmtree(old, ignore_errors=True)
+            with suppress(OSError):  # a stray file, or a job that another run forgets just now
+                if time.time() - max(path.stat().st_mtime for path in (old, *old.iterdir())) > _KEPT_SECONDS:
+                    shutil.rmtree(old, ignore_errors=True)

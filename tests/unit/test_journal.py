@@ -88,8 +88,11 @@ class TestJournal:
         Journal(tmp_path, "6", [], resume=True).keep(concluded())
         for path in ((tmp_path / "6"), *(tmp_path / "6").iterdir()):
             os.utime(path, (0, 0))
+        for name in ("0-notes", "9-notes"):  # whichever comes first in the listing, a file of somebody's stays
+            (tmp_path / name).write_text("mine")
+            os.utime(tmp_path / name, (0, 0))
         Journal(tmp_path, "7", [], resume=True)
-        assert not (tmp_path / "6").exists()
+        assert {path.name for path in tmp_path.iterdir()} == {"0-notes", "9-notes"}
 
 
 @dataclass
