@@ -16,7 +16,6 @@ from typing import Any
 from pytest_llmperf.launch import outcome, scheduler
 from pytest_llmperf.launch.allocation import listed
 from pytest_llmperf.launch.health import sum_of_known
-from pytest_llmperf.launch.node import TIMED_OUT
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.measurement import Failure, Health, Launch, Progress
 from pytest_llmperf.spec import TrainSpec
@@ -141,7 +140,7 @@ def _reworded(folder: Path, failure: Failure, ends: Mapping[str, Any], nodes: Se
 
 
 def _silent(nodes: Sequence[str], ends: Mapping[str, Any]) -> str:
-    silent = [node for node in nodes if ends.get(node, {}).get("returncode") != TIMED_OUT and node not in ends]
+    silent = [node for node in nodes if node not in ends]
     return f"; no word from {listed(silent)}" if silent and len(silent) < len(nodes) else ""
 
 

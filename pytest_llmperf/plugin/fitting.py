@@ -22,8 +22,6 @@ class Fitted:
     """0: not even one sequence fits."""
     launch: Launch | None
     """Of that size."""
-    launches: int
-    """Fresh ones."""
     fails: int | None = None
     """The smallest size seen not to train."""
     given_up: bool = False
@@ -57,7 +55,7 @@ def fit(
     while (wanted := _wanted(search, fresh)) is not None:
         patience.told(search)
         if patience.is_over:
-            return Fitted(search.fits, None, len(fresh), search.fails, given_up=True)
+            return Fitted(search.fits, None, search.fails, given_up=True)
         try:
             fresh[wanted] = launch(short(spec, wanted), len(fresh) + 1)
         except LaunchFailed as error:
@@ -70,7 +68,7 @@ def fit(
         search.note(wanted, None if trained is None else trained.peak_allocated_bytes)
         if told_wrong:
             search.keep(fresh)
-    return Fitted(search.fits, fresh.get(search.fits), len(fresh), search.fails)
+    return Fitted(search.fits, fresh.get(search.fits), search.fails)
 
 
 def _wanted(search: Search, fresh: dict[int, Launch | None]) -> int | None:

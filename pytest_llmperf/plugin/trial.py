@@ -1,4 +1,4 @@
-"""Trial: launches of one spec until they decide, against its baseline or in turns with another environment."""
+"""Trial: launches of one spec until they decide, against its baseline or for the first time."""
 
 from __future__ import annotations
 
