@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,11 @@ from pytest_llmperf.measurement import Launch
 VERDICTS = ("invalid", "regressed", "new", "inconclusive", "improved", "pass")
 
 GIB = 2**30
+
+
+def joined_reasons(lines: Iterable[str]) -> str:
+    """The reason of an ``invalid`` case: several are separated by ``"; "``, which none of them has inside."""
+    return "; ".join(line.replace("; ", ", ") for line in lines)
 
 
 @dataclass(frozen=True, kw_only=True)

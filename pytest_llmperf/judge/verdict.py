@@ -19,7 +19,7 @@ from pytest_llmperf.judge.sequential import Decision, Rule, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
-from pytest_llmperf.result import VERDICTS, Check
+from pytest_llmperf.result import VERDICTS, Check, joined_reasons
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def judge(  # noqa: PLR0913, PLR0917 - what there is to know
     """
     found = dict.fromkeys([*troubles, *_not_comparable(launches, baseline), *_impossible(extra)])
     if found:
-        return Judgement("invalid", "; ".join(line.replace("; ", ", ") for line in found), ())
+        return Judgement("invalid", joined_reasons(found), ())
     if baseline is None:
         checks = [_new(name, metric, launches, policy.tolerances.get(name)) for name, metric in METRICS.items()]
         return Judgement("new", "no baseline yet", (*checks, *extra))
@@ -78,7 +78,7 @@ def judge_pairs(  # noqa: PLR0913, PLR0917 - what there is to know
     before, after = [a for a, _ in pairs], [b for _, b in pairs]
     found = dict.fromkeys([*troubles, *_not_comparable([*before, *after], None), *_impossible(extra)])
     if found:
-        return Judgement("invalid", "; ".join(line.replace("; ", ", ") for line in found), ())
+        return Judgement("invalid", joined_reasons(found), ())
     noise = experience.noise if experience else policy.noise
     difference = stats.paired_difference(pairs, noise)
     return _judged(_Court(after, (before, before), difference, policy.in_pairs(), rule or Rule()), extra)

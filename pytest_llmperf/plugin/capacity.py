@@ -18,7 +18,7 @@ from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.trial import contradictions
 from pytest_llmperf.report.formats import memory
-from pytest_llmperf.result import CaseResult, Check
+from pytest_llmperf.result import CaseResult, Check, joined_reasons
 from pytest_llmperf.spec import TrainSpec
 
 #: Launches that an answer takes where the prediction was good: one that tries sizes, and two that confirm.
@@ -93,7 +93,7 @@ def _told(result: CaseResult, spec: TrainSpec, found: Fitted, inactive: frozense
     return replace(
         result,
         verdict="invalid" if troubles else "",
-        reason="; ".join(line.replace("; ", ", ") for line in troubles),
+        reason=joined_reasons(troubles),
         checks=(
             Check(metric="max_micro_batch_size", value=found.size, unit="1"),
             Check(metric="peak_reserved_bytes", value=peak, unit="bytes"),

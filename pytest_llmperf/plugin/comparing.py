@@ -18,7 +18,7 @@ from pytest_llmperf.plugin.scaling import Scaling
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.sound import SoundLaunches
 from pytest_llmperf.plugin.trial import RATE, contradictions, figures
-from pytest_llmperf.result import CaseResult
+from pytest_llmperf.result import CaseResult, joined_reasons
 from pytest_llmperf.spec import TrainSpec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
@@ -78,7 +78,7 @@ class Duel:
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             if troubles:
-                return Judgement("invalid", "; ".join(line.replace("; ", ", ") for line in troubles), ())
+                return Judgement("invalid", joined_reasons(troubles), ())
             return judge_gain(pairs, bounds, self._session.experience.noise, self._session.rule)
 
         sides = (Side(before.id, before, self._runner.launch), Side(after.id, after, self._runner.launch))
