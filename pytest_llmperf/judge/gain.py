@@ -14,6 +14,7 @@ from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.sequential import Outlook, Rule
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.measurement import Launch
+from pytest_llmperf.quantities import is_positive
 from pytest_llmperf.result import VERDICTS, Check
 
 # A bound counts as broken only once this many pairs broke it, each by itself.
@@ -39,7 +40,7 @@ class Bounds:
     def __post_init__(self) -> None:
         what = f"{self.of}_" if self.of else ""
         for name, bound in self._both():
-            if bound is not None and not (isinstance(bound, (int, float)) and 0 < bound < math.inf):
+            if bound is not None and not is_positive(bound):
                 raise ValueError(f"{what}{name}={bound!r} must be a positive ratio, e.g. 1.2")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise ValueError(f"at_least={self.at_least} is above at_most={self.at_most}: no ratio can keep both")

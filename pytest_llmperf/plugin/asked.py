@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_llmperf.plugin.failed import failed
+from pytest_llmperf.quantities import is_positive
 from pytest_llmperf.spec import TrainSpec
 
 
@@ -11,6 +12,12 @@ def need_specs(method: str, *values: object) -> None:
     for value in values:
         if not isinstance(value, TrainSpec):
             raise failed(f"perf.{method} needs a TrainSpec, not {value!r}; the fixture train_spec makes one")
+
+
+def need_nats(loss_within: object) -> None:
+    """A bound of losses is a positive number, or none; a ratio's bounds are refused where they are made."""
+    if loss_within is not None and not is_positive(loss_within):
+        raise failed(f"perf.compare: loss_within={loss_within!r} must be a positive number of nats, e.g. 0.01")
 
 
 def need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:

@@ -12,7 +12,7 @@ from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin import benchmark, commands
-from pytest_llmperf.plugin.asked import need_specs, need_the_same_tokens
+from pytest_llmperf.plugin.asked import need_nats, need_specs, need_the_same_tokens
 from pytest_llmperf.plugin.capacity import LAUNCHES, Capacity
 from pytest_llmperf.plugin.comparing import Duel
 from pytest_llmperf.plugin.failed import did_not_train, failed
@@ -51,8 +51,7 @@ class Perf:
     def measure(self, spec: TrainSpec) -> tuple[Launch, ...]:
         """Launch ``spec`` as often as this run asks for (``--perf-launches``) and return the records.
 
-        Raises:
-            LaunchFailed: a launch yielded no record.
+        A launch that yields no record fails the test with ``DidNotTrain``.
         """
         need_specs("measure", spec)
         self._planner.name(spec.digest)
@@ -60,7 +59,10 @@ class Perf:
         if withheld:
             self._findings.cut = True  # whoever asked computes with launches: there is no going on without
             pytest.skip(withheld)
-        return tuple(self._runner.launch(spec, number) for number in range(1, self._settings.launches + 1))
+        try:
+            return tuple(self._runner.launch(spec, number) for number in range(1, self._settings.launches + 1))
+        except LaunchFailed as error:
+            raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
 
     def check(self, spec: TrainSpec, *, scaled_from: TrainSpec | None = None) -> CaseResult:
         """Launch ``spec`` until it is decided against its baseline, and fail the test unless it holds.
@@ -101,8 +103,7 @@ class Perf:
         on hardware that has none. Without bounds the ratios are only told. ``loss_within`` (nats) bounds how far apart
         the losses of any step may be, of two specs that take the same tokens a step for as many steps.
         """
-        if loss_within is not None and not loss_within > 0:
-            raise failed(f"perf.compare: loss_within={loss_within!r} must be a positive number of nats, e.g. 0.01")
+        need_nats(loss_within)
         try:
             bounds = {
                 "throughput": Bounds(at_least=throughput_at_least, at_most=throughput_at_most, of="throughput"),

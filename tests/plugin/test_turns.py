@@ -51,8 +51,20 @@ class TestTurns:
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(["perf.compare: loss_within needs the same sequences_per_step *they have 1 and 2"])
         assert project.launches == []
-        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds="loss_within=0"))
-        project.run().stdout.fnmatch_lines(["perf.compare: loss_within=0 must be a positive number of nats*"])
+
+    @pytest.mark.parametrize("bound", ["0", "'0.01'", "True", "float('inf')", "[0.01]"])
+    def test_a_bound_of_the_loss_that_is_none_is_one_line(self, project: Project, bound: str) -> None:
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds=f"loss_within={bound}"))
+        result = project.run()
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["perf.compare: loss_within=* must be a positive number of nats*"])
+        assert "Error" not in result.stdout.str()
+        assert project.launches == []
+
+    def test_a_bound_that_is_a_bool_is_one_line(self, project: Project) -> None:
+        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds="memory_at_most=True"))
+        project.run().stdout.fnmatch_lines(["*perf.compare: memory_at_most=True must be a positive ratio*"])
+        assert project.launches == []
 
     @pytest.mark.parametrize("wrong", ["'a', train_spec", "train_spec, None"])
     def test_what_is_no_spec_is_one_line(self, project: Project, wrong: str) -> None:

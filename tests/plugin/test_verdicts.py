@@ -122,20 +122,21 @@ def test_a_micro_batch_of_several_has_its_own_seconds(project: Project) -> None:
     project.run("--update-baselines=new").assert_outcomes(passed=1)
 
 
-def test_a_case_that_does_not_train_is_told_from_one_that_fails(project: Project) -> None:
+@pytest.mark.parametrize("method", ["check", "measure"])
+def test_a_case_that_does_not_train_is_told_from_one_that_fails(project: Project, method: str) -> None:
     project.pytester.makepyfile(
-        test_mine="""
+        test_mine=f"""
         import pytest
         from pytest_llmperf.plugin.failed import DidNotTrain
 
         @pytest.mark.xfail(raises=DidNotTrain, strict=True, reason="known")
         def test_it(perf, train_spec):
-            perf.check(train_spec)
+            perf.{method}(train_spec)
         """
     )
     project.fake(fail="error")
     project.run().assert_outcomes(xfailed=1)
-    # The day it trains, it is new, and so fails: a strict xfail alone would go on in silence.
+    # The day it trains, it fails: as new, or because the mark is strict.
     project.fake()
     project.run().assert_outcomes(failed=1)
 
@@ -195,6 +196,17 @@ def test_a_failed_launch_fails_and_names_its_folder(project: Project, kind: str)
         [f"*launch failed ({kind})*it broke*", "*last line*", "*logs: *.llmperf*", "*run it again*"]
     )
     assert result.stdout.str().count("it broke") == 1
+
+
+def test_one_that_measure_made_is_told_alike(project: Project) -> None:
+    project.pytester.makepyfile(test_mine="def test_it(perf, train_spec):\n    perf.measure(train_spec)\n")
+    project.fake(fail="error")
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*launch failed (error)*it broke*", "*last line*", "*run it again*"])
+    result.stdout.no_fnmatch_line("*runner.py*")
+    ((name, told),) = project.results().items()
+    assert (name, told["verdict"]) == ("llama-tiny-bf16-sdpa-seq64-mbs1-gpus1", "invalid")
 
 
 def test_out_of_memory_passes_only_where_it_is_declared(project: Project) -> None:
