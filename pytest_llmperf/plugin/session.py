@@ -184,7 +184,10 @@ class PerfSession:
             return Job(self.config.rootpath / ".llmperf", os.environ, arguments, resume=settings.resume)
         if settings.resume or (settings.budget_gpu_hours is not None and not settings.dry_run):
             option = "--perf-resume" if settings.resume else "--perf-budget"
-            raise pytest.UsageError(f"{option}: not in a SLURM job that launches by srun; leave it out, or use sbatch")
+            others = "leave it out, or use sbatch"
+            if not settings.resume:
+                others += ", or add --perf-dry-run, which launches nothing and tells what the run would cost"
+            raise pytest.UsageError(f"{option}: not in a SLURM job that launches by srun; {others}")
         return None
 
     @cached_property

@@ -20,7 +20,7 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "said"),
     [
         (["--perf-resume"], "--perf-resume: not in a SLURM job"),
-        (["--perf-budget", "2"], "--perf-budget: not in a SLURM job"),
+        (["--perf-budget", "2"], "--perf-budget: not in a SLURM job*--perf-dry-run*"),
         (["--perf-budget", "lots"], "expected a number of GPU-hours above 0"),
         (["--perf-launcher", "srun"], "--perf-launcher*invalid choice*"),
         (["-o", "perf_slurm_prefix='a"], "ini perf_slurm_prefix = 'a: not words of a shell"),
