@@ -276,6 +276,8 @@ class Failure:
     folder: str
     """Where its logs and records are kept."""
     rank: int | None = None
+    health: Health = field(default_factory=Health)
+    """What else happened on its hardware, as far as somebody looked: a neighbour may hold the memory it lacked."""
 
 
 class LaunchFailed(Exception):  # noqa: N818 - it names the event

@@ -41,6 +41,8 @@ class Fake:
     versions: dict[str, str] = field(default_factory=dict)
     foreign_processes: tuple[str, ...] = ()
     power_watts: float = 0.0
+    most: int = 0
+    """The largest micro-batch that trains; 0: any."""
 
 
 def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
@@ -122,11 +124,23 @@ class FakeLauncher:
         watch(Progress(phase="training", step=1, steps=request.spec.steps, tokens_per_second=1000.0))
         if fake.fail == "interrupt":
             raise KeyboardInterrupt
-        if fake.fail:
+        kind = fake.fail or ("oom" if 0 < fake.most < request.spec.micro_batch_size else "")
+        if kind:
             return Failure(
-                kind=fake.fail, message="rank 0: it broke", tail=("last line",), folder=str(request.folder), rank=0
+                kind=kind,
+                message="rank 0: it broke",
+                tail=("last line",),
+                folder=str(request.folder),
+                rank=0,
+                health=Health(foreign_processes=fake.foreign_processes),
             )
         return launch_of(request.spec, fake)
+
+    def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[tuple[int, int | None]]:
+        """What one process tells of ``most``, as the first launch has it."""
+        values = json.loads(Path("fake.json").read_text(encoding="utf-8"))
+        most = {**values, **next(iter(values.get("sequence", [])), {})}["most"]
+        return [(most, 2**30), (most + 1, None)]
 
 
 def install() -> None:

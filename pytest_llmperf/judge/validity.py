@@ -52,11 +52,16 @@ def circumstances(launch: Launch, tolerance: float, experience: Experience | Non
     ``tolerance`` is the throughput's: a launch that drifts by more than half of it has no one speed.
     """
     return (
-        *(f"another process on the hardware: {line}" for line in launch.health.foreign_processes),
+        *neighbours(launch.health),
         *_unwell(launch.health),
         *(_hoarse(launch, experience) if experience and launch.environment.driver else ()),
         *_drifting(launch, tolerance),
     )
+
+
+def neighbours(health: Health) -> tuple[str, ...]:
+    """One line for each process of somebody else's."""
+    return tuple(f"another process on the hardware: {line}" for line in health.foreign_processes)
 
 
 def _unwell(health: Health) -> Iterator[str]:

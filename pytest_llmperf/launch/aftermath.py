@@ -58,9 +58,10 @@ def gather(
     ends = {node: end for node in nodes if (end := _read(folder / f"node-{node}.end.json"))}
     _join_logs(folder, nodes)
     timed_out = ended.timed_out or any(end["timed_out"] for end in ends.values())
-    result = outcome.read(folder, spec, replace(ended, timed_out=timed_out), progress)
+    health = worst(Health(**end["health"]) for end in ends.values())
+    result = replace(outcome.read(folder, spec, replace(ended, timed_out=timed_out), progress), health=health)
     if isinstance(result, Launch):
-        return replace(result, health=worst(Health(**end["health"]) for end in ends.values()))
+        return result
     if clean:
         message = f"{result.message} within {LATE_SECONDS:.0f} s; all nodes must share the file system of its folder"
         return replace(result, message=message)

@@ -89,7 +89,7 @@ class LocalLauncher:
             return run
         result = outcome.read(request.folder, request.spec, run.ended, run.progress)
         if isinstance(result, Failure):
-            return result
+            return replace(result, health=run.health)
         return replace(result, wall_seconds=round(run.ended.seconds, 3), health=run.health)
 
     def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[outcome.Tried] | Failure:

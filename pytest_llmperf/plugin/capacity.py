@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 from pytest_llmperf.capacity import LARGEST, Search
+from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.capacity import judge_capacity
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.launch.prediction import PredictionError, predict
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.fitting import Fitted, fit, short
 from pytest_llmperf.plugin.patience import Patience, bounds
 from pytest_llmperf.plugin.recording import Recorder
 from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin.sound import SoundLaunches
 from pytest_llmperf.plugin.trial import contradictions
 from pytest_llmperf.report.formats import memory
 from pytest_llmperf.result import CaseResult, Check, joined_reasons
@@ -26,6 +30,10 @@ LAUNCHES = 3
 
 # Sizes whose predicted peaks give the line to begin with; larger than where the optimizer's step is the peak.
 _SIZES = (16, 32)
+
+
+class _SpoiltError(Exception):
+    """A launch and its retry were spoilt: whatever fits beside a neighbour is no answer, and the search ends."""
 
 
 class Capacity:
@@ -43,7 +51,12 @@ class Capacity:
         """
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
-        found = self._find(spec)
+        sound = SoundLaunches(lambda launch: validity.circumstances(launch, math.inf), self._say)
+        try:
+            found = self._find(spec, sound)
+        except _SpoiltError:
+            return replace(result, verdict="invalid", reason=joined_reasons(sound.spoilt)), ""
+        result = replace(result, notes=(*result.notes, *sound.notes))
         if found.given_up:
             reason = _given_up(found, self._session.settings.timeout_seconds)
             return replace(result, verdict="invalid", reason=reason), ""
@@ -60,7 +73,7 @@ class Capacity:
         except BaselineError as error:
             return result, str(error)
 
-    def _find(self, spec: TrainSpec) -> Fitted:
+    def _find(self, spec: TrainSpec, sound: SoundLaunches) -> Fitted:
         limit = self._session.memory_bytes
         # A CPU's resident memory does not come back, so its peaks are no line.
         search = Search(spec.micro_batch_size) if self._session.on_cpu else Search(_guess(spec, limit), limit)
@@ -70,7 +83,14 @@ class Capacity:
                 spec.capacity_id, self._session.settings.timeout_seconds, self._say, lambda: self._runner.seconds
             )
             try_sizes = partial(self._runner.sizes, patience=patience) if alone else None
-            return fit(spec, search, try_sizes, self._runner.launch, patience)
+            return fit(spec, search, try_sizes, partial(self._launch, sound), patience)
+
+    def _launch(self, sound: SoundLaunches, spec: TrainSpec, number: int) -> Launch:
+        try:
+            return sound.launch(spec, partial(self._runner.launch, number=number))
+        finally:
+            if sound.spoilt:
+                raise _SpoiltError
 
 
 def _given_up(found: Fitted, seconds: float) -> str:

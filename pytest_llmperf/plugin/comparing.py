@@ -41,11 +41,11 @@ class Judged:
 
     pairs: Pairs
     judgement: Judgement
-    set_aside: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def told(self, result: CaseResult) -> CaseResult:
         """``result`` with what was judged; the second side is the one that it is about."""
-        notes = [f"one launch was set aside: {self.set_aside[0]}"] if self.set_aside else []
+        notes = [*self.notes]
         if self.judgement.verdict == "pass" and "_ratio" in self.judgement.checks[0].metric:
             notes.insert(0, self.judgement.reason)
         before, after = self.pairs[-1]
@@ -134,7 +134,7 @@ class Duel:
                 ]
                 judgement = decide(pairs, [*dict.fromkeys(lines), *sound.spoilt])
                 if not judgement.undecided or len(pairs) >= settings.max_launches:
-                    return Judged(pairs, judgement, sound.set_aside)
+                    return Judged(pairs, judgement, sound.notes)
 
     def _troubles(self, side: Side, launches: tuple[Launch, ...], inactive: frozenset[str]) -> list[str]:
         """What contradicts the spec of one side; where nothing does, what its chip cannot have done."""

@@ -10,6 +10,7 @@ from pytest_llmperf.judge.baseline import Baseline, creep, size_of
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.validity import neighbours
 from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin import benchmark, commands
 from pytest_llmperf.plugin.asked import need_nats, need_specs, need_the_same_tokens
@@ -26,6 +27,7 @@ from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.scaling import Scaling, stored_narrow
 from pytest_llmperf.plugin.session import FINDINGS, Findings, PerfSession
 from pytest_llmperf.plugin.show import Show
+from pytest_llmperf.plugin.sound import SoundLaunches
 from pytest_llmperf.plugin.trial import Trial
 from pytest_llmperf.plugin.widths import Measured
 from pytest_llmperf.report.failure import failure_message
@@ -222,11 +224,12 @@ class Perf:
             return result, str(error)
 
     def _check_that_it_runs_out(self, spec: TrainSpec) -> CaseResult:
-        """One launch decides: it runs out of memory, or it trained."""
+        """One launch decides: it runs out of memory, and nobody else holds any, or it trained."""
+        sound = SoundLaunches(lambda _: (), self._show.say)
         try:
-            launch = self._runner.launch(spec, 1)
+            launch = sound.launch(spec, lambda spec: self._runner.launch(spec, 1))
         except LaunchFailed as error:
-            if error.failure.kind != "oom":
+            if error.failure.kind != "oom" or sound.spoilt:
                 raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
             return self._conclude(self._result(spec, "pass", "ran out of memory, as declared"))
         reason = f"was declared to run out of memory below {self._marks.oom_below_gib:g} GiB, and trained"
@@ -269,8 +272,8 @@ class Perf:
             reason = f"{error.spec_id}: {reason}"
         self._findings.results.append(replace(result, verdict="invalid", reason=reason))
         known = known_failure(spec)
-        rerun = f"run it again: {commands.rerun(self._item, self._session)}"
-        return did_not_train("\n".join([str(error), *([known] if known else []), rerun]))
+        lines = [str(error), *neighbours(error.failure.health), *([known] if known else [])]
+        return did_not_train("\n".join([*lines, f"run it again: {commands.rerun(self._item, self._session)}"]))
 
     def _result(self, spec: TrainSpec, verdict: str, reason: str) -> CaseResult:
         return CaseResult(

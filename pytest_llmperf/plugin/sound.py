@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.spec import TrainSpec
 
 # What spoilt a launch (heat, somebody else's job) is seldom gone at once.
@@ -24,23 +24,43 @@ class SoundLaunches:
         self.spoilt: tuple[str, ...] = ()
         """Of launches that count all the same, because the retry was spoilt too."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the verdict should know of them."""
+        return (f"one launch was set aside: {self.set_aside[0]}",) if self.set_aside else ()
+
     def launch(self, spec: TrainSpec, start: Callable[[TrainSpec], Launch]) -> Launch:
         """One launch of ``spec``.
 
         Raises:
             LaunchFailed: it yielded no record.
         """
-        launch = start(spec)
-        lines = self._circumstances(launch)
+        launch = _outcome(start, spec)
+        lines = self._around(launch)
         if lines and not self.set_aside:
             self.set_aside = lines
             self._say(f"{spec.id}: {lines[0]}; set aside, launched once more in {_PAUSE_SECONDS:.0f} s")
             time.sleep(_PAUSE_SECONDS)
             drifted = any(line.startswith(validity.DRIFT) for line in lines)
-            launch = start(_longer(spec) if drifted else spec)
-            lines = self._circumstances(launch)
+            launch = _outcome(start, _longer(spec) if drifted else spec)
+            lines = self._around(launch)
         self.spoilt = (*self.spoilt, *lines)
+        if isinstance(launch, LaunchFailed):
+            raise launch
         return launch
+
+    def _around(self, launch: Launch | LaunchFailed) -> tuple[str, ...]:
+        if isinstance(launch, Launch):
+            return self._circumstances(launch)
+        # Of what makes a launch fail, memory alone is what a neighbour takes.
+        return validity.neighbours(launch.failure.health) if launch.failure.kind == "oom" else ()
+
+
+def _outcome(start: Callable[[TrainSpec], Launch], spec: TrainSpec) -> Launch | LaunchFailed:
+    try:
+        return start(spec)
+    except LaunchFailed as failed:
+        return failed
 
 
 def _longer(spec: TrainSpec) -> TrainSpec:

@@ -88,7 +88,7 @@ class Trial:
 
     def notes(self) -> tuple[str, ...]:
         """What the verdict does not say of these launches."""
-        notes = [f"one launch was set aside: {self._sound.set_aside[0]}"] if self._sound.set_aside else []
+        notes = [*self._sound.notes]
         if any(launch.steady.bimodal for launch in self.launches):
             was = self._baseline and any(launch.steady.bimodal for launch in self._baseline.launches)
             notes += [] if was else ["the steps have two speeds"]

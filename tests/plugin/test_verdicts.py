@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,6 +186,46 @@ def test_another_process_on_the_hardware_is_invalid(project: Project) -> None:
     result = project.run()
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*pid 7*"])
+
+
+SMALL_GPU = """
+from unittest import mock
+
+from pytest_llmperf.launch import machine
+from pytest_llmperf.launch.machine import Gpu, Machine
+from tests.fakes import install
+
+install()
+gpu = Gpu(index=0, uuid="GPU-0", name="Fake GPU", memory_bytes=64 * 2**30)
+mock.patch.object(machine, "find_machine", return_value=Machine(gpus=(gpu,), cpu_name="Fake CPU", cores=8)).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("launches", "outcome"),
+    [
+        ([{"fail": "oom"}], "passed"),
+        ([{"fail": "oom", "foreign_processes": ["pid 7"]}, {"fail": "oom"}], "passed"),
+        ([{"fail": "oom", "foreign_processes": ["pid 7"]}], "failed"),
+        ([{"fail": "oom", "foreign_processes": ["pid 7"]}, {}], "failed"),
+        ([{}], "failed"),
+    ],
+)
+def test_a_case_that_must_run_out_of_memory_does_so_alone(
+    project: Project, launches: list[dict[str, Any]], outcome: str
+) -> None:
+    project.pytester.makeconftest(SMALL_GPU)
+    project.pytester.makepyfile(
+        test_mine="""
+        import pytest
+
+        @pytest.mark.expects_oom(below_gib=65)
+        def test_it(perf, train_spec):
+            perf.check(train_spec)
+        """
+    )
+    project.fake(sequence=launches)
+    project.run(gpus="1").assert_outcomes(**{outcome: 1})
 
 
 @pytest.mark.parametrize("kind", ["oom", "error", "killed", "timeout", "never-started"])

@@ -350,6 +350,12 @@ class TestOutcomes:
         assert isinstance(failure, Failure)
         assert (failure.kind, failure.rank) == (kind, rank)
 
+    def test_one_that_failed_tells_who_else_was_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(health, "foreign_processes", lambda _: ("GPU 0: pid 7",))
+        failure = run("sys.exit(1)", tmp_path / "run")
+        assert isinstance(failure, Failure)
+        assert failure.health.foreign_processes == ("GPU 0: pid 7",)
+
     def test_what_ends_before_a_rank_begins_never_started(self, tmp_path: Path) -> None:
         failure = run("print('no module named torch'); sys.exit(1)", tmp_path / "run")
         assert isinstance(failure, Failure)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge import validity
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.measurement import Failure, Health, Launch, LaunchFailed
 from pytest_llmperf.plugin import sound
 from pytest_llmperf.plugin.sound import SoundLaunches
 from tests.fakes import launch_of
@@ -29,3 +31,51 @@ def test_after_drift_it_takes_twice_the_steps(
     launches = SoundLaunches(lambda _: next(troubles), lambda _: None)
     launches.launch(TrainSpec(model="llama-tiny", steps=steps, min_steps=min_steps), start)
     assert [(spec.steps, spec.min_steps) for spec in started] == [(steps, min_steps), expected]
+
+
+SPEC = TrainSpec(model="llama-tiny")
+
+
+def sound_launches(*outcomes: Launch | Failure) -> tuple[SoundLaunches, Callable[[], Launch]]:
+    """What launches when each of ``outcomes`` comes in turn."""
+    pending = iter(outcomes)
+
+    def start(_: TrainSpec) -> Launch:
+        outcome = next(pending)
+        if isinstance(outcome, Failure):
+            raise LaunchFailed(SPEC.id, outcome)
+        return outcome
+
+    launches = SoundLaunches(lambda _: (), lambda _: None)
+    return launches, lambda: launches.launch(SPEC, start)
+
+
+def failure(kind: str, *neighbours: str) -> Failure:
+    return Failure(kind=kind, message="no", tail=(), folder="there", health=Health(foreign_processes=neighbours))
+
+
+@pytest.fixture
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sound, "_PAUSE_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("_no_pause")
+class TestFailures:
+    def test_memory_that_a_neighbour_held_is_asked_for_once_more(self) -> None:
+        launches, launch = sound_launches(failure("oom", "pid 7"), launch_of(SPEC))
+        assert launch() == launch_of(SPEC)
+        assert launches.notes == ("one launch was set aside: another process on the hardware: pid 7",)
+        assert launches.spoilt == ()
+
+    def test_a_neighbour_that_stays_is_told(self) -> None:
+        launches, launch = sound_launches(failure("oom", "pid 7"), failure("oom", "pid 8"))
+        with pytest.raises(LaunchFailed):
+            launch()
+        assert launches.spoilt == ("another process on the hardware: pid 8",)
+
+    @pytest.mark.parametrize("failed", [failure("oom"), failure("error", "pid 7"), failure("timeout", "pid 7")])
+    def test_any_other_failure_is_its_own(self, failed: Failure) -> None:
+        launches, launch = sound_launches(failed)
+        with pytest.raises(LaunchFailed):
+            launch()
+        assert (launches.set_aside, launches.spoilt) == ((), ())

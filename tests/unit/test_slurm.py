@@ -17,10 +17,11 @@ from pytest_llmperf.launch import slurm as slurm_module
 from pytest_llmperf.launch.allocation import Allocation, AllocationError, Placement, expand_nodes, job_key, place
 from pytest_llmperf.launch.cluster import find_cluster, passed_on
 from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.launch.scheduler import step_environment
 from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.launch.slurm import OutOfTimeError, SlurmLauncher
-from pytest_llmperf.measurement import Failure, Health, Launch
+from pytest_llmperf.measurement import Failure, Health, Launch, Progress
 from tests.slurm.fakes import FakeSlurm
 
 SPEC = TrainSpec(model="llama-tiny", gpus=2, sequence_length=16)
@@ -280,6 +281,15 @@ class TestLaunch:
         failure = launcher(slurm, said).launch(request(tmp_path), lambda _: None)
         assert isinstance(failure, Failure)
         assert (failure.kind, failure.message, failure.rank) == ("error", "rank 1: ValueError: no", 1)
+
+    def test_one_that_failed_tells_who_else_was_there(self, tmp_path: Path) -> None:
+        for node, lines in (("n1", []), ("n2", ["GPU 3: pid 7"])):
+            end = {"returncode": 1, "timed_out": False, "signalled": False, "health": {"foreign_processes": lines}}
+            (tmp_path / f"node-{node}.end.json").write_text(json.dumps(end))
+        ended = Ended(returncode=1, timed_out=False, seconds=1.0)
+        failure = aftermath.gather(tmp_path, SPEC, ["n1", "n2"], ended, Progress(phase="training"))
+        assert isinstance(failure, Failure)
+        assert failure.health.foreign_processes == ("GPU 3: pid 7",)
 
     @pytest.mark.parametrize(
         ("trouble", "what"), [({"dead": True}, "did not begin"), ({"silent": True}, "went silent")]

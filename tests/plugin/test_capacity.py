@@ -1,0 +1,69 @@
+"""``perf.max_micro_batch``: verdicts beside neighbours, what is recorded and how it is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+CASE = "llama-tiny-bf16-sdpa-seq64-maxmbs-gpus1"
+NEIGHBOUR = ["GPU 0: pid 7 (python) holds 40.0 GiB"]
+
+
+class Capacity:
+    """A project whose one test asks for the largest micro-batch."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        project.pytester.makepyfile(test_mine="def test_it(perf, train_spec):\n    perf.max_micro_batch(train_spec)\n")
+
+    def run(self, *options: str) -> pytest.RunResult:
+        return self.project.run("--perf-memory-limit", "2GiB", *options)
+
+    def result(self, *options: str) -> dict[str, Any]:
+        self.run("--perf-json", "out.json", *options)
+        (found,) = json.loads((self.project.path / "out.json").read_text())["results"]
+        return dict(found)
+
+    def record(self, most: int) -> None:
+        self.project.fake(most=most)
+        assert self.run("--update-baselines", "--perf-reason", "start").ret == 0
+        (self.project.path / "launches.txt").unlink()
+
+
+@pytest.fixture
+def capacity(project: Project) -> Capacity:
+    return Capacity(project)
+
+
+def test_one_sequence_less_is_a_loss(capacity: Capacity) -> None:
+    capacity.record(12)
+    assert capacity.result()["verdict"] == "pass"
+    capacity.project.fake(most=11)
+    assert capacity.result()["verdict"] == "regressed"
+
+
+class TestNeighbours:
+    def test_what_fits_beside_one_is_no_answer(self, capacity: Capacity) -> None:
+        capacity.record(12)
+        capacity.project.fake(most=8, foreign_processes=NEIGHBOUR)
+        result = capacity.run("--update-baselines", "--perf-reason", "why")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"{CASE}: invalid: another process on the hardware: *pid 7*"])
+        result.stdout.no_fnmatch_line("*accept it*")
+        assert len(capacity.project.launches) == 2  # a launch and its retry: the search ends there
+        capacity.project.fake(most=12)
+        assert capacity.result()["verdict"] == "pass"
+
+    @pytest.mark.parametrize("spoilt", [1, 2])  # the launch that is to run out of memory, and the one that is to train
+    def test_one_that_goes_costs_a_launch(self, capacity: Capacity, spoilt: int) -> None:
+        capacity.record(12)
+        beside = {"most": 12 if spoilt == 2 else 10, "foreign_processes": NEIGHBOUR}
+        sequence = [{"most": 12}] * (spoilt - 1) + [beside, {"most": 12}]
+        capacity.project.fake(sequence=sequence)
+        result = capacity.result()
+        assert (result["verdict"], result["metrics"]["max_micro_batch_size"]["value"]) == ("pass", 12)
+        assert any("one launch was set aside: another process" in note for note in result["notes"])
