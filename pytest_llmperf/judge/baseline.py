@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_llmperf.judge.agreement import same_figures, same_settings
-from pytest_llmperf.judge.document import SCHEMA, Accepted, BaselineError, dump, parse, refusing
+from pytest_llmperf.judge.document import SCHEMA, Accepted, BaselineError, dump, parse, refusing, side_by_side
 from pytest_llmperf.judge.figures import figure, percent
 from pytest_llmperf.judge.noise import labels
-from pytest_llmperf.judge.validity import unusable
+from pytest_llmperf.judge.validity import injected, unusable
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import Check
 from pytest_llmperf.shape import typed
@@ -233,15 +233,23 @@ def _refuse_unfit(
         raise BaselineError(f"{spec.id}: no launch was measured, there is nothing to record")
     if verdict == "invalid":
         raise BaselineError(f"{spec.id}: an invalid launch is never recorded")
-    injected = next((launch.evidence.get("injected") for launch in launches if launch.evidence.get("injected")), "")
-    if injected:
-        raise BaselineError(f"{spec.id}: measured under LLMPERF_INJECT={injected}, which is never recorded")
+    refuse_injected(spec.id, launches)
     if old != judged:
         # Recorded by another process since this one looked: to replace it, or to join it, unseen could hide a loss.
         now = f"there is one of {old.history[-1].recorded_at} ({old.recorded_by})" if old else "it is gone"
         raise BaselineError(
             f"{spec.id}: another run changed the baseline meanwhile, {now}; run again to be held against it"
         )
+
+
+def refuse_injected(name: str, launches: Sequence[Launch]) -> None:
+    """A fault that was asked for is nothing to hold a case against.
+
+    Raises:
+        BaselineError: ``launches``, of the case ``name``, were measured under one.
+    """
+    for fault in injected(launches):
+        raise BaselineError(f"{name}: measured under {fault}, which is never recorded")
 
 
 def _figures(checks: Sequence[Check]) -> str:
@@ -280,14 +288,13 @@ def creep(baseline: Baseline, checks: Sequence[Check]) -> tuple[str, ...]:
 
 def describe(old: Baseline | None, new: Baseline) -> list[str]:
     """Old, new and anchor side by side, for people."""
-    lines = [f"recorded {new.id} ({size_of(new)})"]
-    for label, entry in (("old", old.history[-1] if old else None), ("new", new.history[-1]), ("anchor", new.anchor)):
-        if entry is not None:
-            rate, memory = (
-                figure(entry.metrics[name], unit) if name in entry.metrics else "-"
-                for name, unit in (("tokens_per_second_per_gpu", "tokens/s/GPU"), ("peak_reserved_bytes", "bytes"))
-            )
-            figures = f"{rate:>23}  {memory:>10}"
-            why = f"  ({entry.reason})" if entry.reason else ""
-            lines.append(f"  {label:6} {figures}  {entry.recorded_at[:10]}{why}")
-    return lines
+
+    def figures(entry: Accepted) -> str:
+        rate, memory = (
+            figure(entry.metrics[name], unit) if name in entry.metrics else "-"
+            for name, unit in (("tokens_per_second_per_gpu", "tokens/s/GPU"), ("peak_reserved_bytes", "bytes"))
+        )
+        return f"{rate:>23}  {memory:>10}"
+
+    before = old.history[-1] if old else None
+    return [f"recorded {new.id} ({size_of(new)})", *side_by_side(before, new.history[-1], new.anchor, figures)]

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pytest_llmperf.judge.document import SCHEMA, Accepted, BaselineError, dump, parse, refusing
+from pytest_llmperf.judge.document import SCHEMA, Accepted, BaselineError, dump, parse, refusing, side_by_side
+from pytest_llmperf.judge.figures import figure
 from pytest_llmperf.result import Check
 
 METRIC = "max_micro_batch_size"
+_MEMORY = "peak_reserved_bytes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,17 @@ class CapacityBaseline:
             if not baseline.size >= 1:
                 raise ValueError(f"{METRIC} is {baseline.size}")
         return baseline
+
+
+def describe_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> list[str]:
+    """Old, new and anchor side by side, for people."""
+
+    def figures(entry: Accepted) -> str:
+        memory = figure(entry.metrics[_MEMORY], "bytes") if _MEMORY in entry.metrics else "-"
+        return f"{entry.metrics[METRIC]:>13.0f} sequences  {memory:>10}"
+
+    before = old.history[-1] if old else None
+    return [f"recorded {new.id}", *side_by_side(before, new.history[-1], new.anchor, figures)]
 
 
 def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:

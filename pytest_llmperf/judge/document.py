@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -55,6 +55,18 @@ class Accepted:
         """
         entry = cls(**fields_of(cls, values, "an acceptance"))
         return replace(entry, metrics={name: float(value) for name, value in entry.metrics.items()})
+
+
+def side_by_side(
+    old: Accepted | None, new: Accepted, anchor: Accepted, figures: Callable[[Accepted], str]
+) -> list[str]:
+    """What was accepted before, now and first, a line each, for people."""
+    entries = (("old", old), ("new", new), ("anchor", anchor))
+    return [
+        f"  {label:6} {figures(entry)}  {entry.recorded_at[:10]}" + (f"  ({entry.reason})" if entry.reason else "")
+        for label, entry in entries
+        if entry is not None
+    ]
 
 
 WHAT_TO_DO = "restore it from version control, or delete it and record anew with --update-baselines=new"

@@ -6,7 +6,7 @@ Pure functions of a spec and a record. What they find makes a case ``invalid``, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -62,6 +62,12 @@ def circumstances(launch: Launch, tolerance: float, experience: Experience | Non
 def neighbours(health: Health) -> tuple[str, ...]:
     """One line for each process of somebody else's."""
     return tuple(f"another process on the hardware: {line}" for line in health.foreign_processes)
+
+
+def injected(launches: Sequence[Launch]) -> tuple[str, ...]:
+    """The faults under which ``launches`` were measured because somebody asked for them, each once."""
+    faults = dict.fromkeys(launch.evidence.get("injected") for launch in launches)
+    return tuple(f"LLMPERF_INJECT={fault}" for fault in faults if fault)
 
 
 def _unwell(health: Health) -> Iterator[str]:

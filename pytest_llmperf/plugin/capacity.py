@@ -42,8 +42,8 @@ class Capacity:
     def __init__(self, session: PerfSession, runner: Runner, recorder: Recorder, say: Callable[[str], None]) -> None:
         self._session, self._runner, self._recorder, self._say = session, runner, recorder, say
 
-    def check(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str]) -> tuple[CaseResult, str]:
-        """``result`` with what was found, and why it was not recorded where the run asks for that.
+    def check(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str]) -> tuple[CaseResult, str, str]:
+        """``result`` with what was found, what that is held against, and why it was not recorded where it should be.
 
         Raises:
             BaselineError: there is a file that cannot serve, or none can be written; before anything is launched.
@@ -51,27 +51,32 @@ class Capacity:
         """
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
-        sound = SoundLaunches(lambda launch: validity.circumstances(launch, math.inf), self._say)
-        try:
-            found = self._find(spec, sound)
-        except _SpoiltError:
-            return replace(result, verdict="invalid", reason=joined_reasons(sound.spoilt)), ""
-        result = replace(result, notes=(*result.notes, *sound.notes))
-        if found.given_up:
-            reason = _given_up(found, self._session.settings.timeout_seconds)
-            return replace(result, verdict="invalid", reason=reason), ""
-        result = _told(result, spec, found, inactive)
+        held_against = "none" if baseline is None else f"{baseline.size} sequences"
+        result = self._measured(spec, result, inactive)
         if result.verdict == "invalid":
-            return result, ""
+            return result, held_against, ""
         check = judge_capacity(int(result.checks[0].value), baseline)
         reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
         result = replace(result, verdict=check.verdict or "", reason=reason, checks=(check, *result.checks[1:]))
         if not self._recorder.wants(baseline):
-            return result, ""
+            return result, held_against, ""
         try:
-            return self._recorder.record_capacity(spec, result), ""
+            return self._recorder.record_capacity(spec, result), held_against, ""
         except BaselineError as error:
-            return result, str(error)
+            return result, held_against, str(error)
+
+    def _measured(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str]) -> CaseResult:
+        """``result`` with what was found, and no verdict, unless it is invalid."""
+        sound = SoundLaunches(lambda launch: validity.circumstances(launch, math.inf), self._say)
+        try:
+            found = self._find(spec, sound)
+        except _SpoiltError:
+            return replace(result, verdict="invalid", reason=joined_reasons(sound.spoilt))
+        result = replace(result, notes=(*result.notes, *sound.notes))
+        if found.given_up:
+            reason = _given_up(found, self._session.settings.timeout_seconds)
+            return replace(result, verdict="invalid", reason=reason)
+        return _told(result, spec, found, inactive)
 
     def _find(self, spec: TrainSpec, sound: SoundLaunches) -> Fitted:
         limit = self._session.memory_bytes
@@ -120,7 +125,7 @@ def _told(result: CaseResult, spec: TrainSpec, found: Fitted, inactive: frozense
             Check(metric="peak_allocated_bytes", value=found.launch.peak_allocated_bytes, unit="bytes"),
         ),
         launches=(found.launch,),
-        notes=(*result.notes, note),
+        notes=(*result.notes, note, *(f"measured under {fault}" for fault in validity.injected([found.launch]))),
     )
 
 

@@ -152,13 +152,13 @@ class Perf:
             return replace(result, verdict="planned", reason=withheld)
         capacity = Capacity(self._session, self._runner, self._recorder, self._show.say)
         try:
-            result, refused = capacity.check(spec, result, self._marks.inactive)
+            judged = capacity.check(spec, result, self._marks.inactive)
         except BaselineError as error:
             self._findings.results.append(replace(result, verdict="invalid", reason=str(error)))
             raise failed(str(error)) from None
         except LaunchFailed as error:
             raise self._launch_failed(result, error, spec) from None
-        return self._conclude(result, refused=refused)
+        return self._conclude(*judged)
 
     def _check(self, spec: TrainSpec, scaled_from: TrainSpec | None) -> CaseResult:
         same = self._session.widths.same(spec)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from pytest_llmperf.judge.baseline import Baseline, accept, describe
-from pytest_llmperf.judge.capacity import CapacityBaseline, accept_capacity
+from pytest_llmperf.judge.baseline import Baseline, accept, describe, refuse_injected
+from pytest_llmperf.judge.capacity import CapacityBaseline, accept_capacity, describe_capacity
 from pytest_llmperf.judge.document import Accepted, BaselineError
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.plugin.session import PerfSession
@@ -88,11 +88,14 @@ class Recorder:
             anchor=entry,
             history=(entry,),
         )
-        old, stored = self._store.update_capacity(
-            self._session.machine_kind, spec, lambda old: accept_capacity(old, new)
-        )
-        was = "none" if old is None else str(old.size)
-        return replace(result, updated=f"recorded {stored.id}: {was} -> {stored.size}")
+        try:
+            refuse_injected(new.id, result.launches)
+            old, stored = self._store.update_capacity(
+                self._session.machine_kind, spec, lambda old: accept_capacity(old, new)
+            )
+        except BaselineError as error:
+            raise BaselineError(f"not recorded: {error}") from error
+        return replace(result, updated="\n".join(describe_capacity(old, stored)))
 
     def record(
         self, spec: TrainSpec, result: CaseResult, judged: Baseline | None, disagreement: str = ""

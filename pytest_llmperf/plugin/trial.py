@@ -103,7 +103,7 @@ class Trial:
         notes += () if self._session.on_cpu or invalid else held_up(self.launches)
         if self._scaling and self._baseline is None:  # else its verdict says so
             notes += filter(None, [self._scaling.unheld])
-        notes += [f"measured under LLMPERF_INJECT={text}" for text in _injected(self.launches)]
+        notes += [f"measured under {fault}" for fault in validity.injected(self.launches)]
         stored = self._disagreement(self._baseline.launches) if self._baseline else ""
         notes += filter(None, [self.disagreement, stored and f"of the baseline's, {stored}: record it anew"])
         return tuple(notes)
@@ -139,10 +139,6 @@ def _compiler(launches: Sequence[Launch], stored: Sequence[Launch]) -> list[str]
             before = f", the baseline's launches {max(was)}" if was else ""
             lines.append(f"torch_compile {did} {max(counts)} time(s){before}")
     return lines
-
-
-def _injected(launches: Sequence[Launch]) -> list[str]:
-    return list(dict.fromkeys(run.evidence["injected"] for run in launches if run.evidence.get("injected")))
 
 
 def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: frozenset[str]) -> tuple[str, ...]:

@@ -67,3 +67,34 @@ class TestNeighbours:
         result = capacity.result()
         assert (result["verdict"], result["metrics"]["max_micro_batch_size"]["value"]) == ("pass", 12)
         assert any("one launch was set aside: another process" in note for note in result["notes"])
+
+
+class TestRecording:
+    def test_what_an_injected_fault_left_is_never_recorded(self, capacity: Capacity) -> None:
+        capacity.project.fake(most=5, evidence={"injected": "hold=5"})
+        result = capacity.run("--update-baselines", "--perf-reason", "why")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"*not recorded: {CASE}: measured under LLMPERF_INJECT=hold=5*"])
+        assert capacity.project.baselines == []
+        assert "measured under LLMPERF_INJECT=hold=5" in capacity.result()["notes"]
+
+    def test_a_loss_says_what_it_is_held_against(self, capacity: Capacity) -> None:
+        capacity.record(12)
+        capacity.project.fake(most=8)
+        capacity.run().stdout.fnmatch_lines(["measured: * of 3 steps *; baseline: 12 sequences"])
+        refused = capacity.run("--update-baselines")
+        refused.stdout.fnmatch_lines([f"not recorded: {CASE}: worse (max_micro_batch_size 12 -> 8)*--perf-reason*"])
+
+    def test_old_new_and_anchor_stand_side_by_side(self, capacity: Capacity) -> None:
+        for most in (12, 14):
+            capacity.record(most)
+        capacity.project.fake(most=8)
+        capacity.run("--update-baselines", "--perf-reason", "a workspace").stdout.re_match_lines(
+            [
+                rf"recorded {CASE}$",
+                r"  old +14 sequences    1.00 GiB  20\d\d-\d\d-\d\d  \(start\)",
+                r"  new +8 sequences    1.00 GiB  20\d\d-\d\d-\d\d  \(a workspace\)",
+                r"  anchor +12 sequences    1.00 GiB  20\d\d-\d\d-\d\d  \(start\)",
+            ],
+            consecutive=True,
+        )
