@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_llmperf.judge.agreement import same_figures, same_settings
-from pytest_llmperf.judge.document import SCHEMA, Accepted, BaselineError, dump, parse, refusing, side_by_side
+from pytest_llmperf.judge.document import (
+    SCHEMA,
+    Accepted,
+    BaselineChangedError,
+    BaselineError,
+    dump,
+    parse,
+    refusing,
+    side_by_side,
+)
 from pytest_llmperf.judge.figures import figure, percent
 from pytest_llmperf.judge.noise import labels
 from pytest_llmperf.judge.validity import injected, unusable
@@ -149,8 +158,8 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
     join those that are there; ones beyond it replace them, since two speeds are not one population. The anchor stays.
 
     Raises:
-        BaselineError: the launches are invalid, worse beyond tolerance without a reason, or were judged against
-            another baseline than there is by now.
+        BaselineChangedError: the launches were judged against another baseline than there is by now.
+        BaselineError: they are invalid, or worse beyond tolerance without a reason.
     """
     _refuse_unfit(old, judged, spec, launches, verdict)
     if not reason:
@@ -235,11 +244,7 @@ def _refuse_unfit(
         raise BaselineError(f"{spec.id}: an invalid launch is never recorded")
     refuse_injected(spec.id, launches)
     if old != judged:
-        # Recorded by another process since this one looked: to replace it, or to join it, unseen could hide a loss.
-        now = f"there is one of {old.history[-1].recorded_at} ({old.recorded_by})" if old else "it is gone"
-        raise BaselineError(
-            f"{spec.id}: another run changed the baseline meanwhile, {now}; run again to be held against it"
-        )
+        raise BaselineChangedError(spec.id, old)
 
 
 def refuse_injected(name: str, launches: Sequence[Launch]) -> None:

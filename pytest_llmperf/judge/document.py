@@ -25,6 +25,18 @@ class BaselineError(Exception):
     """A baseline that cannot be read, written or accepted: one line with the file, what is wrong and what to do."""
 
 
+class BaselineChangedError(BaselineError):
+    """Another run changed the baseline that a case was held against: to replace or to join it could hide a loss."""
+
+    def __init__(self, name: str, now: Any) -> None:
+        self.now = now
+        """What is there by now, if anything: of the kind that was judged against."""
+        there = f"there is one of {now.history[-1].recorded_at} ({now.recorded_by})" if now else "it is gone"
+        super().__init__(
+            f"{name}: another run changed the baseline meanwhile, {there}; run again to be held against it"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
     """Figures somebody accepted, when and why."""

@@ -10,8 +10,7 @@ from functools import partial
 
 from pytest_llmperf.capacity import LARGEST, Search
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.capacity import judge_capacity
-from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.capacity import CapacityBaseline, judge_capacity
 from pytest_llmperf.launch.prediction import PredictionError, predict
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.fitting import Fitted, fit, short
@@ -51,19 +50,11 @@ class Capacity:
         """
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
-        held_against = "none" if baseline is None else f"{baseline.size} sequences"
-        result = self._measured(spec, result, inactive)
-        if result.verdict == "invalid":
-            return result, held_against, ""
-        check = judge_capacity(int(result.checks[0].value), baseline)
-        reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
-        result = replace(result, verdict=check.verdict or "", reason=reason, checks=(check, *result.checks[1:]))
-        if not self._recorder.wants(baseline):
-            return result, held_against, ""
-        try:
-            return self._recorder.record_capacity(spec, result), held_against, ""
-        except BaselineError as error:
-            return result, held_against, str(error)
+        found, refused = self._measured(spec, result, inactive), ""
+        if found.verdict != "invalid":
+            record = partial(self._recorder.record_capacity, spec)
+            found, baseline, refused = self._recorder.settle(baseline, partial(_judged, found), record)
+        return found, "none" if baseline is None else f"{baseline.size} sequences", refused
 
     def _measured(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str]) -> CaseResult:
         """``result`` with what was found, and no verdict, unless it is invalid."""
@@ -127,6 +118,12 @@ def _told(result: CaseResult, spec: TrainSpec, found: Fitted, inactive: frozense
         launches=(found.launch,),
         notes=(*result.notes, note, *(f"measured under {fault}" for fault in validity.injected([found.launch]))),
     )
+
+
+def _judged(found: CaseResult, baseline: CapacityBaseline | None) -> CaseResult:
+    check = judge_capacity(int(found.checks[0].value), baseline)
+    reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
+    return replace(found, verdict=check.verdict or "", reason=reason, checks=(check, *found.checks[1:]))
 
 
 def _guess(spec: TrainSpec, limit_bytes: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_llmperf.judge.baseline import Baseline, creep, size_of
+from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.judge.policy import Policy
@@ -173,27 +173,27 @@ class Perf:
         trial = Trial(
             self._session,
             spec,
-            baseline=baseline,
             policy=policy,
             inactive=self._marks.inactive,
             launch=self._runner.launch,
             say=self._show.say,
-            scaling=self._scaling(spec, scaled_from, baseline, policy),
             launches=same.result.launches if same else (),
         )
-        try:
-            judgement = trial.run()
-        except LaunchFailed as error:
-            raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
-        crept = creep(baseline, judgement.checks) if baseline else ()
-        result = replace(
-            self._result(spec, judgement.verdict, judgement.reason),
-            checks=judgement.checks,
-            launches=trial.launches,
-            differences=_differences(baseline, trial.launches),
-            notes=(*trial.notes(), *crept),
-        )
-        result, refused = same.lent(result) if same else self._recorded(spec, result, baseline, trial.disagreement)
+
+        def judge(baseline: Baseline | None) -> CaseResult:
+            try:
+                judgement = trial.run(baseline, self._scaling(spec, scaled_from, baseline, policy))
+            except LaunchFailed as error:
+                raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
+            return trial.told(self._result(spec, "", ""), judgement)
+
+        def record(result: CaseResult, baseline: Baseline | None) -> CaseResult:
+            return self._recorder.record(spec, result, baseline, trial.disagreement)
+
+        if same:
+            result, refused = same.lent(judge(baseline))
+        else:
+            result, baseline, refused = self._recorder.settle(baseline, judge, record)
         self._session.widths.add(Measured(spec, result, baseline, refused))
         return self._conclude(result, size_of(baseline) if baseline else "none", refused)
 
@@ -211,17 +211,6 @@ class Perf:
             self._findings.results.append(self._result(spec, "invalid", str(error)))
             raise failed(str(error)) from None
         return baseline, withheld
-
-    def _recorded(
-        self, spec: TrainSpec, result: CaseResult, baseline: Baseline | None, disagreement: str
-    ) -> tuple[CaseResult, str]:
-        """``result`` as it was recorded, where the run asks for that, and why it was not."""
-        if not self._recorder.wants(baseline):
-            return result, ""
-        try:
-            return self._recorder.record(spec, result, baseline, disagreement), ""
-        except BaselineError as error:
-            return result, str(error)
 
     def _check_that_it_runs_out(self, spec: TrainSpec) -> CaseResult:
         """One launch decides: it runs out of memory, and nobody else holds any, or it trained."""
@@ -314,9 +303,3 @@ class Perf:
             )
             raise failed("\n".join(filter(None, [message, refused])))
         return result
-
-
-def _differences(baseline: Baseline | None, launches: tuple[Launch, ...]) -> tuple[str, ...]:
-    if baseline is None:
-        return ()
-    return baseline.launches[-1].differences(launches[-1])

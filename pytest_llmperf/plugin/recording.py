@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from pytest_llmperf.judge.baseline import Baseline, accept, describe, refuse_injected
 from pytest_llmperf.judge.capacity import CapacityBaseline, accept_capacity, describe_capacity
-from pytest_llmperf.judge.document import Accepted, BaselineError
+from pytest_llmperf.judge.document import Accepted, BaselineChangedError, BaselineError
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.result import CaseResult
 from pytest_llmperf.spec import TrainSpec
 
 _MOST_FILES = 3
+
+_Figures = TypeVar("_Figures", Baseline, CapacityBaseline)
 
 
 class Recorder:
@@ -66,8 +70,29 @@ class Recorder:
         """Whether this run records a case with this baseline."""
         return self._settings.update == "all" or (self._settings.update == "new" and baseline is None)
 
-    def record_capacity(self, spec: TrainSpec, result: CaseResult) -> CaseResult:
-        """``result``, whose first check is the largest micro-batch, with what was recorded.
+    def settle(
+        self,
+        baseline: _Figures | None,
+        judge: Callable[[_Figures | None], CaseResult],
+        record: Callable[[CaseResult, _Figures | None], CaseResult],
+    ) -> tuple[CaseResult, _Figures | None, str]:
+        """A case as ``judge`` finds it against ``baseline``, recorded where the run asks for that, and why it was not.
+
+        Where another run changes the baseline meanwhile, it is judged once more, against what is there now.
+        """
+        result = judge(baseline)
+        while self.wants(baseline):
+            try:
+                return record(result, baseline), baseline, ""
+            except BaselineChangedError as changed:
+                baseline = changed.now
+                result = judge(baseline)
+            except BaselineError as error:
+                return result, baseline, f"not recorded: {error}"
+        return result, baseline, ""
+
+    def record_capacity(self, spec: TrainSpec, result: CaseResult, judged: CapacityBaseline | None) -> CaseResult:
+        """``result``, whose first check is the largest micro-batch, held against ``judged``, with what was recorded.
 
         Raises:
             BaselineError: nothing was, and why.
@@ -88,13 +113,14 @@ class Recorder:
             anchor=entry,
             history=(entry,),
         )
-        try:
-            refuse_injected(new.id, result.launches)
-            old, stored = self._store.update_capacity(
-                self._session.machine_kind, spec, lambda old: accept_capacity(old, new)
-            )
-        except BaselineError as error:
-            raise BaselineError(f"not recorded: {error}") from error
+        refuse_injected(new.id, result.launches)
+
+        def change(old: CapacityBaseline | None) -> CapacityBaseline:
+            if old != judged:
+                raise BaselineChangedError(new.id, old)
+            return accept_capacity(old, new)
+
+        old, stored = self._store.update_capacity(self._session.machine_kind, spec, change)
         return replace(result, updated="\n".join(describe_capacity(old, stored)))
 
     def record(
@@ -107,7 +133,7 @@ class Recorder:
         """
         if disagreement and not self._settings.reason:
             raise BaselineError(
-                f"not recorded: {spec.id}: {disagreement}; record it when the machine is quiet, or say with "
+                f"{spec.id}: {disagreement}; record it when the machine is quiet, or say with "
                 "--perf-reason that it is never quieter"
             )
 
@@ -126,10 +152,7 @@ class Recorder:
                 revision=self._session.revision.commit,
             )
 
-        try:
-            old, new = self._store.update(self._session.machine_kind, spec, change)
-        except BaselineError as error:
-            raise BaselineError(f"not recorded: {error}") from error
+        old, new = self._store.update(self._session.machine_kind, spec, change)
         return replace(result, updated="\n".join(describe(old, new)))
 
 

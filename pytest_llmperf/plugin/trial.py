@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 
 from pytest_llmperf.insight import cost, economics
 from pytest_llmperf.insight.straggling import communication_share, held_up
 from pytest_llmperf.judge import stats, validity
-from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline import Baseline, creep
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.verdict import Judgement, judge
@@ -18,7 +19,7 @@ from pytest_llmperf.plugin.scaling import Scaling
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.sound import SoundLaunches
 from pytest_llmperf.report.formats import memory
-from pytest_llmperf.result import Check
+from pytest_llmperf.result import CaseResult, Check
 from pytest_llmperf.spec import TrainSpec
 
 RATE = "tokens_per_second_per_gpu"
@@ -26,34 +27,35 @@ _MOST_STALLED = 0.01
 
 
 class Trial:
-    """One spec on trial against one baseline, or for the first time."""
+    """One spec on trial."""
 
     def __init__(  # noqa: PLR0913 - what a trial needs, named
         self,
         session: PerfSession,
         spec: TrainSpec,
         *,
-        baseline: Baseline | None,
         policy: Policy,
         inactive: frozenset[str],
         launch: Callable[[TrainSpec, int], Launch],
         say: Callable[[str], None],
-        scaling: Scaling | None = None,
         launches: tuple[Launch, ...] = (),
     ) -> None:
         """``launches`` are those that another test of this run has made of the same spec."""
-        self._session, self._spec, self._baseline, self._policy = session, spec, baseline, policy
-        self._inactive, self._launch, self._scaling = inactive, launch, scaling
+        self._session, self._spec, self._policy = session, spec, policy
+        self._inactive, self._launch = inactive, launch
+        self._baseline: Baseline | None = None
+        self._scaling: Scaling | None = None
         self._sound = SoundLaunches(self._circumstances, say)
         self.launches = launches
 
-    def run(self) -> Judgement:
-        """Launch until there is a verdict; every launch but one that was set aside counts.
+    def run(self, baseline: Baseline | None, scaling: Scaling | None = None) -> Judgement:
+        """Launch until there is a verdict; every launch but one that was set aside counts, also an earlier run's.
 
         Raises:
             LaunchFailed: a launch yielded no record.
         """
         settings = self._session.settings
+        self._baseline, self._scaling = baseline, scaling
         if self.launches:
             judgement = self._judge()
             if not judgement.undecided or len(self.launches) >= settings.max_launches:
@@ -86,7 +88,20 @@ class Trial:
         )
         return self._scaling.joined(judgement, self.launches) if self._scaling else judgement
 
-    def notes(self) -> tuple[str, ...]:
+    def told(self, result: CaseResult, judgement: Judgement) -> CaseResult:
+        """``result`` with what the latest run gave."""
+        stored = self._baseline
+        return replace(
+            result,
+            verdict=judgement.verdict,
+            reason=judgement.reason,
+            checks=judgement.checks,
+            launches=self.launches,
+            differences=stored.launches[-1].differences(self.launches[-1]) if stored else (),
+            notes=(*self._notes(), *(creep(stored, judgement.checks) if stored else ())),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
         """What the verdict does not say of these launches."""
         notes = [*self._sound.notes]
         if any(launch.steady.bimodal for launch in self.launches):

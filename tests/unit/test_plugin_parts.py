@@ -339,10 +339,9 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
     trial = Trial(
         session,
         spec,
-        baseline=None,
         policy=policy,
         inactive=frozenset(),
         launch=lambda _spec, _number: made,
         say=lambda _: None,
     )
-    assert trial.run().verdict == "invalid"
+    assert trial.run(None).verdict == "invalid"
