@@ -24,6 +24,23 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     return [f"llmperf: {cases} case(s) on {session.machine_kind}, {where}, baselines {baselines}"]
 
 
+#: Under which a worker of xdist leaves its controller the line of a usage error.
+REFUSED = "llmperf_refused"
+
+
+def refuse_from_worker(session: PerfSession) -> None:
+    """Ask for the hardware, as the header does without xdist: a usage error that only tests met would be a crash.
+
+    Raises:
+        pytest.UsageError: it cannot serve.
+    """
+    try:
+        _ = session.machine_kind
+    except pytest.UsageError as error:
+        session.config.workeroutput[REFUSED] = str(error)  # type: ignore[attr-defined]
+        raise
+
+
 def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
     """Write the JSON and let a strict run fail for what no single case can see; runs in the controller alone."""
     if hasattr(session.config, "workeroutput"):

@@ -73,6 +73,12 @@ class _Collector:
         if not report.passed:
             self.session.coverage.gaps.add(f"{report.nodeid or 'rootdir'}: collection {report.outcome}")
 
+    @pytest.hookimpl(tryfirst=True, specname="pytest_collection_finish")
+    def pytest_refuse_from_worker(self, session: pytest.Session) -> None:
+        """Before the worker's own terminal, whose header nobody sees, asks for the hardware too."""
+        if hasattr(session.config, "workeroutput") and any(map(_is_case, session.items)):
+            ending.refuse_from_worker(self.session)
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         # Compared, since whoever leaves items out (a plugin that shards, say) may tell nobody.
@@ -149,7 +155,10 @@ class _Collector:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker of xdist ended: it collected, and the controller did not."""
-        collected = getattr(node, "workeroutput", {}).get("llmperf")
+        output = getattr(node, "workeroutput", {})
+        if ending.REFUSED in output:
+            raise pytest.UsageError(output[ending.REFUSED])
+        collected = output.get("llmperf")
         if collected is None:
             self.session.coverage.parts.add("a worker of pytest-xdist crashed")  # what it knew is lost
         else:

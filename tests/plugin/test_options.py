@@ -216,3 +216,49 @@ def test_the_command_that_is_offered_decides_the_same(project: Project) -> None:
     result.stdout.fnmatch_lines(
         ["record it: *--gpus 0 --perf-timeout=99.0 --perf-launches=2 -o perf_machine=mine --update-baselines=new"]
     )
+
+
+_HARDWARE = """
+from unittest import mock
+
+from pytest_llmperf.launch import machine
+from pytest_llmperf.launch.machine import Gpu, Machine
+from tests.fakes import install
+
+install()
+GPUS = tuple(Gpu(index=i, uuid=f"GPU-{{i}}", name=name, memory_bytes=80 * 2**30) for i, name in enumerate("AB"))
+MACHINE = Machine(gpus=GPUS, cpu_name="Fake CPU", cores=8)
+mock.patch.object(machine, "find_machine", {found}).start()
+"""
+_MIXED = "return_value=MACHINE"
+_MIG = "side_effect=ValueError('MIG slices are not supported')"
+
+
+@pytest.mark.parametrize("parallel", [[], ["-n", "2"]])
+@pytest.mark.parametrize(
+    ("found", "options", "said"),
+    [
+        (_MIXED, [], "GPUs of different kinds are visible (a-80gib, b-80gib)*"),
+        (_MIXED, ["--gpus", "1", "--perf-json", "out.json"], "GPUs of different kinds are visible (a-80gib, b-80gib)*"),
+        (_MIXED, ["--perf-memory-limit", "90GiB"], "--perf-memory-limit 90.0 GiB: the GPU has 80.0 GiB*"),
+        (_MIG, [], "*MIG slices are not supported"),
+    ],
+)
+def test_hardware_that_cannot_serve_is_one_line_from_workers_too(
+    project: Project, parallel: list[str], found: str, options: list[str], said: str
+) -> None:
+    if parallel:
+        pytest.importorskip("xdist")
+    project.pytester.makeconftest(_HARDWARE.format(found=found))
+    result = project.pytester.runpytest_subprocess("-p", "no:randomly", *parallel, *options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+    assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
+    assert project.launches == []
+
+
+def test_hardware_that_cannot_serve_hinders_no_other_tests(project: Project) -> None:
+    pytest.importorskip("xdist")
+    project.pytester.makeconftest(_HARDWARE.format(found=_MIG))
+    project.pytester.makepyfile(test_mine="def test_it():\n    pass\n")
+    project.pytester.runpytest_subprocess("-p", "no:randomly", "-n", "2").assert_outcomes(passed=1)
