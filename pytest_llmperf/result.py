@@ -1,4 +1,4 @@
-"""Check and CaseResult: what was decided about one case, as plain data that reports show and files keep."""
+"""Check, CaseResult, Spent: what was decided about a case and what it cost; reports show it and files keep it."""
 
 from __future__ import annotations
 
@@ -90,11 +90,6 @@ class CaseResult:
     shared_launches: int = 0
     """How many of ``launches``, its first ones, another test of this run has made and tells of too."""
 
-    @property
-    def own_launches(self) -> tuple[Launch, ...]:
-        """What was launched for this case alone, of both sides: over all results, each launch once."""
-        return (*self.launches[self.shared_launches :], *self.launches_before)
-
     def check(self, metric: str) -> Check | None:
         """The check of this metric, if the case has one."""
         return next((check for check in self.checks if check.metric == metric), None)
@@ -115,4 +110,22 @@ class CaseResult:
                 "notes": tuple(values["notes"]),
                 "reference": Reference(**reference) if reference else None,
             }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What launches cost, failed ones and searches too: seconds and GPU-hours are of the same launches."""
+
+    launches: int = 0
+    seconds: float = 0.0
+    """For which they ran."""
+    gpu_seconds: float = 0.0
+    """For which they held GPUs."""
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(
+            launches=self.launches + other.launches,
+            seconds=self.seconds + other.seconds,
+            gpu_seconds=self.gpu_seconds + other.gpu_seconds,
         )

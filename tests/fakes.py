@@ -28,6 +28,9 @@ ENVIRONMENT = Environment(
 )
 
 
+_WALL_SECONDS = 10.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fake:
     """What a launch yields: the fields of ``fake.json``."""
@@ -65,7 +68,7 @@ def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
         spec_id=spec.id,
         digest=spec.digest,
         started_at="2026-01-01T00:00:00Z",
-        wall_seconds=10.0,
+        wall_seconds=_WALL_SECONDS,
         train_seconds=spec.steps * fake.step_seconds,
         warmup_steps=spec.warmup_steps,
         parameters=1000,
@@ -109,7 +112,8 @@ class FakeLauncher:
     """Yields what ``fake.json`` in the working directory says, and counts its launches in ``launches.txt``."""
 
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
-        with request.meter.running(), Path("launches.txt").open("a", encoding="utf-8") as log:
+        request.meter.seconds += _WALL_SECONDS
+        with Path("launches.txt").open("a", encoding="utf-8") as log:
             log.write(f"{request.spec.id} {os.getpid()}\n")
         path = Path("fake.json")
         values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -138,6 +142,7 @@ class FakeLauncher:
 
     def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[tuple[int, int | None]]:
         """What one process tells of ``most``, as the first launch has it."""
+        request.meter.seconds += _WALL_SECONDS
         values = json.loads(Path("fake.json").read_text(encoding="utf-8"))
         most = {**values, **next(iter(values.get("sequence", [])), {})}["most"]
         return [(most, 2**30), (most + 1, None)]

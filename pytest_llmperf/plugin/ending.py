@@ -102,9 +102,10 @@ def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]
     from pytest_llmperf.report.terminal import summary_lines
 
     results, width = session.findings.results, reporter._tw.fullwidth if reporter.isatty else None
-    table = summary_lines(_priced(session), width, reporter._tw.hasmarkup, sys.stdout.encoding)
-    spent = cost_lines(session.findings.gpu_seconds, session.settings.price)
-    return [*filter(None, [host_shift(results)]), *table, *spent]
+    spent = session.findings.spent
+    table = summary_lines(_priced(session), width, reporter._tw.hasmarkup, sys.stdout.encoding, spent)
+    costs = cost_lines(spent.gpu_seconds, session.settings.price)
+    return [*filter(None, [host_shift(results)]), *table, *costs]
 
 
 def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:
@@ -130,7 +131,7 @@ def _document(session: PerfSession, exit_code: int) -> dict[str, Any]:
     from pytest_llmperf.report.results_json import document
 
     values = document(_machine(session), _priced(session)) | {"exit_code": exit_code}
-    values |= cost_document(session.findings.gpu_seconds, session.settings.price)
+    values |= cost_document(session.findings.spent.gpu_seconds, session.settings.price)
     return values | ({"unfinished": session.unfinished} if session.unfinished else {})
 
 

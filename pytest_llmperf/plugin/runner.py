@@ -22,6 +22,7 @@ from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.patience import Patience
 from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, Findings, PerfSession
 from pytest_llmperf.plugin.show import LaunchShow, Show
+from pytest_llmperf.result import Spent
 from pytest_llmperf.spec import TrainSpec
 
 _T = TypeVar("_T")
@@ -113,9 +114,11 @@ class Runner:
             self._show.say(f"{request.spec.id}: interrupted; its logs are in {request.folder}")
             raise
         finally:
-            self.seconds += request.meter.seconds
-            if not self._session.on_cpu:
-                self._findings.gpu_seconds += request.spec.gpus * request.meter.seconds
+            seconds = request.meter.seconds
+            self.seconds += seconds
+            if seconds:  # else nothing was started
+                gpus = 0 if self._session.on_cpu else request.spec.gpus
+                self._findings.spent += Spent(launches=1, seconds=seconds, gpu_seconds=gpus * seconds)
 
     def _request(
         self, spec: TrainSpec, gpus: tuple[Gpu, ...], *, python: str = sys.executable, search: Search | None = None

@@ -24,7 +24,7 @@ from pytest_llmperf.plugin.revision import Revision, find_revision
 from pytest_llmperf.plugin.slurm_options import uses_slurm
 from pytest_llmperf.plugin.unused import ALL, SOME, STOPPED, Coverage
 from pytest_llmperf.report import formats
-from pytest_llmperf.result import CaseResult
+from pytest_llmperf.result import CaseResult, Spent
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.experience import Experience
@@ -72,8 +72,8 @@ class Findings:
     """Whether it was ended at a spec that cannot run here."""
     cut: bool = False
     """Whether it ended by itself before its end: nobody knows what else it would have asked about."""
-    gpu_seconds: float = 0.0
-    """For which its launches held GPUs, failed ones too."""
+    spent: Spent = field(default_factory=Spent)
+    """By its launches."""
 
     def ended(self, call: pytest.CallInfo[None]) -> None:
         """Take note of how a phase of the test ended."""
@@ -89,16 +89,16 @@ class Findings:
 
     def take(self, said: str = "") -> dict[str, Any] | None:
         """What was found since the last time, to be sent away; ``None`` where nothing was."""
-        if not (self.results or self.planned or self.digests or said or self.gpu_seconds):
+        if not (self.results or self.planned or self.digests or said or self.spent.launches):
             return None
         values = {
             "results": [result.to_dict() for result in self.results],
             "planned": [vars(planned) for planned in self.planned],
             "digests": self.digests,
             "said": said,
-            "gpu_seconds": self.gpu_seconds,
+            "spent": vars(self.spent),
         }
-        self.results, self.planned, self.digests, self.gpu_seconds = [], [], [], 0.0
+        self.results, self.planned, self.digests, self.spent = [], [], [], Spent()
         return values
 
     def add(self, values: Mapping[str, Any]) -> None:
@@ -106,7 +106,7 @@ class Findings:
         self.results += [CaseResult.from_dict(result) for result in values["results"]]
         self.planned += [Planned(**planned) for planned in values["planned"]]
         self.digests += values["digests"]
-        self.gpu_seconds += values["gpu_seconds"]
+        self.spent += Spent(**values["spent"])
 
 
 class PerfSession:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from pytest_llmperf.report import formats
 from pytest_llmperf.report.table import Column, render
 from pytest_llmperf.report.text import Glyphs, fold, glyphs_of, one_line
-from pytest_llmperf.result import VERDICTS, CaseResult
+from pytest_llmperf.result import VERDICTS, CaseResult, Spent
 
 # A failing case has said why in its own message.
 _EXPLAINED = frozenset({"pass", "regressed", "invalid", "new"})
@@ -16,9 +15,13 @@ _MOST_SOURCES = 3
 
 
 def summary_lines(
-    results: Sequence[CaseResult], width: int | None, color: bool, encoding: str | None = "utf-8"
+    results: Sequence[CaseResult],
+    width: int | None,
+    color: bool,
+    encoding: str | None = "utf-8",
+    spent: Spent | None = None,
 ) -> list[str]:
-    """The table of ``results`` and what belongs below it.
+    """The table of ``results`` and what belongs below it: among it what the run ``spent``, on launches that failed too.
 
     ``width`` is the terminal's, ``None`` where there is none: then nothing is folded. Whatever the width, no id and no
     figure is cut. ``encoding`` is the output's: what it cannot show is written in ASCII.
@@ -31,7 +34,7 @@ def summary_lines(
         *(f"{result.id}: {result.verdict}: {result.reason}" for result in results if result.verdict not in _EXPLAINED),
         *(f"{result.id}: {note}" for result in results for note in result.notes),
         *(line for result in results for line in _recorded(result)),
-        _totals(results, glyphs),
+        _totals(results, spent or Spent(), glyphs),
         *_hint(results),
     ]
     lines = render(_columns(results, glyphs, encoding), width, color, glyphs)
@@ -118,15 +121,14 @@ def _recorded(result: CaseResult) -> list[str]:
     return [f"recorded {result.id}", *(f"  {line}" for line in lines)]
 
 
-def _totals(results: Sequence[CaseResult], glyphs: Glyphs) -> str:
+def _totals(results: Sequence[CaseResult], spent: Spent, glyphs: Glyphs) -> str:
     """``3 pass, 1 regressed · 212 s in 5 launches``."""
     verdicts = [result.verdict for result in results]
     ordered = [*reversed(VERDICTS), *sorted(set(verdicts) - set(VERDICTS))]
     counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ordered if verdict in verdicts]
-    walls = [launch.wall_seconds for result in results for launch in result.own_launches]
-    spent = formats.seconds(math.fsum(wall for wall in walls if math.isfinite(wall)))
-    launches = f"{len(walls)} {'launch' if len(walls) == 1 else 'launches'}"
-    return ", ".join(counts) + (f" {glyphs.dot} {spent} in {launches}" if walls else "")
+    launches = f"{spent.launches} {'launch' if spent.launches == 1 else 'launches'}"
+    total = f" {glyphs.dot} {formats.seconds(spent.seconds)} in {launches}"
+    return ", ".join(counts) + (total if spent.launches else "")
 
 
 def _hint(results: Sequence[CaseResult]) -> list[str]:

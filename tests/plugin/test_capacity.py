@@ -46,6 +46,11 @@ def test_one_sequence_less_is_a_loss(capacity: Capacity) -> None:
     assert capacity.result()["verdict"] == "regressed"
 
 
+def test_all_that_was_launched_for_it_is_counted(capacity: Capacity) -> None:
+    capacity.project.fake(most=12)  # one process tries sizes, and two launches confirm
+    capacity.run().stdout.fnmatch_lines(["1 new * 30 s in 3 launches"])
+
+
 class TestNeighbours:
     def test_what_fits_beside_one_is_no_answer(self, capacity: Capacity) -> None:
         capacity.record(12)

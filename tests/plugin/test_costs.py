@@ -69,7 +69,7 @@ def test_a_price_makes_money_of_rates_and_of_the_run(with_gpus: Project) -> None
     assert metrics["price_per_million_tokens"]["unit"] == "USD"
     assert metrics["tokens_per_price"]["value"] == pytest.approx(36.864e6 / 2.10)
     result.stdout.fnmatch_lines(
-        ["case *a million tokens *", "*0.057 USD*", "* GPU-hours in launches, 0.00 USD at 2.10 USD a GPU-hour"]
+        ["case *a million tokens *", "*0.057 USD*", "0.00833 GPU-hours in launches, 0.02 USD at 2.10 USD a GPU-hour"]
     )
     cost = document["cost"]
     assert isinstance(cost, dict)
@@ -92,6 +92,12 @@ def test_without_a_price_the_run_tells_its_gpu_hours(with_gpus: Project) -> None
     result, document = measured(with_gpus)
     result.stdout.fnmatch_lines(["* GPU-hours in launches"])
     assert set(document["cost"]) == {"gpu_hours"}  # type: ignore[call-overload]
+
+
+def test_a_launch_that_failed_is_counted_in_seconds_and_in_gpu_hours(with_gpus: Project) -> None:
+    with_gpus.fake(by={"gpus1": {"fail": "error"}})
+    result, _ = measured(with_gpus)
+    result.stdout.fnmatch_lines(["1 new, 1 invalid * 20 s in 2 launches", "0.00833 GPU-hours in launches, *"])
 
 
 def test_a_cpu_has_no_gpu_hours(project: Project) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.measurement import Environment, Launch, RankRecord
 from pytest_llmperf.report.terminal import summary_lines
-from pytest_llmperf.result import GIB, VERDICTS, CaseResult, Check, Reference
+from pytest_llmperf.result import GIB, VERDICTS, CaseResult, Check, Reference, Spent
 
 LONG_ID = "llama-3.2-1b-bf16-flash_attention_2-liger-compile-checkpointing-seq4096-mbs37-accum4-gpus32"
 SOURCE = "EuroHPC course, chapter 15, MareNostrum 5 (H100 64 GB)"
@@ -70,7 +70,8 @@ def uncolored(line: str) -> str:
 
 def test_a_wide_table_has_a_line_for_each_case_as_they_ran() -> None:
     results = [case("regressed", "llama-bf16-sdpa-liger"), case("pass", "a")]
-    assert summary_lines(results, None, color=False) == [
+    spent = Spent(launches=2, seconds=106.4)
+    assert summary_lines(results, None, color=False, spent=spent) == [
         "case                   tokens/s/GPU  change    memory  change     MFU  verdict    reference",
         "llama-bf16-sdpa-liger        71,783  -6.2 %  52.6 GiB   0.0 %  57.1 %  regressed  48,081 · 62.3 GiB (15.9)",
         "a                            71,783  -6.2 %  52.6 GiB   0.0 %  57.1 %  pass       48,081 · 62.3 GiB (15.9)",
@@ -189,13 +190,18 @@ def test_new_cases_share_one_hint() -> None:
     assert summary_lines([case("new")] * 3, None, color=False)[-1] == (
         "3 cases have no baseline yet; record them with --update-baselines=new"
     )
-    assert summary_lines([case("pass")], None, color=False)[-1] == "1 pass · 53.2 s in 1 launch"
+
+
+def test_what_was_spent_stands_beside_the_verdicts() -> None:
+    spent = Spent(launches=1, seconds=53.2)
+    assert summary_lines([case("pass")], None, color=False, spent=spent)[-1] == "1 pass · 53.2 s in 1 launch"
+    assert summary_lines([case("pass")], None, color=False)[-1] == "1 pass"
 
 
 def test_a_verdict_that_fails_no_test_says_why_here() -> None:
     lines = summary_lines([case("improved", "a"), case("inconclusive", "b"), case("pass", "c")], None, color=False)
     assert lines[5:7] == ["a: improved: why improved", "b: inconclusive: why inconclusive"]
-    assert lines[7] == "1 pass, 1 improved, 1 inconclusive · 160 s in 3 launches"
+    assert lines[7] == "1 pass, 1 improved, 1 inconclusive"
 
 
 def test_many_sources_are_not_all_listed() -> None:
