@@ -114,6 +114,11 @@ class ClusterFile:
         return found
 
     @property
+    def checkout(self) -> Path:
+        """The suite's folder."""
+        return Path(self.text("suite", "checkout")).expanduser().absolute()
+
+    @property
     def widths(self) -> list[int]:
         """Numbers of GPUs, from wide to narrow.
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from pytest_llmperf.cli import submit
 from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
+from pytest_llmperf.cli.jobs import Job, check_budget, jobs, shares
 from pytest_llmperf.cli.merge import Night
+from pytest_llmperf.cli.script import filled
 from pytest_llmperf.report.results_json import write_json
 
 
@@ -18,15 +20,16 @@ def submitted(path: Path, template: Path, *, dry_run: bool) -> tuple[list[str], 
         ClusterError: the file or the budget says no; nothing was submitted.
     """
     cluster = ClusterFile.read(path)
-    planned = submit.jobs(cluster)
-    submit.check_budget(cluster, planned)
+    planned = jobs(cluster)
+    check_budget(cluster, planned)
     try:
         text = template.read_text(encoding="utf-8")
     except OSError as error:
         raise ClusterError(f"{template}: not read ({error}); name the nightly script with --script") from None
     results = submit.results_folder(cluster)
-    shares = submit.shares(cluster, planned)
-    scripts = [submit.script(text, cluster, job, results, share) for job, share in zip(planned, shares, strict=True)]
+    scripts = [
+        filled(text, cluster, job, results, share) for job, share in zip(planned, shares(cluster, planned), strict=True)
+    ]
     lines: list[str] = []
     try:
         lines.extend(_submitted(cluster, planned, scripts, results, dry_run=dry_run))
@@ -50,7 +53,7 @@ def merged(night: Night, json_file: Path | None, markdown_file: Path | None) -> 
 
 
 def _submitted(
-    cluster: ClusterFile, planned: list[submit.Job], scripts: list[str], results: Path, *, dry_run: bool
+    cluster: ClusterFile, planned: list[Job], scripts: list[str], results: Path, *, dry_run: bool
 ) -> Iterator[str]:
     total = sum(job.gpu_hours for job in planned)
     for job in planned:

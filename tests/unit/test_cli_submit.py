@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.cli import merge, submit
+from pytest_llmperf.cli import merge
 from pytest_llmperf.cli.clusterfile import KEYS, ClusterError, ClusterFile
+from pytest_llmperf.cli.jobs import Job, check_budget, jobs, shares
+from pytest_llmperf.cli.script import filled
 from pytest_llmperf.report import formats
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,9 +31,9 @@ def cluster(tmp_path: Path, text: str = MINIMAL) -> ClusterFile:
     return ClusterFile.read(path)
 
 
-def filled(tmp_path: Path, text: str = MINIMAL, budget: float | None = None) -> str:
+def script_of(tmp_path: Path, text: str = MINIMAL, budget: float | None = None) -> str:
     file = cluster(tmp_path, text)
-    return submit.script(TEMPLATE, file, submit.jobs(file)[0], tmp_path / "results", budget)
+    return filled(TEMPLATE, file, jobs(file)[0], tmp_path / "results", budget)
 
 
 def headers(script: str) -> list[str]:
@@ -78,21 +80,21 @@ class TestClusterFile:
     @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
     def test_each_example_serves_once_it_is_changed(self, tmp_path: Path, example: Path) -> None:
         file = cluster(tmp_path, example.read_text().replace("CHANGE-ME", "abc"))
-        planned = submit.jobs(file)
-        submit.check_budget(file, planned)
+        planned = jobs(file)
+        check_budget(file, planned)
         for job in planned:
-            script = submit.script(TEMPLATE, file, job, tmp_path, None)
+            script = filled(TEMPLATE, file, job, tmp_path, None)
             assert re.findall(r"@[a-z_]+@", script.replace("@node@", "")) == []
             subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 class TestJobs:
     def test_packed_is_one_job_as_wide_as_the_widest(self, tmp_path: Path) -> None:
-        (job,) = submit.jobs(cluster(tmp_path))
+        (job,) = jobs(cluster(tmp_path))
         assert (job.widths, job.nodes, job.gpu_hours) == ((32, 8, 4, 2, 1), 8, 32.0)
 
     def test_an_array_for_each_number_of_nodes(self, tmp_path: Path) -> None:
-        planned = submit.jobs(cluster(tmp_path, MINIMAL + "mode = array"))
+        planned = jobs(cluster(tmp_path, MINIMAL + "mode = array"))
         assert [(job.widths, job.nodes, job.gpu_hours) for job in planned] == [
             ((32,), 8, 32.0),
             ((8,), 2, 8.0),
@@ -102,7 +104,7 @@ class TestJobs:
     def test_more_than_the_budget_is_not_submitted(self, tmp_path: Path) -> None:
         file = cluster(tmp_path, MINIMAL + "budget_gpu_hours = 31")
         with pytest.raises(ClusterError, match=r"may cost 32.0 GPU-hours, budget_gpu_hours = 31; lower"):
-            submit.check_budget(file, submit.jobs(file))
+            check_budget(file, jobs(file))
 
     @settings(max_examples=50)
     @given(
@@ -115,51 +117,51 @@ class TestJobs:
     def test_all_tasks_in_all_their_starts_stay_within_the_budget(
         self, per_node: int, widths: set[int], mode: str, minutes: int, spare: float
     ) -> None:
-        def night(budget: float) -> tuple[ClusterFile, list[submit.Job]]:
+        def night(budget: float) -> tuple[ClusterFile, list[Job]]:
             suite = {"gpus": " ".join(map(str, widths)), "mode": mode, "budget_gpu_hours": f"{budget!r}"}
             values = {"cluster": {"gpus_per_node": str(per_node)}, "sbatch": {"time": str(minutes)}, "suite": suite}
             defaults = {section: {key: value or "" for key, value in keys.items()} for section, keys in KEYS.items()}
             file = ClusterFile(Path("x.ini"), {name: keys | values.get(name, {}) for name, keys in defaults.items()})
-            return file, submit.jobs(file)
+            return file, jobs(file)
 
         budget = spare * sum(job.gpu_hours for job in night(1)[1])
         file, planned = night(budget)
-        shares = [float(share) for share in submit.shares(file, planned) if share is not None]
+        each = [float(share) for share in shares(file, planned) if share is not None]
         tasks = [len(job.widths) if job.is_array else 1 for job in planned]
-        assert sum(share * count for share, count in zip(shares, tasks, strict=True)) == pytest.approx(budget)
+        assert sum(share * count for share, count in zip(each, tasks, strict=True)) == pytest.approx(budget)
         # No task's first start is ended by it.
         assert all(
-            share >= 0.999 * job.gpu_hours / count for share, job, count in zip(shares, planned, tasks, strict=True)
+            share >= 0.999 * job.gpu_hours / count for share, job, count in zip(each, planned, tasks, strict=True)
         )
 
     def test_the_share_of_a_task_is_in_the_script(self, tmp_path: Path) -> None:
         text = MINIMAL + "mode = array\nbudget_gpu_hours = 52\n"
         file = cluster(tmp_path, text)
-        planned = submit.jobs(file)
-        assert submit.shares(file, planned) == [32, 8, 4]
-        script = submit.script(TEMPLATE, file, planned[2], tmp_path, submit.shares(file, planned)[2])
+        planned = jobs(file)
+        assert shares(file, planned) == [32, 8, 4]
+        script = filled(TEMPLATE, file, planned[2], tmp_path, shares(file, planned)[2])
         assert "--array=4,2,1" in script
         assert "--perf-budget 4)" in script
 
     def test_without_a_budget_nothing_is_shared(self, tmp_path: Path) -> None:
         file = cluster(tmp_path)
-        assert submit.shares(file, submit.jobs(file)) == [None]
+        assert shares(file, jobs(file)) == [None]
 
 
 class TestScript:
     def test_what_a_site_does_not_need_is_left_out(self, tmp_path: Path) -> None:
-        lines = headers(filled(tmp_path))
+        lines = headers(script_of(tmp_path))
         assert {"--nodes=8", "--ntasks-per-node=1", "--gres=gpu:4", "--requeue", "--no-kill"} <= {*lines}
         assert not any(line.startswith(("--account", "--qos", "--array", "--exclusive")) for line in lines)
 
     def test_what_it_needs_is_there(self, tmp_path: Path) -> None:
         more = "[sbatch]\naccount = abc\nexclusive = yes\noptions = --mail-type=FAIL --switches=1\n"
-        lines = headers(filled(tmp_path, MINIMAL + "mode = array\n" + more))
+        lines = headers(script_of(tmp_path, MINIMAL + "mode = array\n" + more))
         assert {"--account=abc", "--exclusive", "--mail-type=FAIL", "--switches=1", "--array=32"} <= {*lines}
 
     def test_values_arrive_as_they_were_written(self, tmp_path: Path) -> None:
         text = MINIMAL + 'select = a "b" $c } `d`\noptions = perf_tests -o "x=a b"\n[launch]\nprefix = run "a b"\n'
-        script = filled(tmp_path, text, budget=3.0)
+        script = script_of(tmp_path, text, budget=3.0)
         shown = subprocess.run(
             ["bash", "-c", f"{_assignments(script)}\nprintf '%s\\n' \"$select\" \"${{options[@]}}\""],
             capture_output=True, text=True, check=True,
@@ -172,7 +174,7 @@ class TestScript:
     def test_a_template_that_asks_for_more_is_refused(self, tmp_path: Path) -> None:
         file = cluster(tmp_path)
         with pytest.raises(ClusterError, match="@colour@"):
-            submit.script("#SBATCH --x=@colour@\n", file, submit.jobs(file)[0], tmp_path, None)
+            filled("#SBATCH --x=@colour@\n", file, jobs(file)[0], tmp_path, None)
 
 
 def _assignments(script: str) -> str:

@@ -1,0 +1,79 @@
+"""The nightly script, filled from a cluster file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from pytest_llmperf.cli.clusterfile import KEYS, ClusterError, ClusterFile
+from pytest_llmperf.cli.jobs import Job
+
+_PLACEHOLDER = re.compile(r"@([a-z_]+)@")
+_LAUNCH_INI = {key: f"perf_slurm_{key}" for key in KEYS["launch"]}
+
+
+def filled(template: str, cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> str:
+    """The nightly script of ``job``: a line of sbatch whose placeholder has no value is left out.
+
+    Raises:
+        ClusterError: the template asks for something that no cluster file says.
+    """
+    values = _values(cluster, job, results, budget_share)
+    lines = []
+    for line in template.splitlines():
+        names = _PLACEHOLDER.findall(line)
+        unknown = [name for name in names if name not in values]
+        if unknown:
+            raise ClusterError(f"the script asks for @{unknown[0]}@, which is unknown; known: {', '.join(values)}")
+        if line.startswith("#SBATCH") and names:
+            lines += _option(line, names[0], values[names[0]])
+        else:
+            lines.append(_PLACEHOLDER.sub(lambda match: _quoted(match[1], values[match[1]]), line))
+    last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
+    extra = [f"#SBATCH {option}" for option in cluster.words("sbatch", "options")]
+    return "\n".join([*lines[: last + 1], *extra, *lines[last + 1 :], ""])
+
+
+def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> Mapping[str, str]:
+    per_node = cluster.count("cluster", "gpus_per_node")
+    on_cpu = cluster.text("cluster", "on_cpu") == "yes"
+    gpus = min(per_node, max(job.widths))
+    options = cluster.words("suite", "options")
+    for key, ini in _LAUNCH_INI.items():
+        if cluster.text("launch", key):
+            options += ["-o", f"{ini}={cluster.text('launch', key)}"]
+    if budget_share is not None and not on_cpu and cluster.text("cluster", "scheduler") == "slurm":
+        options += ["--perf-budget", f"{budget_share:g}"]
+    sbatch_values = {key: cluster.text("sbatch", key) for key in KEYS["sbatch"] if "options" not in key}
+    return {
+        **sbatch_values,
+        "gres": sbatch_values["gres"] or ("" if on_cpu else f"gpu:{gpus}"),
+        "nodes": str(job.nodes),
+        "tasks_per_node": str(gpus) if on_cpu else "1",
+        "cpus_per_task": "1" if on_cpu else cluster.text("cluster", "cpus_per_node"),
+        "array": ",".join(map(str, job.widths)) if job.is_array else "",
+        "name": cluster.text("cluster", "name"),
+        "output": str(results / ("%x-%A_%a.log" if job.is_array else "%x-%j.log")),
+        "checkout": str(cluster.checkout),
+        "results": str(results),
+        "host_python": cluster.text("suite", "python"),
+        "widths": " ".join(map(str, job.widths)),
+        "per_node": str(per_node),
+        "on_cpu": "yes" if on_cpu else "no",
+        "select": cluster.text("suite", "select"),
+        "max_restarts": cluster.text("suite", "max_restarts"),
+        "options": shlex.join(options),
+    }
+
+
+def _option(line: str, name: str, value: str) -> list[str]:
+    if value in {"", "no"}:
+        return []
+    return [line.replace(f"=@{name}@", "")] if value == "yes" else [line.replace(f"@{name}@", value)]
+
+
+def _quoted(name: str, value: str) -> str:
+    # All but the options stand inside "${NAME:-…}".
+    return value if name == "options" else re.sub(r'([\\"$`}])', r"\\\1", value)
