@@ -51,7 +51,7 @@ _CHOICES = {
     ("suite", "mode"): ("packed", "array"),
 }
 
-_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+_TIME = re.compile(r"(?:(?P<days>[0-9]{1,6})-)?(?P<rest>[0-9]{1,9}(?::[0-9]{1,6}){0,2})")
 
 
 class ClusterError(Exception):
@@ -139,15 +139,27 @@ class ClusterFile:
             ClusterError: SLURM would not take it.
         """
         match = _TIME.fullmatch(self.text("sbatch", "time"))
-        if match is None:
-            raise self._wrong("sbatch", "time", "a time as sbatch takes it, e.g. 02:00:00 or 1-12")
-        parts = [int(part) for part in match["rest"].split(":")]
-        if match["days"]:
-            hours, minutes, seconds = [*parts, 0, 0][:3]
-            return int(match["days"]) * 24 + hours + minutes / 60 + seconds / 3600
-        # Minutes, minutes:seconds, hours:minutes:seconds.
-        hours, minutes, seconds = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
-        return hours + minutes / 60 + seconds / 3600
+        hours = 0.0 if match is None else _hours(match["days"], [int(part) for part in match["rest"].split(":")])
+        if not hours:  # to SLURM a time of 0 is no limit at all
+            raise self._wrong("sbatch", "time", "a time above 0 as sbatch takes it, e.g. 02:00:00 or 1-12")
+        return hours
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the night runs on this machine, without SLURM."""
+        return self.text("cluster", "scheduler") == "local"
+
+    @property
+    def restarts(self) -> int:
+        """How often the job goes on in another start.
+
+        Raises:
+            ClusterError: not a whole number.
+        """
+        found = quantities.whole(self.text("suite", "max_restarts"))
+        if found is None:
+            raise self._wrong("suite", "max_restarts", "a whole number")
+        return found
 
     @property
     def budget(self) -> float | None:
@@ -165,16 +177,16 @@ class ClusterFile:
         return value
 
     def _check(self) -> None:
-        _ = self.widths, self.hours, self.budget, self.count("cluster", "gpus_per_node")
+        _ = self.widths, self.hours, self.budget, self.restarts, self.count("cluster", "gpus_per_node")
         if self.text("cluster", "cpus_per_node"):
             self.count("cluster", "cpus_per_node")
-        if quantities.whole(self.text("suite", "max_restarts")) is None:
-            raise self._wrong("suite", "max_restarts", "a whole number")
         for section, key in (("sbatch", "options"), ("sbatch", "merge_options"), ("suite", "options")):
             self.words(section, key)
         for (section, key), known in _CHOICES.items():
             if self.text(section, key) not in known:
                 raise self._wrong(section, key, " or ".join(known))
+        if self.budget is not None and self.is_local:
+            raise self._wrong("suite", "budget_gpu_hours", "none with scheduler = local, where nothing ends the run")
         for section, keys in self.values.items():
             for key, value in keys.items():
                 if "CHANGE-ME" in value:
@@ -182,6 +194,15 @@ class ClusterFile:
 
     def _wrong(self, section: str, key: str, expected: str) -> ClusterError:
         return ClusterError(f"{self.path}: [{section}] {key} = {self.text(section, key)}: expected {expected}")
+
+
+def _hours(days: str | None, parts: list[int]) -> float:
+    if days:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+        return int(days) * 24 + hours + minutes / 60 + seconds / 3600
+    # Minutes, minutes:seconds, hours:minutes:seconds.
+    hours, minutes, seconds = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
+    return hours + minutes / 60 + seconds / 3600
 
 
 def _value(path: Path, parser: configparser.ConfigParser, section: str, key: str) -> str:

@@ -16,21 +16,22 @@ class Job:
     nodes: int
     is_array: bool
     gpu_hours: float
-    """At most, of all its tasks: every GPU of every node until the time limit."""
+    """At most, of a start of all its tasks: every GPU of every node until the time limit; 0: no GPU, or no limit."""
 
     @property
     def title(self) -> str:
         widths = " ".join(map(str, self.widths))
         how = "each a task of an array" if self.is_array else "one after the other"
-        return f"{widths} GPU(s) on {self.nodes} node(s), {how}: at most {self.gpu_hours:.1f} GPU-hours"
+        cost = f": at most {self.gpu_hours:.1f} GPU-hours a start" if self.gpu_hours else ""
+        return f"{widths} GPU(s) on {self.nodes} node(s), {how}{cost}"
 
 
 def jobs(cluster: ClusterFile) -> list[Job]:
     """What one night submits, the widest first."""
     per_node = cluster.count("cluster", "gpus_per_node")
-    each = per_node * cluster.hours if cluster.text("cluster", "on_cpu") == "no" else 0.0
+    each = per_node * cluster.hours if cluster.text("cluster", "on_cpu") == "no" and not cluster.is_local else 0.0
     widths = cluster.widths
-    if cluster.text("suite", "mode") == "packed" or cluster.text("cluster", "scheduler") == "local":
+    if cluster.text("suite", "mode") == "packed" or cluster.is_local:
         nodes = _nodes(widths[0], per_node)
         return [Job(widths=tuple(widths), nodes=nodes, is_array=False, gpu_hours=nodes * each)]
     # All tasks of an array have the same number of nodes.
@@ -52,9 +53,22 @@ def check_budget(cluster: ClusterFile, planned: Sequence[Job]) -> None:
     total, budget = sum(job.gpu_hours for job in planned), cluster.budget
     if budget is not None and total > budget:
         raise ClusterError(
-            f"{cluster.path}: not submitted, it may cost {total:.1f} GPU-hours, budget_gpu_hours = {budget:g}; "
+            f"{cluster.path}: not submitted, a start may cost {total:.1f} GPU-hours, budget_gpu_hours = {budget:g}; "
             "lower [sbatch] time or [suite] gpus, or raise the budget"
         )
+
+
+def cost(cluster: ClusterFile, planned: Sequence[Job]) -> str:
+    """What the night may cost, as far as anything bounds it."""
+    if cluster.text("cluster", "on_cpu") == "yes":
+        return "no GPU-hours, on_cpu = yes"
+    if cluster.is_local:
+        return "no bound of GPU-hours: without SLURM nothing ends the run"
+    total, budget, restarts = sum(job.gpu_hours for job in planned), cluster.budget, cluster.restarts
+    if budget is not None:
+        return f"at most {total:.1f} GPU-hours a start, {budget:g} in all starts (budget_gpu_hours)"
+    again = f", {total * (1 + restarts):.1f} with max_restarts = {restarts}" if restarts else ""
+    return f"at most {total:.1f} GPU-hours a start{again}, more where SLURM requeues; budget_gpu_hours would bound it"
 
 
 def shares(cluster: ClusterFile, planned: Sequence[Job]) -> list[float | None]:

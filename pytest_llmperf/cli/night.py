@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_llmperf.cli import submit
 from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
-from pytest_llmperf.cli.jobs import Job, check_budget, jobs, shares
+from pytest_llmperf.cli.jobs import Job, check_budget, cost, jobs, shares
 from pytest_llmperf.cli.merge import Night
 from pytest_llmperf.cli.script import filled
 from pytest_llmperf.report.results_json import write_json
@@ -55,11 +55,9 @@ def merged(night: Night, json_file: Path | None, markdown_file: Path | None) -> 
 def _submitted(
     cluster: ClusterFile, planned: list[Job], scripts: list[str], results: Path, *, dry_run: bool
 ) -> Iterator[str]:
-    total = sum(job.gpu_hours for job in planned)
     for job in planned:
         yield job.title
-    budget = f" of {cluster.budget:g}" if cluster.budget is not None else ""
-    yield f"at most {total:.1f}{budget} GPU-hours; what cases cost is told by pytest --perf-dry-run"
+    yield f"{cost(cluster, planned)}; what cases cost is told by pytest --perf-dry-run"
     if dry_run:
         yield from ("", *"".join(scripts[:1]).splitlines())
         return
@@ -67,7 +65,7 @@ def _submitted(
     paths = [results / f"nightly-{max(job.widths)}.sbatch" for job in planned]
     for path, text in zip(paths, scripts, strict=True):
         path.write_text(text, encoding="utf-8")
-    if cluster.text("cluster", "scheduler") == "local":
+    if cluster.is_local:
         code = submit.run_here(paths[0])
         yield f"results: {results}"
         if code:

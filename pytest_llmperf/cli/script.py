@@ -44,7 +44,7 @@ def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float |
     for key, ini in _LAUNCH_INI.items():
         if cluster.text("launch", key):
             options += ["-o", f"{ini}={cluster.text('launch', key)}"]
-    if budget_share is not None and not on_cpu and cluster.text("cluster", "scheduler") == "slurm":
+    if budget_share is not None:
         options += ["--perf-budget", f"{budget_share:g}"]
     sbatch_values = {key: cluster.text("sbatch", key) for key in KEYS["sbatch"] if "options" not in key}
     return {

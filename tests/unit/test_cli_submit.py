@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.cli import merge
 from pytest_llmperf.cli.clusterfile import KEYS, ClusterError, ClusterFile
-from pytest_llmperf.cli.jobs import Job, check_budget, jobs, shares
+from pytest_llmperf.cli.jobs import Job, check_budget, cost, jobs, shares
 from pytest_llmperf.cli.script import filled
 from pytest_llmperf.report import formats
 
@@ -51,7 +51,14 @@ class TestClusterFile:
             ("[sbach]\n", "unknown section: 'sbach', did you mean 'sbatch'?"),
             ("[cluster]\ngpus_per_node = 4\n", "[suite] gpus is missing"),
             ("[cluster]\ngpus_per_node = 0\n[suite]\ngpus = 1", "gpus_per_node = 0: expected a whole number"),
-            (MINIMAL + "[sbatch]\ntime = soon", "time = soon: expected a time as sbatch takes it"),
+            (MINIMAL + "[sbatch]\ntime = soon", "time = soon: expected a time above 0 as sbatch takes it"),
+            (MINIMAL + "[sbatch]\ntime = 0", "time = 0: expected a time above 0"),
+            (MINIMAL + "[sbatch]\ntime = 0-00:00:00", "expected a time above 0"),
+            (MINIMAL + "[sbatch]\ntime = " + "9" * 5000, "expected a time above 0"),
+            (
+                MINIMAL.replace("[suite]", "scheduler = local\n[suite]") + "budget_gpu_hours = 3",
+                "budget_gpu_hours = 3: expected none with scheduler = local",
+            ),
             (MINIMAL + "[sbatch]\naccount = CHANGE-ME", "account = CHANGE-ME: expected your site's own value"),
             (MINIMAL + "mode = both", "mode = both: expected packed or array"),
             (MINIMAL + "budget_gpu_hours = lots", "expected a number of GPU-hours above 0"),
@@ -105,6 +112,24 @@ class TestJobs:
         file = cluster(tmp_path, MINIMAL + "budget_gpu_hours = 31")
         with pytest.raises(ClusterError, match=r"may cost 32.0 GPU-hours, budget_gpu_hours = 31; lower"):
             check_budget(file, jobs(file))
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            (
+                "",
+                "at most 32.0 GPU-hours a start, 96.0 with max_restarts = 2, more where SLURM requeues; budget",
+            ),
+            ("max_restarts = 0\n", "at most 32.0 GPU-hours a start, more where SLURM requeues"),
+            ("budget_gpu_hours = 40\n", "at most 32.0 GPU-hours a start, 40 in all starts (budget_gpu_hours)"),
+            ("[cluster]\non_cpu = yes\n", "no GPU-hours"),
+            ("[cluster]\nscheduler = local\n", "no bound of GPU-hours: without SLURM"),
+        ],
+    )
+    def test_a_bound_is_told_for_what_it_bounds(self, tmp_path: Path, more: str, said: str) -> None:
+        suite, _, site = more.partition("[cluster]\n")
+        file = cluster(tmp_path, MINIMAL.replace("[suite]", f"{site}[suite]") + suite)
+        assert cost(file, jobs(file)).startswith(said)
 
     @settings(max_examples=50)
     @given(
