@@ -51,6 +51,14 @@ _CHOICES = {
     ("suite", "mode"): ("packed", "array"),
 }
 
+#: Words, of which there may be more than a line has.
+_LONG = (
+    *(("sbatch", "options"), ("sbatch", "merge_options"), ("suite", "gpus"), ("suite", "select"), ("suite", "options")),
+    *(("launch", "modules"), ("launch", "prefix"), ("launch", "srun")),
+)
+
+# It names files, and is a word of sbatch's and of a mail's.
+_NAME = re.compile(r"[\w.-]+")
 _TIME = re.compile(r"(?:(?P<days>[0-9]{1,6})-)?(?P<rest>[0-9]{1,9}(?::[0-9]{1,6}){0,2})")
 
 
@@ -74,7 +82,7 @@ class ClusterFile:
         """
         parser = configparser.ConfigParser(interpolation=None, inline_comment_prefixes=None, strict=True)
         try:
-            parser.read_string(path.read_text(encoding="utf-8"), source=str(path))
+            parser.read_string(path.read_text(encoding="utf-8-sig"), source=str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise ClusterError(f"{path}: not read ({error}); examples are in slurm/clusters/") from None
         except configparser.Error as error:
@@ -115,8 +123,24 @@ class ClusterFile:
 
     @property
     def checkout(self) -> Path:
-        """The suite's folder."""
-        return Path(self.text("suite", "checkout")).expanduser().absolute()
+        """The suite's folder.
+
+        Raises:
+            ClusterError: it is not there.
+        """
+        found = self._path("checkout").absolute()
+        if not found.is_dir():
+            raise self._wrong("suite", "checkout", "a folder that is there, with the suite")
+        return found
+
+    @property
+    def results(self) -> Path:
+        """Where each submission has a folder of its own.
+
+        Raises:
+            ClusterError: as for the checkout, which it lies in.
+        """
+        return self.checkout / self._path("results")
 
     @property
     def widths(self) -> list[int]:
@@ -180,17 +204,30 @@ class ClusterFile:
         _ = self.widths, self.hours, self.budget, self.restarts, self.count("cluster", "gpus_per_node")
         if self.text("cluster", "cpus_per_node"):
             self.count("cluster", "cpus_per_node")
-        for section, key in (("sbatch", "options"), ("sbatch", "merge_options"), ("suite", "options")):
-            self.words(section, key)
+        for section, key in _LONG:
+            if key != "select":  # of pytest's own language
+                self.words(section, key)
+        self._check_names()
         for (section, key), known in _CHOICES.items():
             if self.text(section, key) not in known:
                 raise self._wrong(section, key, " or ".join(known))
         if self.budget is not None and self.is_local:
             raise self._wrong("suite", "budget_gpu_hours", "none with scheduler = local, where nothing ends the run")
-        for section, keys in self.values.items():
-            for key, value in keys.items():
-                if "CHANGE-ME" in value:
-                    raise self._wrong(section, key, "your site's own value; copy the example and change it")
+        for section, key in ((section, key) for section, keys in self.values.items() for key in keys):
+            if "CHANGE-ME" in self.text(section, key):
+                raise self._wrong(section, key, "your site's own value; copy the example and change it")
+
+    def _check_names(self) -> None:
+        if _NAME.fullmatch(self.text("cluster", "name")) is None:
+            raise self._wrong("cluster", "name", "letters, digits and . _ -, since it names files")
+        if "\\" in str(self.results):  # with one in it, SLURM fills in nothing of a log's name
+            raise self._wrong("suite", "results", f"a folder whose path, {self.results}, has no backslash")
+
+    def _path(self, key: str) -> Path:
+        try:
+            return Path(self.text("suite", key)).expanduser()
+        except RuntimeError:
+            raise self._wrong("suite", key, "a folder, in the home folder of a user that is known") from None
 
     def _wrong(self, section: str, key: str, expected: str) -> ClusterError:
         return ClusterError(f"{self.path}: [{section}] {key} = {self.text(section, key)}: expected {expected}")
@@ -210,7 +247,11 @@ def _value(path: Path, parser: configparser.ConfigParser, section: str, key: str
     value = parser.get(section, key, fallback=default)
     if value is None:
         raise ClusterError(f"{path}: [{section}] {key} is missing; expected it, as in slurm/clusters/workstation.ini")
-    return value.strip()
+    lines = value.strip().splitlines()
+    text = " ".join(lines).replace("\t", " ")
+    if (len(lines) > 1 and (section, key) not in _LONG) or not text.isprintable():
+        raise ClusterError(f"{path}: [{section}] {key} = {text!r}: expected one line of printable text")
+    return text
 
 
 def _known(path: Path, what: str, name: str, known: list[str]) -> None:

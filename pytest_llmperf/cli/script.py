@@ -11,6 +11,7 @@ from pytest_llmperf.cli.clusterfile import KEYS, ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job
 
 _PLACEHOLDER = re.compile(r"@([a-z_]+)@")
+_PLAIN = re.compile(r"[\w@%+=:,./-]+")
 _LAUNCH_INI = {key: f"perf_slurm_{key}" for key in KEYS["launch"]}
 
 
@@ -27,13 +28,19 @@ def filled(template: str, cluster: ClusterFile, job: Job, results: Path, budget_
         unknown = [name for name in names if name not in values]
         if unknown:
             raise ClusterError(f"the script asks for @{unknown[0]}@, which is unknown; known: {', '.join(values)}")
-        if line.startswith("#SBATCH") and names:
-            lines += _option(line, names[0], values[names[0]])
+        if line.startswith("#SBATCH"):
+            lines += _directive(line, {name: values[name] for name in names})
         else:
             lines.append(_PLACEHOLDER.sub(lambda match: _quoted(match[1], values[match[1]]), line))
-    last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
-    extra = [f"#SBATCH {option}" for option in cluster.words("sbatch", "options")]
-    return "\n".join([*lines[: last + 1], *extra, *lines[last + 1 :], ""])
+    last = max((number for number, line in enumerate(lines) if line.startswith("#SBATCH")), default=-1)
+    # On one line, since only there an option and the word after it belong together.
+    extra = " ".join(map(_sbatch_quoted, cluster.words("sbatch", "options")))
+    return "\n".join([*lines[: last + 1], *([f"#SBATCH {extra}"] if extra else []), *lines[last + 1 :], ""])
+
+
+def log_name(results: Path, pattern: str) -> str:
+    """A log's name as sbatch takes it: a % of the folder's own name is none of SLURM's."""
+    return f"{str(results).replace('%', '%%')}/{pattern}"
 
 
 def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> Mapping[str, str]:
@@ -55,7 +62,7 @@ def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float |
         "cpus_per_task": "1" if on_cpu else cluster.text("cluster", "cpus_per_node"),
         "array": ",".join(map(str, job.widths)) if job.is_array else "",
         "name": cluster.text("cluster", "name"),
-        "output": str(results / ("%x-%A_%a.log" if job.is_array else "%x-%j.log")),
+        "output": log_name(results, "%x-%A_%a.log" if job.is_array else "%x-%j.log"),
         "checkout": str(cluster.checkout),
         "results": str(results),
         "host_python": cluster.text("suite", "python"),
@@ -68,10 +75,18 @@ def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float |
     }
 
 
-def _option(line: str, name: str, value: str) -> list[str]:
-    if value in {"", "no"}:
+def _directive(line: str, values: Mapping[str, str]) -> list[str]:
+    """A line for sbatch; none where it has no value to say."""
+    if "exclusive" in values:
+        return [line.replace("=@exclusive@", "")] if values["exclusive"] == "yes" else []
+    if values and not all(values.values()):
         return []
-    return [line.replace(f"=@{name}@", "")] if value == "yes" else [line.replace(f"@{name}@", value)]
+    return [_PLACEHOLDER.sub(lambda match: _sbatch_quoted(values[match[1]]), line)]
+
+
+def _sbatch_quoted(value: str) -> str:
+    # Not as a shell: sbatch takes a backslash for an escape inside of any quotes, and # for a comment outside of them.
+    return value if _PLAIN.fullmatch(value) else '"' + re.sub(r'([\\"])', r"\\\1", value) + '"'
 
 
 def _quoted(name: str, value: str) -> str:

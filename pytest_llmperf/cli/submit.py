@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job
+from pytest_llmperf.cli.script import log_name
 
 
 def results_folder(cluster: ClusterFile) -> Path:
     """A new folder for this submission: two of one second do not meet in it."""
-    home = cluster.checkout / cluster.text("suite", "results")
-    return home / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return cluster.results / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 def run_here(path: Path) -> int:
@@ -53,7 +53,7 @@ def merge_words(cluster: ClusterFile, job_ids: Sequence[str], results: Path, pla
     ]
     return [
         *(f"--dependency=afterany:{':'.join(job_ids)}", "--nodes=1", "--ntasks=1", "--time=00:10:00"),
-        *(f"--job-name={cluster.text('cluster', 'name')}-merge", f"--output={results}/merge.log", *known),
+        *(f"--job-name={cluster.text('cluster', 'name')}-merge", f"--output={log_name(results, 'merge.log')}", *known),
         *cluster.words("sbatch", "merge_options"),
         f"--wrap={merge_line(cluster, results, planned)}",
     ]
@@ -68,6 +68,7 @@ def merge_line(cluster: ClusterFile, results: Path, planned: Sequence[Job]) -> s
     address = cluster.text("suite", "mail")
     if not address:
         return line
-    subject = f"{cluster.text('cluster', 'name')}: $([ $code -eq 0 ] && echo green || echo RED)"
-    mail = f'mail -s "{subject}" {shlex.quote(address)} < {shlex.quote(str(results / "summary.md"))}'
-    return f"{line}; code=$?; {mail}; exit $code"
+    summary, name = shlex.quote(str(results / "summary.md")), shlex.quote(cluster.text("cluster", "name"))
+    text = f"{{ cat {summary} || echo no summary was written; }}"
+    mail = f'mail -s {name}": $([ $code -eq 0 ] && echo green || echo RED)" {shlex.quote(address)}'
+    return f"{line}; code=$?; {text} | {mail}; exit $code"

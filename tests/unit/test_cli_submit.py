@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.cli import merge
+from pytest_llmperf.cli import merge, submit
 from pytest_llmperf.cli.clusterfile import KEYS, ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job, check_budget, cost, jobs, shares
 from pytest_llmperf.cli.script import filled
@@ -62,6 +63,18 @@ class TestClusterFile:
             (MINIMAL + "[sbatch]\naccount = CHANGE-ME", "account = CHANGE-ME: expected your site's own value"),
             (MINIMAL + "mode = both", "mode = both: expected packed or array"),
             (MINIMAL + "budget_gpu_hours = lots", "expected a number of GPU-hours above 0"),
+            (
+                MINIMAL + "[sbatch]\naccount = proj\n  touch x",
+                "account = 'proj touch x': expected one line of printable text",
+            ),
+            (MINIMAL + "[sbatch]\nqos = a\0b", "expected one line of printable text"),
+            (MINIMAL.replace("[suite]", "name = x$(touch y)\n[suite]"), "name = x$(touch y): expected letters, digits"),
+            (MINIMAL.replace("[suite]", "name = a/b\n[suite]"), "name = a/b: expected letters, digits"),
+            (MINIMAL + "results = a\\b", "results = a\\b: expected a folder whose path"),
+            (MINIMAL + "checkout = /no/such", "checkout = /no/such: expected a folder that is there"),
+            (MINIMAL + f"checkout = {__file__}", "expected a folder that is there"),
+            (MINIMAL + "checkout = ~nobody-here/x", "expected a folder, in the home folder of a user that is known"),
+            (MINIMAL + '[launch]\nprefix = "abc', 'prefix = "abc: expected words as in a shell'),
             ("gpus = 1", "not an ini file"),
             (MINIMAL + "gpus = 2", "not an ini file"),
         ],
@@ -72,6 +85,14 @@ class TestClusterFile:
         assert said in str(raised.value)
         assert str(raised.value).startswith(str(tmp_path / "mine.ini"))
         assert "\n" not in str(raised.value)
+
+    def test_a_byte_order_mark_is_none_of_the_text(self, tmp_path: Path) -> None:
+        assert cluster(tmp_path, "\N{BYTE ORDER MARK}" + MINIMAL).widths == [32, 8, 4, 2, 1]
+
+    def test_words_may_go_on_in_further_lines(self, tmp_path: Path) -> None:
+        assert cluster(tmp_path, MINIMAL + "options = perf_tests\n  --perf-strict").words("suite", "options") == [
+            *("perf_tests", "--perf-strict")
+        ]
 
     def test_a_file_that_is_not_there_names_the_examples(self, tmp_path: Path) -> None:
         with pytest.raises(ClusterError, match="slurm/clusters/"):
@@ -182,7 +203,21 @@ class TestScript:
     def test_what_it_needs_is_there(self, tmp_path: Path) -> None:
         more = "[sbatch]\naccount = abc\nexclusive = yes\noptions = --mail-type=FAIL --switches=1\n"
         lines = headers(script_of(tmp_path, MINIMAL + "mode = array\n" + more))
-        assert {"--account=abc", "--exclusive", "--mail-type=FAIL", "--switches=1", "--array=32"} <= {*lines}
+        assert {"--account=abc", "--exclusive", "--mail-type=FAIL --switches=1", "--array=32"} <= {*lines}
+
+    def test_only_exclusive_is_a_switch(self, tmp_path: Path) -> None:
+        lines = headers(script_of(tmp_path, MINIMAL + "[sbatch]\naccount = yes\npartition = no\nexclusive = no\n"))
+        assert {"--account=yes", "--partition=no"} <= {*lines}
+        assert not any(line.startswith("--exclusive") for line in lines)
+
+    def test_an_option_and_its_value_are_one_line_that_sbatch_reads_as_it_was_written(self, tmp_path: Path) -> None:
+        text = MINIMAL + """[sbatch]\noptions = --mem 100 --comment "a #b" --nice=-5 -C 'x"y\\z'\n"""
+        assert r'''--mem 100 --comment "a #b" --nice=-5 -C "x\"y\\z"''' in headers(script_of(tmp_path, text))
+
+    def test_a_folder_may_have_any_name(self, tmp_path: Path) -> None:
+        file = cluster(tmp_path)
+        script = filled(TEMPLATE, file, jobs(file)[0], Path("/a b/re%j#"), None)
+        assert '--output="/a b/re%%j#/%x-%j.log"' in headers(script)
 
     def test_values_arrive_as_they_were_written(self, tmp_path: Path) -> None:
         text = MINIMAL + 'select = a "b" $c } `d`\noptions = perf_tests -o "x=a b"\n[launch]\nprefix = run "a b"\n'
@@ -200,6 +235,20 @@ class TestScript:
         file = cluster(tmp_path)
         with pytest.raises(ClusterError, match="@colour@"):
             filled("#SBATCH --x=@colour@\n", file, jobs(file)[0], tmp_path, None)
+
+
+class TestMail:
+    def test_a_subject_is_text_and_a_night_without_a_summary_is_told_too(self, tmp_path: Path) -> None:
+        file = cluster(tmp_path, MINIMAL + f"mail = a b@c\ncheckout = {tmp_path}\npython = false\n")
+        values = {**file.values, "cluster": {**file.values["cluster"], "name": "x$(touch${IFS}y) 'z'"}}
+        (tmp_path / "mail").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\ncat\n')
+        (tmp_path / "mail").chmod(0o755)
+        line = submit.merge_line(replace(file, values=values), tmp_path / "re sults", [])
+        done = subprocess.run(
+            ["sh", "-c", f"PATH={tmp_path}:$PATH; {line}"], capture_output=True, text=True, check=False
+        )
+        assert done.stdout.splitlines() == ["-s", "x$(touch${IFS}y) 'z': RED", "a b@c", "no summary was written"]
+        assert done.returncode == 1
 
 
 def _assignments(script: str) -> str:
