@@ -46,6 +46,8 @@ class _Answer:
     """For standard error, a line each; one is enough for exit code 1. Lines that take their time may add to it."""
     for_programs: bool = False
     """Whether its lines are a format that no terminal's width may break."""
+    acts: bool = False
+    """Whether its lines tell of what is done meanwhile: that goes on to its end, read or not."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,14 +81,21 @@ def _run(argv: Sequence[str] | None) -> int:
     except (BaselineError, CaseError, ClusterError) as error:
         answer = _Answer([], str(error).splitlines())
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there is no standard output after >&-
-    width = None if answer.for_programs else screen.width
+    width, lost = None if answer.for_programs else screen.width, list[str]()
     for line in answer.lines:
         for part in fold(line, width, indent="    ") or [""]:
-            # At once: a prediction takes seconds, and whoever reads may have seen enough.
-            print(part.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    for line in answer.troubles:
+            try:
+                # At once: a prediction takes seconds, and whoever reads may have seen enough.
+                print(part.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+            except OSError as error:
+                if not answer.acts:
+                    raise
+                _discard_output()
+                lost = [] if isinstance(error, BrokenPipeError) else [str(error)]
+    troubles = [*answer.troubles, *lost]
+    for line in troubles:
         print(f"llmperf: {one_line(line)}", file=sys.stderr)
-    return 1 if answer.troubles else 0
+    return 1 if troubles else 0
 
 
 def _screen() -> Screen:
@@ -210,13 +219,12 @@ def _extent(arguments: argparse.Namespace) -> Extent | None:
 
 
 def _submit(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
-    return _Answer(*night.submitted(arguments.cluster, arguments.script, dry_run=arguments.dry_run))
+    return _Answer(*night.submitted(arguments.cluster, arguments.script, dry_run=arguments.dry_run), acts=True)
 
 
 def _merge(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
     found = merge.gather(arguments.results, arguments.expect)
-    lines = night.merged(found, arguments.json, arguments.markdown)
-    return _Answer(lines, found.troubles)
+    return _Answer(*night.merged(found, arguments.json, arguments.markdown), acts=True)
 
 
 def _against(a: Shelf, b: Shelf, screen: Screen) -> _Answer:

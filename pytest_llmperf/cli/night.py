@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytest_llmperf.cli import submit
@@ -10,74 +11,118 @@ from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job, check_budget, cost, jobs, shares
 from pytest_llmperf.cli.merge import Night
 from pytest_llmperf.cli.script import filled
+from pytest_llmperf.report.files import write_text
 from pytest_llmperf.report.results_json import write_json
 
 
-def submitted(path: Path, template: Path, *, dry_run: bool) -> tuple[list[str], list[str]]:
-    """Submit what the cluster file at ``path`` says: what was done, and what went wrong after that.
+def submitted(path: Path, template: Path, *, dry_run: bool) -> tuple[Iterator[str], list[str]]:
+    """Submit what the cluster file at ``path`` says: lines, each once it is done, and what goes wrong meanwhile.
 
     Raises:
-        ClusterError: the file or the budget says no; nothing was submitted.
+        ClusterError: a file or the budget says no; nothing was submitted.
     """
     cluster = ClusterFile.read(path)
     planned = jobs(cluster)
     check_budget(cluster, planned)
+    text, results = _read(template), submit.results_folder(cluster)
+    scripts = {
+        results / f"nightly-{max(job.widths)}.sbatch": filled(text, cluster, job, results, share)
+        for job, share in zip(planned, shares(cluster, planned), strict=True)
+    }
+    troubles: list[str] = []
+    return _noting(_steps(cluster, planned, scripts, results, dry_run=dry_run), troubles), troubles
+
+
+def merged(night: Night, json_file: Path | None, markdown_file: Path | None) -> tuple[list[str], list[str]]:
+    """Write the files that were asked for: the page as lines, and all that keeps the night from being green."""
+    page, troubles = night.page(), list(night.troubles)
     try:
-        text = template.read_text(encoding="utf-8")
+        if json_file is not None:
+            write_json(json_file, night.document())
     except OSError as error:
-        raise ClusterError(f"{template}: not read ({error}); name the nightly script with --script") from None
-    results = submit.results_folder(cluster)
-    scripts = [
-        filled(text, cluster, job, results, share) for job, share in zip(planned, shares(cluster, planned), strict=True)
-    ]
-    lines: list[str] = []
+        troubles.append(_not_written(json_file, error))
     try:
-        lines.extend(_submitted(cluster, planned, scripts, results, dry_run=dry_run))
+        if markdown_file is not None:
+            write_text(markdown_file, "\n".join([*page, ""]))
+    except OSError as error:
+        troubles.append(_not_written(markdown_file, error))
+    return page, troubles
+
+
+def _noting(lines: Iterator[str], troubles: list[str]) -> Iterator[str]:
+    try:
+        yield from lines
     except ClusterError as error:
-        return lines, [str(error)]
-    return lines, []
+        troubles.append(str(error))
 
 
-def merged(night: Night, json_file: Path | None, markdown_file: Path | None) -> list[str]:
-    """Write the files that were asked for; the page as lines.
-
-    Raises:
-        OSError: one cannot be written.
-    """
-    page = night.page()
-    if json_file is not None:
-        write_json(json_file, night.document())
-    if markdown_file is not None:
-        markdown_file.write_text("\n".join([*page, ""]), encoding="utf-8")
-    return page
-
-
-def _submitted(
-    cluster: ClusterFile, planned: list[Job], scripts: list[str], results: Path, *, dry_run: bool
+def _steps(
+    cluster: ClusterFile, planned: Sequence[Job], scripts: Mapping[Path, str], results: Path, *, dry_run: bool
 ) -> Iterator[str]:
     for job in planned:
         yield job.title
     yield f"{cost(cluster, planned)}; what cases cost is told by pytest --perf-dry-run"
+    paths = list(scripts)
     if dry_run:
-        yield from ("", *"".join(scripts[:1]).splitlines())
+        yield from ("", *scripts[paths[0]].splitlines())
         return
-    results.mkdir(parents=True)
-    paths = [results / f"nightly-{max(job.widths)}.sbatch" for job in planned]
-    for path, text in zip(paths, scripts, strict=True):
-        path.write_text(text, encoding="utf-8")
+    _write(scripts, results)
     if cluster.is_local:
-        code = submit.run_here(paths[0])
         yield f"results: {results}"
+        code = submit.run_here([str(paths[0])])
+        code = submit.run_here(["-c", submit.merge_line(cluster, results, planned)]) or code
         if code:
-            raise ClusterError(f"{paths[0]}: ended with exit code {code}")
+            raise ClusterError(f"{results}: the night is not green (exit code {code})")
         return
-    ids = []
-    for path in paths:
-        ids.append(submit.sbatch([str(path)]))
-        yield f"submitted {ids[-1]}: {path}"
+    yield from _submit(cluster, planned, paths, results)
+    yield f"results: {results}"
+
+
+def _submit(cluster: ClusterFile, planned: Sequence[Job], paths: Sequence[Path], results: Path) -> Iterator[str]:
+    ids: list[str] = []
     try:
+        for path in paths:
+            ids.append(submit.sbatch([str(path)]))
+            yield f"submitted {ids[-1]}: {path}"
         yield f"submitted {submit.sbatch(submit.merge_words(cluster, ids, results, planned))}: merges their results"
     except ClusterError as error:
-        line = submit.merge_line(cluster, results, planned)
-        raise ClusterError(f"{error}; the jobs run all the same, merge their results with: {line}") from None
-    yield f"results: {results}"
+        raise ClusterError(f"{error}{_left(cluster, planned, ids, results)}") from None
+    except KeyboardInterrupt:
+        yield f"interrupted; sbatch may have taken one more job, see squeue{_left(cluster, planned, ids, results)}"
+        raise
+
+
+def _left(cluster: ClusterFile, planned: Sequence[Job], ids: Sequence[str], results: Path) -> str:
+    """What to do about jobs that no other will merge."""
+    if not ids:
+        return ""
+    line = submit.merge_line(cluster, results, planned)
+    return (
+        f"; submitted all the same, with no job that merges: {' '.join(ids)}; "
+        f"end them with: scancel {' '.join(ids)}, or once they have ended, merge their results with: {line}"
+    )
+
+
+def _read(template: Path) -> str:
+    try:
+        text = template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterError(f"{template}: not read ({error}); name the nightly script with --script") from None
+    if not any(line.startswith("#SBATCH") for line in text.splitlines()):
+        raise ClusterError(f"{template}: no line begins with #SBATCH; expected a script like slurm/nightly.sbatch")
+    return text
+
+
+def _write(scripts: Mapping[Path, str], results: Path) -> None:
+    where = results
+    try:
+        results.mkdir(parents=True)
+        for where, text in scripts.items():
+            write_text(where, text)
+    except OSError as error:
+        shutil.rmtree(results, ignore_errors=True)  # this submission's own, and nothing of it is submitted
+        raise ClusterError(_not_written(where, error)) from None
+
+
+def _not_written(path: Path | None, error: OSError) -> str:
+    return f"{path}: not written ({error.strerror or error})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import time
@@ -13,26 +14,37 @@ from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job
 from pytest_llmperf.cli.script import log_name
 
+# And the cluster's name, where there are several; a site's own words may stand before it.
+_NUMBER = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
+
 
 def results_folder(cluster: ClusterFile) -> Path:
     """A new folder for this submission: two of one second do not meet in it."""
     return cluster.results / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
-def run_here(path: Path) -> int:
-    """The script's exit code, run on this machine."""
-    return subprocess.run(["bash", str(path)], check=False, stdin=subprocess.DEVNULL).returncode
+def run_here(words: Sequence[str]) -> int:
+    """bash's exit code, run on this machine with ``words``."""
+    # In a session of its own: Ctrl-C would end it at once, and what it starts in the background does not hear it.
+    with subprocess.Popen(["bash", *words], stdin=subprocess.DEVNULL, start_new_session=True) as bash:
+        try:
+            return bash.wait()
+        except KeyboardInterrupt:
+            bash.terminate()  # the nightly script tells pytest, and waits for it
+            bash.wait()
+            raise
 
 
 def sbatch(words: Sequence[str]) -> str:
     """Submit; the job's number.
 
     Raises:
-        ClusterError: sbatch is missing or refuses.
+        ClusterError: sbatch is missing, refuses, or does not say what it did.
     """
+    command = ["sbatch", "--parsable", *words]
     try:
         done = subprocess.run(
-            ["sbatch", "--parsable", *words], check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            command, check=False, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
         )
     except OSError as error:
         raise ClusterError(
@@ -41,7 +53,11 @@ def sbatch(words: Sequence[str]) -> str:
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise ClusterError(f"sbatch refused: {said}")
-    return done.stdout.strip().partition(";")[0]
+    numbers = _NUMBER.findall(done.stdout)
+    if not numbers:
+        said = " ".join((done.stdout + done.stderr).split()) or "nothing"
+        raise ClusterError(f"sbatch said {said}, expected the number of a job; see squeue whether it took one")
+    return str(numbers[-1])
 
 
 def merge_words(cluster: ClusterFile, job_ids: Sequence[str], results: Path, planned: Sequence[Job]) -> list[str]:

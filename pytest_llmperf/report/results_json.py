@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.report.files import write_text
 from pytest_llmperf.result import CaseResult, Check
 
 SCHEMA = 1
@@ -85,21 +84,4 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     Raises:
         OSError: the file or its folder cannot be written; whatever was there before is still there.
     """
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    target = Path(os.path.realpath(path))  # a link stays a link
-    if target.exists() and not target.is_file():
-        # /dev/stdout, a pipe: replacing it would put a file in its place. A folder raises here, which is right too.
-        target.write_text(text, encoding="utf-8")
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, since only within one file system is replacing atomic; not tempfile, whose files only their
-    # owner can read, and this one is for a CI job to collect.
-    part = target.with_name(f".llmperf-{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
-        with part.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,33 @@
+"""Files that somebody else reads: whole, or not there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` so that ``path`` always holds a whole one, the old or the new; what UTF-8 cannot hold is escaped.
+
+    Raises:
+        OSError: the file or its folder cannot be written; whatever was there before is still there.
+    """
+    data = text.encode("utf-8", "backslashreplace")
+    target = Path(os.path.realpath(path))  # a link stays a link
+    if target.exists() and not target.is_file():
+        # /dev/stdout, a pipe: replacing it would put a file in its place. A folder raises here, which is right too.
+        target.write_bytes(data)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since only within one file system is replacing atomic; not tempfile, whose files only their
+    # owner can read, and this one is for a CI job to collect.
+    part = target.with_name(f".llmperf-{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        with part.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,189 @@
+"""What `llmperf submit` and `llmperf merge` do, and say where something else says no."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf.cli import main
+from tests.unit.test_cli_submit import MINIMAL, REPOSITORY, result, write
+
+SCRIPT = str(REPOSITORY / "slurm" / "nightly.sbatch")
+ARRAY = MINIMAL + "mode = array\nresults = nights\n"
+LOCAL = MINIMAL.replace("[suite]", "scheduler = local\n[suite]").replace("1 2 4 8 32", "1 2") + "results = nights\n"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path / "sbatch", 'echo "$@" >> asked; wc -l < asked')
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def submit(text: str, *options: str) -> int:
+    Path("mine.ini").write_text(text)
+    return main(["submit", "mine.ini", "--script", SCRIPT, *options])
+
+
+class TestSubmit:
+    def test_each_job_and_the_merge_are_submitted(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert submit(ARRAY) == 0
+        out = capsys.readouterr().out
+        assert re.findall(r"^submitted ([0-9]+): ", out, re.MULTILINE) == ["1", "2", "3", "4"]
+        assert "--dependency=afterany:1:2:3" in (tmp_path / "asked").read_text()
+
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [
+            ("echo 'QOSMaxSubmitJobPerUserLimit' >&2; exit 1", "sbatch refused: QOSMaxSubmitJobPerUserLimit"),
+            ("exit 0", "sbatch said nothing, expected the number of a job"),
+            (r"printf '\377\n'", "sbatch said \N{REPLACEMENT CHARACTER}, expected the number of a job"),
+        ],
+    )
+    @pytest.mark.parametrize("jobs", [0, 1, 3])
+    def test_what_is_submitted_before_sbatch_says_no_can_be_merged_or_ended(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], jobs: int, answer: str, said: str
+    ) -> None:
+        program(
+            tmp_path / "sbatch", f"echo x >> asked; n=$(wc -l < asked); [ $n -gt {jobs} ] && {{ {answer}; }} || echo $n"
+        )
+        if answer == "exit 0":
+            program(tmp_path / "sbatch", f"echo x >> asked; n=$(wc -l < asked); [ $n -gt {jobs} ] || echo $n")
+        assert submit(ARRAY) == 1
+        out, error = capsys.readouterr()
+        assert said in error
+        ids = " ".join(str(number) for number in range(1, jobs + 1))
+        assert (f"with no job that merges: {ids}; end them with: scancel {ids}, or" in error) is (jobs > 0)
+        assert (" -m pytest_llmperf.cli merge " in error) is (jobs > 0)
+        assert len(re.findall("^submitted", out, re.MULTILINE)) == jobs
+
+    def test_a_number_is_found_among_a_sites_own_words(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        program(tmp_path / "sbatch", "echo '* Welcome *'; echo '17;big'")
+        assert submit(MINIMAL) == 0
+        assert "submitted 17: " in capsys.readouterr().out
+
+    def test_ctrl_c_between_two_jobs_tells_of_the_first(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.ini").write_text(ARRAY)
+        program(tmp_path / "sbatch", "[ -e asked ] && exec sleep 60; echo x > asked; echo 41")
+        words = [sys.executable, "-m", "pytest_llmperf.cli", "submit", "mine.ini", "--script", SCRIPT]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as submitting:
+            assert submitting.stdout is not None
+            lines = iter(submitting.stdout.readline, "")
+            assert any(line.startswith("submitted 41: ") for line in lines)
+            time.sleep(0.3)
+            submitting.send_signal(signal.SIGINT)
+            rest = "".join(lines)
+        assert submitting.returncode == 130
+        assert rest.startswith("interrupted; sbatch may have taken one more job")
+        assert "scancel 41" in rest
+
+    def test_who_reads_only_the_first_line_gets_a_whole_night(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.ini").write_text(ARRAY)
+        line = f"{sys.executable} -m pytest_llmperf.cli submit mine.ini --script {SCRIPT} | head -n 1"
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        subprocess.run(["sh", "-c", line], env=environment, check=True, capture_output=True)
+        assert len((tmp_path / "asked").read_text().splitlines()) == 4
+
+    @pytest.mark.parametrize(
+        ("script", "said"),
+        [(b"", "no line begins with #SBATCH"), (b"echo hi\n", "no line begins with"), (b"\xff\xfe", "not read (")],
+    )
+    def test_what_is_no_nightly_script_is_named(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], script: bytes, said: str
+    ) -> None:
+        (tmp_path / "night.sh").write_bytes(script)
+        (tmp_path / "mine.ini").write_text(MINIMAL)
+        assert main(["submit", "mine.ini", "--script", "night.sh"]) == 1
+        assert f"llmperf: night.sh: {said}" in capsys.readouterr().err
+
+    def test_a_full_disk_is_named_and_leaves_nothing(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(_descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        assert submit(ARRAY) == 1
+        assert re.search(r"nights/\S+/nightly-32.sbatch: not written \(No space", capsys.readouterr().err)
+        assert list((tmp_path / "nights").iterdir()) == []
+        assert not (tmp_path / "asked").exists()
+
+
+# As the nightly script starts pytest: all cases pass, or what `verdict` says.
+_PYTEST = """
+case "$2" in
+  pytest_llmperf.cli) exec PYTHON "$@";;
+  pytest) for word; do [ "$before" = --perf-json ] && cp gpus.json "$word"; before="$word"; done;;
+esac
+"""
+
+
+class TestLocal:
+    @pytest.mark.parametrize(("verdict", "code"), [("pass", 0), ("regressed", 1)])
+    def test_a_night_without_slurm_is_merged_and_mailed_too(
+        self,
+        tmp_path: Path,
+        capfd: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        verdict: str,
+        code: int,
+    ) -> None:
+        monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+        program(tmp_path / "python", _PYTEST.replace("PYTHON", sys.executable))
+        program(tmp_path / "mail", 'echo "$@" > mailed; cat >> mailed')
+        write(tmp_path, 1, result("a", verdict), exit_code=code)
+        (tmp_path / "gpus-1.json").rename(tmp_path / "gpus.json")
+        assert submit(LOCAL + f"python = {tmp_path}/python\nmail = a@b\n") == code
+        out, error = capfd.readouterr()
+        assert out.index("no bound of GPU-hours") < out.index("llmperf: 2 GPU(s): exit code 0")
+        assert ("the night is not green (exit code 1)" in error) is bool(code)
+        (night,) = (tmp_path / "nights").iterdir()
+        colour = "RED" if code else "green"
+        assert (night / "summary.md").read_text().startswith(f"# {colour.lower()}: 1 {verdict}")
+        assert json.loads((night / "merged.json").read_text())["results"]
+        assert (tmp_path / "mailed").read_text().splitlines()[0] == f"-s llmperf-nightly: {colour} a@b"
+
+    def test_ctrl_c_ends_what_it_started(self, tmp_path: Path) -> None:
+        program(tmp_path / "python", "echo $$ > began; exec sleep 60")
+        (tmp_path / "mine.ini").write_text(LOCAL + f"python = {tmp_path}/python\n")
+        words = [sys.executable, "-m", "pytest_llmperf.cli", "submit", "mine.ini", "--script", SCRIPT]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as submitting:
+            deadline = time.monotonic() + 30
+            while not (tmp_path / "began").exists() or not (tmp_path / "began").read_text():
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            submitting.send_signal(signal.SIGINT)
+        assert submitting.returncode == 130
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "began").read_text()), 0)
+
+
+class TestMerge:
+    def test_a_file_that_cannot_be_written_is_named_and_the_other_is_there(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        write(tmp_path, 1, result("a"))
+        (tmp_path / "in the way").write_text("")
+        assert main(["merge", str(tmp_path), "--json", "in the way/j.json", "--markdown", "s.md"]) == 1
+        out, error = capsys.readouterr()
+        assert "in the way/j.json: not written (" in error
+        assert (tmp_path / "s.md").read_text() == out
