@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,9 +10,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
 from tests.unit.test_cli_submit import MINIMAL, REPOSITORY, result, write
@@ -187,3 +194,81 @@ class TestMerge:
         out, error = capsys.readouterr()
         assert "in the way/j.json: not written (" in error
         assert (tmp_path / "s.md").read_text() == out
+
+    @settings(max_examples=300, deadline=None)
+    @given(data=st.data())
+    def test_whatever_one_file_holds_the_others_are_told_and_only_whole_files_are_green(
+        self, data: st.DataObject
+    ) -> None:
+        text, is_whole = data.draw(broken())
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            write(folder, 1, result("first"))
+            write(folder, 8, result("last"))
+            (folder / "gpus-4.json").write_text(text, encoding="utf-8")
+            files = {"json": folder / "j.json", "markdown": folder / "s.md"}
+            out = io.StringIO()
+            with redirect_stdout(out), redirect_stderr(io.StringIO()):
+                code = main(["merge", name, *(f"--{option}={path}" for option, path in files.items())])
+            assert code == (0 if is_whole else 1)
+            assert files["markdown"].read_text().startswith("# green: " if is_whole else "# red: ")
+            names = [
+                each["id"] for each in json.loads(files["json"].read_text(), parse_constant=pytest.fail)["results"]
+            ]
+            assert {"first", "last"} <= {*names}
+
+
+# What no place of a results file takes, and what some places take.
+_NEVER = ("NaN", "-Infinity", "1e999", "1" + "0" * 400, "[" * 500 + "]" * 500, "[" * 99999)
+_SOMETIMES = ("null", "[]", "{}", '"x"', r'"\ud800"', "7", "0.5", "true", "-1")
+_SCHEMA = {
+    "machine": {"{}"},
+    "unfinished": set(),
+    "exit_code": set(),
+    "id": {'"x"', r'"\ud800"'},
+    "digest": {'"x"', r'"\ud800"'},
+    "reason": {'"x"', r'"\ud800"'},
+    "nodeid": {'"x"', r'"\ud800"'},
+    "launches": {"[]"},
+    "one of launches": {"{}"},
+    "metrics": {"{}"},
+    "tokens_per_second_per_gpu": {"{}"},
+    "value": {"null", "7", "0.5", "-1"},
+    "change": {"null", "7", "0.5", "-1"},
+    "evidence": {*_SOMETIMES},
+    "liger": {*_SOMETIMES},
+    "wall_seconds": {*_SOMETIMES},
+}
+"""By name, what it may be and be green; whatever is not here may be none of these."""
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> tuple[str, bool]:
+    """A results file of which one place is something else, or whose end is missing; and whether it is whole still."""
+    launches = [{"evidence": {"liger": "yes"}, "wall_seconds": 3.0}]
+    values = {
+        "schema": 1,
+        "machine": {},
+        "results": [{**result("a"), "launches": launches}, result("b")],
+        "exit_code": 0,
+    }
+    places = list(_places(values))
+    name, (holder, key) = draw(st.sampled_from(places))
+    instead = draw(st.sampled_from([*_NEVER, *_SOMETIMES, None]))
+    if instead is None:
+        text = json.dumps(values)
+        return text[: draw(st.integers(0, len(text) - 1))], False
+    holder[key] = "HERE"
+    return json.dumps(values).replace('"HERE"', instead), instead in _SCHEMA.get(name, set())
+
+
+def _places(value: Any, name: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Every place with its name; those of a list share one."""
+    if isinstance(value, dict):
+        for key in value:
+            yield key, (value, key)
+            yield from _places(value[key], key)
+    elif isinstance(value, list):
+        for key in range(len(value)):
+            yield f"one of {name}", (value, key)
+            yield from _places(value[key])

@@ -286,7 +286,12 @@ class TestMerge:
 
     @pytest.mark.parametrize(
         ("text", "said"),
-        [(None, "gpus-8.json: missing"), ("{", "not a --perf-json file"), ('{"schema": 1}', "not a --perf-json file")],
+        [
+            (None, "gpus-8.json: missing"),
+            *((text, "not a --perf-json file") for text in ("{", '{"schema": 1}', "[" * 99999)),
+            ('{"schema": 1, "results": [], "exit_code": []}', "expected exit_code as a whole number"),
+            ('{"schema": true, "results": []}', "expected schema 1"),
+        ],
     )
     def test_a_part_without_results_is_red(self, tmp_path: Path, text: str | None, said: str) -> None:
         write(tmp_path, 1, result("a"))
@@ -310,6 +315,8 @@ class TestMerge:
             ({"metrics": {"tokens_per_second_per_gpu": 3}}, "a has no metrics by name"),
             ({"digest": ["x"]}, "id, digest, nodeid, verdict are not all there as text"),
             ({"verdict": None}, "id, digest, nodeid, verdict are not all there as text"),
+            ({"verdict": "excellent"}, "a: verdict 'excellent', expected one of invalid, "),
+            ({"reason": None}, "a: expected the reason as text"),
         ],
     )
     def test_a_part_of_other_types_is_red(self, tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -318,14 +325,31 @@ class TestMerge:
         assert "gpus-1.json: not a --perf-json file" in trouble
         assert said in trouble
 
-    @pytest.mark.parametrize("value", ["1" + "0" * 400, "1e999", "NaN", "null", '"fast"'])
-    def test_a_figure_that_is_none_is_a_dash(self, tmp_path: Path, value: str) -> None:
-        write(tmp_path, 1, {**result("a"), "metrics": {"tokens_per_second_per_gpu": {"value": "HERE"}}})
-        path = tmp_path / "gpus-1.json"
-        path.write_text(path.read_text().replace('"HERE"', value))
-        night = merge.gather([tmp_path], [])
+    @pytest.mark.parametrize("value", ["1" + "0" * 400, "1e999", "-Infinity", "NaN", '"fast"', "true"])
+    def test_a_figure_that_is_no_number_is_red(self, tmp_path: Path, value: str) -> None:
+        night = merge.gather([self.with_figure(tmp_path, value)], [])
+        assert night.headline == "red: no case"
+        (trouble,) = night.troubles
+        assert "gpus-1.json: not a --perf-json file (" in trouble
+
+    def test_a_figure_that_is_absent_is_a_dash(self, tmp_path: Path) -> None:
+        night = merge.gather([self.with_figure(tmp_path, "null")], [])
         assert night.headline == "green: 1 pass"
         assert night.page()[-1].split("|")[3].strip() == formats.ABSENT
+
+    def with_figure(self, folder: Path, value: str) -> Path:
+        write(folder, 1, {**result("a"), "metrics": {"tokens_per_second_per_gpu": {"value": "HERE"}}})
+        path = folder / "gpus-1.json"
+        path.write_text(path.read_text().replace('"HERE"', value))
+        return folder
+
+    def test_a_width_of_which_nothing_was_measured_is_red(self, tmp_path: Path) -> None:
+        """All its cases were skipped: a package is missing, or GPUs are."""
+        write(tmp_path, 1, result("a"))
+        write(tmp_path, 8)
+        night = merge.gather([tmp_path], [])
+        assert night.headline == "red: 1 pass"
+        assert night.troubles == ("gpus-8.json: no case was measured, all were skipped",)
 
     def test_an_unfinished_part_is_red(self, tmp_path: Path) -> None:
         write(tmp_path, 1, result("a"), unfinished="SIGTERM", exit_code=75)

@@ -1,0 +1,120 @@
+"""One --perf-json file of a night: whoever wrote it, all that is read of it is what it should be."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pytest_llmperf.result import VERDICTS
+
+_TEXTS = ("id", "digest", "nodeid", "verdict")
+_FIGURES = ("value", "baseline", "limit", "change", "detectable")
+
+# A record has about ten levels; where Python cannot write any deeper depends on who calls.
+_DEEPEST = 100
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file."""
+
+    path: Path
+    document: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Part:
+        """The file at ``path``.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is not what ``--perf-json`` writes.
+        """
+        try:
+            values = json.loads(
+                path.read_text(encoding="utf-8"),
+                parse_float=lambda text: _in_range(text, float(text)),
+                parse_int=lambda text: _in_range(text, int(text)),
+                parse_constant=_no_number,
+            )
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        _check(values)
+        return cls(path, {"machine": {}, **values})
+
+    @property
+    def trouble(self) -> str:
+        """Why the night is not green for this part; empty where it is."""
+        unfinished, code = self.document.get("unfinished"), self.document.get("exit_code")
+        if unfinished:
+            return f"{self.path.name}: unfinished ({unfinished})"
+        if code is None:  # of a version that did not say: its verdicts do
+            code = int(any(result["verdict"] in {"invalid", "regressed", "new"} for result in self.document["results"]))
+        if code:
+            return f"{self.path.name}: pytest ended with exit code {code}"
+        # Each file is of a width that somebody asked for.
+        return "" if self.document["results"] else f"{self.path.name}: no case was measured, all were skipped"
+
+
+def _check(values: object) -> None:
+    if not isinstance(values, dict) or not _is_whole(values.get("schema")) or values["schema"] != 1:
+        raise ValueError("expected schema 1")
+    if _is_deep(values):
+        raise ValueError("nested too deeply")
+    if not isinstance(values.get("results"), list) or not isinstance(values.get("machine", {}), dict):
+        raise ValueError("expected results in a list, and the machine by name")
+    if not isinstance(values.get("unfinished", ""), str) or not _is_whole(values.get("exit_code", 0)):
+        raise ValueError("expected exit_code as a whole number, and unfinished as text")
+    for result in values["results"]:
+        _check_result(result)
+
+
+def _check_result(result: object) -> None:
+    if not isinstance(result, dict) or not all(isinstance(result.get(name), str) for name in _TEXTS):
+        raise ValueError(f"a result whose {', '.join(_TEXTS)} are not all there as text")
+    if result["verdict"] not in VERDICTS:
+        raise ValueError(f"{result['id']}: verdict {result['verdict']!r}, expected one of {', '.join(VERDICTS)}")
+    launches = result.get("launches", [])
+    if not isinstance(launches, list) or not all(isinstance(launch, dict) for launch in launches):
+        raise ValueError(f"{result['id']}: expected its launches in a list")
+    if not isinstance(result.get("reason", ""), str):
+        raise ValueError(f"{result['id']}: expected the reason as text")
+    metrics = result.get("metrics")
+    if not isinstance(metrics, dict) or not all(isinstance(metric, dict) for metric in metrics.values()):
+        raise ValueError(f"{result['id']} has no metrics by name")
+    for name, metric in metrics.items():
+        if not all(_is_figure(metric.get(figure)) for figure in _FIGURES):
+            raise ValueError(f"{result['id']}: {name} has a figure that is no number")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_figure(value: object) -> bool:
+    return value is None or isinstance(value, float) or _is_whole(value)
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _in_range(text: str, value: float) -> float:
+    # One that only a Python int could hold ends whoever counts with it.
+    return value if math.isfinite(float(text)) else _no_number(text)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:20]} is no finite number")
