@@ -1,4 +1,4 @@
-"""Quantities: numbers as somebody types them, in an option, an ini file or a cluster file. ``None``: it is none."""
+"""Quantities and currencies as somebody types them, in an option, an ini or a cluster file. ``None``: it is none."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhm])")
 
 _TOKENS = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE]\+?[0-9]+)?)([kMGBT]?)")
 _MULTIPLES: Mapping[str, float] = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+
+_LONGEST_CURRENCY = 8
 
 
 def argument(parse: Callable[[str], _T | None], expected: str) -> Callable[[str], _T]:
@@ -84,3 +86,9 @@ def tokens(text: str) -> float | None:
     match = _TOKENS.fullmatch(text.replace(",", "").replace("_", ""))
     value = float(match[1]) * _MULTIPLES[match[2]] if match else 0.0
     return value if 1 <= value < math.inf else None
+
+
+def currency(text: str) -> str | None:
+    """``EUR``, ``€``: a short word that stands beside a number, and so has no digit and no space."""
+    is_word = text.isprintable() and not any(c.isspace() or c.isdigit() for c in text)
+    return text if is_word and 0 < len(text) <= _LONGEST_CURRENCY else None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.pages import plain
-from pytest_llmperf.cli.quantities import amount, duration, points, tokens
+from pytest_llmperf.cli.quantities import amount, currency, duration, points, tokens
 from pytest_llmperf.cli.series import Series, all_series, power_watts
 from pytest_llmperf.cli.shelf import CaseError, Shelf
 from pytest_llmperf.cli.specs import named
@@ -22,7 +22,8 @@ def add_options(report: argparse.ArgumentParser) -> None:
     group = report.add_argument_group("--purpose")
     group.add_argument("--tokens", metavar="T", type=tokens, help="to train on, e.g. 10B")
     group.add_argument("--price", metavar="P", type=amount, help="of a GPU-hour; left out: costs are GPU-hours")
-    group.add_argument("--currency", metavar="NAME", default="EUR", help="of the price, default: %(default)s")
+    what = "of the price, default: %(default)s"
+    group.add_argument("--currency", metavar="NAME", type=currency, default="EUR", help=what)
     group.add_argument("--deadline", metavar="TIME", type=duration, help="e.g. 24h, 2d or 90m")
     group.add_argument("--budget", metavar="N", type=amount, help="in the currency, or in GPU-hours without a price")
     group.add_argument("--points", metavar="N:RATE,…", type=points, help="GPUs and tokens/s per GPU, not baselines")

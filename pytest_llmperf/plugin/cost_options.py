@@ -7,10 +7,10 @@ import math
 
 import pytest
 
+from pytest_llmperf import quantities
 from pytest_llmperf.insight.cost import Price
 
 _DEFAULT_CURRENCY = "EUR"
-_LONGEST_CURRENCY = 8
 
 
 def add_options(group: pytest.OptionGroup, parser: pytest.Parser) -> None:
@@ -54,10 +54,6 @@ def _amount(text: str) -> float:
 
 
 def _name(text: str) -> str:
-    if (
-        not 0 < len(text) <= _LONGEST_CURRENCY
-        or not text.isprintable()
-        or any(c.isspace() or c.isdigit() for c in text)
-    ):
+    if quantities.currency(text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a currency, e.g. EUR")
     return text

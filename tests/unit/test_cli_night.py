@@ -195,7 +195,7 @@ class TestMerge:
         assert "in the way/j.json: not written (" in error
         assert (tmp_path / "s.md").read_text() == out
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(data=st.data())
     def test_whatever_one_file_holds_the_others_are_told_and_only_whole_files_are_green(
         self, data: st.DataObject

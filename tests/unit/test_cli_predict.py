@@ -257,6 +257,7 @@ class TestPurpose:
             (["--purpose", "fastest", "--tokens", "many"], "'many': expected a number of tokens"),
             (["--purpose", "fastest", "--tokens", "9", "--price", "0"], "'0': expected a number above 0"),
             (["--purpose", "deadline", "--tokens", "9", "--deadline", "1y"], "'1y': expected a"),
+            (["--purpose", "fastest", "--tokens", "9", "--currency", "E\nR"], r"'E\nR': expected a currency, e.g. EUR"),
             (["--purpose", "fastest", "--tokens", "9", "--samples", "3"], "--samples says nothing to --purpose"),
             (["--tables", "--tokens", "9"], "--tokens says nothing to --tables"),
             (["--tables", "--purpose", "fastest"], "not allowed with argument"),

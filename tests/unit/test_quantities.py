@@ -98,3 +98,11 @@ def test_an_argument_says_what_was_expected() -> None:
     assert read("3") == 3
     with pytest.raises(argparse.ArgumentTypeError, match=r"^'0': expected a number of launches, 1 or more$"):
         read("0")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [("EUR", True), ("€", True), ("", False), ("US dollar", False), ("E\nR", False), ("EUR2", False), ("E" * 9, False)],
+)
+def test_a_currency_is_a_short_word(text: str, is_one: bool) -> None:
+    assert quantities.currency(text) == (text if is_one else None)
