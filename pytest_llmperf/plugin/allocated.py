@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -59,8 +60,11 @@ class Job:
         ends = None
         if budget_gpu_hours is not None and self._gpus:
             spent, until = self._noted()
-            left = budget_gpu_hours - self.journal.spent_before(self._restarts) - spent
-            ends = until + max(0.0, left) * 3600 / self._gpus
+            spent += self.journal.spent_before(self._restarts)
+            if math.isinf(spent):
+                say(f"{self.journal.folder}/spent-*.json: no number of GPU-hours; --perf-budget is taken as used up")
+            left = budget_gpu_hours - spent
+            ends = max(until, self._start) + max(0.0, left) * 3600 / self._gpus
         for node in cluster.lost:
             say(f"node {node} did not answer and is left out")
         return SlurmLauncher(cluster, options, on_cpu=on_cpu, say=say, budget_ends=ends)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -34,7 +35,7 @@ class Journal:
 
     def __init__(self, home: Path, key: str, arguments: Sequence[str], *, resume: bool) -> None:
         """``arguments`` are pytest's: a job may run the suite more than once, each time with others."""
-        self._folder, self._arguments, self._resume = home / key, [str(word) for word in arguments], resume
+        self.folder, self._arguments, self._resume = home / key, [str(word) for word in arguments], resume
         _prune(home)
 
     def find(self, nodeid: str, digest: str) -> Kept | None:
@@ -45,7 +46,7 @@ class Journal:
             values = json.loads(self._path(nodeid, digest).read_text(encoding="utf-8"))
             result = CaseResult.from_dict(values["result"])
             return Kept(result, str(values["held_against"]), str(values["refused"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None  # none, or none that can be used: the case runs again
 
     def keep(self, kept: Kept) -> str:
@@ -59,31 +60,35 @@ class Journal:
         return ""
 
     def spent_before(self, restarts: int) -> float:
-        """GPU-hours of this job's earlier starts."""
-        others = self._folder.glob("spent-*.json")
+        """GPU-hours of this job's earlier starts; infinite where a note of one makes no sense."""
+        others = self.folder.glob("spent-*.json")
         found = [_spent(path) for path in others if path.name != f"spent-{restarts}.json"]
         return sum(gpu_hours for gpu_hours, _ in filter(None, found))
 
     def spent_in(self, restarts: int) -> tuple[float, float] | None:
-        """GPU-hours of one start, and until when they count; ``None`` where nothing was noted."""
-        return _spent(self._folder / f"spent-{restarts}.json")
+        """GPU-hours of one start, and until when they count; ``None`` where nothing was noted, infinite as above."""
+        return _spent(self.folder / f"spent-{restarts}.json")
 
     def note_spent(self, restarts: int, gpu_hours: float, until: float) -> None:
         """Of one start, so far."""
         with suppress(OSError):
-            _write(self._folder / f"spent-{restarts}.json", json.dumps([gpu_hours, until]))
+            _write(self.folder / f"spent-{restarts}.json", json.dumps([gpu_hours, until]))
 
     def _path(self, nodeid: str, digest: str) -> Path:
         what = json.dumps([nodeid, digest, self._arguments])
-        return self._folder / f"{hashlib.sha256(what.encode()).hexdigest()[:24]}.json"
+        return self.folder / f"{hashlib.sha256(what.encode()).hexdigest()[:24]}.json"
 
 
 def _spent(path: Path) -> tuple[float, float] | None:
     try:
-        gpu_hours, until = json.loads(path.read_text(encoding="utf-8"))
-        return float(gpu_hours), float(until)
-    except (OSError, ValueError, TypeError):
+        match json.loads(path.read_text(encoding="utf-8")):
+            case [int() | float() as gpu_hours, int() | float() as until] if 0 <= gpu_hours < math.inf > until >= 0:
+                return float(gpu_hours), float(until)
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, OverflowError, RecursionError):
+        pass
+    return math.inf, 0.0  # nobody knows what that start spent, and a budget must not grow by it
 
 
 def _write(path: Path, text: str) -> None:

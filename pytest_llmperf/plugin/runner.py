@@ -88,6 +88,8 @@ class Runner:
     def _launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
         if self._launcher is None:
             self._launcher = self._session.launcher(self._show.say) or LocalLauncher()
+        if self._session.job is not None:
+            self._session.job.note_spent()  # should the node die now, no more than this launch is forgotten
         return self._launcher.launch(request, watch)
 
     def _run(

@@ -120,3 +120,16 @@ def test_what_a_job_spent_is_noted_for_its_next_start(
     assert gpu_hours == pytest.approx(8 * (until - an_hour_ago) / 3600)
     assert until == pytest.approx(time.time(), abs=120)
     assert project.launches, "of this job"
+
+
+def test_what_was_spent_is_noted_before_each_launch(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is killed in one tells nothing any more."""
+    slurm = FakeSlurm(project.path, monkeypatch)
+    slurm.allocate({"n1": {"gpus": 8}})
+    an_hour_ago = time.time() - 3600
+    killed = _IN_A_JOB + "fakes.FakeLauncher.launch = lambda *_: os.kill(os.getpid(), 9)\n"
+    project.pytester.makeconftest("import os\n" + killed.replace("START", repr(an_hour_ago)))
+    result = project.run("-o", f"perf_slurm_python={slurm.python}", gpus="8")
+    assert result.ret == -9
+    gpu_hours, until = json.loads((project.path / ".llmperf" / "jobs" / "7" / "spent-0.json").read_text())
+    assert gpu_hours == pytest.approx(8 * (until - an_hour_ago) / 3600)

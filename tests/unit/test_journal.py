@@ -38,6 +38,12 @@ def concluded(loss: float = 6.0) -> Kept:
     return Kept(result, "2 launches", "")
 
 
+NO_NOTES = [
+    *("6.0", "{", "[1]", '["a", "b"]', "null", '"12"', "[NaN, 7]", "[1e999, 7]", "[-5, 7]", "[5, -7]", "[5, Infinity]"),
+    *(f"[1{'0' * 400}, 7]", "[" * 99999, '{"1": 1, "2": 2}'),
+]
+
+
 class TestJournal:
     def test_a_requeued_job_finds_what_it_concluded(self, tmp_path: Path) -> None:
         assert Journal(tmp_path, "7", ["-k", "x"], resume=True).keep(concluded()) == ""
@@ -59,11 +65,12 @@ class TestJournal:
         assert found is not None
         assert math.isnan(found.result.launches[0].losses[0])
 
-    def test_a_broken_entry_is_run_again(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("text", ["{", "[" * 99999])
+    def test_a_broken_entry_is_run_again(self, tmp_path: Path, text: str) -> None:
         journal = Journal(tmp_path, "7", [], resume=True)
         journal.keep(concluded())
         for path in (tmp_path / "7").iterdir():
-            path.write_text("{")
+            path.write_text(text)
         assert journal.find("t.py::t", SPEC.digest) is None
 
     def test_what_cannot_be_kept_is_told(self, tmp_path: Path) -> None:
@@ -77,12 +84,12 @@ class TestJournal:
         assert (journal.spent_before(2), journal.spent_before(1)) == (4.0, 1.5)
         assert (journal.spent_in(1), journal.spent_in(2)) == ((2.5, 7.0), None)
 
-    @pytest.mark.parametrize("text", ["6.0", "{", "[1]", '["a", "b"]', "null"])
-    def test_a_note_that_makes_no_sense_counts_nothing(self, tmp_path: Path, text: str) -> None:
+    @pytest.mark.parametrize("text", [*NO_NOTES, ""])
+    def test_a_note_that_makes_no_sense_leaves_nothing_of_a_budget(self, tmp_path: Path, text: str) -> None:
         journal = Journal(tmp_path, "7", [], resume=True)
         journal.note_spent(0, 1.5, 7.0)
         (tmp_path / "7" / "spent-1.json").write_text(text)
-        assert (journal.spent_before(2), journal.spent_in(1)) == (1.5, None)
+        assert (journal.spent_before(2), journal.spent_before(1)) == (math.inf, 1.5)
 
     def test_old_jobs_are_forgotten(self, tmp_path: Path) -> None:
         Journal(tmp_path, "6", [], resume=True).keep(concluded())
@@ -157,6 +164,18 @@ class TestSpent:
             told.now = told.start = told.now + 7200
             again = job_of(tmp_path, 8, restarts=1)
             assert budget_ends(again, 20) == pytest.approx(told.now / 3600 + 12 / 8)
+
+    @pytest.mark.parametrize("restarts", [0, 1])
+    @pytest.mark.parametrize("text", NO_NOTES)
+    def test_a_note_that_makes_no_sense_starts_nothing_more(self, tmp_path: Path, text: str, restarts: int) -> None:
+        with clock() as told:
+            job_of(tmp_path, 8).note_spent()
+            (tmp_path / "jobs" / "7" / "spent-0.json").write_text(text)
+            told.now += 60
+            again = job_of(tmp_path, 8, restarts=restarts)
+            assert budget_ends(again, 20) == pytest.approx(told.start / 3600)
+            again.note_spent()
+            assert budget_ends(job_of(tmp_path, 8, restarts=restarts + 1), 20) == pytest.approx(told.start / 3600)
 
     @given(
         starts=st.lists(

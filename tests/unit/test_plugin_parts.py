@@ -204,6 +204,7 @@ class TestRunner:
             run_folder=home,
             on_cpu=True,
             cluster=None,
+            job=None,
             settings=SimpleNamespace(launches=1, timeout_seconds=1.0, memory_limit_bytes=0),
         )
         shown: Any = show
