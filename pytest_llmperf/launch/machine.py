@@ -27,6 +27,10 @@ class Gpu:
     memory_bytes: int
 
 
+#: One of which nothing is known, and on which nothing can run; no case is too large for it.
+UNKNOWN = Gpu(index=-1, uuid="", name="unknown", memory_bytes=2**60)
+
+
 @dataclass(frozen=True)
 class Machine:
     """What this process may use."""
@@ -43,7 +47,7 @@ class Machine:
         Raises:
             ValueError: they are of several kinds, whose figures must not share a baseline.
         """
-        kinds = sorted({f"{_slug(gpu.name)}-{round(gpu.memory_bytes / GIB)}gib" for gpu in self.gpus})
+        kinds = sorted({_kind(gpu) for gpu in self.gpus})
         if len(kinds) > 1:
             raise ValueError(
                 f"GPUs of different kinds are visible ({', '.join(kinds)}); choose with CUDA_VISIBLE_DEVICES"
@@ -178,6 +182,10 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def _kind(gpu: Gpu) -> str:
+    return "unknown" if gpu == UNKNOWN else f"{_slug(gpu.name)}-{round(gpu.memory_bytes / GIB)}gib"
 
 
 def _slug(name: str) -> str:

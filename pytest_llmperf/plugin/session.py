@@ -195,7 +195,8 @@ class PerfSession:
         """Found on first use: a run without a perf test never asks the driver.
 
         Raises:
-            pytest.UsageError: fewer GPUs than ``--gpus`` asks for: a nightly job must not go green on a dead GPU.
+            pytest.UsageError: fewer GPUs than ``--gpus`` asks for: a nightly job must not go green on a dead GPU. A dry
+                run, which never does, goes on.
         """
         from pytest_llmperf.launch import machine as hardware
 
@@ -208,7 +209,12 @@ class PerfSession:
             where = f"in SLURM job {self.cluster.allocation.job_id}" if self.cluster else "visible here"
             what = "ask sbatch for more with --nodes and --gres" if self.cluster else _LOOK
             have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {where}"
-            raise pytest.UsageError(f"{have}; {what}, or ask for fewer (--gpus 0 is the CPU)")
+            if not self.settings.dry_run:
+                raise pytest.UsageError(f"{have}; {what}, or ask for fewer (--gpus 0 is the CPU)")
+            from pytest_llmperf.plugin.assumed import with_assumed
+
+            machine, line = with_assumed(machine, self.settings, asked, have)
+            self.notes.append(line)
         least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
         if asked != 0 and 0 < least < self.settings.memory_limit_bytes:
             raise pytest.UsageError(

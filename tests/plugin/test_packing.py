@@ -148,3 +148,42 @@ def test_a_dry_run_says_whether_the_cases_fit_a_budget(node: Project) -> None:
     )
     assert over.ret == 1
     assert len(uses(node)) == 1
+
+
+@pytest.mark.parametrize(
+    ("budget", "kind", "code", "said"),
+    [
+        ("0.03", "fake-h200-140gib", 0, "*0.02 of 0.03 GPU-hours, *"),
+        ("0.01", "fake-h200-140gib", 1, "over the budget of --perf-budget"),
+        (
+            "",
+            "fake-h200-140gib",
+            0,
+            "--gpus 8: only 0 GPU(s) visible here; 8 assumed, with the times of fake-h200-140gib",
+        ),
+        ("", "", 0, "--gpus 8: only 0 *no baseline tells how long *; say which do with *=KIND (fake-h200-140gib)"),
+        ("", "", 0, "1 case(s), 1 launch(es), *; 1 case(s) without a baseline are not counted*"),
+        ("0.03", "", 4, "*--gpus 8: only 0 *no baseline tells how long *"),
+    ],
+)
+def test_where_the_gpus_are_not_a_dry_run_says_on_what_it_rests(
+    node: Project, budget: str, kind: str, code: int, said: str
+) -> None:
+    assert node.run("-k", "8-16", "--update-baselines=new", gpus="8").ret == 0
+    node.pytester.makeconftest("from tests.fakes import install\n\ninstall()\n")
+    options = [*(["--perf-budget", budget] if budget else []), *(["-o", f"perf_machine={kind}"] if kind else [])]
+    result = node.run("-k", "8-16", "--perf-dry-run", *options, gpus="8")
+    (result.stderr if code == 4 else result.stdout).fnmatch_lines([said])
+    assert result.ret == code
+    assert node.run("-k", "8-16", gpus="8").ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_of_some_of_its_gpus_a_dry_run_knows_the_others(node: Project) -> None:
+    assert node.run("-k", "8-16", "--update-baselines=new", gpus="8").ret == 0
+    conftest = node.path / "conftest.py"
+    conftest.write_text(conftest.read_text().replace("range(8)", "range(2)"))
+    result = node.run("-k", "8-16", "--perf-dry-run", gpus="8")
+    result.stdout.fnmatch_lines(
+        ["1 case(s), 1 launch(es), 0.02 GPU-hours, *", "--gpus 8: only 2 *; 6 assumed, with the *"]
+    )
+    assert result.ret == 0

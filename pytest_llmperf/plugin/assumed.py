@@ -1,0 +1,30 @@
+"""A dry run for GPUs that are not here: it launches nothing, so a login node may tell what a job would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.launch.machine import UNKNOWN, Machine
+from pytest_llmperf.plugin.options import Settings
+
+
+def with_assumed(machine: Machine, settings: Settings, gpus: int, have: str) -> tuple[Machine, str]:
+    """``machine`` with as many GPUs, and a line that says what it has (``have``) and on what the estimates rest.
+
+    Raises:
+        pytest.UsageError: a budget is to be kept, and no baseline can tell what a case takes.
+    """
+    missing = gpus - len(machine.gpus)
+    like = machine.gpus[0] if machine.gpus else UNKNOWN
+    if settings.machine or machine.gpus:
+        line = f"{have}; {missing} assumed, with the times of {settings.machine or 'those'}"
+    else:
+        kinds = [kind for kind in BaselineStore(settings.baselines).machines() if "cpu" not in kind.split("-")]
+        choice = f" ({', '.join(kinds)})" if kinds else ""
+        line = f"{have}, and so no baseline tells how long a case takes; say which do with -o perf_machine=KIND{choice}"
+        if settings.budget_gpu_hours is not None:
+            raise pytest.UsageError(line)
+    return replace(machine, gpus=(*machine.gpus, *([like] * missing))), line
