@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.launch import outcome, scheduler
+from pytest_llmperf.launch import blame, outcome, scheduler
 from pytest_llmperf.launch.allocation import listed
 from pytest_llmperf.launch.health import sum_of_known
 from pytest_llmperf.launch.process import Ended
@@ -32,14 +32,14 @@ class Aftermath:
 
     failure: Failure
     lost: Mapping[str, str]
-    """Nodes that did not begin or went silent, and what each did."""
+    """Nodes that broke it, and what each did."""
     nobody_began: bool
     """Whether none of the launch's nodes did."""
 
     @property
     def said(self) -> str:
         """srun's last word."""
-        return (self.failure.tail or ("it did not say why",))[-1]
+        return blame.word(self.failure.tail) or "it did not say why"
 
 
 def gather(
@@ -67,9 +67,10 @@ def gather(
         return replace(result, message=message)
     if timed_out:
         return replace(result, message=result.message + _silent(nodes, ends))
-    lost = _lost(folder, nodes, ends)
+    log = _text(folder / "srun.log")
+    lost = _lost(folder, nodes, ends, log)
     if lost:
-        failure = replace(result, kind="node-failure", message=_told(lost), tail=_last_lines(folder / "srun.log"))
+        failure = replace(result, kind="node-failure", message="; ".join([*lost.values()][:4]), tail=_last_lines(log))
         nobody_began = not any((folder / f"node-{node}.json").exists() for node in nodes)
         return Aftermath(failure, lost, nobody_began)
     return _reworded(folder, result, ends, nodes)
@@ -107,21 +108,18 @@ def worst(healths: Any) -> Health:
     )
 
 
-def _lost(folder: Path, nodes: Sequence[str], ends: Mapping[str, Any]) -> dict[str, str]:
-    """Nodes without a last word, and what they did instead."""
-    return {
-        node: "went silent" if (folder / f"node-{node}.json").exists() else "did not begin"
-        for node in nodes
-        if node not in ends
-    }
-
-
-def _told(lost: Mapping[str, str]) -> str:
-    told = []
-    for node, what in lost.items():
-        state = scheduler.node_state(node)
-        told.append(f"node {node} {what}" + (f" (SLURM: {state})" if state else ""))
-    return "; ".join(told[:4])
+def _lost(folder: Path, nodes: Sequence[str], ends: Mapping[str, Any], log: str) -> dict[str, str]:
+    """Nodes that broke the launch, each with what is told of it; none where all left their last words."""
+    silent = [node for node in nodes if node not in ends]
+    if not silent and blame.failed_nodes(log).isdisjoint(nodes):
+        return {}
+    states = scheduler.node_states(nodes)
+    told = {}
+    for node in blame.broken(nodes, silent, states, log):
+        what = "went silent" if (folder / f"node-{node}.json").exists() else "did not begin"
+        what = what if node in silent else "was given up"
+        told[node] = f"node {node} {what}" + (f" (SLURM: {states[node]})" if states.get(node) else "")
+    return told
 
 
 def _reworded(folder: Path, failure: Failure, ends: Mapping[str, Any], nodes: Sequence[str]) -> Failure:
@@ -154,11 +152,15 @@ def _join_logs(folder: Path, nodes: Sequence[str]) -> None:
                 joined.write(part.read_bytes())
 
 
-def _last_lines(path: Path) -> tuple[str, ...]:
+def _text(path: Path) -> str:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ()
+        return ""
+
+
+def _last_lines(log: str) -> tuple[str, ...]:
+    lines = log.splitlines()
     return tuple("".join(c for c in line if c.isprintable())[:160] for line in lines if line.strip())[-6:]
 
 

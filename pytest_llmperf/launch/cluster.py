@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.launch.allocation import Allocation, AllocationError, listed
+from pytest_llmperf.launch.blame import word
 from pytest_llmperf.launch.facts import MARK, NodeFacts, parse
 from pytest_llmperf.launch.local import package_path
 from pytest_llmperf.launch.machine import Machine
@@ -19,8 +19,6 @@ from pytest_llmperf.launch.scheduler import has_gpus_to_give, step_environment
 from pytest_llmperf.launch.site import SlurmOptions
 
 _PROBE_SECONDS = 180.0
-
-_ENDED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: Exited with")
 
 # The caller's, whose values a container may replace with its own. No secret is among them: a command line is public.
 _PASSED_ON = ("LLMPERF_", "NCCL_", "GLOO_", "OMP_", "TORCH_", "PYTORCH_", "TRITON_", "CUDA_", "UCX_", "FI_")
@@ -159,10 +157,7 @@ def _ask(nodes: Sequence[str], options: SlurmOptions) -> tuple[str, str]:
         return "", f"nothing within {_PROBE_SECONDS:.0f} s"
     except OSError as error:
         return "", str(error)
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    # That a task ended is told last, and why before it.
-    told = [line for line in lines if not _ENDED.match(line)] or lines or [f"srun ended with {done.returncode}"]
-    return done.stdout, told[-1]
+    return done.stdout, word(done.stderr.splitlines()) or f"srun ended with {done.returncode}"
 
 
 def _python(options: SlurmOptions) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 _ANSWER_SECONDS = 20.0
@@ -51,9 +51,10 @@ def address(node: str) -> str:
     return found or node
 
 
-def node_state(node: str) -> str:
-    """``idle``, ``down*``, …; empty where nobody knows."""
-    return _field(_scontrol("show", "node", "-o", node), "State").lower()
+def node_states(nodes: Sequence[str]) -> dict[str, str]:
+    """``idle``, ``down*``, … of each; without those of which nobody knows."""
+    lines = _scontrol("show", "node", "-o", ",".join(nodes)).splitlines()
+    return {_field(line, "NodeName"): _field(line, "State").lower() for line in lines}
 
 
 def has_gpus_to_give(node: str) -> bool:

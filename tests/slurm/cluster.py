@@ -120,6 +120,12 @@ class Slurm:
             with suppress(psutil.Error):
                 victim.kill()
 
+    def kill_daemon(self, node: str) -> None:
+        """As if the network lost it: SLURM gives it up, and what runs there goes on."""
+        daemon = _slurmd(self.home, node)
+        if daemon is not None:
+            daemon.kill()
+
     def start_node(self, node: str) -> None:
         """Start its slurmd and wait until it takes work."""
         if _slurmd(self.home, node) is None:

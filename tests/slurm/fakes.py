@@ -51,9 +51,10 @@ if "job" in sys.argv:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(end))
     print(f"JobId=7 StartTime={time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime())} EndTime={stamp} TimeLimit=1")
 else:
-    node = plan["nodes"][sys.argv[-1]]
-    state = "DOWN*" if node.get("dead") else "IDLE"
-    print(f"NodeName={sys.argv[-1]} NodeAddr=127.0.0.1 State={state} Gres={node.get('gres', '(null)')}")
+    for name in sys.argv[-1].split(","):
+        node = plan["nodes"][name]
+        state = node.get("state", "DOWN*" if node.get("dead") else "IDLE")
+        print(f"NodeName={name} NodeAddr=127.0.0.1 State={state} Gres={node.get('gres', '(null)')}")
 """
 
 _PYTHON = """

@@ -77,6 +77,20 @@ def test_a_node_that_dies_is_left_out_and_the_launch_tried_once_more(suite: Suit
     assert "tried once more without n2" in suite.log(job)
 
 
+def test_a_node_that_slurm_gives_up_is_named_and_not_the_one_whose_ranks_it_ends(suite: Suite) -> None:
+    suite.steps(ENDLESS)
+    job = suite.submit("-k", "gpus2", sbatch=("--nodes=3", "--no-kill"))
+    suite.until(job, lambda: suite.training("gpus2"))
+    suite.slurm.kill_daemon("n2")
+    suite.until(job, lambda: "tried once more" in suite.log(job))
+    assert "node n2 was given up (SLURM: down" in suite.log(job), suite.log(job)
+    assert "tried once more without n2" in suite.log(job)
+    suite.until(job, lambda: suite.training("gpus2-1-again"))
+    assert {path.name for path in suite.folder.glob(".llmperf/*/*-again/node-*")} == {"node-n1.json", "node-n3.json"}
+    suite.slurm.command("scancel", job)
+    suite.slurm.ended(job)
+
+
 def test_a_rank_that_hangs_is_told_with_its_stack(suite: Suite) -> None:
     suite.steps(ENDLESS)
     start = time.monotonic()

@@ -129,6 +129,12 @@ class TestCluster:
         with pytest.raises(AllocationError, match=r"\(srun: error: no such image\); try by hand: .*singularity exec"):
             find_cluster(options)
 
+    def test_an_option_that_srun_does_not_know_is_named(self, slurm: FakeSlurm) -> None:
+        unknown = "unrecognized option '--bogus'"
+        slurm.allocate({"n1": {}}, srun_error=f'{unknown}\nTry "srun --help" for more information')
+        with pytest.raises(AllocationError, match=rf"\(srun: error: {unknown}\); try by hand: .*--bogus"):
+            find_cluster(SlurmOptions(python=str(slurm.python), srun=("--bogus",)))
+
     def test_no_answer_is_told_with_the_last_word_of_srun(self, slurm: FakeSlurm) -> None:
         slurm.allocate({"n1": {}}, srun_error="Invalid job credential")
         with pytest.raises(AllocationError, match=r"SLURM job 7: no node answered.*Invalid job credential"):
@@ -306,6 +312,18 @@ class TestLaunch:
         assert record.evidence["slurm_nodes"] == "n1 n3"
         assert f"node n2 {what}" in said[0]
         assert "tried once more without n2" in said[0]
+        assert "--nodelist=n1,n3" in slurm.calls[-1]
+
+    def test_a_node_that_slurm_gave_up_is_left_out_and_not_the_one_it_killed_for_that(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path
+    ) -> None:
+        slurm.allocate({"n1": {}, "n2": {}, "n3": {}})
+        start = launcher(slurm, said)
+        slurm.plan(nodes={"n1": {"silent": True}, "n2": {"state": "DOWN+NOT_RESPONDING"}, "n3": {}})
+        start.launch(request(tmp_path), lambda _: None)
+        assert said == [
+            f"{SPEC.id}: node n2 was given up (SLURM: down+not_responding); tried once more without n2",
+        ]
         assert "--nodelist=n1,n3" in slurm.calls[-1]
 
     def test_a_step_that_srun_refuses_is_no_broken_node(
