@@ -16,6 +16,7 @@ from typing import Any
 from pytest_llmperf.launch import blame, outcome, scheduler
 from pytest_llmperf.launch.allocation import listed
 from pytest_llmperf.launch.health import sum_of_known
+from pytest_llmperf.launch.node import UNWRITABLE
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.measurement import Failure, Health, Launch, Progress
 from pytest_llmperf.spec import TrainSpec
@@ -67,13 +68,25 @@ def gather(
         return replace(result, message=message)
     if timed_out:
         return replace(result, message=result.message + _silent(nodes, ends))
+    return _broken(folder, nodes, ends, result, ended.returncode)
+
+
+def _broken(
+    folder: Path, nodes: Sequence[str], ends: Mapping[str, Any], failure: Failure, returncode: int
+) -> Failure | Aftermath:
+    """Whether the nodes or their work broke the launch."""
     log = _text(folder / "srun.log")
+    if failure.kind == "unwritable":
+        return failure  # a node that cannot leave its word looks like one that went silent
+    if f"exit code {UNWRITABLE}" in f"{log}\nexit code {returncode}":
+        message = f"{folder} could not be written to on a node; {failure.message}"
+        return replace(failure, kind="unwritable", message=message, tail=_last_lines(log))
     lost = _lost(folder, nodes, ends, log)
     if lost:
-        failure = replace(result, kind="node-failure", message="; ".join([*lost.values()][:4]), tail=_last_lines(log))
+        failure = replace(failure, kind="node-failure", message="; ".join([*lost.values()][:4]), tail=_last_lines(log))
         nobody_began = not any((folder / f"node-{node}.json").exists() for node in nodes)
         return Aftermath(failure, lost, nobody_began)
-    return _reworded(folder, result, ends, nodes)
+    return _reworded(folder, failure, ends, nodes)
 
 
 def wait_for(seen: Callable[[], bool], folder: Path, seconds: float) -> bool:

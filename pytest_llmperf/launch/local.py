@@ -15,6 +15,7 @@ from typing import Protocol
 from pytest_llmperf.boot import boot_id
 from pytest_llmperf.capacity import Search
 from pytest_llmperf.launch import outcome, process, stacks
+from pytest_llmperf.launch.files import write_whole
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.meter import Meter
@@ -184,4 +185,4 @@ def write_request(request: LaunchRequest) -> None:
         "memory_limit_bytes": request.memory_limit_bytes,
         "search": request.search and request.search.to_dict(),
     }
-    (request.folder / "request.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    write_whole(request.folder / "request.json", json.dumps(content, indent=1))

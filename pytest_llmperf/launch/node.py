@@ -24,11 +24,14 @@ from typing import Any
 
 from pytest_llmperf.launch import process, stacks
 from pytest_llmperf.launch.facts import node_name, switch
+from pytest_llmperf.launch.files import write_whole
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import find_machine
 from pytest_llmperf.launch.progress import ProgressReader
 
 TIMED_OUT = 124
+UNWRITABLE = 74
+"""A word that cannot be left in the folder is told by the exit code, the only other way to the launcher."""
 _ENDED_BY_SIGNAL = 143
 SCRATCH = "LLMPERF_SCRATCH"
 
@@ -41,16 +44,26 @@ class _SignalledError(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run this node's part; the exit code is torchrun's, or says that the time was over."""
+    """Run this node's part; the exit code is torchrun's, or says that the time was over or the folder not writable."""
     folder, seconds, command = Path(arguments[0]), float(arguments[1]), list(arguments[3:])
     name = node_name()
     signal.signal(signal.SIGTERM, _on_signal)
-    write(folder / f"node-{name}.json", {"node": name, "host": platform.node(), "switch": switch()})
+    if not _left(folder / f"node-{name}.json", {"node": name, "host": platform.node(), "switch": switch()}):
+        return UNWRITABLE
     command = [word.replace("@node@", name) for word in command]
     with _scratch() as variables:
         ended = _run(folder, name, seconds, command, {**os.environ, **variables})
-    write(folder / f"node-{name}.end.json", ended)
-    return int(ended["returncode"])
+    return int(ended["returncode"]) if _left(folder / f"node-{name}.end.json", ended) else UNWRITABLE
+
+
+def _left(path: Path, word: Mapping[str, Any]) -> bool:
+    """Whether this word could be left for the launcher; why not is told to srun."""
+    try:
+        write_whole(path, json.dumps(word))
+    except OSError as error:
+        sys.stderr.write(f"llmperf: {error}\n")
+        return False
+    return True
 
 
 def _run(folder: Path, name: str, seconds: float, command: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -103,13 +116,6 @@ def _scratch() -> Iterator[dict[str, str]]:
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def write(path: Path, value: Mapping[str, Any]) -> None:
-    """Write ``value`` whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(value), encoding="utf-8")
-    part.replace(path)
 
 
 if __name__ == "__main__":

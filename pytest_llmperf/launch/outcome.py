@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_llmperf.launch import stacks
+from pytest_llmperf.launch.files import unwritable
 from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.measurement import Failure, Launch, Progress
 from pytest_llmperf.spec import TrainSpec
@@ -70,6 +71,14 @@ class _Reason:
 
 
 def _why(folder: Path, ended: Ended, progress: Progress) -> Failure:
+    failure = _told(folder, ended, progress)
+    full = unwritable(folder) if failure.kind not in {"oom", "timeout"} else ""
+    if full:
+        return replace(failure, kind="unwritable", message=f"{full}; {failure.message}")
+    return failure
+
+
+def _told(folder: Path, ended: Ended, progress: Progress) -> Failure:
     reasons = sorted(_reasons(folder), key=lambda reason: (reason.kind != "oom", reason.time))
     where = f"in phase {progress.phase}, step {progress.step} of {progress.steps}"
     if ended.timed_out:

@@ -355,6 +355,23 @@ class TestLaunch:
             "needs 2 task(s), the same number on each node; SLURM job 7 has 1 node(s) with 1 each left (n2 failed)"
         )
 
+    def test_a_word_that_a_node_cannot_leave_costs_no_node(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path
+    ) -> None:
+        slurm.allocate({"n1": {}, "n2": {"unwritable": True}, "n3": {}})
+        start = launcher(slurm, said)
+        failure = start.launch(request(tmp_path), lambda _: None)
+        assert isinstance(failure, Failure)
+        assert failure.kind == "unwritable"
+        assert failure.message.startswith(f"{tmp_path}/run could not be written to on a node; ")
+        assert any("Is a directory: " in line and "node-n2.end.json" in line for line in failure.tail)
+        assert said == [], "it was not tried again"
+        slurm.plan(nodes={"n1": {}, "n2": {}, "n3": {}})
+        slurm.yields(SPEC)
+        record = start.launch(replace(request(tmp_path), folder=tmp_path / "next"), lambda _: None)
+        assert isinstance(record, Launch), record
+        assert record.evidence["slurm_nodes"] == "n1 n2"
+
     def test_nodes_that_do_not_meet_are_told(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
         slurm.allocate({"n1": {"meets_nobody": True}, "n2": {"meets_nobody": True}})
         failure = launcher(slurm, said).launch(request(tmp_path), lambda _: None)

@@ -1,0 +1,65 @@
+"""A run folder that takes no more: told as what it is, whatever else its launch said."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf.launch import files, outcome
+from pytest_llmperf.launch.process import Ended
+from pytest_llmperf.measurement import Failure, Progress
+from pytest_llmperf.spec import TrainSpec
+
+SPEC = TrainSpec(model="llama-tiny")
+
+
+@contextmanager
+def room_for(num_bytes: int) -> Iterator[None]:
+    """No file grows beyond that: the errors of a full disk, without one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def read(folder: Path, *, timed_out: bool = False) -> Failure:
+    with room_for(100):
+        found = outcome.read(folder, SPEC, Ended(1, timed_out=timed_out, seconds=9.0), Progress(phase="training"))
+    assert isinstance(found, Failure)
+    return found
+
+
+def test_a_folder_with_room_has_nothing_to_tell_and_keeps_nothing(tmp_path: Path) -> None:
+    assert files.unwritable(tmp_path) == ""
+    with room_for(100):
+        assert files.unwritable(tmp_path) == f"{tmp_path} cannot be written to (File too large)"
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_what_cannot_be_written_names_its_file_and_leaves_the_one_before(tmp_path: Path) -> None:
+    files.write_whole(tmp_path / "word.json", "before")
+    with room_for(3), pytest.raises(OSError, match=r"File too large: '.*/word.json'"):
+        files.write_whole(tmp_path / "word.json", "after")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+def test_a_full_disk_is_told_first_and_what_a_rank_said_after_it(tmp_path: Path) -> None:
+    reason = {"kind": "error", "message": "rank 1: Connection closed by peer", "tail": ["x"], "time": 1.0}
+    (tmp_path / "failure-1.json").write_text(json.dumps(reason))
+    failure = read(tmp_path)
+    assert failure.kind == "unwritable"
+    assert failure.message == f"{tmp_path} cannot be written to (File too large); rank 1: Connection closed by peer"
+
+
+def test_memory_and_the_time_limit_are_told_as_ever(tmp_path: Path) -> None:
+    assert read(tmp_path, timed_out=True).kind == "timeout"
+    reason = {"kind": "oom", "message": "rank 0: out of memory", "tail": ["x"], "time": 1.0}
+    (tmp_path / "failure-0.json").write_text(json.dumps(reason))
+    assert (read(tmp_path).kind, read(tmp_path).message) == ("oom", "rank 0: out of memory")
