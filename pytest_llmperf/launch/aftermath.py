@@ -60,7 +60,9 @@ def gather(
     _join_logs(folder, nodes)
     timed_out = ended.timed_out or any(end["timed_out"] for end in ends.values())
     health = worst(Health(**end["health"]) for end in ends.values())
-    result = replace(outcome.read(folder, spec, replace(ended, timed_out=timed_out), progress), health=health)
+    where = next((f" on node {node}" for node, end in ends.items() if end["returncode"] == ended.returncode), "")
+    result = outcome.read(folder, spec, replace(ended, timed_out=timed_out, where=where), progress)
+    result = replace(result, health=health)
     if isinstance(result, Launch):
         return result
     if clean:

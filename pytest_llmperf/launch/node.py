@@ -80,7 +80,7 @@ def _run(folder: Path, name: str, seconds: float, command: list[str], environmen
                 timeout_seconds=seconds,
                 pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, our own are our children
                 poll=lambda: watched.look(progress.poll()),
-                at_timeout=lambda: stacks.ask(folder),
+                at_timeout=lambda: stacks.ask(folder, name),
             )
             # A signal's number is none that an exit code can hold.
             answer["returncode"] = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode

@@ -105,7 +105,7 @@ def _timed_out(folder: Path, message: str) -> Failure:
     return Failure(
         kind="timeout",
         message=f"{message}: {hang.message}; {limit}",
-        tail=_tidy(hang.stack[:_TAIL_LINES]),
+        tail=_tidy(hang.stack[:_TAIL_LINES]) or _failure(folder, "timeout", message, hang.rank).tail,
         folder=str(folder),
         rank=hang.rank,
     )
@@ -116,23 +116,32 @@ _RANK_REPORT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s
 
 
 def _killed(folder: Path, ended: Ended) -> str:
-    for rank, name in _signalled(folder):
+    for rank, name, where in _signalled(folder):
         hint = "; the host may have run out of memory" if name == "SIGKILL" else ""
-        return f"rank {rank} was ended by {name}{hint}"
+        return f"rank {rank}{where} was ended by {name}{hint}"
     if signal_name(ended.returncode):
-        return f"torchrun was ended by {signal_name(ended.returncode)}"
+        return f"torchrun{ended.where} was ended by {signal_name(ended.returncode)}"
     return f"torchrun ended with {ended.returncode}, no rank told why"
 
 
 def _killed_rank(folder: Path) -> int | None:
-    return next((rank for rank, _ in _signalled(folder)), None)
+    return next((rank for rank, _, _ in _signalled(folder)), None)
 
 
-def _signalled(folder: Path) -> list[tuple[int, str]]:
-    """Ranks that a signal ended, by torchrun's report; SIGTERM is its own way to end the peers of a failed rank."""
-    reports = _RANK_REPORT.findall("\n".join(_lines(folder / "torchrun.log")))
-    names = [(int(rank), signal_name(int(code))) for rank, code in reports if int(code) < 0]
-    return [(rank, name) for rank, name in names if name and name != "SIGTERM"]
+def _signalled(folder: Path) -> list[tuple[int, str, str]]:
+    """Ranks that a signal ended, and where, by torchrun's reports.
+
+    SIGTERM is torchrun's own way to end the peers of a failed rank.
+    """
+    found = []
+    # Of several nodes each has a log, named after it.
+    for log in sorted(folder.glob("torchrun-*.log")) or [folder / "torchrun.log"]:
+        node = log.stem.removeprefix("torchrun").removeprefix("-")
+        reports = _RANK_REPORT.findall("\n".join(_lines(log)))
+        names = [(int(rank), signal_name(int(code))) for rank, code in reports if int(code) < 0]
+        where = f" on node {node}" if node else ""
+        found += [(rank, name, where) for rank, name in names if name and name != "SIGTERM"]
+    return found
 
 
 def _reasons(folder: Path) -> list[_Reason]:

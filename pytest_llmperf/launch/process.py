@@ -26,6 +26,8 @@ class Ended:
     returncode: int
     timed_out: bool
     seconds: float
+    where: str = ""
+    """For a sentence: `` on node n2``; empty where there is only one."""
 
 
 def run(  # noqa: PLR0913 - each is named at the one call

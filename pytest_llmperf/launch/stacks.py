@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from pytest_llmperf.launch.files import write_whole
+
 _ANSWER_SECONDS = 5.0
 _SPY_SECONDS = 20.0
 _POLL_SECONDS = 0.1
@@ -29,15 +32,19 @@ class Hang:
     """Where the ranks were."""
 
     message: str
-    """``rank 1 in train (loop.py:7); ranks 0, 2, 3 in backward (graph.py:9)``: the odd ones come first."""
+    """``rank 1 in train (loop.py:7); ranks 0, 2, 3 in backward (graph.py:9)``: the odd ones come first, and before
+    them those that did not answer."""
     rank: int
     """One of the first."""
     stack: tuple[str, ...]
-    """Its main thread's, innermost frame first."""
+    """Of the first that answered, its main thread's, innermost frame first."""
 
 
-def ask(folder: Path) -> None:
-    """Let the ranks that this process started for the launch in ``folder`` write down what they do; a few seconds."""
+def ask(folder: Path, node: str = "") -> None:
+    """Let the ranks that this process started for the launch in ``folder`` write down what they do; a few seconds.
+
+    What is known of one that does not, on ``node``, is left in its place: it may be stopped, or sleep in the kernel.
+    """
     # Before a rank wrote this file it has no handler, and the signal would end it.
     ranks = {rank: process for rank, process in _ranks(folder).items() if (folder / f"rank-{rank}.pid").exists()}
     for process in ranks.values():
@@ -46,6 +53,11 @@ def ask(folder: Path) -> None:
     deadline = time.monotonic() + _ANSWER_SECONDS
     while time.monotonic() < deadline and not all((folder / f"trace-rank-{rank}").exists() for rank in ranks):
         time.sleep(_POLL_SECONDS)
+    for rank, process in ranks.items():
+        with suppress(OSError, psutil.Error):
+            if not (folder / f"stacks-rank-{rank}.txt").stat().st_size:
+                words = {"node": node, "status": process.status()}
+                write_whole(folder / f"silent-rank-{rank}.json", json.dumps(words))
     _spy(folder, ranks)
 
 
@@ -57,10 +69,9 @@ def read(folder: Path) -> Hang | None:
             frames = _main_thread(path.read_text(encoding="utf-8", errors="replace"))
             if frames:
                 stacks[int(path.stem.rpartition("-")[2])] = frames
-    places: dict[str, list[int]] = {}
-    for rank, frames in sorted(stacks.items()):
-        places.setdefault(_place(frames[0]), []).append(rank)
-    if not places:
+    places = _grouped({rank: f"in {_place(frames[0])}" for rank, frames in stacks.items()})
+    silent = _grouped({rank: words for rank, words in _silent(folder).items() if rank not in stacks})
+    if not places and not silent:
         return None
 
     def odd_first(place: str) -> tuple[int, bool, int]:
@@ -68,12 +79,31 @@ def read(folder: Path) -> Hang | None:
         ranks = places[place]
         return len(ranks), f"{os.sep}torch{os.sep}" in stacks[ranks[0]][0]["file"], ranks[0]
 
-    order = sorted(places, key=odd_first)
-    told = [f"rank{'s' * (len(places[place]) > 1)} {_listed(places[place])} in {place}" for place in order[:3]]
-    told += [f"{len(order) - 3} other places"] if len(order) > 3 else []  # noqa: PLR2004 - what fits a line
-    rank = places[order[0]][0]
-    stack = tuple(f"{frame['file']}:{frame['line']} in {frame['function']}" for frame in stacks[rank])
-    return Hang("; ".join(told), rank, stack)
+    found = silent | {place: places[place] for place in sorted(places, key=odd_first)}
+    told = [f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)} {what}" for what, ranks in found.items()]
+    more = [f"{len(told) - 3} other places"] if len(told) > 3 else []  # noqa: PLR2004 - what fits a line
+    frames = next((stacks[ranks[0]] for ranks in found.values() if ranks[0] in stacks), [])
+    stack = tuple(f"{frame['file']}:{frame['line']} in {frame['function']}" for frame in frames)
+    return Hang("; ".join([*told[:3], *more]), next(iter(found.values()))[0], stack)
+
+
+def _silent(folder: Path) -> dict[int, str]:
+    """What is told of the ranks that did not answer."""
+    found = {}
+    for path in folder.glob("silent-rank-*.json"):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            words = json.loads(path.read_text(encoding="utf-8"))
+            where = f"on node {words['node']} " if words["node"] else ""
+            found[int(path.stem.rpartition("-")[2])] = f"{where}did not answer ({words['status']})"
+    return found
+
+
+def _grouped(words: Mapping[int, str]) -> dict[str, list[int]]:
+    """The ranks of which the same is told."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(words):
+        found.setdefault(words[rank], []).append(rank)
+    return found
 
 
 def _main_thread(text: str) -> list[Mapping[str, str]]:

@@ -76,6 +76,9 @@ else:
     if node.get("silent"):
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(1)
+    if node.get("killed"):
+        (folder / f"rank-{list(plan['nodes']).index(name)}.pid").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
     if node.get("unwritable"):
         (folder / f"node-{name}.end.json").mkdir()
     if node.get("meets_nobody"):

@@ -104,6 +104,20 @@ def test_a_rank_that_hangs_is_told_with_its_stack(suite: Suite) -> None:
     assert left_of(job["JobId"]) == []
 
 
+def test_a_rank_that_cannot_answer_is_named_with_its_node(suite: Suite) -> None:
+    suite.steps(ENDLESS)
+    job = suite.submit("-k", "gpus2", "--perf-timeout", "30")
+    suite.until(job, lambda: suite.training("gpus2"))
+    (file,) = suite.folder.glob(".llmperf/*/*gpus2*/rank-1.pid")
+    rank = psutil.Process(int(file.read_text()))
+    node = rank.environ()["SLURMD_NODENAME"]
+    rank.suspend()
+    suite.slurm.ended(job)
+    reason = suite.results(job)["2"]["reason"]
+    assert re.search(rf"timeout.*: rank 1 on node {node} did not answer \(stopped\); rank 0 in ", reason), reason
+    assert left_of(job) == []
+
+
 def test_a_time_limit_that_is_near_starts_nothing_more(suite: Suite) -> None:
     job = suite.slurm.ended(suite.submit(sbatch=("--time=1",)))
     log, results = suite.log(job["JobId"]), suite.results(job["JobId"])

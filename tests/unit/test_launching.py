@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.boot import boot_id
-from pytest_llmperf.launch import health, leases, machine, process
+from pytest_llmperf.launch import health, leases, machine, outcome, process
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, worker_environment
 from pytest_llmperf.launch.machine import Gpu, Machine, select
 from pytest_llmperf.measurement import Failure, Launch, Progress
@@ -370,6 +370,17 @@ class TestOutcomes:
         assert isinstance(failure, Failure)
         assert failure.kind == "never-started"
         assert "python" in failure.message
+
+    def test_a_killed_rank_of_several_nodes_is_told_with_its_node(self, tmp_path: Path) -> None:
+        report = "  host      : localhost\n  rank      : {} (local_rank: 0)\n  exitcode  : {} (pid: 7)\n"
+        (tmp_path / "torchrun-n1.log").write_text(report.format(0, 1))
+        (tmp_path / "torchrun-n-2.log").write_text(report.format(1, -9))
+        failure = outcome.read(tmp_path, SPEC, process.Ended(1, timed_out=False, seconds=9.0), Progress(phase="a"))
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.rank) == ("killed", 1)
+        assert failure.message.startswith(
+            "rank 1 on node n-2 was ended by SIGKILL; the host may have run out of memory"
+        )
 
     def test_what_failed_is_metered_too(self, tmp_path: Path) -> None:
         request = LaunchRequest(spec=SPEC, folder=tmp_path / "run", gpus=(), timeout_seconds=20.0)

@@ -355,6 +355,15 @@ class TestLaunch:
             "needs 2 task(s), the same number on each node; SLURM job 7 has 1 node(s) with 1 each left (n2 failed)"
         )
 
+    def test_a_torchrun_that_was_killed_is_told_with_its_node(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path
+    ) -> None:
+        slurm.allocate({"n1": {}, "n2": {"killed": True}})
+        failure = launcher(slurm, said).launch(request(tmp_path), lambda _: None)
+        assert isinstance(failure, Failure)
+        assert (failure.kind, said) == ("killed", [])
+        assert failure.message.startswith("torchrun on node n2 was ended by SIGKILL")
+
     def test_a_word_that_a_node_cannot_leave_costs_no_node(
         self, slurm: FakeSlurm, said: list[str], tmp_path: Path
     ) -> None:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +23,7 @@ from pytest_llmperf.measurement import Failure, Progress
 from pytest_llmperf.spec import TrainSpec
 
 WAITING = ("/lib/torch/distributed/c10d.py", 40, "all_reduce")
+TIMED_OUT = Ended(1, timed_out=True, seconds=9.0)
 LOST = ("/my/loader.py", 7, "next_batch")
 
 
@@ -42,6 +51,59 @@ def test_of_two_the_one_that_waits_inside_torch_comes_last(tmp_path: Path) -> No
     hang = stacks.read(tmp_path)
     assert hang is not None
     assert hang.rank == 1
+
+
+def silent(folder: Path, rank: int, node: str, status: str = "stopped") -> None:
+    (folder / f"stacks-rank-{rank}.txt").write_text("")
+    (folder / f"silent-rank-{rank}.json").write_text(json.dumps({"node": node, "status": status}))
+
+
+def test_ranks_that_did_not_answer_come_before_all_that_did(tmp_path: Path) -> None:
+    written(tmp_path, 0, WAITING)
+    written(tmp_path, 1, LOST)
+    for rank in (2, 3):
+        silent(tmp_path, rank, "n2", "disk-sleep")
+    hang = stacks.read(tmp_path)
+    assert hang is not None
+    assert hang.message == (
+        "ranks 2 to 3 on node n2 did not answer (disk-sleep); rank 1 in next_batch (loader.py:7); "
+        "rank 0 in all_reduce (c10d.py:40)"
+    )
+    assert (hang.rank, hang.stack[0]) == (2, "/my/loader.py:7 in next_batch"), "a stack is of one that answered"
+
+
+def test_where_nobody_answered_the_last_lines_are_the_ranks(tmp_path: Path) -> None:
+    silent(tmp_path, 0, "")
+    (tmp_path / "logs" / "0").mkdir(parents=True)
+    (tmp_path / "logs" / "0" / "stderr.log").write_text("its last line\n")
+    failure = outcome.read(tmp_path, TrainSpec(model="llama-tiny"), TIMED_OUT, Progress(phase="a"))
+    assert isinstance(failure, Failure)
+    assert ": rank 0 did not answer (stopped); " in failure.message
+    assert failure.tail == ("its last line",)
+
+
+def test_a_stopped_rank_is_told_with_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that take themselves for ranks; one is stopped."""
+    monkeypatch.setattr(stacks, "_ANSWER_SECONDS", 1.0)
+    processes = []
+    with ExitStack() as started:
+        for rank in ("0", "1"):
+            code = (
+                f"import faulthandler, pathlib, signal, time; folder = pathlib.Path({str(tmp_path)!r})\n"
+                f"file = (folder / 'stacks-rank-{rank}.txt').open('w')\n"
+                "faulthandler.register(signal.SIGUSR1, file=file)\n"
+                f"(folder / 'rank-{rank}.pid').touch()\ntime.sleep(60)"
+            )
+            words = [sys.executable, "-c", code, "pytest_llmperf.worker", str(tmp_path)]
+            processes.append(started.enter_context(subprocess.Popen(words, env={**os.environ, "RANK": rank})))
+            started.callback(processes[-1].kill)
+        while len([*tmp_path.glob("rank-*.pid")]) < 2:
+            time.sleep(0.05)
+        processes[1].send_signal(signal.SIGSTOP)
+        stacks.ask(tmp_path, "n2")
+    hang = stacks.read(tmp_path)
+    assert hang is not None
+    assert hang.message.startswith("rank 1 on node n2 did not answer (stopped); rank 0 in <module> (")
 
 
 def test_many_places_fit_a_line(tmp_path: Path) -> None:
@@ -79,8 +141,7 @@ def test_whatever_is_in_the_file_nothing_raises(tmp_path_factory: object, text: 
     folder = tmp_path_factory.mktemp("run")  # type: ignore[attr-defined]
     (folder / "stacks-rank-0.txt").write_text(text, encoding="utf-8", errors="replace")
     (folder / "stacks-rank-x.txt").write_text(text, encoding="utf-8", errors="replace")
-    failure = outcome.read(
-        folder, TrainSpec(model="llama-tiny"), Ended(1, timed_out=True, seconds=9.0), Progress(phase="a")
-    )
+    (folder / "silent-rank-0.json").write_text(text, encoding="utf-8", errors="replace")
+    failure = outcome.read(folder, TrainSpec(model="llama-tiny"), TIMED_OUT, Progress(phase="a"))
     assert isinstance(failure, Failure)
     assert failure.message.startswith("no end after 9 s, in phase a, step 0 of 0")
