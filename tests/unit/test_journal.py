@@ -73,14 +73,6 @@ class TestJournal:
             path.write_text(text)
         assert journal.find("t.py::t", SPEC.digest) is None
 
-    @pytest.mark.parametrize("text", ["{", "[" * 100_000, "[]"], ids=["cut", "deep", "list"])
-    def test_a_broken_note_of_what_was_spent_counts_nothing(self, tmp_path: Path, text: str) -> None:
-        journal = Journal(tmp_path, "7", [], resume=True)
-        journal.note_spent(0, 1.5)
-        journal.note_spent(1, 9.0)
-        (tmp_path / "7" / "spent-1.json").write_text(text)
-        assert journal.spent_before(2) == 1.5
-
     def test_what_cannot_be_kept_is_told(self, tmp_path: Path) -> None:
         (tmp_path / "7").write_text("in the way")
         assert "not kept for a requeue" in Journal(tmp_path, "7", [], resume=True).keep(concluded())
