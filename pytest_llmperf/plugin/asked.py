@@ -14,6 +14,16 @@ def need_specs(method: str, *values: object) -> None:
             raise failed(f"perf.{method} needs a TrainSpec, not {value!r}; the fixture train_spec makes one")
 
 
+def need_a_narrower_training(wide: TrainSpec, scaled_from: TrainSpec) -> None:
+    """An efficiency is over the same training on fewer GPUs; what a GPU has of its batch may differ."""
+    if scaled_from.gpus >= wide.gpus:
+        raise failed(f"perf.check: scaled_from={scaled_from.id} has no fewer GPUs than {wide.id}")
+    for name in ("model", "model_precision", "sequence_length"):
+        a, b = getattr(wide, name), getattr(scaled_from, name)
+        if a != b:
+            raise failed(f"perf.check: {wide.id} has {name} {a}, expected that of scaled_from={scaled_from.id}, {b}")
+
+
 def need_nats(loss_within: object) -> None:
     """A bound of losses is a positive number, or none; a ratio's bounds are refused where they are made."""
     if loss_within is not None and not is_positive(loss_within):

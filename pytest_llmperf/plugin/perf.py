@@ -13,7 +13,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.validity import neighbours
 from pytest_llmperf.measurement import Launch, LaunchFailed
 from pytest_llmperf.plugin import benchmark, commands
-from pytest_llmperf.plugin.asked import need_nats, need_specs, need_the_same_tokens
+from pytest_llmperf.plugin.asked import need_a_narrower_training, need_nats, need_specs, need_the_same_tokens
 from pytest_llmperf.plugin.capacity import LAUNCHES, Capacity
 from pytest_llmperf.plugin.comparing import Duel
 from pytest_llmperf.plugin.failed import did_not_train, failed
@@ -76,10 +76,10 @@ class Perf:
         goes on to its next spec.
         """
         need_specs("check", spec, *([] if scaled_from is None else [scaled_from]))
-        if scaled_from is not None and scaled_from.gpus >= spec.gpus:
-            if scaled_from.digest != spec.digest:
-                raise failed(f"perf.check: scaled_from={scaled_from.id} has no fewer GPUs than {spec.id}")
+        if scaled_from is not None and scaled_from.digest == spec.digest:
             scaled_from = None  # of a series that is written as one, the narrowest names itself
+        if scaled_from is not None:
+            need_a_narrower_training(spec, scaled_from)
         self._planner.name(spec.digest)
         concluded = self._concluded(spec.digest)
         if concluded is not None:

@@ -189,6 +189,21 @@ def test_what_it_is_scaled_from_has_fewer_gpus(project: Project) -> None:
     result.stdout.fnmatch_lines(["*scaled_from=*-gpus2 has no fewer GPUs than *-gpus1"])
 
 
+def test_what_it_is_scaled_from_trains_alike(project: Project) -> None:
+    project.pytester.makepyfile(
+        test_mine="""
+        from dataclasses import replace
+
+        def test_it(perf, train_spec):
+            perf.check(replace(train_spec, gpus=2), scaled_from=replace(train_spec, sequence_length=32))
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*-gpus2 has sequence_length *, expected that of scaled_from=*-gpus1, 32"])
+    assert project.launches == []
+
+
 class TestShared:
     TWO = """
         import pytest
