@@ -29,7 +29,7 @@ def end_time(job_id: str) -> float | None:
 
     Asked anew each time: a limit may be changed while the job runs.
     """
-    found = _field(_scontrol("show", "job", "-o", job_id), "EndTime")
+    found = _field(_job(job_id), "EndTime")
     try:
         return datetime.strptime(found, "%Y-%m-%dT%H:%M:%S").timestamp()  # noqa: DTZ007 - SLURM tells local time
     except ValueError:
@@ -38,11 +38,17 @@ def end_time(job_id: str) -> float | None:
 
 def start_time(job_id: str) -> float:
     """When the job began, after its last requeue; now, where nobody knows."""
-    found = _field(_scontrol("show", "job", "-o", job_id), "StartTime")
+    found = _field(_job(job_id), "StartTime")
     try:
         return datetime.strptime(found, "%Y-%m-%dT%H:%M:%S").timestamp()  # noqa: DTZ007 - SLURM tells local time
     except ValueError:
         return time.time()
+
+
+def restarts(job_id: str) -> int | None:
+    """How often the job was requeued; ``None``: nobody knows."""
+    found = _field(_job(job_id), "Restarts")
+    return int(found) if found.isdigit() else None
 
 
 def address(node: str) -> str:
@@ -68,6 +74,12 @@ def cancel_step(job_id: str, step_name: str) -> None:
         step, _, name = line.strip().partition(" ")
         if name == step_name:
             _run(["scancel", "--quiet", step])
+
+
+def _job(job_id: str) -> str:
+    """Its line; a task of an array may have the array's number, by which all of them are shown."""
+    lines = _scontrol("show", "job", "-o", job_id).splitlines()
+    return next((line for line in lines if _field(line, "JobId") == job_id), "")
 
 
 def _field(line: str, name: str) -> str:

@@ -70,6 +70,7 @@ class SlurmLauncher:
     ) -> None:
         self._cluster, self._options, self._on_cpu, self._say = cluster, options, on_cpu, say
         self._budget_ends = budget_ends
+        self._restarts = scheduler.restarts(cluster.allocation.job_id)
         self._lost: dict[str, str] = {}
         self._walls: dict[str, float] = {}
 
@@ -175,9 +176,15 @@ class SlurmLauncher:
         """Seconds that this launch may take.
 
         Raises:
-            OutOfTimeError: fewer than it is expected to need.
+            OutOfTimeError: fewer than it is expected to need, or the job is another start's.
         """
-        ends = [end for end in (scheduler.end_time(self._cluster.allocation.job_id), self._budget_ends) if end]
+        job = self._cluster.allocation.job_id
+        restarts = scheduler.restarts(job)
+        if None not in (restarts, self._restarts) and restarts != self._restarts:
+            # SLURM gave this node up, though it works: what it started now would run beside the new start's launches.
+            what = f"{request.spec.id} was not started: SLURM job {job} has begun anew, without this node"
+            raise OutOfTimeError(what, over_budget=False)
+        ends = [end for end in (scheduler.end_time(job), self._budget_ends) if end]
         remaining = min(ends, default=float("inf")) - time.time() - _MARGIN_SECONDS
         needed = self._walls.get(request.spec.digest, max(self._walls.values(), default=_UNKNOWN_SECONDS))
         if remaining < min(needed, request.timeout_seconds):

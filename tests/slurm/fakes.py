@@ -49,7 +49,9 @@ plan = json.loads(pathlib.Path(PLAN).read_text())
 if "job" in sys.argv:
     end = time.time() + plan.get("seconds_left", 3600)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(end))
-    print(f"JobId=7 StartTime={time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime())} EndTime={stamp} TimeLimit=1")
+    print("JobId=8 ArrayJobId=7 Restarts=9 EndTime=2000-01-01T00:00:00")
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
+    print(f"JobId=7 Restarts={plan.get('restarts', 0)} StartTime={start} EndTime={stamp} TimeLimit=1")
 else:
     for name in sys.argv[-1].split(","):
         node = plan["nodes"][name]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.conftest import REPOSITORY, Suite
+from tests.slurm.test_jobs import ENDLESS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
 
@@ -60,6 +61,25 @@ def test_one_allocation_goes_from_wide_to_narrow(suite: Suite) -> None:
     places = [result["launches"][0]["evidence"]["slurm_nodes"] for result in document["results"]]
     assert places == ["n1", "n1 n2"]
     assert (results / "summary.md").read_text().startswith("# green: 2 ")
+
+
+@pytest.mark.parametrize(
+    ("node", "is_alive"), [("n1", False), ("n1", True), ("n2", False)], ids=["first", "first lives on", "second"]
+)
+def test_a_node_that_fails_starts_the_night_again_on_others(suite: Suite, node: str, is_alive: bool) -> None:
+    suite.steps(ENDLESS)
+    (job, merging), results = submit(suite, "packed")
+    suite.until(job, lambda: suite.training("gpus2"))
+    (suite.slurm.kill_daemon if is_alive else suite.slurm.kill_node)(node)
+    suite.slurm.wait(lambda: suite.slurm.job(job)["Restarts"] == "1", 90, lambda: logs(results))
+    suite.steps(12)
+    fields = suite.slurm.ended(job, 240)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), logs(results)
+    assert suite.slurm.ended(merging)["JobState"] == "COMPLETED", logs(results)
+    document = json.loads((results / "merged.json").read_text())
+    places = " ".join(result["launches"][0]["evidence"]["slurm_nodes"] for result in document["results"])
+    assert len(places.split()) == 3
+    assert node not in places
 
 
 def test_an_array_is_merged_and_a_regression_makes_it_red(suite: Suite) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from dataclasses import replace
@@ -197,7 +198,7 @@ class TestJobs:
 class TestScript:
     def test_what_a_site_does_not_need_is_left_out(self, tmp_path: Path) -> None:
         lines = headers(script_of(tmp_path))
-        assert {"--nodes=8", "--ntasks-per-node=1", "--gres=gpu:4", "--requeue", "--no-kill"} <= {*lines}
+        assert {"--nodes=8", "--ntasks-per-node=1", "--gres=gpu:4", "--requeue"} <= {*lines}
         assert not any(line.startswith(("--account", "--qos", "--array", "--exclusive")) for line in lines)
 
     def test_what_it_needs_is_there(self, tmp_path: Path) -> None:
@@ -230,6 +231,38 @@ class TestScript:
             *('a "b" $c } `d`', "perf_tests", "-o", "x=a b", "-o", 'perf_slurm_prefix=run "a b"'),
             *("--perf-budget", "3"),
         ]
+
+    @pytest.mark.parametrize(
+        ("started", "requeued", "said"),
+        [
+            ("3", "3", "not started again, 2 time(s) were enough"),
+            ("0", "1", ""),
+            ("1", "1", "ran\n"),
+            ("0", None, "ran\n"),
+        ],
+        ids=["once too often", "another start has begun", "in its turn", "nobody knows"],
+    )
+    def test_a_start_runs_only_in_its_turn(self, tmp_path: Path, started: str, requeued: str | None, said: str) -> None:
+        for name, does in (("scontrol", "cat ../shown"), ("python", "echo ran; exit 75")):
+            (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+            (tmp_path / name).chmod(0o755)
+        if requeued is not None:
+            shown = f"JobId=8 ArrayJobId=7 Restarts=9 \nJobId=7 Name=x Restarts={requeued} BatchFlag=1\n"
+            (tmp_path / "shown").write_text(shown)
+        (tmp_path / "checkout").mkdir()
+        variables = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "7",
+            "SLURM_RESTART_COUNT": started,
+            "LLMPERF_CHECKOUT": str(tmp_path / "checkout"),
+            "LLMPERF_PYTHON": "python",
+            "LLMPERF_WIDTHS": "1",
+        }
+        script = script_of(tmp_path).replace("sleep 60", ":")
+        done = subprocess.run(["bash", "-c", script], env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 75
+        assert said in done.stdout
+        assert ("ran" in done.stdout) == ("ran" in said)
 
     def test_a_template_that_asks_for_more_is_refused(self, tmp_path: Path) -> None:
         file = cluster(tmp_path)

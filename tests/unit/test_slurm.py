@@ -421,6 +421,17 @@ class TestTime:
         with pytest.raises(OutOfTimeError, match="was ended"):
             launcher(slurm, said).launch(request(tmp_path), lambda _: None)
 
+    def test_a_start_that_slurm_gave_up_starts_nothing_beside_the_next_one(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path
+    ) -> None:
+        slurm.allocate({"n1": {}, "n2": {}}, restarts=1)
+        slurm.yields(SPEC)
+        start = launcher(slurm, said)
+        assert isinstance(start.launch(request(tmp_path), lambda _: None), Launch)
+        slurm.plan(restarts=2)
+        with pytest.raises(OutOfTimeError, match=r"was not started: SLURM job 7 has begun anew, without this node"):
+            start.launch(replace(request(tmp_path), folder=tmp_path / "next"), lambda _: None)
+
     def test_a_used_up_budget_ends_the_run(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
         slurm.allocate({"n1": {}, "n2": {}})
         with pytest.raises(OutOfTimeError, match="the GPU-hours of SLURM job 7 are used up") as raised:
