@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.measurement import Environment, Failure, Health, Launch, Progress, RankRecord
+from pytest_llmperf.measurement import Environment, Health, Launch, RankRecord
 from pytest_llmperf.plugin import runner, sound
 from pytest_llmperf.spec import TrainSpec
 

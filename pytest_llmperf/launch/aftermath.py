@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import blame, outcome, scheduler
 from pytest_llmperf.launch.allocation import listed
 from pytest_llmperf.launch.health import sum_of_known
 from pytest_llmperf.launch.node import UNWRITABLE
 from pytest_llmperf.launch.process import Ended
-from pytest_llmperf.measurement import Failure, Health, Launch, Progress
+from pytest_llmperf.measurement import Health, Launch
 from pytest_llmperf.spec import TrainSpec
 
 # What was written must come: attributes may be cached for a minute. What may never have been written gets less.

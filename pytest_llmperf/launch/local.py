@@ -14,13 +14,14 @@ from typing import Protocol
 
 from pytest_llmperf.boot import boot_id
 from pytest_llmperf.capacity import Search
+from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import outcome, process, stacks
 from pytest_llmperf.launch.files import write_whole
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.meter import Meter
 from pytest_llmperf.launch.progress import ProgressReader
-from pytest_llmperf.measurement import Failure, Health, Launch, Progress
+from pytest_llmperf.measurement import Health, Launch
 from pytest_llmperf.spec import TrainSpec
 
 _PACKAGE = Path(__file__).parents[1]

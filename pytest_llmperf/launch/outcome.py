@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import stacks
 from pytest_llmperf.launch.files import unwritable
 from pytest_llmperf.launch.process import Ended, signal_name
-from pytest_llmperf.measurement import Failure, Launch, Progress
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.spec import TrainSpec
 
 _TAIL_LINES = 12

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_llmperf.measurement import Progress
+from pytest_llmperf.course import Progress
 
 _INTERVAL_SECONDS = 0.25
 

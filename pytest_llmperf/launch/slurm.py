@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import process, scheduler
 from pytest_llmperf.launch.aftermath import Aftermath, gather
 from pytest_llmperf.launch.allocation import Placement, listed, place
@@ -22,7 +23,7 @@ from pytest_llmperf.launch.local import LaunchRequest, lifeline, torchrun_comman
 from pytest_llmperf.launch.node import SCRATCH
 from pytest_llmperf.launch.progress import ProgressReader
 from pytest_llmperf.launch.site import SlurmOptions
-from pytest_llmperf.measurement import Failure, Launch, Progress
+from pytest_llmperf.measurement import Launch
 
 # Until all nodes have met: imports from a shared file system may take minutes on the first of many.
 _JOIN_SECONDS = 300

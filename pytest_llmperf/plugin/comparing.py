@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from pytest_llmperf.course import LaunchFailed
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.gain import Bounds, judge_gain
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import Judgement, judge, judge_pairs
-from pytest_llmperf.measurement import Launch, LaunchFailed
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.scaling import Scaling
 from pytest_llmperf.plugin.session import PerfSession

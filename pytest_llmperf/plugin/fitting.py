@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.capacity import LARGEST, Search
-from pytest_llmperf.measurement import Launch, LaunchFailed
+from pytest_llmperf.course import LaunchFailed
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.patience import Patience
 from pytest_llmperf.spec import TrainSpec
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_llmperf.course import LaunchFailed
 from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.validity import neighbours
-from pytest_llmperf.measurement import Launch, LaunchFailed
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin import benchmark, commands
 from pytest_llmperf.plugin.asked import need_a_narrower_training, need_nats, need_specs, need_the_same_tokens
 from pytest_llmperf.plugin.capacity import LAUNCHES, Capacity

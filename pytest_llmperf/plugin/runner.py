@@ -12,12 +12,13 @@ from typing import TypeVar
 import pytest
 
 from pytest_llmperf.capacity import Search
+from pytest_llmperf.course import Failure, LaunchFailed, Progress
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.outcome import sizes_so_far
 from pytest_llmperf.launch.slurm import OutOfTimeError
-from pytest_llmperf.measurement import Failure, Launch, LaunchFailed, Progress
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.patience import Patience
 from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, Findings, PerfSession

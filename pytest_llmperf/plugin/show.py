@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.measurement import Launch, Progress
+from pytest_llmperf.course import Progress
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.report.live import LiveLine, finished_line, live_line, started_line
 
 

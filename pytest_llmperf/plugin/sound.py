@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from pytest_llmperf.course import LaunchFailed
 from pytest_llmperf.judge import validity
-from pytest_llmperf.measurement import Launch, LaunchFailed
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.spec import TrainSpec
 
 # What spoilt a launch (heat, somebody else's job) is seldom gone at once.

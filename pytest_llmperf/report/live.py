@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from pytest_llmperf.measurement import Launch, Progress
+from pytest_llmperf.course import Progress
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.report import formats
 from pytest_llmperf.report.text import glyphs_of, one_line, shorten_middle
 

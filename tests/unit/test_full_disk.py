@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import files, outcome
 from pytest_llmperf.launch.process import Ended
-from pytest_llmperf.measurement import Failure, Progress
 from pytest_llmperf.spec import TrainSpec
 
 SPEC = TrainSpec(model="llama-tiny")

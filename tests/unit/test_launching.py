@@ -23,10 +23,11 @@ from filelock import FileLock
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.boot import boot_id
+from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import health, leases, machine, outcome, process
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, worker_environment
 from pytest_llmperf.launch.machine import Gpu, Machine, select
-from pytest_llmperf.measurement import Failure, Launch, Progress
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.worker import heartbeat
 from pytest_llmperf.worker.files import write_failure
 from tests.fakes import launch_of

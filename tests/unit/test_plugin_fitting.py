@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.capacity import Search
-from pytest_llmperf.measurement import Failure, Launch, LaunchFailed
+from pytest_llmperf.course import Failure, LaunchFailed
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.fitting import Fitted, fit, short
 from pytest_llmperf.plugin.patience import Patience
 from pytest_llmperf.spec import TrainSpec

@@ -17,12 +17,13 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.capacity import Search
+from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential import Rule
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
-from pytest_llmperf.measurement import Failure, Launch, Progress
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin import runner as runner_module
 from pytest_llmperf.plugin.old_runs import prune
 from pytest_llmperf.plugin.patience import Patience

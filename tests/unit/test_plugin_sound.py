@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.course import Failure, LaunchFailed
 from pytest_llmperf.judge import validity
-from pytest_llmperf.measurement import Failure, Health, Launch, LaunchFailed
+from pytest_llmperf.measurement import Health, Launch
 from pytest_llmperf.plugin import sound
 from pytest_llmperf.plugin.sound import SoundLaunches
 from tests.fakes import launch_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.measurement import Progress
+from pytest_llmperf.course import Progress
 from pytest_llmperf.report.live import LiveLine, finished_line, live_line, started_line
 from tests.unit.test_report_failure import launch_of
 

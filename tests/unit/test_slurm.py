@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import aftermath
 from pytest_llmperf.launch import slurm as slurm_module
 from pytest_llmperf.launch.allocation import Allocation, AllocationError, Placement, expand_nodes, job_key, place
@@ -21,7 +22,7 @@ from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.launch.scheduler import step_environment
 from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.launch.slurm import OutOfTimeError, SlurmLauncher
-from pytest_llmperf.measurement import Failure, Health, Launch, Progress
+from pytest_llmperf.measurement import Health, Launch
 from tests.slurm.fakes import FakeSlurm
 
 SPEC = TrainSpec(model="llama-tiny", gpus=2, sequence_length=16)

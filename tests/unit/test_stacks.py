@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import outcome, stacks
 from pytest_llmperf.launch.process import Ended
-from pytest_llmperf.measurement import Failure, Progress
 from pytest_llmperf.spec import TrainSpec
 
 WAITING = ("/lib/torch/distributed/c10d.py", 40, "all_reduce")

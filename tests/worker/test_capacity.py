@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.course import Failure
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
-from pytest_llmperf.measurement import Failure
 
 pytest.importorskip("torch")
 

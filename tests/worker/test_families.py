@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.course import Failure
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
-from pytest_llmperf.measurement import Failure, Launch
+from pytest_llmperf.measurement import Launch
 from tests.worker.families import FAMILIES
 
 pytest.importorskip("torch")
