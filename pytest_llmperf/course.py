@@ -12,7 +12,8 @@ class Failure:
     """A launch that yielded no record, and why."""
 
     kind: str
-    """``oom``, ``error`` (an exception in a rank), ``killed`` (a signal), ``timeout`` or ``never-started``."""
+    """``oom``, ``error`` (an exception in a rank), ``killed`` (a signal), ``timeout``, ``never-started``,
+    ``unwritable`` (its folder), and on several nodes ``rendezvous`` or ``node-failure``."""
     message: str
     """One line: which rank, what, after how long."""
     tail: tuple[str, ...]
