@@ -90,5 +90,4 @@ def _sbatch_quoted(value: str) -> str:
 
 
 def _quoted(name: str, value: str) -> str:
-    # All but the options stand inside "${NAME:-…}".
-    return value if name == "options" else re.sub(r'([\\"$`}])', r"\\\1", value)
+    return value if name == "options" else shlex.quote(value)  # the options are quoted, each by itself

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job
@@ -24,15 +26,34 @@ def results_folder(cluster: ClusterFile) -> Path:
 
 
 def run_here(words: Sequence[str]) -> int:
-    """bash's exit code, run on this machine with ``words``."""
-    # In a session of its own: Ctrl-C would end it at once, and what it starts in the background does not hear it.
-    with subprocess.Popen(["bash", *words], stdin=subprocess.DEVNULL, start_new_session=True) as bash:
-        try:
-            return bash.wait()
-        except KeyboardInterrupt:
-            bash.terminate()  # the nightly script tells pytest, and waits for it
-            bash.wait()
-            raise
+    """bash's exit code, run on this machine with ``words``; what ends this process ends bash before."""
+    before = {number: signal.signal(number, _on_signal) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        # In a session of its own: Ctrl-C would end it at once, and what it starts in the background does not hear it.
+        with subprocess.Popen(["bash", *words], stdin=subprocess.DEVNULL, start_new_session=True) as bash:
+            try:
+                return bash.wait()
+            except (KeyboardInterrupt, _SignalledError):
+                bash.terminate()  # the nightly script tells pytest, and waits for it
+                bash.wait()
+                raise
+    except _SignalledError as error:
+        signal.signal(error.number, signal.SIG_DFL)
+        os.kill(os.getpid(), error.number)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _SignalledError(BaseException):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _on_signal(number: int, _frame: FrameType | None) -> None:
+    raise _SignalledError(number)
 
 
 def sbatch(words: Sequence[str]) -> str:

@@ -69,6 +69,12 @@ class Baseline:
         return self.launches[-max(1, self.history[-1].launches) :]
 
     @property
+    def explained(self) -> tuple[Launch, ...]:
+        """The launches that were accepted with the last reason that was given, and since; all of them without one."""
+        last = max((number for number, entry in enumerate(self.history) if entry.reason), default=0)
+        return self.launches[-max(1, sum(entry.launches for entry in self.history[last:])) :]
+
+    @property
     def maturity(self) -> str:
         """``provisional``, or ``calibrated`` once three sessions have said how they differ."""
         return "calibrated" if self.sessions >= CALIBRATED_SESSIONS else "provisional"

@@ -26,8 +26,8 @@ class Metric:
     rule: str = "exact"
     """``speed``: by statistics (``sequential.py``). ``confirmed``: the best of the launches, and never one alone.
     ``exact``: a loss where all launches show it, two where they repeat themselves and else as many as may be. Both are
-    held against the middle one of the baseline's launches, of those accepted last where it is exact, or where a loss
-    was accepted: an odd one that was stored must not move the limit."""
+    held against the middle one of the baseline's launches, of those accepted last where it is exact, and of
+    those accepted with a reason and since where a loss was: an odd one that was stored must not move the limit."""
     slack: float = 0.0
     """In the metric's own unit: a smaller change is no change, whatever fraction it is."""
 

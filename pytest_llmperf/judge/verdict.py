@@ -58,7 +58,7 @@ def judge(  # noqa: PLR0913, PLR0917 - what there is to know
     noise = experience.noise if experience else policy.noise
     court = _Court(
         launches,
-        (baseline.launches, baseline.newest),
+        _Reference(baseline.launches, baseline.newest, baseline.explained),
         stats.difference(launches, baseline.launches, noise),
         policy.at(launches, baseline),
         rule or Rule(),
@@ -81,7 +81,9 @@ def judge_pairs(  # noqa: PLR0913, PLR0917 - what there is to know
         return Judgement("invalid", joined_reasons(found), ())
     noise = experience.noise if experience else policy.noise
     difference = stats.paired_difference(pairs, noise)
-    return _judged(_Court(after, (before, before), difference, policy.in_pairs(), rule or Rule()), extra)
+    return _judged(
+        _Court(after, _Reference(before, before, before), difference, policy.in_pairs(), rule or Rule()), extra
+    )
 
 
 def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
@@ -148,19 +150,28 @@ def _new(name: str, metric: Metric, launches: Sequence[Launch], tolerance: float
 _CONFIRMED_BY = 2
 
 
+@dataclass(frozen=True)
+class _Reference:
+    """The launches that a measurement is held against; ``Baseline`` says which each are."""
+
+    stored: Sequence[Launch]
+    newest: Sequence[Launch]
+    explained: Sequence[Launch]
+
+
 class _Court:
     """One measurement against what it is held against, metric by metric."""
 
     def __init__(
         self,
         launches: Sequence[Launch],
-        reference: tuple[Sequence[Launch], Sequence[Launch]],
+        reference: _Reference,
         difference: Difference,
         policy: Policy,
         rule: Rule,
     ) -> None:
         self._launches, self._policy, self._rule = launches, policy, rule
-        self._stored, self._newest = reference
+        self._reference = reference
         self._difference = difference
         self.undecided = False
 
@@ -189,8 +200,10 @@ class _Court:
         )
 
     def _confirmed(self, metric: Metric, check: Check) -> Check:
-        # A loss that was accepted last is none any more, however many launches are stored from before it.
-        reference = max(_middle(metric, stored) for stored in (self._stored, self._newest))
+        # A loss that was accepted is none any more while it lasts, however many launches are stored from before it.
+        held = self._reference
+        lasting = min(_middle(metric, held.explained), _middle(metric, held.newest))
+        reference = max(_middle(metric, held.stored), lasting)
         check = _beside(check, reference)
         if check.tolerance is None:
             return check
@@ -205,8 +218,8 @@ class _Court:
 
     def _exact(self, metric: Metric, check: Check) -> Check:
         # Of two that differ the rest tells which one is odd.
-        newest = [metric.of([launch]) for launch in self._newest]
-        reference = sorted((median_low(newest), _middle(metric, self._stored), median_high(newest)))[1]
+        newest = [metric.of([launch]) for launch in self._reference.newest]
+        reference = sorted((median_low(newest), _middle(metric, self._reference.stored), median_high(newest)))[1]
         check = _beside(check, reference)
         if check.tolerance is None:
             return check

@@ -42,6 +42,11 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+def _as_from_a_terminal() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def submit(text: str, *options: str) -> int:
     Path("mine.ini").write_text(text)
     return main(["submit", "mine.ini", "--script", SCRIPT, *options])
@@ -91,7 +96,13 @@ class TestSubmit:
         program(tmp_path / "sbatch", "[ -e asked ] && exec sleep 60; echo x > asked; echo 41")
         words = [sys.executable, "-m", "pytest_llmperf.cli", "submit", "mine.ini", "--script", SCRIPT]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as submitting:
+        with subprocess.Popen(
+            words,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are none
+        ) as submitting:
             assert submitting.stdout is not None
             lines = iter(submitting.stdout.readline, "")
             assert any(line.startswith("submitted 41: ") for line in lines)
@@ -168,18 +179,24 @@ class TestLocal:
         assert json.loads((night / "merged.json").read_text())["results"]
         assert (tmp_path / "mailed").read_text().splitlines()[0] == f"-s llmperf-nightly: {colour} a@b"
 
-    def test_ctrl_c_ends_what_it_started(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_a_signal_ends_what_it_started(self, tmp_path: Path, number: signal.Signals) -> None:
         program(tmp_path / "python", "echo $$ > began; exec sleep 60")
         (tmp_path / "mine.ini").write_text(LOCAL + f"python = {tmp_path}/python\n")
         words = [sys.executable, "-m", "pytest_llmperf.cli", "submit", "mine.ini", "--script", SCRIPT]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as submitting:
+        with subprocess.Popen(
+            words,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are none
+        ) as submitting:
             deadline = time.monotonic() + 30
             while not (tmp_path / "began").exists() or not (tmp_path / "began").read_text():
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-            submitting.send_signal(signal.SIGINT)
-        assert submitting.returncode == 130
+            submitting.send_signal(number)
+        assert submitting.returncode == (130 if number == signal.SIGINT else -number)
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / "began").read_text()), 0)
 

@@ -221,14 +221,16 @@ class TestScript:
         assert '--output="/a b/re%%j#/%x-%j.log"' in headers(script)
 
     def test_values_arrive_as_they_were_written(self, tmp_path: Path) -> None:
-        text = MINIMAL + 'select = a "b" $c } `d`\noptions = perf_tests -o "x=a b"\n[launch]\nprefix = run "a b"\n'
+        text = (
+            MINIMAL + 'select = o\'b "b" $c } `d` \\ ~\noptions = perf_tests -o "x=a b"\n[launch]\nprefix = run "a b"\n'
+        )
         script = script_of(tmp_path, text, budget=3.0)
         shown = subprocess.run(
             ["bash", "-c", f"{_assignments(script)}\nprintf '%s\\n' \"$select\" \"${{options[@]}}\""],
             capture_output=True, text=True, check=True,
         ).stdout.splitlines()  # fmt: skip
         assert shown == [
-            *('a "b" $c } `d`', "perf_tests", "-o", "x=a b", "-o", 'perf_slurm_prefix=run "a b"'),
+            *('o\'b "b" $c } `d` \\ ~', "perf_tests", "-o", "x=a b", "-o", 'perf_slurm_prefix=run "a b"'),
             *("--perf-budget", "3"),
         ]
 

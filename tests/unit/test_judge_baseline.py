@@ -372,6 +372,26 @@ class TestAccepting:
         mended = accepted(lost, good)
         assert judge([slow, slow], mended, Policy.for_gpu()).verdict == "regressed"
 
+    @pytest.mark.parametrize("reason", ["", "the first of its kind"])
+    def test_first_steps_that_pass_do_not_raise_their_own_limit(self, reason: str) -> None:
+        def starting_in(seconds: float) -> Launch:
+            whole = launch()
+            times = (seconds, *whole.step_seconds[1:])
+            return replace(whole, ranks=(replace(whole.ranks[0], step_seconds=times),))
+
+        grown = accepted(None, *[starting_in(1.0)] * 3, reason=reason)
+        for number, seconds in enumerate((2.9, 8.4), 1):
+            judgement = judge([starting_in(seconds)] * 2, grown, Policy.for_gpu())
+            assert judgement.verdict == ("pass" if number == 1 else "regressed")
+            if number == 1:
+                grown = accepted(grown, *[starting_in(seconds)] * 2)
+
+    def test_a_first_step_that_was_accepted_stays_accepted_while_it_lasts(self) -> None:
+        whole = launch()
+        slow = replace(whole, ranks=(replace(whole.ranks[0], step_seconds=(9.0, *whole.step_seconds[1:])),))
+        lost = accepted(accepted(BASELINE, whole, whole, whole), slow, slow, reason="a new compiler")
+        assert judge([slow, slow], accepted(lost, slow), Policy.for_gpu()).verdict == "pass"
+
     def test_one_launch_replaces_nothing_even_where_one_is_all_there_is(self) -> None:
         alone = judge([launch(0.05)], BASELINE, Policy.for_gpu(), rule=Rule(budget=1))
         assert alone.verdict == "improved"
