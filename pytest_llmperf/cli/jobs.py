@@ -67,8 +67,8 @@ def cost(cluster: ClusterFile, planned: Sequence[Job]) -> str:
     total, budget, restarts = sum(job.gpu_hours for job in planned), cluster.budget, cluster.restarts
     if budget is not None:
         return f"at most {total:.1f} GPU-hours a start, {budget:g} in all starts (budget_gpu_hours)"
-    again = f", {total * (1 + restarts):.1f} with max_restarts = {restarts}" if restarts else ""
-    return f"at most {total:.1f} GPU-hours a start{again}, more where SLURM requeues; budget_gpu_hours would bound it"
+    again = f" a start, {total * (1 + restarts):.1f} in all starts (max_restarts = {restarts})" if restarts else ""
+    return f"at most {total:.1f} GPU-hours{again}"
 
 
 def shares(cluster: ClusterFile, planned: Sequence[Job]) -> list[float | None]:

@@ -78,6 +78,8 @@ class Job:
         """GPU-hours so far, idle ones too: they are what the job is charged for."""
         if self._gpus:
             (spent, until), now = self._noted(), time.time()
+            if math.isinf(spent):
+                return  # the note could not be read just now, or makes no sense: nothing better is known to put there
             # From where the last note ended, whoever wrote it: processes side by side count their time once.
             self.journal.note_spent(self._restarts, spent + self._gpus * max(0.0, now - until) / 3600, max(now, until))
 

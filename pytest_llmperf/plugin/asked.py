@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.quantities import is_positive
 from pytest_llmperf.spec import TrainSpec
+
+# What a wider case may have otherwise than the narrow one that it is scaled from. One GPU has nothing to shard.
+_OF_THE_WIDTH = ("gpus", "parallelism", "micro_batch_size", "gradient_accumulation_steps")
 
 
 def need_specs(method: str, *values: object) -> None:
@@ -15,13 +20,13 @@ def need_specs(method: str, *values: object) -> None:
 
 
 def need_a_narrower_training(wide: TrainSpec, scaled_from: TrainSpec) -> None:
-    """An efficiency is over the same training on fewer GPUs; what a GPU has of its batch may differ."""
+    """An efficiency is over the same training on fewer GPUs; how these share the work may differ."""
     if scaled_from.gpus >= wide.gpus:
         raise failed(f"perf.check: scaled_from={scaled_from.id} has no fewer GPUs than {wide.id}")
-    for name in ("model", "model_precision", "sequence_length"):
-        a, b = getattr(wide, name), getattr(scaled_from, name)
-        if a != b:
-            raise failed(f"perf.check: {wide.id} has {name} {a}, expected that of scaled_from={scaled_from.id}, {b}")
+    for f in fields(TrainSpec):
+        a, b = getattr(wide, f.name), getattr(scaled_from, f.name)
+        if a != b and f.metadata.get("work", True) and f.name not in _OF_THE_WIDTH:
+            raise failed(f"perf.check: {wide.id} has {f.name}={a}, expected that of scaled_from={scaled_from.id}, {b}")
 
 
 def need_nats(loss_within: object) -> None:

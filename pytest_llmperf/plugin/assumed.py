@@ -19,12 +19,14 @@ def with_assumed(machine: Machine, settings: Settings, gpus: int, have: str) -> 
     """
     missing = gpus - len(machine.gpus)
     like = machine.gpus[0] if machine.gpus else UNKNOWN
-    if settings.machine or machine.gpus:
+    kinds = [kind for kind in BaselineStore(settings.baselines).machines() if "cpu" not in kind.split("-")]
+    if settings.machine in kinds or (machine.gpus and not settings.machine):
         line = f"{have}; {missing} assumed, with the times of {settings.machine or 'those'}"
     else:
-        kinds = [kind for kind in BaselineStore(settings.baselines).machines() if "cpu" not in kind.split("-")]
         choice = f" ({', '.join(kinds)})" if kinds else ""
-        line = f"{have}, and so no baseline tells how long a case takes; say which do with -o perf_machine=KIND{choice}"
+        nobodys = f"; there are none of {settings.machine}" if settings.machine else ""
+        line = f"{have}, and so no baseline tells how long a case takes{nobodys}"
+        line += f"; say which do with -o perf_machine=KIND{choice}"
         if settings.budget_gpu_hours is not None:
             raise pytest.UsageError(line)
     return replace(machine, gpus=(*machine.gpus, *([like] * missing))), line

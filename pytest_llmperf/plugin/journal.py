@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_llmperf.report.files import write_text
 from pytest_llmperf.result import CaseResult
 
 _KEPT_SECONDS = 14 * 24 * 3600.0
@@ -54,7 +54,7 @@ class Journal:
         result = kept.result
         values = {"result": result.to_dict(), "held_against": kept.held_against, "refused": kept.refused}
         try:
-            _write(self._path(result.nodeid, result.digest), json.dumps(values))
+            write_text(self._path(result.nodeid, result.digest), json.dumps(values))
         except OSError as error:
             return f"{result.id}: not kept for a requeue ({error})"
         return ""
@@ -72,7 +72,7 @@ class Journal:
     def note_spent(self, restarts: int, gpu_hours: float, until: float) -> None:
         """Of one start, so far."""
         with suppress(OSError):
-            _write(self.folder / f"spent-{restarts}.json", json.dumps([gpu_hours, until]))
+            write_text(self.folder / f"spent-{restarts}.json", json.dumps([gpu_hours, until]))
 
     def _path(self, nodeid: str, digest: str) -> Path:
         what = json.dumps([nodeid, digest, self._arguments])
@@ -89,17 +89,6 @@ def _spent(path: Path) -> tuple[float, float] | None:
     except (OSError, ValueError, OverflowError, RecursionError):
         pass
     return math.inf, 0.0  # nobody knows what that start spent, and a budget must not grow by it
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: the job may be killed here."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}-{os.getpid()}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 def _prune(home: Path) -> None:

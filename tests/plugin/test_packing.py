@@ -164,6 +164,7 @@ def test_a_dry_run_says_whether_the_cases_fit_a_budget(node: Project) -> None:
         ("", "", 0, "--gpus 8: only 0 *no baseline tells how long *; say which do with *=KIND (fake-h200-140gib)"),
         ("", "", 0, "1 case(s), 1 launch(es), *; 1 case(s) without a baseline are not counted*"),
         ("0.03", "", 4, "*--gpus 8: only 0 *no baseline tells how long *"),
+        ("0.03", "typo", 4, "*no baseline tells how long *; there are none of typo; say which *(fake-h200-140gib)"),
     ],
 )
 def test_where_the_gpus_are_not_a_dry_run_says_on_what_it_rests(

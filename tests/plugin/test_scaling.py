@@ -200,7 +200,7 @@ def test_what_it_is_scaled_from_trains_alike(project: Project) -> None:
     )
     result = project.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*-gpus2 has sequence_length *, expected that of scaled_from=*-gpus1, 32"])
+    result.stdout.fnmatch_lines(["*-gpus2 has sequence_length=64, expected that of scaled_from=*-gpus1, 32"])
     assert project.launches == []
 
 

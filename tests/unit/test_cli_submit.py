@@ -140,9 +140,9 @@ class TestJobs:
         [
             (
                 "",
-                "at most 32.0 GPU-hours a start, 96.0 with max_restarts = 2, more where SLURM requeues; budget",
+                "at most 32.0 GPU-hours a start, 96.0 in all starts (max_restarts = 2)",
             ),
-            ("max_restarts = 0\n", "at most 32.0 GPU-hours a start, more where SLURM requeues"),
+            ("max_restarts = 0\n", "at most 32.0 GPU-hours"),
             ("budget_gpu_hours = 40\n", "at most 32.0 GPU-hours a start, 40 in all starts (budget_gpu_hours)"),
             ("[cluster]\non_cpu = yes\n", "no GPU-hours"),
             ("[cluster]\nscheduler = local\n", "no bound of GPU-hours: without SLURM"),

@@ -165,6 +165,20 @@ class TestSpent:
             again = job_of(tmp_path, 8, restarts=1)
             assert budget_ends(again, 20) == pytest.approx(told.now / 3600 + 12 / 8)
 
+    def test_a_note_that_cannot_be_read_just_now_is_not_written_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with clock() as told:
+            job = job_of(tmp_path, 8)
+            told.now += 3600
+            job.note_spent()
+            note = tmp_path / "jobs" / "7" / "spent-0.json"
+            good = note.read_text()
+            with monkeypatch.context() as stale:
+                stale.setattr(Path, "read_text", mock.Mock(side_effect=OSError(116, "Stale file handle")))
+                job.note_spent()
+            assert note.read_text() == good
+
     @pytest.mark.parametrize("restarts", [0, 1])
     @pytest.mark.parametrize("text", NO_NOTES)
     def test_a_note_that_makes_no_sense_starts_nothing_more(self, tmp_path: Path, text: str, restarts: int) -> None:
