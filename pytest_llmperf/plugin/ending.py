@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin.plan import gpu_hours, plan_lines
+from pytest_llmperf.plugin.plan import gpu_hours, plan_lines, skip_lines
 from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, PerfSession
 from pytest_llmperf.result import CaseResult
 
@@ -60,7 +60,8 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
     if session.settings.update == "prune" and not leftovers.prune(session):
         _fail(pytest_session)
     is_left = session.settings.strict and not session.unfinished and leftovers.listed(session)
-    if is_left or _plans_too_much(session):
+    is_lost = session.settings.strict and any(case.lost for case in session.findings.skipped)
+    if is_left or is_lost or _plans_too_much(session):
         _fail(pytest_session)
     path = session.settings.json
     if path is not None:
@@ -88,7 +89,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
         lines = plan_lines(planned, session.settings.budget_gpu_hours) + costs + lines
     elif session.findings.results:
         lines = _table(session, reporter) + lines
-    lines += listed(session)
+    lines += skip_lines(session.findings.skipped) + listed(session)
     if not lines:
         return
     reporter.section("llmperf", "=")
@@ -132,7 +133,10 @@ def _document(session: PerfSession, exit_code: int) -> dict[str, Any]:
 
     values = document(_machine(session), _priced(session)) | {"exit_code": exit_code}
     values |= cost_document(session.findings.spent.gpu_seconds, session.settings.price)
-    return values | ({"unfinished": session.unfinished} if session.unfinished else {})
+    if session.findings.skipped:
+        values["skipped"] = [vars(case) for case in session.findings.skipped]
+    unfinished = session.unfinished or ("interrupted" if exit_code == pytest.ExitCode.INTERRUPTED else "")
+    return values | ({"unfinished": unfinished} if unfinished else {})
 
 
 def _priced(session: PerfSession) -> list[CaseResult]:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llmperf.plugin.session import Findings, PerfSession, Planned
-from pytest_llmperf.plugin.skips import why_skip
+from pytest_llmperf.plugin.session import Findings, PerfSession, Planned, Skipped
+from pytest_llmperf.plugin.skips import missing_package, why_skip
 from pytest_llmperf.spec import TrainSpec
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.baseline import Baseline
+
+_MOST_SKIPS = 4
 
 
 class Planner:
@@ -52,6 +54,8 @@ class Planner:
         if not launches_nothing:
             if hindrance:
                 self._findings.stopped = True
+                lost = baseline is not None and any(map(missing_package, specs))
+                self._findings.skipped.append(Skipped(id=name, reason=hindrance, lost=lost))
                 pytest.skip(hindrance)
             return ""
         if self._settings.update != "prune":
@@ -105,6 +109,14 @@ def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None
         total += f"; {unknown} case(s) without a baseline are not counted in the time"
     over = budget_gpu_hours is not None and hours > budget_gpu_hours
     return [*lines, *skipped, total, *(["over the budget of --perf-budget"] if over else [])]
+
+
+def skip_lines(skipped: Sequence[Skipped]) -> list[str]:
+    """Why cases did not run: all that ran before, and some of the others."""
+    lost = [f"skipped, and has a baseline: {case.reason}" for case in skipped if case.lost]
+    others = [f"skipped: {case.reason}" for case in skipped if not case.lost]
+    more = len(others) - _MOST_SKIPS
+    return [*lost, *others[:_MOST_SKIPS], *([f"skipped: {more} more; -rs shows why"] if more > 0 else [])]
 
 
 def _line(number: int, case: Planned) -> str:

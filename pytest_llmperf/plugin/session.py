@@ -56,12 +56,23 @@ class Planned:
     """Why it would not run here."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """One case that cannot run here."""
+
+    id: str
+    reason: str
+    lost: bool
+    """Whether it ran before: it has a baseline, and the environment lacks a package."""
+
+
 @dataclass
 class Findings:
     """What one test found; travels on its report."""
 
     results: list[CaseResult] = field(default_factory=list)
     planned: list[Planned] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     """Of every spec it asked about, also where it was skipped: their baselines are in use."""
     named: bool = False
@@ -89,22 +100,24 @@ class Findings:
 
     def take(self, said: str = "") -> dict[str, Any] | None:
         """What was found since the last time, to be sent away; ``None`` where nothing was."""
-        if not (self.results or self.planned or self.digests or said or self.spent.launches):
+        if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.launches):
             return None
         values = {
             "results": [result.to_dict() for result in self.results],
             "planned": [vars(planned) for planned in self.planned],
+            "skipped": [vars(skipped) for skipped in self.skipped],
             "digests": self.digests,
             "said": said,
             "spent": vars(self.spent),
         }
-        self.results, self.planned, self.digests, self.spent = [], [], [], Spent()
+        self.results, self.planned, self.skipped, self.digests, self.spent = [], [], [], [], Spent()
         return values
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Take in what another process sent."""
         self.results += [CaseResult.from_dict(result) for result in values["results"]]
         self.planned += [Planned(**planned) for planned in values["planned"]]
+        self.skipped += [Skipped(**skipped) for skipped in values["skipped"]]
         self.digests += values["digests"]
         self.spent += Spent(**values["spent"])
 

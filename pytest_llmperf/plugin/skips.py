@@ -32,10 +32,10 @@ _OPTIMIZER_PACKAGES = {
 def why_skip(spec: TrainSpec, *, num_gpus: int, num_cores: int) -> str | None:
     """The reason, or ``None`` where the case can run; ``num_gpus`` 0 is the CPU."""
     if num_gpus == 0:
-        return _why_not_on_cpu(spec, num_cores) or _missing_package(spec)
+        return _why_not_on_cpu(spec, num_cores) or missing_package(spec)
     if spec.gpus > num_gpus:
         return f"{spec.id} needs {spec.gpus} GPUs, this run may use {num_gpus} (--gpus)"
-    return _missing_package(spec)
+    return missing_package(spec)
 
 
 def _why_not_on_cpu(spec: TrainSpec, num_cores: int) -> str | None:
@@ -55,7 +55,8 @@ def _why_not_on_cpu(spec: TrainSpec, num_cores: int) -> str | None:
     return why and f"{spec.id}: {why}; run with --gpus {spec.gpus}"
 
 
-def _missing_package(spec: TrainSpec) -> str | None:
+def missing_package(spec: TrainSpec) -> str | None:
+    """The package that its settings need and this environment does not have, and how to install it."""
     if spec.liger and find_spec("liger_kernel") is None:
         return f"{spec.id} needs Liger: pip install 'pytest-llmperf[liger]'"
     if spec.attention == "flash_attention_2" and find_spec("flash_attn") is None:

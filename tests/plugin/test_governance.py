@@ -192,3 +192,47 @@ class TestDryRun:
             ]
         )
         assert project.launches == []
+
+
+LOST = """
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from tests.fakes import install
+
+install()
+sys.modules["torchao"] = {module}
+if sys.modules["torchao"]:
+    sys.modules["torchao"].__spec__ = ModuleSpec("torchao", None)
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_a_case_that_ran_and_lacks_a_package_now_is_no_green_night(project: Project, workers: tuple[str, ...]) -> None:
+    project.pytester.makepyfile(
+        test_mine="""
+        from dataclasses import replace
+
+        def test_it(perf, train_spec):
+            perf.check(replace(train_spec, optimizer="adamw_torch_8bit"))
+
+        def test_too_wide(perf, train_spec):
+            perf.check(replace(train_spec, gpus=64))
+        """
+    )
+    project.pytester.makeconftest(LOST.format(module='ModuleType("torchao")'))
+    project.record()
+    project.pytester.makeconftest(LOST.format(module="None"))
+    plain = project.run(*workers, "--perf-json=out.json")
+    plain.assert_outcomes(skipped=2)
+    assert plain.ret == 0
+    plain.stdout.fnmatch_lines(
+        [
+            "skipped, and has a baseline: *adamw_torch_8bit* needs torchao: pip install torchao",
+            "skipped: *-gpus64 needs *",
+        ]
+    )
+    skipped = json.loads((project.path / "out.json").read_text())["skipped"]
+    assert sorted(case["lost"] for case in skipped) == [False, True]
+    assert project.run(*workers, "--perf-strict").ret == 1
