@@ -81,16 +81,23 @@ def show_capacity_page(stored: StoredCapacity) -> list[str]:
         plain(baseline.id),
         *facts(
             {
-                "machine": baseline.machine,
-                "digest": baseline.digest,
-                "file": stored.path,
-                "recorded by": baseline.recorded_by,
-                "settings": ", ".join(f"{name}={value}" for name, value in _chosen(spec).items()),
+                **_about(stored, spec),
                 "largest micro-batch": f"{baseline.size} sequences",
                 "anchor": f"{_sequences(baseline.anchor)} sequences of {_day(baseline.anchor)}",
             }
         ),
     ]
+
+
+def _about(stored: Stored | StoredCapacity, spec: Mapping[str, Any]) -> dict[str, object]:
+    baseline = stored.baseline
+    return {
+        "machine": baseline.machine,
+        "digest": baseline.digest,
+        "file": stored.path,
+        "recorded by": baseline.recorded_by,
+        "settings": ", ".join(f"{name}={value}" for name, value in _chosen(spec).items()),
+    }
 
 
 def history_capacity_page(stored: StoredCapacity, screen: Screen) -> list[str]:
@@ -115,11 +122,7 @@ def show_page(stored: Stored, screen: Screen) -> list[str]:
         plain(baseline.id),
         *facts(
             {
-                "machine": baseline.machine,
-                "digest": baseline.digest,
-                "file": stored.path,
-                "recorded by": baseline.recorded_by,
-                "settings": ", ".join(f"{name}={value}" for name, value in _chosen(baseline.spec).items()),
+                **_about(stored, baseline.spec),
                 "baseline": f"{_figures({name: figure(baseline, name) for name in METRICS})} ({size_of(baseline)})",
                 "anchor": f"{_figures(baseline.anchor.metrics)} of {_day(baseline.anchor)}",
                 "since then": _since_the_anchor(baseline),

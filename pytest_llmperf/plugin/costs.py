@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_llmperf.insight.cost import Price, price_per_million, tokens_per_price
-from pytest_llmperf.plugin.session import Planned
+from pytest_llmperf.plugin.findings import Planned
 from pytest_llmperf.result import CaseResult, Check
 
 _HOUR = 3600

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_llmperf.launch.allocation import job_key
 from pytest_llmperf.plugin import benchmark, ending, options, plan
+from pytest_llmperf.plugin.findings import FINDINGS, Findings
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
     gpus,
@@ -21,7 +22,7 @@ from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtur
     train_spec,
 )
 from pytest_llmperf.plugin.refused import line_of
-from pytest_llmperf.plugin.session import FINDINGS, SESSION, Findings, PerfSession
+from pytest_llmperf.plugin.session import SESSION, PerfSession
 
 _MARKERS = (
     "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9')",

@@ -18,6 +18,7 @@ from pytest_llmperf.plugin.asked import need_a_narrower_training, need_nats, nee
 from pytest_llmperf.plugin.capacity import LAUNCHES, Capacity
 from pytest_llmperf.plugin.comparing import Duel
 from pytest_llmperf.plugin.failed import did_not_train, failed
+from pytest_llmperf.plugin.findings import FINDINGS, Findings
 from pytest_llmperf.plugin.journal import Kept
 from pytest_llmperf.plugin.known import known_failure
 from pytest_llmperf.plugin.marks import Marks
@@ -26,7 +27,7 @@ from pytest_llmperf.plugin.policy import policy_of
 from pytest_llmperf.plugin.recording import Recorder
 from pytest_llmperf.plugin.runner import Runner
 from pytest_llmperf.plugin.scaling import Scaling, stored_narrow
-from pytest_llmperf.plugin.session import FINDINGS, Findings, PerfSession
+from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.show import Show
 from pytest_llmperf.plugin.sound import SoundLaunches
 from pytest_llmperf.plugin.trial import Trial

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llmperf.plugin.session import Findings, PerfSession, Planned, Skipped
+from pytest_llmperf.plugin.findings import Findings, Planned, Skipped
+from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.skips import missing_package, why_skip
 from pytest_llmperf.spec import TrainSpec
 
@@ -54,7 +55,7 @@ class Planner:
         if not launches_nothing:
             if hindrance:
                 self._findings.stopped = True
-                lost = baseline is not None and any(map(missing_package, specs))
+                lost = baseline is not None and hindrance in map(missing_package, specs)
                 self._findings.skipped.append(Skipped(id=name, reason=hindrance, lost=lost))
                 pytest.skip(hindrance)
             return ""

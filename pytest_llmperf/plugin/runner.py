@@ -20,8 +20,9 @@ from pytest_llmperf.launch.outcome import sizes_so_far
 from pytest_llmperf.launch.slurm import OutOfTimeError
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.failed import failed
+from pytest_llmperf.plugin.findings import Findings
 from pytest_llmperf.plugin.patience import Patience
-from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, Findings, PerfSession
+from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, PerfSession
 from pytest_llmperf.plugin.show import LaunchShow, Show
 from pytest_llmperf.result import Spent
 from pytest_llmperf.spec import TrainSpec

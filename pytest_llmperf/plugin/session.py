@@ -8,23 +8,22 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_llmperf.launch.allocation import job_key
 from pytest_llmperf.plugin.failed import failed
+from pytest_llmperf.plugin.findings import Findings
 from pytest_llmperf.plugin.old_runs import prune
 from pytest_llmperf.plugin.options import Settings
 from pytest_llmperf.plugin.revision import Revision, find_revision
 from pytest_llmperf.plugin.slurm_options import uses_slurm
-from pytest_llmperf.plugin.unused import ALL, SOME, STOPPED, Coverage
+from pytest_llmperf.plugin.unused import Coverage
 from pytest_llmperf.report import formats
-from pytest_llmperf.result import CaseResult, Spent
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.experience import Experience
@@ -41,85 +40,6 @@ UNFINISHED = 75
 OVER_BUDGET = 76
 
 _LOOK = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """One case that a dry run would have launched."""
-
-    id: str
-    launches: int
-    gpus: int
-    seconds: float | None
-    """Expected wall seconds of all its launches, from its baseline; ``None`` where there is none."""
-    skipped: str = ""
-    """Why it would not run here."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skipped:
-    """One case that cannot run here."""
-
-    id: str
-    reason: str
-    lost: bool
-    """Whether it ran before: it has a baseline, and the environment lacks a package."""
-
-
-@dataclass
-class Findings:
-    """What one test found; travels on its report."""
-
-    results: list[CaseResult] = field(default_factory=list)
-    planned: list[Planned] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
-    """Of every spec it asked about, also where it was skipped: their baselines are in use."""
-    named: bool = False
-    """Whether it ever asked about one."""
-    withheld: str = ""
-    """Why nothing was launched for what it asked about, where it went on without."""
-    stopped: bool = False
-    """Whether it was ended at a spec that cannot run here."""
-    cut: bool = False
-    """Whether it ended by itself before its end: nobody knows what else it would have asked about."""
-    spent: Spent = field(default_factory=Spent)
-    """By its launches."""
-
-    def ended(self, call: pytest.CallInfo[None]) -> None:
-        """Take note of how a phase of the test ended."""
-        self.cut |= call.excinfo is not None and not self.stopped
-
-    def said(self, report: pytest.TestReport) -> str:
-        """How much of what it runs the test has said; empty where it is too early to tell."""
-        if report.when != "call" and report.passed:
-            return ""
-        if self.cut or report.failed or not self.named:
-            return SOME
-        return STOPPED if self.stopped else ALL
-
-    def take(self, said: str = "") -> dict[str, Any] | None:
-        """What was found since the last time, to be sent away; ``None`` where nothing was."""
-        if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.launches):
-            return None
-        values = {
-            "results": [result.to_dict() for result in self.results],
-            "planned": [vars(planned) for planned in self.planned],
-            "skipped": [vars(skipped) for skipped in self.skipped],
-            "digests": self.digests,
-            "said": said,
-            "spent": vars(self.spent),
-        }
-        self.results, self.planned, self.skipped, self.digests, self.spent = [], [], [], [], Spent()
-        return values
-
-    def add(self, values: Mapping[str, Any]) -> None:
-        """Take in what another process sent."""
-        self.results += [CaseResult.from_dict(result) for result in values["results"]]
-        self.planned += [Planned(**planned) for planned in values["planned"]]
-        self.skipped += [Skipped(**skipped) for skipped in values["skipped"]]
-        self.digests += values["digests"]
-        self.spent += Spent(**values["spent"])
 
 
 class PerfSession:
@@ -320,4 +240,3 @@ class PerfSession:
 
 
 SESSION = pytest.StashKey[PerfSession]()
-FINDINGS = pytest.StashKey[Findings]()

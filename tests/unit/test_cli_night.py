@@ -42,9 +42,16 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def _as_from_a_terminal() -> None:
-    """What a shell starts in the background ignores Ctrl-C, and so would all that it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def submitting(text: str) -> subprocess.Popen[str]:
+    """The command in a process of its own, as a terminal starts it: in a shell's background Ctrl-C would be ignored."""
+    Path("mine.ini").write_text(text)
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest_llmperf.cli", "submit", "mine.ini", "--script", SCRIPT],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - there are no threads
+    )
 
 
 def submit(text: str, *options: str) -> int:
@@ -92,24 +99,15 @@ class TestSubmit:
         assert "submitted 17: " in capsys.readouterr().out
 
     def test_ctrl_c_between_two_jobs_tells_of_the_first(self, tmp_path: Path) -> None:
-        (tmp_path / "mine.ini").write_text(ARRAY)
         program(tmp_path / "sbatch", "[ -e asked ] && exec sleep 60; echo x > asked; echo 41")
-        words = [sys.executable, "-m", "pytest_llmperf.cli", "submit", "mine.ini", "--script", SCRIPT]
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        with subprocess.Popen(
-            words,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are none
-        ) as submitting:
-            assert submitting.stdout is not None
-            lines = iter(submitting.stdout.readline, "")
+        with submitting(ARRAY) as command:
+            assert command.stdout is not None
+            lines = iter(command.stdout.readline, "")
             assert any(line.startswith("submitted 41: ") for line in lines)
             time.sleep(0.3)
-            submitting.send_signal(signal.SIGINT)
+            command.send_signal(signal.SIGINT)
             rest = "".join(lines)
-        assert submitting.returncode == 130
+        assert command.returncode == 130
         assert rest.startswith("interrupted; sbatch may have taken one more job")
         assert "scancel 41" in rest
 
@@ -182,21 +180,13 @@ class TestLocal:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_a_signal_ends_what_it_started(self, tmp_path: Path, number: signal.Signals) -> None:
         program(tmp_path / "python", "echo $$ > began; exec sleep 60")
-        (tmp_path / "mine.ini").write_text(LOCAL + f"python = {tmp_path}/python\n")
-        words = [sys.executable, "-m", "pytest_llmperf.cli", "submit", "mine.ini", "--script", SCRIPT]
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        with subprocess.Popen(
-            words,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 - there are none
-        ) as submitting:
+        with submitting(LOCAL + f"python = {tmp_path}/python\n") as command:
             deadline = time.monotonic() + 30
             while not (tmp_path / "began").exists() or not (tmp_path / "began").read_text():
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-            submitting.send_signal(number)
-        assert submitting.returncode == (130 if number == signal.SIGINT else -number)
+            command.send_signal(number)
+        assert command.returncode == (130 if number == signal.SIGINT else -number)
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / "began").read_text()), 0)
 
