@@ -37,6 +37,8 @@ class Show:
             elif self._reporter is not None:
                 self._reporter.ensure_newline()
                 self._reporter.write_line(f"llmperf: {line}")
+                # A log would show it with the next test; what is left in the buffer may end up as captured output.
+                self._reporter.flush()
 
     @contextmanager
     def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchShow]:

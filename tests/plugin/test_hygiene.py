@@ -44,6 +44,26 @@ def test_a_run_without_a_perf_test_loads_little(pytester: pytest.Pytester) -> No
     result.stdout.fnmatch_lines(["plugins:*llmperf*", "loaded: []"])
 
 
+def test_a_log_says_at_once_what_is_running(project: Project) -> None:
+    project.pytester.makeconftest(
+        """
+        from pathlib import Path
+        from tests import fakes
+
+        fakes.install()
+        launch = fakes.FakeLauncher.launch
+
+        def looking(self, request, watch):
+            Path("seen.log").write_text(Path("stdout").read_text())  # where pytester has stdout written
+            return launch(self, request, watch)
+
+        fakes.FakeLauncher.launch = looking
+        """
+    )
+    assert project.run("-k", "sdpa", "--update-baselines").ret == 0
+    assert (project.path / "seen.log").read_text().endswith("launch 1/1 started\n")
+
+
 def test_silent_where_no_perf_test_is_collected(project: Project) -> None:
     project.pytester.makepyfile(test_mine="def test_other(): pass\n")
     result = project.run("-v")

@@ -111,6 +111,13 @@ class Slurm:
             assert time.monotonic() < deadline, otherwise()
             time.sleep(0.3)
 
+    def end_all_jobs(self) -> None:
+        """Cancel what runs or waits, as a test that failed leaves it."""
+        jobs = self.command("squeue", "--noheader", "--format=%A").split()
+        if jobs:
+            self.command("scancel", *jobs)
+            self.wait(lambda: not self.command("squeue", "--noheader"), 60, lambda: f"jobs {jobs} do not end")
+
     def kill_node(self, node: str) -> None:
         """As if its power went: its slurmd, the steps it runs, and everything in them."""
         daemon = _slurmd(self.home, node)

@@ -46,7 +46,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 @pytest.fixture
 def nodes(slurm: Slurm) -> Slurm:
-    """The cluster with all its nodes idle, whatever the test before did to them."""
+    """The cluster with all its nodes idle, whatever the test before did to them, or left running."""
+    slurm.end_all_jobs()
     for node in NODES:
         slurm.start_node(node)
     return slurm
@@ -106,7 +107,7 @@ class Suite:
             result["nodeid"].rpartition("gpus")[2].rstrip("]"): result for result in values["results"]
         }
 
-    def until(self, job: str, seen: Callable[[], object], seconds: float = 90.0) -> None:
+    def until(self, job: str, seen: Callable[[], object], seconds: float = 180.0) -> None:
         """Wait for something that the job does."""
         self.slurm.wait(
             lambda: self.slurm.nudged(job) and seen(),
