@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
 
 # Records and logs of a launch need more than this: with less left, it is what broke it.
 _NEEDED_BYTES = 64 * 1024
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -24,6 +27,11 @@ def write_whole(path: Path, text: str) -> None:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def means_no_room(error: OSError) -> bool:
+    """Whether it was for the disk: full, or the quota, or read-only."""
+    return error.errno in _NO_ROOM
 
 
 def unwritable(folder: Path) -> str:

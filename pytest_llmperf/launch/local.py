@@ -16,7 +16,7 @@ from pytest_llmperf.boot import boot_id
 from pytest_llmperf.capacity import Search
 from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import outcome, process, stacks
-from pytest_llmperf.launch.files import write_whole
+from pytest_llmperf.launch.files import means_no_room, write_whole
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.meter import Meter
@@ -118,9 +118,9 @@ class LocalLauncher:
                 watched.look(progress.read())
                 return _Run(ended, watched.health(), progress.last)
         except OSError as error:
-            return Failure(
-                kind="never-started", message=f"the launch could not be started ({error})", tail=(), folder=str(folder)
-            )
+            kind = "unwritable" if means_no_room(error) else "never-started"
+            message = f"the launch could not be started ({error})"
+            return Failure(kind=kind, message=message, tail=(), folder=str(folder))
 
 
 @dataclass(frozen=True)

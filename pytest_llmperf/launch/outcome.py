@@ -81,7 +81,7 @@ def _why(folder: Path, ended: Ended, progress: Progress) -> Failure:
 
 def _told(folder: Path, ended: Ended, progress: Progress) -> Failure:
     reasons = sorted(_reasons(folder), key=lambda reason: (reason.kind != "oom", reason.time))
-    where = f"in phase {progress.phase}, step {progress.step} of {progress.steps}"
+    where = f"in phase {progress.phase}" + (f", step {progress.step} of {progress.steps}" if progress.steps else "")
     if ended.timed_out:
         return _timed_out(folder, f"no end after {ended.seconds:.0f} s, {where}")
     victim = _killed_rank(folder)

@@ -18,6 +18,7 @@ from pytest_llmperf.launch.aftermath import Aftermath, gather
 from pytest_llmperf.launch.allocation import Placement, listed, place
 from pytest_llmperf.launch.cluster import Cluster, answer, passed_on
 from pytest_llmperf.launch.facts import NodeFacts
+from pytest_llmperf.launch.files import means_no_room
 from pytest_llmperf.launch.leases import lease_nodes
 from pytest_llmperf.launch.local import LaunchRequest, lifeline, torchrun_command, worker_environment, write_request
 from pytest_llmperf.launch.node import SCRATCH
@@ -110,7 +111,8 @@ class SlurmLauncher:
                 nodes = tuple(node for node in self._cluster.nodes if node.node in held)
                 return self._run(request, nodes, placement, watch)
         except OSError as error:
-            return _refused(request, f"the launch could not be started ({error})")
+            refused = _refused(request, f"the launch could not be started ({error})")
+            return replace(refused, kind="unwritable") if means_no_room(error) else refused
 
     def _run(
         self,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -86,33 +84,3 @@ class Job:
     def _noted(self) -> tuple[float, float]:
         """GPU-hours of this start, and until when they count."""
         return self.journal.spent_in(self._restarts) or (0.0, self._start)
-
-
-def end_on_signals(ended_by: Callable[[str], None]) -> Callable[[], None]:
-    """Let SIGTERM (scancel, preemption) and SIGUSR1 (``sbatch --signal``) end the run as Ctrl-C does, and say so.
-
-    Returns what makes them mean again what they meant before.
-    """
-
-    before = {known: signal.getsignal(known) for known in _SIGNALS}
-
-    def handler(number: int, _frame: FrameType | None) -> None:
-        for known in _SIGNALS:
-            signal.signal(known, signal.SIG_IGN)  # SLURM repeats itself, and the ending must come to its end
-        ended_by(signal.Signals(number).name)
-        raise KeyboardInterrupt
-
-    try:
-        for known in _SIGNALS:
-            signal.signal(known, handler)
-    except ValueError:  # not the main thread: whoever embeds pytest there minds its signals
-        return lambda: None
-
-    def restore() -> None:
-        for known, earlier in before.items():
-            signal.signal(known, earlier)
-
-    return restore
-
-
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

@@ -48,7 +48,7 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         return
     if session.job is not None:
         session.job.note_spent()
-    if session.unfinished:
+    if session.unfinished and session.in_job:
         pytest_session.exitstatus = OVER_BUDGET if session.over_budget else UNFINISHED
     if session.unfinished or pytest_session.exitstatus == pytest.ExitCode.INTERRUPTED:
         session.coverage.parts.add("the run was ended before its end")  # workers of xdist no longer tell

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Mapping
 from typing import Any
 
 import pytest
 
-from pytest_llmperf.launch.allocation import job_key
-from pytest_llmperf.plugin import benchmark, ending, options, plan
+from pytest_llmperf.plugin import benchmark, ending, options, plan, signals
 from pytest_llmperf.plugin.findings import FINDINGS, Findings
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
@@ -44,14 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     session = PerfSession(config, options.read_settings(config))
     config.stash[SESSION] = session
-    config.pluginmanager.register(_Collector(session), "llmperf-collector")
-    if session.job is not None or job_key(os.environ):  # of a job whose launches stay on its first node, too
-        from pytest_llmperf.plugin.allocated import end_on_signals
-
-        def ended_by(name: str) -> None:
-            session.unfinished = name
-
-        config.add_cleanup(end_on_signals(ended_by))
+    collector = _Collector(session)
+    config.pluginmanager.register(collector, "llmperf-collector")
+    if session.in_job:
+        collector.mind(signals.OF_A_JOB)
     if session.settings.gpus or session.settings.launcher == "slurm":
         _ = session.machine  # fewer GPUs than asked for ends the run here, before anything is collected
 
@@ -62,6 +56,17 @@ class _Collector:
     def __init__(self, session: PerfSession) -> None:
         self.session = session
         self._seen: set[str] = set()
+        self._minds: tuple[signals.Signals, ...] = ()
+
+    def mind(self, wanted: tuple[signals.Signals, ...]) -> None:
+        """Let these signals end the run as Ctrl-C does, unless others do already."""
+        if not self._minds:
+            self._minds = wanted
+            self.session.config.add_cleanup(signals.end_on(wanted, self._ended_by))
+
+    def _ended_by(self, name: str) -> None:
+        self.session.unfinished = name
+        self.session.notes.append(f"ended by {name}: what was not told until then was not judged")
 
     @pytest.hookimpl
     def pytest_itemcollected(self, item: pytest.Item) -> None:
@@ -88,6 +93,8 @@ class _Collector:
         self.session.coverage.nodes |= cases
         self.session.coverage.parts |= {f"{left_out} perf test(s) were left out"} if left_out else set()
         self.session.num_gates = len(cases)
+        if cases:  # to a run without any, signals mean what they always meant
+            self.mind(signals.OF_A_HOST)
 
     @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
@@ -144,6 +151,7 @@ class _Collector:
             self.session.unfinished, self.session.over_budget = unfinished
         values: Mapping[str, Any] | None = getattr(report, "llmperf", None)
         if values is not None:
+            self.mind(signals.OF_A_HOST)  # the controller of a parallel run collects nothing itself
             self.session.findings.add(values)
             if values["said"]:
                 self.session.coverage.note(report.nodeid, values["said"])

@@ -46,10 +46,11 @@ def prune(session: PerfSession) -> bool:
         if doubts:
             session.notes.append(f"--update-baselines=prune: nothing was removed, {doubts}")
             return False
-        if session.settings.dry_run:
+        if not unused:
+            session.notes.append("--update-baselines=prune: nothing to remove, every baseline is in use")
+        elif session.settings.dry_run:
             session.notes += [f"--update-baselines=prune would remove: {path}" for path in unused]
         else:
-            session.notes += [] if unused else ["--update-baselines=prune: nothing to remove, every baseline is in use"]
             for path in unused:
                 path.unlink()
                 session.notes.append(f"removed baseline: {path}")

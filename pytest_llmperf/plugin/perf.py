@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from pytest_llmperf.course import LaunchFailed
+from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.validity import neighbours
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin import benchmark, commands
 from pytest_llmperf.plugin.asked import need_a_narrower_training, need_nats, need_specs, need_the_same_tokens
@@ -263,7 +263,7 @@ class Perf:
             reason = f"{error.spec_id}: {reason}"
         self._findings.results.append(replace(result, verdict="invalid", reason=reason))
         known = known_failure(spec)
-        lines = [str(error), *neighbours(error.failure.health), *([known] if known else [])]
+        lines = [str(error), *validity.neighbours(error.failure.health), *([known] if known else [])]
         return did_not_train("\n".join([*lines, f"run it again: {commands.rerun(self._item, self._session)}"]))
 
     def _result(self, spec: TrainSpec, verdict: str, reason: str) -> CaseResult:
@@ -295,12 +295,13 @@ class Perf:
         failing = {"invalid", "regressed", "new"} | ({"improved", "inconclusive"} if self._settings.strict else set())
         if refused and result.verdict not in failing:
             raise failed(f"{result.id}: {refused}")
-        paired = held_against.startswith("turns")  # there is no baseline to accept it into
+        # In turns there is no baseline to accept it into, and what was measured under a fault is never recorded.
+        never = held_against.startswith("turns") or any(validity.injected(result.launches))
         if result.verdict in failing and not result.updated:
             message = failure_message(
                 result,
                 rerun=commands.rerun(self._item, self._session),
-                accept="" if paired else commands.accept(self._item, self._session, result.verdict),
+                accept="" if never else commands.accept(self._item, self._session, result.verdict),
                 baseline=held_against,
             )
             raise failed("\n".join(filter(None, [message, refused])))

@@ -53,7 +53,7 @@ class PerfSession:
         self.num_gates = 1
         self._launcher: SlurmLauncher | None = None
         self.unfinished = ""
-        """What ended this run before its end, where another start can go on."""
+        """What ended this run before its end."""
         self.over_budget = False
         """Whether that was the budget: another start would change nothing."""
 
@@ -122,6 +122,15 @@ class PerfSession:
                 others += ", or add --perf-dry-run, which launches nothing and tells what the run would cost"
             raise pytest.UsageError(f"{option}: not in a SLURM job that launches by srun; {others}")
         return None
+
+    @property
+    def in_job(self) -> bool:
+        """Whether this is a SLURM job's run, also one whose launches stay on its first node: another start can go on.
+
+        Raises:
+            pytest.UsageError: see ``job``.
+        """
+        return self.job is not None or bool(job_key(os.environ))
 
     @cached_property
     def machine(self) -> Machine:

@@ -104,6 +104,8 @@ def test_testpaths_are_the_suite_unless_somebody_else_recorded(project: Project)
     (project.path / "test_mine.py").rename(project.path / "tests" / "test_mine.py")
     project.pytester.makeini("[pytest]\ntestpaths = tests\n")
     project.record()
+    result = project.run("--update-baselines=prune", "--perf-dry-run")
+    result.stdout.fnmatch_lines(["*nothing to remove, every baseline is in use"])
     (project.path / "tests" / "test_mine.py").write_text(ONE)
     for options in ((), ("tests",)):
         result = project.run("--update-baselines=prune", "--perf-dry-run", *options)

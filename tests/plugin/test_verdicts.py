@@ -90,6 +90,15 @@ def test_what_a_verdict_does_not_say_is_a_note(project: Project) -> None:
     assert "broke the graph" not in result.stdout.str()
 
 
+def test_what_a_fault_did_is_not_offered_to_be_accepted(project: Project) -> None:
+    project.record()
+    project.fake(reserved_bytes=2**31, evidence={"injected": "hold=1073741824"})
+    result = project.run("-k", "sdpa")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*regressed: peak_reserved_bytes*", "run it again: *"])
+    assert "--update-baselines" not in result.stdout.str()
+
+
 @pytest.mark.parametrize(("name", "did"), [("graph_breaks", "broke the graph"), ("recompilations", "compiled anew")])
 def test_what_the_compiler_did_beyond_the_baselines_is_a_note(project: Project, name: str, did: str) -> None:
     project.pytester.makepyfile(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from pytest_llmperf.course import Failure, Progress
-from pytest_llmperf.launch import files, outcome
+from pytest_llmperf.launch import files, local, outcome
+from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.spec import TrainSpec
 
@@ -34,6 +38,17 @@ def read(folder: Path, *, timed_out: bool = False) -> Failure:
         found = outcome.read(folder, SPEC, Ended(1, timed_out=timed_out, seconds=9.0), Progress(phase="training"))
     assert isinstance(found, Failure)
     return found
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, "unwritable"), (errno.ENOENT, "never-started")])
+def test_a_launch_that_cannot_begin_for_want_of_room_says_so(tmp_path: Path, number: int, kind: str) -> None:
+    error = OSError(number, os.strerror(number), "request.json")
+    request = LaunchRequest(spec=SPEC, folder=tmp_path / "run", gpus=(), timeout_seconds=9)
+    with mock.patch.object(local, "write_request", side_effect=error):
+        failure = local.LocalLauncher().launch(request, lambda _: None)
+    assert isinstance(failure, Failure)
+    assert failure.kind == kind
+    assert os.strerror(number) in failure.message
 
 
 def test_a_folder_with_room_has_nothing_to_tell_and_keeps_nothing(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.launch import scheduler
 from pytest_llmperf.launch.cluster import Cluster
 from pytest_llmperf.launch.site import SlurmOptions
-from pytest_llmperf.plugin import allocated, slurm_options
+from pytest_llmperf.plugin import allocated, signals, slurm_options
 from pytest_llmperf.plugin.journal import Journal, Kept
 from pytest_llmperf.result import CaseResult
 from tests.fakes import Fake, launch_of
@@ -241,7 +241,7 @@ def test_a_job_launches_by_srun_and_a_step_of_it_does_not(
 @contextmanager
 def ending() -> Iterator[list[str]]:
     told: list[str] = []
-    restore = allocated.end_on_signals(told.append)
+    restore = signals.end_on(signals.OF_A_JOB, told.append)
     try:
         yield told
     finally:
