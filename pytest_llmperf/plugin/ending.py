@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.plugin.plan import gpu_hours, plan_lines, skip_lines
-from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, PerfSession
+from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.result import CaseResult
 
 
@@ -48,8 +48,8 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         return
     if session.job is not None:
         session.job.note_spent()
-    if session.unfinished and session.in_job:
-        pytest_session.exitstatus = OVER_BUDGET if session.over_budget else UNFINISHED
+    if session.ends_with:
+        pytest_session.exitstatus = session.ends_with
     if session.unfinished or pytest_session.exitstatus == pytest.ExitCode.INTERRUPTED:
         session.coverage.parts.add("the run was ended before its end")  # workers of xdist no longer tell
     if not _concerned(session):

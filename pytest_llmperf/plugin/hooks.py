@@ -20,7 +20,7 @@ from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtur
     train_spec,
 )
 from pytest_llmperf.plugin.refused import line_of
-from pytest_llmperf.plugin.session import SESSION, PerfSession
+from pytest_llmperf.plugin.session import SESSION, UNFINISHED, PerfSession
 
 _MARKERS = (
     "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9')",
@@ -66,6 +66,8 @@ class _Collector:
 
     def _ended_by(self, name: str) -> None:
         self.session.unfinished = name
+        if self.session.in_job:
+            self.session.ends_with = UNFINISHED
         self.session.notes.append(f"ended by {name}: what was not told until then was not judged")
 
     @pytest.hookimpl
@@ -128,7 +130,7 @@ class _Collector:
             # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
             report.llmperf = findings.take(findings.said(report))  # type: ignore[attr-defined]
         if self.session.unfinished and hasattr(item.config, "workerinput"):
-            report.llmperf_unfinished = (self.session.unfinished, self.session.over_budget)  # type: ignore[attr-defined]
+            report.llmperf_unfinished = (self.session.unfinished, self.session.ends_with)  # type: ignore[attr-defined]
             item.session.shouldstop = self.session.unfinished
         return report
 
@@ -148,7 +150,7 @@ class _Collector:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         unfinished = getattr(report, "llmperf_unfinished", None)
         if unfinished is not None:
-            self.session.unfinished, self.session.over_budget = unfinished
+            self.session.unfinished, self.session.ends_with = unfinished
         values: Mapping[str, Any] | None = getattr(report, "llmperf", None)
         if values is not None:
             self.mind(signals.OF_A_HOST)  # the controller of a parallel run collects nothing itself

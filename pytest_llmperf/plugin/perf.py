@@ -7,20 +7,17 @@ from dataclasses import replace
 import pytest
 
 from pytest_llmperf.course import LaunchFailed
-from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.measurement import Launch
-from pytest_llmperf.plugin import benchmark, commands
 from pytest_llmperf.plugin.asked import need_a_narrower_training, need_nats, need_specs, need_the_same_tokens
 from pytest_llmperf.plugin.capacity import LAUNCHES, Capacity
 from pytest_llmperf.plugin.comparing import Duel
-from pytest_llmperf.plugin.failed import did_not_train, failed
+from pytest_llmperf.plugin.conclusions import Conclusions
+from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.findings import FINDINGS, Findings
-from pytest_llmperf.plugin.journal import Kept
-from pytest_llmperf.plugin.known import known_failure
 from pytest_llmperf.plugin.marks import Marks
 from pytest_llmperf.plugin.plan import Planner
 from pytest_llmperf.plugin.policy import policy_of
@@ -32,11 +29,8 @@ from pytest_llmperf.plugin.show import Show
 from pytest_llmperf.plugin.sound import SoundLaunches
 from pytest_llmperf.plugin.trial import Trial
 from pytest_llmperf.plugin.widths import Measured
-from pytest_llmperf.report.failure import failure_message
 from pytest_llmperf.result import CaseResult
 from pytest_llmperf.spec import TrainSpec
-
-_BEFORE = "concluded before the job was requeued"
 
 
 class Perf:
@@ -44,9 +38,10 @@ class Perf:
 
     def __init__(self, request: pytest.FixtureRequest, session: PerfSession) -> None:
         item: pytest.Item = request.node
-        self._request, self._item, self._session, self._settings = request, item, session, session.settings
+        self._session, self._settings = session, session.settings
         self._marks = Marks.of(item)
         self._findings = item.stash.setdefault(FINDINGS, Findings())
+        self._conclusions = Conclusions(request, session, self._marks, self._findings)
         self._planner = Planner(session, self._findings)
         self._recorder = Recorder(session, item.nodeid)
         self._show = Show(item.config)
@@ -66,7 +61,7 @@ class Perf:
         try:
             return tuple(self._runner.launch(spec, number) for number in range(1, self._settings.launches + 1))
         except LaunchFailed as error:
-            raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
+            raise self._conclusions.launch_failed(self._conclusions.result(spec), error, spec) from None
 
     def check(self, spec: TrainSpec, *, scaled_from: TrainSpec | None = None) -> CaseResult:
         """Launch ``spec`` until it is decided against its baseline, and fail the test unless it holds.
@@ -83,10 +78,10 @@ class Perf:
         if scaled_from is not None:
             need_a_narrower_training(spec, scaled_from)
         self._planner.name(spec.digest)
-        concluded = self._concluded(spec.digest)
+        concluded = self._conclusions.earlier(spec.digest)
         if concluded is not None:
             self._session.widths.add(Measured(spec, concluded[0], self._recorder.find(spec)))
-            return self._conclude(*concluded)
+            return self._conclusions.conclude(*concluded)
         return (self._check_against if self._settings.against else self._check)(spec, scaled_from)
 
     def compare(  # noqa: PLR0913 - two specs and five named bounds
@@ -121,10 +116,10 @@ class Perf:
             need_the_same_tokens(before, after)
         self._planner.name(before.digest, after.digest)
         both = f"{after.id}-over-{before.id}"
-        result = replace(self._result(after, "", ""), id=both, digest=f"{after.digest}-{before.digest}")
-        concluded = self._concluded(result.digest)
+        result = replace(self._conclusions.result(after), id=both, digest=f"{after.digest}-{before.digest}")
+        concluded = self._conclusions.earlier(result.digest)
         if concluded is not None:
-            return self._conclude(*concluded)
+            return self._conclusions.conclude(*concluded)
         withheld = self._planner.ask(before, after, name=both, launches=2 * self._settings.launches)
         if withheld:
             return replace(result, verdict="planned", reason=withheld)
@@ -134,8 +129,10 @@ class Perf:
         try:
             judged = duel.gain(before, after, bounds, self._marks.inactive)
         except LaunchFailed as error:
-            raise self._launch_failed(result, error, before if error.spec_id == before.id else after) from None
-        return self._conclude(judged.told(result), held_against="turns with the other spec")
+            raise self._conclusions.launch_failed(
+                result, error, before if error.spec_id == before.id else after
+            ) from None
+        return self._conclusions.conclude(judged.told(result), held_against="turns with the other spec")
 
     def max_micro_batch(self, spec: TrainSpec) -> CaseResult:
         """Find the largest micro-batch of ``spec`` that trains, to the unit, and fail the test if it was larger.
@@ -145,10 +142,10 @@ class Perf:
         """
         need_specs("max_micro_batch", spec)
         self._planner.name(spec.capacity_digest)
-        result = replace(self._result(spec, "", ""), id=spec.capacity_id, digest=spec.capacity_digest)
-        concluded = self._concluded(result.digest)
+        result = replace(self._conclusions.result(spec), id=spec.capacity_id, digest=spec.capacity_digest)
+        concluded = self._conclusions.earlier(result.digest)
         if concluded is not None:
-            return self._conclude(*concluded)
+            return self._conclusions.conclude(*concluded)
         withheld = self._planner.ask(spec, name=result.id, launches=LAUNCHES, limited=True)
         if withheld:
             return replace(result, verdict="planned", reason=withheld)
@@ -156,17 +153,16 @@ class Perf:
         try:
             judged = capacity.check(spec, result, self._marks.inactive)
         except BaselineError as error:
-            self._findings.results.append(replace(result, verdict="invalid", reason=str(error)))
-            raise failed(str(error)) from None
+            raise self._conclusions.unusable(result, error) from None
         except LaunchFailed as error:
-            raise self._launch_failed(result, error, spec) from None
-        return self._conclude(*judged)
+            raise self._conclusions.launch_failed(result, error, spec) from None
+        return self._conclusions.conclude(*judged)
 
     def _check(self, spec: TrainSpec, scaled_from: TrainSpec | None) -> CaseResult:
         same = self._session.widths.same(spec)
         baseline, withheld = self._prepared(spec, same)
         if withheld:
-            result = self._result(spec, "planned", withheld)
+            result = self._conclusions.result(spec, "planned", withheld)
             self._session.widths.add(Measured(spec, result, baseline))
             return result
         if self._must_run_out():
@@ -186,8 +182,8 @@ class Perf:
             try:
                 judgement = trial.run(baseline, self._scaling(spec, scaled_from, baseline, policy))
             except LaunchFailed as error:
-                raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
-            return trial.told(self._result(spec, "", ""), judgement)
+                raise self._conclusions.launch_failed(self._conclusions.result(spec), error, spec) from None
+            return trial.told(self._conclusions.result(spec), judgement)
 
         def record(result: CaseResult, baseline: Baseline | None) -> CaseResult:
             return self._recorder.record(spec, result, baseline, trial.disagreement)
@@ -197,7 +193,7 @@ class Perf:
         else:
             result, baseline, refused = self._recorder.settle(baseline, judge, record)
         self._session.widths.add(Measured(spec, result, baseline, refused))
-        return self._conclude(result, size_of(baseline) if baseline else "none", refused)
+        return self._conclusions.conclude(result, size_of(baseline) if baseline else "none", refused)
 
     def _prepared(self, spec: TrainSpec, same: Measured | None) -> tuple[Baseline | None, str]:
         """What it is held against, and why it is not launched; a broken file is told before it costs GPU time."""
@@ -210,8 +206,7 @@ class Perf:
             if not same and not withheld:
                 self._recorder.prepare(spec, baseline)
         except BaselineError as error:
-            self._findings.results.append(self._result(spec, "invalid", str(error)))
-            raise failed(str(error)) from None
+            raise self._conclusions.unusable(self._conclusions.result(spec), error) from None
         return baseline, withheld
 
     def _check_that_it_runs_out(self, spec: TrainSpec) -> CaseResult:
@@ -221,10 +216,12 @@ class Perf:
             launch = sound.launch(spec, lambda spec: self._runner.launch(spec, 1))
         except LaunchFailed as error:
             if error.failure.kind != "oom" or sound.spoilt:
-                raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
-            return self._conclude(self._result(spec, "pass", "ran out of memory, as declared"))
+                raise self._conclusions.launch_failed(self._conclusions.result(spec), error, spec) from None
+            return self._conclusions.conclude(self._conclusions.result(spec, "pass", "ran out of memory, as declared"))
         reason = f"was declared to run out of memory below {self._marks.oom_below_gib:g} GiB, and trained"
-        return self._conclude(replace(self._result(spec, "invalid", reason), launches=(launch,)))
+        return self._conclusions.conclude(
+            replace(self._conclusions.result(spec, "invalid", reason), launches=(launch,))
+        )
 
     def _scaling(
         self, spec: TrainSpec, scaled_from: TrainSpec | None, baseline: Baseline | None, policy: Policy
@@ -239,70 +236,20 @@ class Perf:
     def _check_against(self, spec: TrainSpec, scaled_from: TrainSpec | None) -> CaseResult:
         withheld = self._planner.ask(spec, name=spec.id, launches=2 * self._settings.launches)
         if withheld:
-            return self._result(spec, "planned", withheld)
+            return self._conclusions.result(spec, "planned", withheld)
         policy, python = policy_of(spec, self._session, self._marks), self._settings.against
         duel = Duel(self._session, self._runner, self._show.say, policy)
         scaling = self._scaling(spec, scaled_from, None, policy)
         try:
             judged = duel.environments(spec, python, self._marks.inactive, scaling)
         except LaunchFailed as error:
-            raise self._launch_failed(self._result(spec, "", ""), error, spec) from None
-        result = judged.told(self._result(spec, "", ""))
+            raise self._conclusions.launch_failed(self._conclusions.result(spec), error, spec) from None
+        result = judged.told(self._conclusions.result(spec))
         self._session.widths.add(Measured(spec, result, None))
-        return self._conclude(result, held_against=f"turns with {python}")
+        return self._conclusions.conclude(result, held_against=f"turns with {python}")
 
     def _must_run_out(self) -> bool:
         below = self._marks.oom_below_gib
         if below is None or self._session.on_cpu:
             return False
         return self._session.memory_bytes < below * 2**30
-
-    def _launch_failed(self, result: CaseResult, error: LaunchFailed, spec: TrainSpec) -> BaseException:
-        reason = f"launch failed ({error.failure.kind}): {error.failure.message}"
-        if error.spec_id != result.id:  # one of several that took turns
-            reason = f"{error.spec_id}: {reason}"
-        self._findings.results.append(replace(result, verdict="invalid", reason=reason))
-        known = known_failure(spec)
-        lines = [str(error), *validity.neighbours(error.failure.health), *([known] if known else [])]
-        return did_not_train("\n".join([*lines, f"run it again: {commands.rerun(self._item, self._session)}"]))
-
-    def _result(self, spec: TrainSpec, verdict: str, reason: str) -> CaseResult:
-        return CaseResult(
-            id=spec.id,
-            digest=spec.digest,
-            nodeid=self._item.nodeid,
-            machine=self._session.machine_kind,
-            verdict=verdict,
-            reason=reason,
-            reference=self._marks.reference,
-            rung=self._marks.rung,
-        )
-
-    def _concluded(self, digest: str) -> tuple[CaseResult, str, str] | None:
-        """What the job concluded of this case before it was requeued, where this run goes on with that."""
-        kept = self._session.job and self._session.job.journal.find(self._item.nodeid, digest)
-        if not kept or self._settings.dry_run:
-            return None
-        result = replace(kept.result, notes=tuple(dict.fromkeys((*kept.result.notes, _BEFORE))))
-        return result, kept.held_against, kept.refused
-
-    def _conclude(self, result: CaseResult, held_against: str = "none", refused: str = "") -> CaseResult:
-        self._findings.results.append(result)
-        if self._session.job is not None and _BEFORE not in result.notes:
-            trouble = self._session.job.keep(Kept(result, held_against, refused))
-            self._session.notes += [trouble] if trouble else []
-        benchmark.record(self._request, result)
-        failing = {"invalid", "regressed", "new"} | ({"improved", "inconclusive"} if self._settings.strict else set())
-        if refused and result.verdict not in failing:
-            raise failed(f"{result.id}: {refused}")
-        # In turns there is no baseline to accept it into, and what was measured under a fault is never recorded.
-        never = held_against.startswith("turns") or any(validity.injected(result.launches))
-        if result.verdict in failing and not result.updated:
-            message = failure_message(
-                result,
-                rerun=commands.rerun(self._item, self._session),
-                accept="" if never else commands.accept(self._item, self._session, result.verdict),
-                baseline=held_against,
-            )
-            raise failed("\n".join(filter(None, [message, refused])))
-        return result

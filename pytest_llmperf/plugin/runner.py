@@ -109,10 +109,11 @@ class Runner:
             return start(request, watch)
         except OutOfTimeError as error:
             live.clear()
-            self._session.unfinished, self._session.over_budget = str(error), error.over_budget
+            self._session.unfinished = str(error)
+            self._session.ends_with = OVER_BUDGET if error.over_budget else UNFINISHED
             if hasattr(self._session.config, "workerinput"):
                 pytest.skip(str(error))  # the controller of a parallel run would take an exit for a crash
-            pytest.exit(str(error), returncode=OVER_BUDGET if error.over_budget else UNFINISHED)
+            pytest.exit(str(error), returncode=self._session.ends_with)
         except KeyboardInterrupt:
             live.clear()
             self._show.say(f"{request.spec.id}: interrupted; its logs are in {request.folder}")

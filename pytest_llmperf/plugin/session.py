@@ -54,8 +54,8 @@ class PerfSession:
         self._launcher: SlurmLauncher | None = None
         self.unfinished = ""
         """What ended this run before its end."""
-        self.over_budget = False
-        """Whether that was the budget: another start would change nothing."""
+        self.ends_with = 0
+        """The exit code for that, where pytest's own does not tell enough."""
 
     @cached_property
     def widths(self) -> Widths:
