@@ -23,6 +23,8 @@ def test_attention(perf, train_spec):
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A user's project: one test file, and nothing else of ours."""
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    # Where temporary folders are inside some repository, it is none of the project's.
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     # Fakes train on nothing: they need not wait for what else trains on this host.
     monkeypatch.setenv("LLMPERF_LEASE_DIR", str(pytester.path.with_name(f"{pytester.path.name}-leases")))
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", "CI"):

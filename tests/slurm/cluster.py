@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,14 +21,13 @@ import psutil
 PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"
 NODES = ("n1", "n2", "n3")
 
-_MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
-
 _CONFIGURATION = """\
 ClusterName=llmperf
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
+AuthInfo=socket={munge}/socket
 SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
 StateSaveLocation={home}/state
@@ -39,7 +41,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdTimeout=10
-KillWait=20
+KillWait=60
 MinJobAge=3600
 ReturnToService=2
 MpiDefault=none
@@ -82,7 +84,8 @@ class Slurm:
     def environment(self) -> dict[str, str]:
         """For everything that talks to it; gloo would look up this host's name, which need not resolve."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PYTEST_"))}
-        return {**clean, "SLURM_CONF": str(self.home / "slurm.conf"), "GLOO_SOCKET_IFNAME": "lo"}
+        own = {"SLURM_CONF": str(self.home / "slurm.conf"), "LLMPERF_LEASE_DIR": str(self.home / "leases")}
+        return {**clean, **own, "GLOO_SOCKET_IFNAME": "lo"}
 
     def job(self, job: str) -> dict[str, str]:
         """Its fields, as scontrol shows them."""
@@ -107,21 +110,33 @@ class Slurm:
 
     def wait(self, seen: Callable[[], object], seconds: float, otherwise: Callable[[], str]) -> None:
         deadline = time.monotonic() + seconds
-        while not seen():
+        while True:
+            with suppress(AssertionError, subprocess.TimeoutExpired):  # a busy controller may not answer at once
+                if seen():
+                    return
             assert time.monotonic() < deadline, otherwise()
             time.sleep(0.3)
+
+    def processes(self, **variables: str) -> list[psutil.Process]:
+        """Those of this cluster and no other one on this host, with these variables too."""
+        wanted = {**variables, "SLURM_CONF": self.environment["SLURM_CONF"]}
+        return [
+            process
+            for process in psutil.process_iter()
+            if process.pid != os.getpid() and all(_variable(process, name) == wanted[name] for name in wanted)
+        ]
 
     def end_all_jobs(self) -> None:
         """Cancel what runs or waits, as a test that failed leaves it."""
         jobs = self.command("squeue", "--noheader", "--format=%A").split()
         if jobs:
             self.command("scancel", *jobs)
-            self.wait(lambda: not self.command("squeue", "--noheader"), 60, lambda: f"jobs {jobs} do not end")
+            self.wait(lambda: not self.command("squeue", "--noheader"), 150, lambda: f"jobs {jobs} do not end")
 
     def kill_node(self, node: str) -> None:
         """As if its power went: its slurmd, the steps it runs, and everything in them."""
         daemon = _slurmd(self.home, node)
-        inside = [process for process in psutil.process_iter() if _variable(process, "SLURMD_NODENAME") == node]
+        inside = self.processes(SLURMD_NODENAME=node)
         steps = {parent for process in inside if (parent := process.parent()) and "slurmstepd" in parent.name()}
         for victim in [*steps, *([daemon] if daemon else []), *inside]:
             with suppress(psutil.Error):
@@ -158,22 +173,19 @@ def running(home: Path) -> Iterator[Slurm]:
     nodes = "\n".join(
         _NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, ports[2:], strict=True)
     )
-    (home / "slurm.conf").write_text(_CONFIGURATION.format(home=home, host=host, ports=ports, nodes=nodes))
     slurm = Slurm(home)
-    munged = _start_munged()
-    try:
-        _run(["slurmctld", "-c"], slurm.environment)
-        for node in NODES:
-            _run(["slurmd", "-N", node], slurm.environment)
-        slurm.wait(
-            lambda: all(slurm.is_idle(node) for node in NODES), 60, lambda: f"SLURM does not start, see {home}/*.log"
-        )
-        yield slurm
-    finally:
-        _end(slurm)
-        if munged is not None:
-            munged.terminate()
-            psutil.wait_procs([munged], timeout=10)
+    with _munged() as munge:
+        text = _CONFIGURATION.format(home=home, host=host, ports=ports, nodes=nodes, munge=munge)
+        (home / "slurm.conf").write_text(text)
+        try:
+            _run(["slurmctld", "-c"], slurm.environment)
+            for node in NODES:
+                _run(["slurmd", "-N", node], slurm.environment)
+            for node in NODES:
+                slurm.wait(partial(slurm.is_idle, node), 60, lambda: f"SLURM does not start, see {home}/*.log")
+            yield slurm
+        finally:
+            _end(slurm)
 
 
 def _end(slurm: Slurm) -> None:
@@ -185,29 +197,28 @@ def _end(slurm: Slurm) -> None:
     _, alive = psutil.wait_procs(daemons, timeout=15)
     for daemon in alive:
         daemon.kill()
-    ours = [
-        process for process in psutil.process_iter() if _variable(process, "SLURM_CONF") == f"{slurm.home}/slurm.conf"
-    ]
-    for process in ours:
-        if process.pid != os.getpid():
-            with suppress(psutil.Error):
-                process.kill()
+    for process in slurm.processes():
+        with suppress(psutil.Error):
+            process.kill()
 
 
-def _start_munged() -> psutil.Process | None:
-    """munged, unless one runs already; that one is somebody else's to end."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        probe.connect(str(_MUNGE_SOCKET))
-        return None
-    _MUNGE_SOCKET.parent.mkdir(exist_ok=True)
-    shutil.chown(_MUNGE_SOCKET.parent, "munge", "munge")
-    _MUNGE_SOCKET.parent.chmod(0o755)
-    subprocess.run(["runuser", "-u", "munge", "--", _program("munged") or "munged"], check=True, capture_output=True)
-    pid_file = _MUNGE_SOCKET.parent / "munged.pid"
-    deadline = time.monotonic() + 10
-    while not pid_file.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return psutil.Process(int(pid_file.read_text()))
+@contextmanager
+def _munged() -> Iterator[Path]:
+    """A munged of this cluster's own; yields the folder of its socket, which everybody must be able to enter."""
+    with tempfile.TemporaryDirectory(prefix="llmperf-munge-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "key").write_bytes(secrets.token_bytes(1024))
+        (folder / "key").chmod(0o600)
+        files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        # Once the command has returned, it answers.
+        _run(["munged", *(f"--{option}={folder / file}" for option, file in files.items())], dict(os.environ))
+        munged = psutil.Process(int((folder / "pid").read_text()))
+        try:
+            yield folder
+        finally:
+            munged.terminate()
+            psutil.wait_procs([munged], timeout=10)
 
 
 def _slurmd(home: Path, node: str) -> psutil.Process | None:
@@ -246,14 +257,14 @@ def _program(name: str) -> str | None:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Below those that Linux hands out by itself: a node that is started anew needs its port again."""
+    found: list[int] = []
+    while len(found) < count:
+        port = 10_000 + secrets.randbelow(10_000)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found += [] if port in found else [port]
+    return found
 
 
 __all__ = ["NODES", "Slurm", "missing", "running"]

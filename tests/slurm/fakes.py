@@ -93,7 +93,7 @@ else:
         (folder / "failure-1.json").write_text(json.dumps(failure))
         sys.exit(1)
     if "launch" in plan and not list(folder.glob("launch.json")):
-        copy = f"cp '{plan['launch']}' '{folder}/.part' && mv '{folder}/.part' '{folder}/launch.json'"
+        copy = f"cp '{plan['launch']}' '{folder}/.part-$$' && mv '{folder}/.part-$$' '{folder}/launch.json'"
         late = f"sleep {plan.get('late', 0)}; {copy}"
         subprocess.Popen(["sh", "-c", late])
 """

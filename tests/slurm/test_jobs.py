@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 
@@ -42,7 +41,7 @@ def test_a_job_may_keep_its_launches_on_its_first_node(suite: Suite) -> None:
     suite.slurm.ended(job)
     suite.until(job, (suite.folder / f"out-{job}.json").exists)
     assert suite.results(job)["unfinished"] == "SIGTERM"
-    assert left_of(job) == []
+    assert suite.slurm.processes(SLURM_JOB_ID=job) == []
 
 
 def test_a_regression_ends_red(suite: Suite) -> None:
@@ -94,19 +93,19 @@ def test_a_node_that_slurm_gives_up_is_named_and_not_the_one_whose_ranks_it_ends
 def test_a_rank_that_hangs_is_told_with_its_stack(suite: Suite) -> None:
     suite.steps(ENDLESS)
     start = time.monotonic()
-    job = suite.slurm.ended(suite.submit("-k", "gpus2", "--perf-timeout", "30", inject="hang=5 rank=1"))
-    assert time.monotonic() - start < 100
+    job = suite.slurm.ended(suite.submit("-k", "gpus2", "--perf-timeout", "60", inject="hang=5 rank=1"))
+    assert time.monotonic() - start < 150
     log = suite.log(job["JobId"])
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0"), log
     reason = suite.results(job["JobId"])["2"]["reason"]
     assert re.search(r"timeout.*rank 1 in _hang \(inject\.py:\d+\); rank 0 in ", reason), reason
     assert "pytest_llmperf/worker/inject.py" in log, "the hanging rank's stack"
-    assert left_of(job["JobId"]) == []
+    assert suite.slurm.processes(SLURM_JOB_ID=job["JobId"]) == []
 
 
 def test_a_rank_that_cannot_answer_is_named_with_its_node(suite: Suite) -> None:
     suite.steps(ENDLESS)
-    job = suite.submit("-k", "gpus2", "--perf-timeout", "30")
+    job = suite.submit("-k", "gpus2", "--perf-timeout", "60")
     suite.until(job, lambda: suite.training("gpus2"))
     (file,) = suite.folder.glob(".llmperf/*/*gpus2*/rank-1.pid")
     rank = psutil.Process(int(file.read_text()))
@@ -115,7 +114,7 @@ def test_a_rank_that_cannot_answer_is_named_with_its_node(suite: Suite) -> None:
     suite.slurm.ended(job)
     reason = suite.results(job)["2"]["reason"]
     assert re.search(rf"timeout.*: rank 1 on node {node} did not answer \(stopped\); rank 0 in ", reason), reason
-    assert left_of(job) == []
+    assert suite.slurm.processes(SLURM_JOB_ID=job) == []
 
 
 def test_a_time_limit_that_is_near_starts_nothing_more(suite: Suite) -> None:
@@ -139,7 +138,7 @@ def test_scancel_keeps_what_is_known_and_leaves_nobody(suite: Suite) -> None:
     results = suite.results(job)
     assert results["unfinished"] == "SIGTERM"
     assert results["1"]["verdict"] == "pass"
-    assert left_of(job) == []
+    assert suite.slurm.processes(SLURM_JOB_ID=job) == []
 
 
 def test_a_requeued_job_goes_on_where_it_was(suite: Suite) -> None:
@@ -149,7 +148,7 @@ def test_a_requeued_job_goes_on_where_it_was(suite: Suite) -> None:
     first = suite.folder / ".llmperf"
     launched = sorted(path.name for path in first.glob("*/*gpus1*"))
     suite.slurm.command("scontrol", "requeue", job)
-    suite.slurm.wait(lambda: suite.slurm.job(job)["Restarts"] == "1", 60, lambda: suite.log(job))
+    suite.slurm.wait(lambda: suite.slurm.job(job)["Restarts"] == "1", 150, lambda: suite.log(job))
     suite.steps(12)
     fields = suite.slurm.ended(job, 240)
     assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), suite.log(job)
@@ -165,15 +164,3 @@ def test_two_jobs_at_once_do_not_meet(suite: Suite) -> None:
         assert suite.slurm.ended(job)["JobState"] == "COMPLETED", suite.log(job)
         assert suite.results(job)["1"]["verdict"] == "pass"
     assert len([*suite.folder.glob(".llmperf/2*-*-*-*")]) == 2
-
-
-def left_of(job: str) -> list[int]:
-    """Processes that still belong to the job."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("SLURM_JOB_ID") == job and process.pid != os.getpid():
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found

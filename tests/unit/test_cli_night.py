@@ -99,12 +99,15 @@ class TestSubmit:
         assert "submitted 17: " in capsys.readouterr().out
 
     def test_ctrl_c_between_two_jobs_tells_of_the_first(self, tmp_path: Path) -> None:
-        program(tmp_path / "sbatch", "[ -e asked ] && exec sleep 60; echo x > asked; echo 41")
+        program(tmp_path / "sbatch", "[ -e asked ] && echo x > again && exec sleep 60; echo x > asked; echo 41")
         with submitting(ARRAY) as command:
             assert command.stdout is not None
             lines = iter(command.stdout.readline, "")
             assert any(line.startswith("submitted 41: ") for line in lines)
-            time.sleep(0.3)
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "again").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
             command.send_signal(signal.SIGINT)
             rest = "".join(lines)
         assert command.returncode == 130

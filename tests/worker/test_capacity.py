@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.course import Failure
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
+from tests.worker.user import make, run_one
 
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")]
 
-REPOSITORY = Path(__file__).parents[2]
+LIMIT = ("--perf-memory-limit", "150MiB")
 
 CASE = """
 from dataclasses import replace
@@ -29,36 +27,18 @@ def test_case(perf, train_spec):
 """
 
 
-def run(folder: Path, *options: str, inject: str = "") -> dict[str, Any]:
-    """The one result of a run in ``folder``."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "LLMPERF_INJECT": inject}
-    environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "--gpus", "0", "--perf-memory-limit", "150MiB"]
-    subprocess.run(
-        [*command, "--perf-json", "out.json", *options],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        timeout=400,
-        check=False,
-    )
-    (result,) = json.loads((folder / "out.json").read_text())["results"]
-    return dict(result)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_is_found_recorded_and_its_loss_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_it.py").write_text(CASE)
-    first = run(tmp_path, "--update-baselines=new")
+    make(tmp_path, CASE)
+    first = run_one(tmp_path, *LIMIT, "--update-baselines=new")
     size = first["metrics"]["max_micro_batch_size"]["value"]
     assert first["verdict"] == "new"
     assert size >= 2
     (path,) = tmp_path.rglob("baselines/*-limit-0.146484gib/*/capacity/*.json")
     assert json.loads(path.read_text())["history"][-1]["metrics"]["max_micro_batch_size"] == size
     # A third of the limit is held by something else: fewer sequences fit, and that is a loss.
-    second = run(tmp_path, inject="hold=60000000")
+    second = run_one(tmp_path, *LIMIT, inject="hold=60000000")
     assert second["metrics"]["max_micro_batch_size"]["value"] < size
     assert (second["verdict"], second["metrics"]["max_micro_batch_size"]["baseline"]) == ("regressed", size)
 

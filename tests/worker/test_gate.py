@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +13,7 @@ from pytest_llmperf.insight.straggling import by_work
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
 from pytest_llmperf.measurement import Launch
+from tests.worker.user import make, run_one
 
 torch = pytest.importorskip("torch")
 
@@ -28,14 +24,13 @@ from pytest_llmperf.worker.inject import Injection  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
-REPOSITORY = Path(__file__).parents[2]
 SPEC = TrainSpec(model="llama-tiny", sequence_length=32, steps=6, min_steps=6, warmup_steps=2)
 
 CASE = """
 from dataclasses import replace
 
 def test_case(perf, train_spec):
-    perf.check(replace(train_spec, sequence_length=32, steps=8, min_steps=8))
+    perf.check(replace(train_spec, sequence_length=32, steps=40, min_steps=40))
 """
 
 
@@ -91,48 +86,31 @@ class TestThroughPytest:
 
     @pytest.fixture(scope="class")
     def project(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp("a project")
-        (folder / "pytest.ini").write_text("[pytest]\n")
-        (folder / "test_case.py").write_text(CASE)
-        assert run(folder, "--update-baselines=new", "--perf-launches", "2")["verdict"] == "new"
+        folder = make(tmp_path_factory.mktemp("a project"), CASE)
+        assert run_one(folder, "--update-baselines=new", "--perf-launches", "2")["verdict"] == "new"
         return folder
 
     def test_the_same_again_passes_in_one_launch(self, project: Path) -> None:
-        result = run(project)
+        result = run_one(project)
         assert result["verdict"] == "pass"
         assert len(result["launches"]) == 1
 
     def test_a_slowdown_is_found_by_two_launches(self, project: Path) -> None:
-        result = run(project, inject="slow=20")
+        result = run_one(project, inject="slow=20")
         assert result["verdict"] == "regressed"
         assert len(result["launches"]) == 2
         assert result["reason"].startswith("tokens_per_second_per_gpu")
 
     def test_a_leak_is_found_by_two_launches(self, project: Path) -> None:
-        result = run(project, inject="hold=400000000")
+        result = run_one(project, inject="hold=400000000")
         assert (result["verdict"], len(result["launches"])) == ("regressed", 2)
         assert result["reason"].startswith("peak_reserved_bytes")
 
     def test_a_fault_is_never_recorded(self, project: Path) -> None:
         before = {path: path.read_text() for path in project.rglob("baselines/**/*.json")}
-        run(project, "--update-baselines", "--perf-reason", "why", inject="slow=20")
+        result = run_one(project, "--update-baselines", "--perf-reason", "why", inject="slow=20")
+        assert "measured under LLMPERF_INJECT=slow=20" in result["notes"]
         assert {path: path.read_text() for path in project.rglob("baselines/**/*.json")} == before
-
-
-def run(folder: Path, *options: str, inject: str = "") -> dict[str, Any]:
-    """The one result of a run in ``folder``."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "LLMPERF_INJECT": inject}
-    environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
-    subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:randomly", "--gpus", "0", "--perf-json", "out.json", *options],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        timeout=300,
-        check=False,
-    )
-    (result,) = json.loads((folder / "out.json").read_text())["results"]
-    return dict(result)
 
 
 class FakeClock:

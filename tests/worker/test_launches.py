@@ -134,7 +134,7 @@ def test_a_launch_that_takes_too_long_is_reaped(tmp_path: Path) -> None:
 
 def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMPERF_INJECT", "hang=3 rank=1")
-    failure = launch(ENDLESS, tmp_path / "run", limit=25.0)
+    failure = launch(ENDLESS, tmp_path / "run", limit=45.0)
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.rank) == ("timeout", 1)
     assert re.search(r"step 3 of 100000: rank 1 in _hang \(inject\.py:\d+\); rank 0 in ", failure.message)
@@ -179,11 +179,13 @@ from tests.worker.test_launches import ENDLESS, launch
 launch(ENDLESS, Path({str(folder)!r}))
 """
     process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
-    while len(rank_pids(folder)) < 2 or not (folder / "progress.json").exists():
-        assert process.poll() is None
-        time.sleep(0.2)
-    process.kill()
-    process.wait()
+    try:
+        while len(rank_pids(folder)) < 2 or not (folder / "progress.json").exists():
+            assert process.poll() is None
+            time.sleep(0.2)
+    finally:
+        process.kill()
+        process.wait()
     deadline = time.monotonic() + 60
     while any(psutil.pid_exists(pid) for pid in rank_pids(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.worker.user import make, run
+
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
-
-REPOSITORY = Path(__file__).parents[2]
-
-OPTIONS = ["--gpus=0", "--update-baselines=new", "--perf-json=out.json"]
 
 CASE = """
 from dataclasses import replace
@@ -30,19 +24,10 @@ def test_width(perf, train_spec):
 
 
 def test_two_ranks_show_their_efficiency_over_one(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_case.py").write_text(CASE)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:randomly", *OPTIONS, "."],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    one, two = json.loads((tmp_path / "out.json").read_text())["results"]
+    document = run(make(tmp_path, CASE), "--update-baselines=new")
+    told = (tmp_path / "log").read_text()
+    assert document["exit_code"] == 0, told
+    one, two = document["results"]
     rates = [result["metrics"]["tokens_per_second_per_gpu"]["value"] for result in (one, two)]
     efficiency = two["metrics"]["scaling_efficiency"]
     assert efficiency["value"] == pytest.approx(rates[1] / rates[0])
@@ -54,4 +39,4 @@ def test_two_ranks_show_their_efficiency_over_one(tmp_path: Path) -> None:
     # Each rank's canary is kept, and only where there are several.
     assert ["canary" in rank for rank in one["launches"][0]["ranks"]] == [False]
     assert ["matmul_flops" in rank["canary"] for rank in two["launches"][0]["ranks"]] == [True, True]
-    assert "efficiency" in done.stdout
+    assert "efficiency" in told

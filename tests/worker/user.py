@@ -1,0 +1,56 @@
+"""A user's project in which pytest really trains, in a process of its own as from a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+RESULTS = "out.json"
+
+
+def make(folder: Path, case: str) -> Path:
+    """``folder`` with one test file."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_case.py").write_text(case)
+    return folder
+
+
+def start(folder: Path, *options: str, inject: str = "") -> subprocess.Popen[bytes]:
+    """pytest in ``folder`` on the CPU, its output in ``log``, its results in ``RESULTS``."""
+    (folder / RESULTS).unlink(missing_ok=True)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    words = ["-m", "pytest", "-v", "-p", "no:randomly", "--gpus", "0", "--perf-json", RESULTS]
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, *words, *options],
+            cwd=folder,
+            env={**clean, "PYTHONPATH": str(REPOSITORY), "LLMPERF_INJECT": inject},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # One that was started in the background ignores it, and xdist ends its workers by it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+        )
+
+
+def run(folder: Path, *options: str, inject: str = "", seconds: float = 400) -> dict[str, Any]:
+    """What ``--perf-json`` says of a whole run."""
+    with start(folder, *options, inject=inject) as process:
+        try:
+            process.wait(seconds)
+        finally:
+            process.kill()
+    assert (folder / RESULTS).exists(), (folder / "log").read_text()
+    return dict(json.loads((folder / RESULTS).read_text()))
+
+
+def run_one(folder: Path, *options: str, inject: str = "", seconds: float = 400) -> dict[str, Any]:
+    """The one result of a run."""
+    (result,) = run(folder, *options, inject=inject, seconds=seconds)["results"]
+    return dict(result)
