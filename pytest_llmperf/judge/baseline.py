@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pytest_llmperf.judge.agreement import same_figures, same_settings
 from pytest_llmperf.judge.document import (
     SCHEMA,
     Accepted,
-    BaselineChangedError,
     BaselineError,
     dump,
     parse,
@@ -21,18 +20,10 @@ from pytest_llmperf.judge.document import (
 )
 from pytest_llmperf.judge.figures import figure, percent
 from pytest_llmperf.judge.noise import labels
-from pytest_llmperf.judge.validity import injected, unusable
+from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import Check
 from pytest_llmperf.shape import typed
-from pytest_llmperf.spec import TrainSpec
-
-# More would only slow reading: what a verdict can see is decided by the first dozen.
-_MAX_LAUNCHES = 24
-
-# Launches of another speed or memory that take the place of those that are stored.
-_PROVEN_BY = 2
-
 
 #: Sessions from which on a baseline says how sessions differ.
 CALIBRATED_SESSIONS = 3
@@ -142,134 +133,6 @@ class Baseline:
 def _launch_of(values: object, environments: Mapping[str, Any]) -> Launch:
     record = typed(values, {"environment": "str"}, "a launch")
     return Launch.from_dict({**record, "environment": environments[record["environment"]]})
-
-
-def accept(  # noqa: PLR0913 - each is a fact of the record, and named
-    old: Baseline | None,
-    *,
-    judged: Baseline | None,
-    spec: TrainSpec,
-    machine: str,
-    launches: Sequence[Launch],
-    verdict: str,
-    checks: Sequence[Check],
-    reason: str,
-    recorded_at: str,
-    recorded_by: str,
-    revision: str = "",
-) -> Baseline:
-    """The baseline after ``launches`` were accepted.
-
-    ``verdict`` and ``checks`` are what ``judge`` said of ``launches`` against ``judged``. Launches within tolerance
-    join those that are there; ones beyond it replace them, since two speeds are not one population. The anchor stays.
-
-    Raises:
-        BaselineChangedError: the launches were judged against another baseline than there is by now.
-        BaselineError: they are invalid, or worse beyond tolerance without a reason.
-    """
-    _refuse_unfit(old, judged, spec, launches, verdict)
-    if not reason:
-        _refuse_unexplained(spec, launches, checks)
-    entry = Accepted(
-        recorded_at=recorded_at,
-        reason=reason,
-        launches=len(launches),
-        metrics={check.metric: check.value for check in checks},
-        revision=revision,
-    )
-    new = Baseline(
-        id=spec.id,
-        digest=spec.digest,
-        machine=machine,
-        spec=spec.to_dict(),
-        recorded_by=recorded_by,
-        launches=tuple(launches)[-_MAX_LAUNCHES:],
-        anchor=entry,
-        history=(entry,),
-    )
-    return new if old is None else _joined(old, new, checks)
-
-
-def _joined(old: Baseline, new: Baseline, checks: Sequence[Check]) -> Baseline:
-    """``old`` with the one acceptance of ``new``."""
-    kept = () if _moved(checks) else old.launches
-    return replace(
-        old,
-        spec=new.spec,
-        recorded_by=new.recorded_by,
-        launches=(*kept, *new.launches)[-_MAX_LAUNCHES:],
-        history=(*old.history, *new.history),
-    )
-
-
-def _refuse_unexplained(spec: TrainSpec, launches: Sequence[Launch], checks: Sequence[Check]) -> None:
-    """What only a reason makes acceptable."""
-    worse = [check for check in checks if _is_beyond(check, worse=True)]
-    unproven = [check for check in checks if check.verdict == "inconclusive" and _is_beyond(check, worse=False)]
-    alone = [check for check in checks if check.verdict == "improved" and len(launches) < _PROVEN_BY]
-    if worse:
-        raise BaselineError(
-            f'{spec.id}: worse beyond tolerance ({_figures(worse)}); accept it with --perf-reason "why"'
-        )
-    if unproven:
-        raise BaselineError(
-            f"{spec.id}: better beyond tolerance, and not proven ({_figures(unproven)}); let --perf-launches 4 tell, "
-            'or accept it with --perf-reason "why"'
-        )
-    if alone:
-        raise BaselineError(
-            f"{spec.id}: one launch alone replaces no baseline ({_figures(alone)}); let --perf-launches {_PROVEN_BY} "
-            'tell, or accept it with --perf-reason "why"'
-        )
-
-
-def _moved(checks: Sequence[Check]) -> list[Check]:
-    """The figures that left their tolerance, so that old and new launches are not one population."""
-    beyond = [check for check in checks if _is_beyond(check, worse=True) or _is_beyond(check, worse=False)]
-    # Memory, stalls and a cold first step say nothing of the median, and efficiency half of it is another width's: what
-    # the launches know of days and hosts stays.
-    others = ("first_step_seconds", "stall_share", "scaling_efficiency")
-    return [check for check in beyond if not check.metric.endswith("_bytes") and check.metric not in others]
-
-
-def _is_beyond(check: Check, *, worse: bool) -> bool:
-    """Whether a gating figure left its tolerance in one direction, be it proven or not."""
-    # What was decided stands: a figure below a test's own floor is worse, whichever way it moved.
-    if check.verdict != "inconclusive" or check.change is None or check.tolerance is None:
-        return check.verdict == ("regressed" if worse else "improved")
-    loss = 1 / (1 + check.change) - 1 if check.higher_is_better and check.change > -1 else check.change
-    return loss > check.tolerance if worse else 1 / (1 + loss) - 1 > check.tolerance
-
-
-def _refuse_unfit(
-    old: Baseline | None, judged: Baseline | None, spec: TrainSpec, launches: Sequence[Launch], verdict: str
-) -> None:
-    if not launches:
-        raise BaselineError(f"{spec.id}: no launch was measured, there is nothing to record")
-    if verdict == "invalid":
-        raise BaselineError(f"{spec.id}: an invalid launch is never recorded")
-    refuse_injected(spec.id, launches)
-    if old != judged:
-        raise BaselineChangedError(spec.id, old)
-
-
-def refuse_injected(name: str, launches: Sequence[Launch]) -> None:
-    """A fault that was asked for is nothing to hold a case against.
-
-    Raises:
-        BaselineError: ``launches``, of the case ``name``, were measured under one.
-    """
-    for fault in injected(launches):
-        raise BaselineError(f"{name}: measured under {fault}, which is never recorded")
-
-
-def _figures(checks: Sequence[Check]) -> str:
-    """Then and now."""
-    return ", ".join(
-        f"{check.metric} {'none' if check.baseline is None else figure(check.baseline, check.unit)}"
-        f" -> {figure(check.value, check.unit)}"
-        for check in checks
-    )
 
 
 def size_of(baseline: Baseline) -> str:

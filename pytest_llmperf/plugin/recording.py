@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from pytest_llmperf.judge.baseline import Baseline, accept, describe, refuse_injected
+from pytest_llmperf.judge.acceptance import accept, refuse_injected
+from pytest_llmperf.judge.baseline import Baseline, describe
 from pytest_llmperf.judge.capacity import CapacityBaseline, accept_capacity, describe_capacity
 from pytest_llmperf.judge.document import Accepted, BaselineChangedError, BaselineError
 from pytest_llmperf.judge.store import BaselineStore

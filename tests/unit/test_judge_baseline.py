@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.baseline import Baseline, accept, creep, describe, size_of
+from pytest_llmperf.judge.acceptance import accept
+from pytest_llmperf.judge.baseline import Baseline, creep, describe, size_of
 from pytest_llmperf.judge.capacity import CapacityBaseline
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.experience import Experience

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.insight.widths import is_narrower, narrower
-from pytest_llmperf.judge.baseline import Baseline, accept, creep
+from pytest_llmperf.judge.acceptance import accept
+from pytest_llmperf.judge.baseline import Baseline, creep
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.efficiency import Efficiency, Narrow, Terms, judge_efficiency, less, milder
 from pytest_llmperf.judge.policy import Policy

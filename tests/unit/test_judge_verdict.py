@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.baseline import Baseline, accept
+from pytest_llmperf.judge.acceptance import accept
+from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.sequential import Rule
 from pytest_llmperf.judge.verdict import Judgement, judge

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.judge import store as store_module
-from pytest_llmperf.judge.baseline import Baseline, accept
+from pytest_llmperf.judge.acceptance import accept
+from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import BaselineStore, Entry
