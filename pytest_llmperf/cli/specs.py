@@ -12,6 +12,8 @@ from pytest_llmperf.cli.shelf import CaseError, Shelf, Stored, find
 from pytest_llmperf.nearest import hint
 from pytest_llmperf.spec import TrainSpec
 
+_PAIRS = "model=llama-3.2-1b micro_batch_size=8"
+
 
 @dataclass(frozen=True)
 class Named:
@@ -28,7 +30,7 @@ def named(words: Sequence[str], baselines: Path, machine: str | None) -> list[Na
         BaselineError: the file of a case cannot serve.
         CaseError: no such case, or a spec that cannot be; one line.
     """
-    cases = [_of(find(word, baselines, machine)) for word in words if "=" not in word]
+    cases = [_of(_find(word, baselines, machine)) for word in words if "=" not in word]
     pairs = [_pair(word) for word in words if "=" in word]
     if not pairs:
         return cases
@@ -39,6 +41,13 @@ def named(words: Sequence[str], baselines: Path, machine: str | None) -> list[Na
         return [*cases, Named(TrainSpec.from_dict(dict(pairs)))]
     except ValueError as error:
         raise CaseError(str(error)) from error
+
+
+def _find(word: str, baselines: Path, machine: str | None) -> Stored:
+    try:
+        return find(word, baselines, machine)
+    except CaseError as error:
+        raise CaseError(f"{error}; what is not stored is named by its settings, e.g. {_PAIRS}") from None
 
 
 def all_stored(shelf: Shelf) -> tuple[list[Named], list[str]]:

@@ -75,7 +75,7 @@ def judge_gain(
         Check(metric=name, value=METRICS[name].of(after), unit=METRICS[name].unit)
         for name in ("tokens_per_second_per_gpu", "peak_reserved_bytes")
     )
-    return Judgement(verdict, f"{said} in {len(pairs)} pair{'s' * (len(pairs) > 1)}", (*checks, *shown), undecided)
+    return Judgement(verdict, f"{said} ({len(pairs)} pair{'s' * (len(pairs) > 1)})", (*checks, *shown), undecided)
 
 
 def keeps(beyond: float, each: Sequence[float], difference: stats.Difference, rule: Rule) -> str | None:

@@ -131,7 +131,7 @@ class _Waiting:
     def tick(self) -> None:
         waited = time.monotonic() - self._start
         if waited - self._said >= _REMIND_SECONDS:
-            self._say(f"waiting for {self._what}: in use by another run on this host ({waited:.0f} s so far)")
+            self._say(f"waiting for {self._what}: in use by another launch on this host ({waited:.0f} s so far)")
             self._said = waited
         time.sleep(_POLL_SECONDS)
 

@@ -130,18 +130,20 @@ def _killed_rank(folder: Path) -> int | None:
 
 
 def _signalled(folder: Path) -> list[tuple[int, str, str]]:
-    """Ranks that a signal ended, and where, by torchrun's reports.
+    """Ranks that a signal ended, and where, by torchrun's reports: of each, what it saw first comes first.
 
-    SIGTERM is torchrun's own way to end the peers of a failed rank.
+    SIGTERM is torchrun's own way to end the peers of a failed rank; only what it saw first can be somebody else's.
     """
     found = []
     # Of several nodes each has a log, named after it.
     for log in sorted(folder.glob("torchrun-*.log")) or [folder / "torchrun.log"]:
         node = log.stem.removeprefix("torchrun").removeprefix("-")
-        reports = _RANK_REPORT.findall("\n".join(_lines(log)))
-        names = [(int(rank), signal_name(int(code))) for rank, code in reports if int(code) < 0]
         where = f" on node {node}" if node else ""
-        found += [(rank, name, where) for rank, name in names if name and name != "SIGTERM"]
+        peers, _, cause = "\n".join(_lines(log)).partition("Root Cause (first observed failure)")
+        for reports, own in ((cause, ""), (peers, "SIGTERM")):
+            codes = [(int(rank), int(code)) for rank, code in _RANK_REPORT.findall(reports)]
+            names = [(rank, signal_name(code)) for rank, code in codes if code < 0]
+            found += [(rank, name, where) for rank, name in names if name and name != own]
     return found
 
 

@@ -121,7 +121,8 @@ class _Collector:
         if refused:
             report.longrepr = refused
         findings = item.stash.get(FINDINGS, None)
-        if findings is None and _is_case(item):
+        if _is_case(item):
+            report.llmperf_case = True  # type: ignore[attr-defined]
             findings = item.stash.setdefault(FINDINGS, Findings())
         if findings is not None:
             findings.ended(call)
@@ -151,9 +152,10 @@ class _Collector:
         unfinished = getattr(report, "llmperf_unfinished", None)
         if unfinished is not None:
             self.session.unfinished, self.session.ends_with = unfinished
+        if getattr(report, "llmperf_case", False):
+            self.mind(signals.OF_A_HOST)  # the controller of a parallel run collects nothing itself
         values: Mapping[str, Any] | None = getattr(report, "llmperf", None)
         if values is not None:
-            self.mind(signals.OF_A_HOST)  # the controller of a parallel run collects nothing itself
             self.session.findings.add(values)
             if values["said"]:
                 self.session.coverage.note(report.nodeid, values["said"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import quantities
+from pytest_llmperf.injection import Injection
 from pytest_llmperf.insight.cost import Price
 from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.nearest import hint
@@ -157,6 +158,7 @@ def read_settings(config: pytest.Config) -> Settings:
     """
     option = config.option
     _refuse_moved_rootdir(config)
+    _refuse_unknown_fault()
     if option.perf_reason.strip() and option.perf_update is None:
         raise pytest.UsageError("--perf-reason says why a baseline changes; it goes with --update-baselines")
     against = _python(option.perf_against, updating=option.perf_update is not None)
@@ -164,8 +166,8 @@ def read_settings(config: pytest.Config) -> Settings:
         gpus=option.gpus,
         update=option.perf_update,
         reason=option.perf_reason.strip(),
-        baselines=_baselines(_path(config, option.perf_baselines)) or config.rootpath / "baselines",
-        json=_json_file(_path(config, option.perf_json)),
+        baselines=_baselines(_path(config, "--perf-baselines", option.perf_baselines)) or config.rootpath / "baselines",
+        json=_json_file(_path(config, "--perf-json", option.perf_json)),
         dry_run=option.perf_dry_run,
         strict=option.perf_strict,
         against=against,
@@ -186,6 +188,14 @@ def read_settings(config: pytest.Config) -> Settings:
 
 
 _PATHS = ("--perf-json", "--perf-baselines", "--perf-against")
+
+
+def _refuse_unknown_fault() -> None:
+    """Found out now, not by the first rank of each case."""
+    try:
+        Injection.from_environment()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def _refuse_moved_rootdir(config: pytest.Config) -> None:
@@ -274,7 +284,9 @@ def _machine(name: str) -> str:
     return name
 
 
-def _path(config: pytest.Config, value: str | None) -> Path | None:
+def _path(config: pytest.Config, name: str, value: str | None) -> Path | None:
+    if value == "":  # a shell's variable that is not set
+        raise pytest.UsageError(f"{name} '': expected a path")
     return config.invocation_params.dir / value if value else None
 
 

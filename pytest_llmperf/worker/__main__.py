@@ -44,7 +44,7 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat) -> None:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
-    from pytest_llmperf.worker.inject import Injection  # noqa: PLC0415
+    from pytest_llmperf.injection import Injection  # noqa: PLC0415
     from pytest_llmperf.worker.record import launch_record, rank_share  # noqa: PLC0415
     from pytest_llmperf.worker.sizes import try_sizes  # noqa: PLC0415
     from pytest_llmperf.worker.train import train  # noqa: PLC0415

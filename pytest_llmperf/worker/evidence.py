@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Trainer
 
+from pytest_llmperf import injection
 from pytest_llmperf.choices import FP8_RECIPES
-from pytest_llmperf.worker import inject
 
 
 class LigerNotes(logging.Handler):
@@ -89,7 +89,7 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "compiled_graphs": dict(dynamo.counters["stats"]).get("unique_graphs", 0),
         "graph_breaks": sum(dynamo.counters["graph_break"].values()),
         "recompilations": sum(times - 1 for times in FRAME_COMPILE_COUNTER.values()),
-        "injected": os.environ.get(inject.VARIABLE, ""),
+        "injected": os.environ.get(injection.VARIABLE, ""),
         "attention_kernel": _attention_kernel(trainer, model),
     }
 

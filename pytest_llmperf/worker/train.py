@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
+from pytest_llmperf.injection import Injection
 from pytest_llmperf.spec import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
@@ -19,7 +20,7 @@ from pytest_llmperf.worker.canary import sing
 from pytest_llmperf.worker.data import RandomTokens
 from pytest_llmperf.worker.exchange import Exchange
 from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.inject import Burner, Injection
+from pytest_llmperf.worker.inject import Burner
 from pytest_llmperf.worker.probe import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
 from pytest_llmperf.worker.stopping import Stopping
 

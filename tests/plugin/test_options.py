@@ -55,6 +55,21 @@ def test_more_gpus_than_visible_is_a_usage_error_and_nothing_runs(project: Proje
     assert project.launches == []
 
 
+@pytest.mark.parametrize("option", ["--perf-json", "--perf-baselines"])
+def test_a_path_that_is_empty_is_a_usage_error(project: Project, option: str) -> None:
+    result = project.run(f"{option}=")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{option} '': expected a path"])
+
+
+def test_a_fault_that_nobody_knows_is_a_usage_error(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMPERF_INJECT", "slwo=5")
+    result = project.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*LLMPERF_INJECT='slwo=5': *, did you mean 'slow'?"])
+    assert project.launches == []
+
+
 @pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", "inf"])
 def test_a_timeout_that_is_none_is_a_usage_error(project: Project, value: str) -> None:
     assert project.run(f"--perf-timeout={value}").ret == pytest.ExitCode.USAGE_ERROR

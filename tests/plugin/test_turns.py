@@ -26,7 +26,7 @@ class TestTurns:
         project.fake(by={"mbs2": {"step_seconds": 0.05}})
         result = project.run()
         result.assert_outcomes(**{outcome: 1})
-        result.stdout.fnmatch_lines(["*throughput 4x (*memory 1x in 1 pair*"])
+        result.stdout.fnmatch_lines(["*throughput 4x (*memory 1x (1 pair)*"])
         assert [line.split()[0].split("-")[-2] for line in project.launches] == ["mbs1", "mbs2"]
 
     def test_one_that_does_not_fails_and_takes_turns(self, project: Project) -> None:

@@ -57,7 +57,7 @@ class TestGain:
         found = judge_gain([pair(0.1, 0.16, LARGE)], {}, POLICY.noise, Rule())
         assert found.checks[0].value == pytest.approx(1.25)
         assert found.verdict == "pass"
-        assert found.reason == "throughput 1.25x (1.23 to 1.27), memory 1x in 1 pair"
+        assert found.reason == "throughput 1.25x (1.23 to 1.27), memory 1x (1 pair)"
 
     @pytest.mark.parametrize(
         ("shift", "learnt", "said"),

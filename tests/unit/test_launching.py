@@ -383,6 +383,20 @@ class TestOutcomes:
             "rank 1 on node n-2 was ended by SIGKILL; the host may have run out of memory"
         )
 
+    @pytest.mark.parametrize(("first", "second", "kind"), [(-15, 1, "killed"), (1, -15, "error")])
+    def test_sigterm_is_told_of_the_rank_that_torchrun_saw_go_first(
+        self, tmp_path: Path, first: int, second: int, kind: str
+    ) -> None:
+        report = "  rank      : {} (local_rank: {})\n  exitcode  : {} (pid: 7)\n"
+        parts = ["Failures:", report.format(0, 0, second), "Root Cause (first observed failure):"]
+        (tmp_path / "torchrun.log").write_text("\n".join([*parts, report.format(1, 1, first)]))
+        reason = {"kind": "error", "message": "rank 0: connection reset", "tail": [], "time": 1.0}
+        (tmp_path / "failure-0.json").write_text(json.dumps(reason))
+        failure = outcome.read(tmp_path, SPEC, process.Ended(1, timed_out=False, seconds=9.0), Progress(phase="a"))
+        assert isinstance(failure, Failure)
+        assert failure.kind == kind
+        assert ("rank 1 was ended by SIGTERM" in failure.message) is (kind == "killed")
+
     def test_what_failed_is_metered_too(self, tmp_path: Path) -> None:
         request = LaunchRequest(spec=SPEC, folder=tmp_path / "run", gpus=(), timeout_seconds=20.0)
         code = "import time; time.sleep(0.3); raise SystemExit(1)"

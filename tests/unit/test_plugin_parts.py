@@ -63,6 +63,7 @@ class TestMarks:
             ("perf_tolerance(throughput='3%')", "perf_tolerance(throughput='3%'): must be a positive fraction"),
             ("perf_tolerance(throughput=True)", "perf_tolerance(throughput=True): must be a positive fraction"),
             ("perf_tolerance(troughput=0.1)", "perf_tolerance(troughput=0.1): unknown, did you mean 'throughput'?"),
+            ("rung('15.9')", "rung('15.9'): must be given by name: number=…"),
             ("perf_tolerance(0.1)", "perf_tolerance(0.1): must be given by name: throughput=…, memory=…"),
             (
                 "reference(tokens_per_second_per_gpu='10k')",

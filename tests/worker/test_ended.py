@@ -6,6 +6,7 @@ import json
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -30,25 +31,36 @@ def test_case(perf, train_spec, steps):
 
 @pytest.mark.parametrize("parallel", [[], ["-n", "1"]], ids=["alone", "xdist"])
 def test_sigterm_keeps_what_is_known_and_leaves_nobody(tmp_path: Path, parallel: list[str]) -> None:
-    run = start(make(tmp_path, CASES), "--perf-max-launches", "1", *parallel)
+    told, document = ended(tmp_path, "--perf-max-launches", "1", *parallel)
+    assert [result["verdict"] for result in document["results"]] == ["new"]
+    assert "1 new" in told
+
+
+def test_a_parallel_run_hears_it_before_its_first_result_too(tmp_path: Path) -> None:
+    _, document = ended(tmp_path, "-n", "2", "-k", "100000")
+    assert document["results"] == []
+
+
+def ended(folder: Path, *options: str) -> tuple[str, dict[str, Any]]:
+    """The log and the results of a run that gets SIGTERM while the endless case trains; nobody is left of it."""
+    run = start(make(folder, CASES), *options)
     try:
-        launch = trains(tmp_path, 120)
+        launch = trains(folder, 120)
         run.terminate()
         code = run.wait(120)
-        told, document = (tmp_path / "log").read_text(), json.loads((tmp_path / RESULTS).read_text())
+        told, document = (folder / "log").read_text(), dict(json.loads((folder / RESULTS).read_text()))
         assert (code, document["exit_code"], document["unfinished"]) == (2, 2, "SIGTERM"), told
-        assert [result["verdict"] for result in document["results"]] == ["new"]
-        assert "1 new" in told
         assert "ended by SIGTERM" in told
         # A worker of xdist is killed where it takes long; then the ranks find out by themselves.
         deadline = time.monotonic() + 60
         while processes_of(launch):
             assert time.monotonic() < deadline, processes_of(launch)
             time.sleep(0.2)
+        return told, document
     finally:
         run.kill()
         run.wait()
-        for left in (process for folder in tmp_path.glob(".llmperf/*/*") for process in processes_of(folder)):
+        for left in (process for launch in folder.glob(".llmperf/*/*") for process in processes_of(launch)):
             with suppress(psutil.Error):
                 left.kill()
 

@@ -20,7 +20,6 @@ torch = pytest.importorskip("torch")
 from torch.distributed import TCPStore  # noqa: E402 - it needs torch
 
 from pytest_llmperf.worker import stopping  # noqa: E402
-from pytest_llmperf.worker.inject import Injection  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -162,42 +161,3 @@ class TestStopping:
         assert stopping.looks(16, 16) == []
         assert stopping.looks(20, 12) == []
         assert len(stopping.looks(16, 10_000)) < 80
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("slow=nan", "slow=nan must be a share of the step time, e.g. slow=0.03 for 3 %"),
-        ("slow=inf", "slow=inf must be a share of the step time"),
-        ("slow=-1", "slow=-1 must be a share of the step time"),
-        ("hold=-1", "hold=-1 must be a number of bytes"),
-        ("hang=-1", "hang=-1 must be a step"),
-        ("slow=0.1 rank=2", "rank=2 must be one of this launch's ranks, 0 to 1"),
-        ("slow=0.1 rank=-1", "rank=-1 must be one of this launch's ranks, 0 to 1"),
-    ],
-)
-def test_an_injection_that_cannot_be(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
-    monkeypatch.setenv("LLMPERF_INJECT", text)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="must be") as error:
-        Injection.from_environment()
-    assert str(error.value).startswith(f"LLMPERF_INJECT='{text}': {said}")
-
-
-def test_a_setting_is_up_to_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMPERF_INJECT", "attention=eager rank=1")
-    injection = Injection.from_environment()
-    assert [injection.mutated(SPEC, rank).attention for rank in (0, 1)] == ["sdpa", "eager"]
-
-
-def test_a_setting_that_is_none_is_refused_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMPERF_INJECT", "atention=eager")
-    with pytest.raises(ValueError, match=r"LLMPERF_INJECT='atention=eager': .*did you mean 'attention'"):
-        Injection.from_environment().mutated(SPEC, 0)
-
-
-@pytest.mark.parametrize("text", ["slow", "slow=much", "hold=1.5", "rank=x"])
-def test_an_injection_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("LLMPERF_INJECT", text)
-    with pytest.raises(ValueError, match=r"LLMPERF_INJECT='.*': expected slow=SHARE"):
-        Injection.from_environment()

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -143,21 +144,22 @@ def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path, monkeypatch: 
     assert_nobody_alive(tmp_path / "run")
 
 
-def test_a_killed_rank_is_named_and_its_peer_is_reaped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_rank_is_named_and_its_peer_is_reaped(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "run"
     killed: list[int] = []
 
     def kill_rank_1(progress: Progress) -> None:
         if progress.step > 0 and not killed:
             killed.append(int((folder / "rank-1.pid").read_text()))
-            os.kill(killed[0], 9)
+            os.kill(killed[0], number)
 
     failure = launch(ENDLESS, folder, kill_rank_1)
     assert killed
     assert isinstance(failure, Failure)
     assert failure.kind == "killed", failure
     assert failure.rank == 1
-    assert "rank 1 was ended by SIGKILL" in failure.message
+    assert f"rank 1 was ended by {number.name}" in failure.message
     assert_nobody_alive(folder)
 
 
