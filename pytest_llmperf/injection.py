@@ -39,8 +39,8 @@ class Injection:
     """Fields of the spec to train with instead of what was asked for."""
 
     @classmethod
-    def from_environment(cls) -> Injection:
-        """As the variable says.
+    def from_environment(cls, num_ranks: int = 0) -> Injection:
+        """As the variable says, for ``num_ranks`` ranks; 0: nobody knows yet how many.
 
         Raises:
             ValueError: it says something else, or something that cannot be.
@@ -60,7 +60,7 @@ class Injection:
             raise ValueError(
                 f"{VARIABLE}={text!r}: expected slow=SHARE hold=BYTES hang=STEP rank=RANK SETTING=VALUE ({error})"
             ) from error
-        problem = found.problem(int(os.environ.get("WORLD_SIZE", "0")))
+        problem = found.problem(num_ranks)
         if problem:
             raise ValueError(f"{VARIABLE}={text!r}: {problem}")
         return found

@@ -28,6 +28,10 @@ class CaseError(Exception):
     """No baselines, or no such case: one line with who, what was expected, the nearest known name and what to do."""
 
 
+class NotStoredError(CaseError):
+    """Nothing of that name is stored, or nothing at all: what its settings name can do without."""
+
+
 @dataclass(frozen=True)
 class Stored:
     """A baseline and its file."""
@@ -68,7 +72,7 @@ class Shelf:
         """
         machines = BaselineStore(root).machines()
         if not machines:
-            raise CaseError(
+            raise NotStoredError(
                 f"{root.absolute()}: no baselines here, expected MACHINE/MODEL/ID.json in it; name their folder with "
                 "--perf-baselines, or record some with pytest --update-baselines=new"
             )
@@ -97,7 +101,7 @@ class Shelf:
         if not found and _DIGEST.fullmatch(case):
             found = [one for one in self._all if one.baseline.digest.startswith(case)]
         if not found:
-            raise CaseError(self._no_such(case))
+            raise NotStoredError(self._no_such(case))
         if len(found) > 1:
             files = ", ".join(str(one.path) for one in found)
             raise CaseError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.shelf import CaseError, Shelf, Stored, find
+from pytest_llmperf.cli.shelf import CaseError, NotStoredError, Shelf, Stored, find
 from pytest_llmperf.nearest import hint
 from pytest_llmperf.spec import TrainSpec
 
@@ -46,7 +46,7 @@ def named(words: Sequence[str], baselines: Path, machine: str | None) -> list[Na
 def _find(word: str, baselines: Path, machine: str | None) -> Stored:
     try:
         return find(word, baselines, machine)
-    except CaseError as error:
+    except NotStoredError as error:
         raise CaseError(f"{error}; what is not stored is named by its settings, e.g. {_PAIRS}") from None
 
 

@@ -53,10 +53,7 @@ def _keyword(item: pytest.Item, marker: str, name: str, default: Any) -> Any:
     mark = item.get_closest_marker(marker)
     if mark is None:
         return default
-    if mark.args and marker == "rung":
-        _keywords_only(mark, (name,))  # -m 'rung(number="15.9")' would not find it
-    if mark.args:
-        return mark.args[0]
+    _keywords_only(mark, (name,))  # as all markers are read, and as -m 'rung(number="15.9")' finds them
     if name not in mark.kwargs:
         raise _MisuseError(f"{marker} needs {name}=…")
     return mark.kwargs[name]

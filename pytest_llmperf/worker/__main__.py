@@ -55,7 +55,7 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat) -> None:
         torch.cuda.set_device(device)
     if request.get("memory_limit_bytes"):
         cap(device, request["memory_limit_bytes"])
-    to_train = Injection.from_environment().mutated(spec, rank)
+    to_train = Injection.from_environment(spec.gpus).mutated(spec, rank)
     train_one = partial(train, config=request["model_config"], folder=folder, device=device, beat=heartbeat)
     if request.get("search"):
         try_sizes(to_train, Search(**request["search"]), train_one, folder)

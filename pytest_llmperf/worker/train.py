@@ -117,7 +117,7 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
         compile_layers(model, spec.torch_compile_mode)
     autocast, liger = evidence.AutocastWitness(model, device.type), evidence.LigerNotes()
     exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
-    marks = StepMarks(clock, exchange, beat, Stopping(spec, clock, rank), _burner(rank, device, clock))
+    marks = StepMarks(clock, exchange, beat, Stopping(spec, clock, rank), _burner(spec, rank, device, clock))
     tokens = _tokens(spec, model.config.get_text_config().vocab_size)
     trainer = WatchedTrainer(model=model, args=arguments, train_dataset=tokens, callbacks=[marks], exchange=exchange)
     if device.type == "cuda":
@@ -158,8 +158,8 @@ def _exchanges_at_the_end(spec: TrainSpec) -> bool:
     return spec.gpus > 1 and spec.parallelism == "ddp"
 
 
-def _burner(rank: int, device: torch.device, clock: Clock[Any]) -> Burner | None:
-    injection = Injection.from_environment()
+def _burner(spec: TrainSpec, rank: int, device: torch.device, clock: Clock[Any]) -> Burner | None:
+    injection = Injection.from_environment(spec.gpus)
     return Burner(injection, device, clock) if injection.concerns(rank) else None
 
 

@@ -22,9 +22,8 @@ from pytest_llmperf.injection import Injection
 )
 def test_an_injection_that_cannot_be(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
     monkeypatch.setenv("LLMPERF_INJECT", text)
-    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="must be") as error:
-        Injection.from_environment()
+        Injection.from_environment(2)
     assert str(error.value).startswith(f"LLMPERF_INJECT='{text}': {said}")
 
 

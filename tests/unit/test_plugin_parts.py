@@ -85,7 +85,7 @@ class TestMarks:
             ),
             ("expects_inactive(['liger'])", "expects_inactive(['liger']): must be a setting that evidence tells of"),
             ("expects_oom(below_gib='64')", "expects_oom(below_gib='64'): must be a positive number of GiB"),
-            ("expects_oom(gib=64)", "expects_oom needs below_gib=…"),
+            ("expects_oom(gib=64)", "expects_oom(gib=64): unknown, did you mean 'below_gib'?"),
         ],
     )
     def test_one_that_is_misused_is_one_line_at_setup(self, pytester: pytest.Pytester, marker: str, said: str) -> None:
@@ -102,7 +102,7 @@ class TestMarks:
             @pytest.mark.perf_tolerance(throughput=0.1, memory=1)
             @pytest.mark.reference(source="a paper", tokens_per_second_per_gpu=None, peak_reserved_gib=61.9)
             @pytest.mark.expects_inactive("liger", "tf32")
-            @pytest.mark.expects_oom(64)
+            @pytest.mark.expects_oom(below_gib=64)
             def test_one(perf):
                 marks = perf._marks
                 assert marks.tolerances == {"tokens_per_second_per_gpu": 0.1, "peak_reserved_bytes": 1}
