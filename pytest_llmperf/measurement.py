@@ -145,12 +145,8 @@ class Launch:
         return find_steady(self.step_seconds, self.warmup_steps)
 
     def differences(self, other: Launch) -> tuple[str, ...]:
-        """What may explain a difference from ``other``: environment, what was active, power limit."""
+        """What around it may explain a difference from ``other``: environment, power limit."""
         lines = list(self.environment.differences(other.environment))
-        for name in sorted((self.evidence.keys() & other.evidence.keys()) - {"injected"}):  # a variable tells of that
-            mine, theirs = self.evidence[name], other.evidence[name]
-            if mine != theirs:
-                lines.append(f"{name}: {mine if mine != '' else 'none'} -> {theirs if theirs != '' else 'none'}")
         mine, theirs = self.health.power_limit_watts, other.health.power_limit_watts
         if mine and theirs and mine != theirs:
             lines.append(f"power limit: {mine:.0f} W -> {theirs:.0f} W")

@@ -76,6 +76,8 @@ class CaseResult:
     launches: tuple[Launch, ...] = ()
     launches_before: tuple[Launch, ...] = ()
     """Of the other side, in the same order, where two sides took turns."""
+    changed: tuple[str, ...] = ()
+    """What is exact and not as in the baseline, ``name: then -> now``: what was active, what was learnt."""
     differences: tuple[str, ...] = ()
     """What differs between the baseline's environment and this one, ``name: then -> now``."""
     reference: Reference | None = None
@@ -106,6 +108,7 @@ class CaseResult:
                 **values,
                 "checks": tuple(Check(**check) for check in values["checks"]),
                 **{side: tuple(map(Launch.from_dict, values[side])) for side in ("launches", "launches_before")},
+                "changed": tuple(values["changed"]),
                 "differences": tuple(values["differences"]),
                 "notes": tuple(values["notes"]),
                 "reference": Reference(**reference) if reference else None,

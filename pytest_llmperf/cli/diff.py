@@ -20,6 +20,7 @@ from pytest_llmperf.cli.pages import (
 )
 from pytest_llmperf.cli.shelf import Shelf, Stored
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.changes import changes
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.report import formats
 from pytest_llmperf.report.table import Column
@@ -72,10 +73,9 @@ def settings_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str
 
 
 def environment_and_active(a: Baseline, b: Baseline) -> tuple[list[str], list[str]]:
-    """What differs around the newest launches, and what does in what ran."""
+    """What differs around the newest launches, and what does in what ran and was learnt."""
     mine, theirs = a.launches[-1], b.launches[-1]
-    around = mine.environment.differences(theirs.environment)
-    active = [line for line in mine.differences(theirs) if line not in around]
+    around, active = mine.differences(theirs), changes([theirs], [mine])
     return [plain(line) for line in around], [plain(line) for line in active]
 
 

@@ -29,6 +29,7 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
     launches: Sequence[Launch],
     verdict: str,
     checks: Sequence[Check],
+    changed: Sequence[str] = (),
     reason: str,
     recorded_at: str,
     recorded_by: str,
@@ -38,14 +39,16 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
 
     ``verdict`` and ``checks`` are what ``judge`` said of ``launches`` against ``judged``. Launches within tolerance
     join those that are there; ones beyond it replace them, since two speeds are not one population. The anchor stays.
+    ``changed`` is what is exact and another than in ``judged``.
 
     Raises:
         BaselineChangedError: the launches were judged against another baseline than there is by now.
-        BaselineError: they are invalid, or worse beyond tolerance without a reason.
+        BaselineError: they are invalid, or, without a reason, worse beyond tolerance or of something that changed.
     """
     _refuse_unfit(old, judged, spec, launches, verdict)
     if not reason:
         _refuse_unexplained(spec, launches, checks)
+        _refuse_silent(spec, changed)
     entry = Accepted(
         recorded_at=recorded_at,
         reason=reason,
@@ -96,6 +99,19 @@ def _refuse_unexplained(spec: TrainSpec, launches: Sequence[Launch], checks: Seq
         raise BaselineError(
             f"{spec.id}: one launch alone replaces no baseline ({_figures(alone)}); let --perf-launches {_PROVEN_BY} "
             'tell, or accept it with --perf-reason "why"'
+        )
+
+
+_MOST_CHANGES = 3
+
+
+def _refuse_silent(spec: TrainSpec, changed: Sequence[str]) -> None:
+    """What is as fast as before and not the same is accepted by who says why."""
+    if changed:
+        more = f" and {len(changed) - _MOST_CHANGES} more" if len(changed) > _MOST_CHANGES else ""
+        raise BaselineError(
+            f"{spec.id}: changed since the baseline ({', '.join(changed[:_MOST_CHANGES])}{more}); "
+            'accept it with --perf-reason "why"'
         )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,7 @@ from pytest_llmperf.judge.document import (
     dump,
     parse,
     refusing,
+    shared,
     side_by_side,
 )
 from pytest_llmperf.judge.figures import figure, percent
@@ -77,13 +76,13 @@ class Baseline:
             BaselineError: a figure that is not finite, which no reader would take back.
         """
         environments: dict[str, Any] = {}
+        setups: dict[str, Any] = {}
         launches = []
         for launch in self.launches:
             record = launch.to_dict()
-            environment = record.pop("environment")
-            key = hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:8]
-            environments[key] = environment
-            launches.append({**record, "environment": key})
+            if "setup" in record["evidence"]:
+                record["evidence"] |= {"setup": shared(record["evidence"]["setup"], setups)}
+            launches.append({**record, "environment": shared(record["environment"], environments)})
         document = {
             "schema": SCHEMA,
             "id": self.id,
@@ -94,6 +93,7 @@ class Baseline:
             "anchor": self.anchor.to_dict(),
             "history": [entry.to_dict() for entry in self.history],
             "environments": environments,
+            **({"setups": setups} if setups else {}),
             "launches": launches,
         }
         try:
@@ -110,8 +110,8 @@ class Baseline:
         """
         document = parse(text, source)
         with refusing(source, "a baseline"):
-            environments = document["environments"]
-            launches = tuple(_launch_of(launch, environments) for launch in document["launches"])
+            environments, setups = document["environments"], document.get("setups", {})
+            launches = tuple(_launch_of(launch, environments, setups) for launch in document["launches"])
             if not launches or not document["history"]:
                 raise ValueError("it holds no launch, or no history")
             if {launch.digest for launch in launches} != {document["digest"]}:
@@ -130,9 +130,12 @@ class Baseline:
             )
 
 
-def _launch_of(values: object, environments: Mapping[str, Any]) -> Launch:
-    record = typed(values, {"environment": "str"}, "a launch")
-    return Launch.from_dict({**record, "environment": environments[record["environment"]]})
+def _launch_of(values: object, environments: Mapping[str, Any], setups: Mapping[str, Any]) -> Launch:
+    record = typed(values, {"environment": "str", "evidence": "Mapping[str, Any]"}, "a launch")
+    evidence = record["evidence"]
+    if "setup" in evidence:
+        evidence = {**evidence, "setup": typed(setups[evidence["setup"]], {}, "a setup")}
+    return Launch.from_dict({**record, "evidence": evidence, "environment": environments[record["environment"]]})
 
 
 def size_of(baseline: Baseline) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -16,7 +17,7 @@ SCHEMA = 1
 
 _KINDS = {
     **dict.fromkeys(("id", "digest", "machine", "recorded_by"), "str"),
-    **dict.fromkeys(("spec", "environments"), "Mapping[str, Any]"),
+    **dict.fromkeys(("spec", "environments", "setups"), "Mapping[str, Any]"),
     **dict.fromkeys(("launches", "history"), "tuple[Any, ...]"),
 }
 
@@ -137,6 +138,13 @@ def refusing(source: str, what: str) -> Iterator[None]:
         raise BaselineError(f"{source}: not {what} of schema {SCHEMA} ({said}); {WHAT_TO_DO}") from error
 
 
+def shared(values: Mapping[str, Any], kept: dict[str, Any]) -> str:
+    """The key under which ``values``, which many launches have in common, stand once in ``kept``."""
+    key = hashlib.sha256(json.dumps(_rounded(dict(values)), sort_keys=True).encode()).hexdigest()[:8]
+    kept[key] = values
+    return key
+
+
 def dump(document: Mapping[str, Any]) -> str:
     """Sorted and stable; arrays of numbers on one line.
 
@@ -146,14 +154,18 @@ def dump(document: Mapping[str, Any]) -> str:
     return _compact(json.dumps(_rounded(document), indent=1, sort_keys=True, allow_nan=False)) + "\n"
 
 
-def _rounded(value: Any) -> Any:
-    # Six digits: a tenth of what a step's clock resolves, and half the bytes in version control.
+# A tenth of what a step's clock resolves, and half the bytes in version control. Of losses, which are exact, as many as
+# tell all values of float32 apart.
+_DIGITS, _DIGITS_OF = 6, {"losses": 9}
+
+
+def _rounded(value: Any, digits: int = _DIGITS) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: _rounded(item, _DIGITS_OF.get(key, digits)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(item) for item in value]
+        return [_rounded(item, digits) for item in value]
     return value
 
 

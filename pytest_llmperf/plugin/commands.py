@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.result import CaseResult
 
 # Options that decide what a case is held against, or how, and their defaults.
 _DECIDING = {
@@ -26,10 +27,11 @@ def rerun(item: pytest.Item, session: PerfSession) -> str:
     return _command(item, session)
 
 
-def accept(item: pytest.Item, session: PerfSession, verdict: str) -> str:
-    """The command that records this test's figure; one that got worse has to say why."""
-    flags = {"new": "--update-baselines=new", "regressed": '--update-baselines --perf-reason "why"'}
-    return f"{_command(item, session)} {flags.get(verdict, '--update-baselines')}"
+def accept(item: pytest.Item, session: PerfSession, result: CaseResult) -> str:
+    """The command that records this test's figure; one that got worse, or is of something else, has to say why."""
+    flags = "--update-baselines=new" if result.verdict == "new" else "--update-baselines"
+    needs_reason = result.verdict == "regressed" or result.changed
+    return f"{_command(item, session)} {flags}" + (' --perf-reason "why"' if needs_reason else "")
 
 
 def _command(item: pytest.Item, session: PerfSession) -> str:

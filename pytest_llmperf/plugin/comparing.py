@@ -10,6 +10,7 @@ from functools import partial
 
 from pytest_llmperf.course import LaunchFailed
 from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.changes import changed_evidence, changes
 from pytest_llmperf.judge.gain import Bounds, judge_gain
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import Judgement, judge, judge_pairs
@@ -43,6 +44,18 @@ class Judged:
     pairs: Pairs
     judgement: Judgement
     notes: tuple[str, ...]
+    changed: tuple[str, ...] = ()
+    """What is exact and differs between two sides that should train alike."""
+    different: tuple[str, ...] = ()
+    """The same between two sides that are meant to differ."""
+
+    @property
+    def before(self) -> tuple[Launch, ...]:
+        return tuple(launch for launch, _ in self.pairs)
+
+    @property
+    def after(self) -> tuple[Launch, ...]:
+        return tuple(launch for _, launch in self.pairs)
 
     def told(self, result: CaseResult) -> CaseResult:
         """``result`` with what was judged; the second side is the one that it is about."""
@@ -55,9 +68,10 @@ class Judged:
             verdict=self.judgement.verdict,
             reason=self.judgement.reason,
             checks=self.judgement.checks,
-            launches=tuple(launch for _, launch in self.pairs),
-            launches_before=tuple(launch for launch, _ in self.pairs),
-            differences=before.differences(after),
+            launches=self.after,
+            launches_before=self.before,
+            changed=self.changed,
+            differences=(*before.differences(after), *self.different),
             notes=(*notes, *result.notes),
         )
 
@@ -83,7 +97,8 @@ class Duel:
             return judge_gain(pairs, bounds, self._session.experience.noise, self._session.rule)
 
         sides = (Side(before.id, before, self._runner.launch), Side(after.id, after, self._runner.launch))
-        return self._take_turns(sides, inactive, decide)
+        judged = self._take_turns(sides, inactive, decide)
+        return replace(judged, different=changed_evidence(judged.after, judged.before))
 
     def environments(
         self, spec: TrainSpec, python: str, inactive: frozenset[str], scaling: Scaling | None = None
@@ -108,7 +123,8 @@ class Duel:
             Side(python, spec, partial(self._runner.launch, python=python)),
             Side(sys.executable, spec, self._runner.launch),
         )
-        return self._take_turns(sides, inactive, decide)
+        judged = self._take_turns(sides, inactive, decide)
+        return replace(judged, changed=changes(judged.after, judged.before))
 
     def _take_turns(
         self,

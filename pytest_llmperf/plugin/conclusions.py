@@ -64,11 +64,12 @@ class Conclusions:
             raise failed(f"{result.id}: {refused}")
         # In turns there is no baseline to accept it into, and what was measured under a fault is never recorded.
         never = held_against.startswith("turns") or any(validity.injected(result.launches))
-        if result.verdict in failing and not result.updated:
+        is_silent = self._session.settings.strict and bool(result.changed)
+        if (result.verdict in failing or is_silent) and not result.updated:
             message = failure_message(
                 result,
                 rerun=commands.rerun(self._item, self._session),
-                accept="" if never else commands.accept(self._item, self._session, result.verdict),
+                accept="" if never else commands.accept(self._item, self._session, result),
                 baseline=held_against,
             )
             raise failed("\n".join(filter(None, [message, refused])))

@@ -100,7 +100,7 @@ class Perf:
 
         Bounds are ratios ``after / before`` of tokens/s per GPU and of peak memory. It needs no baseline, so it holds
         on hardware that has none. Without bounds the ratios are only told. ``loss_within`` (nats) bounds how far apart
-        the losses of any step may be, of two specs that take the same tokens a step for as many steps.
+        the losses of any step may be, of two specs that take the same tokens a step.
         """
         need_nats(loss_within)
         try:

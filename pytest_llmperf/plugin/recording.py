@@ -147,6 +147,7 @@ class Recorder:
                 launches=result.launches,
                 verdict=result.verdict,
                 checks=result.checks,
+                changed=result.changed,
                 reason=self._settings.reason,
                 recorded_at=_now(),
                 recorded_by=self._nodeid,

@@ -11,6 +11,7 @@ from pytest_llmperf.insight import cost, economics
 from pytest_llmperf.insight.straggling import communication_share, held_up
 from pytest_llmperf.judge import stats, validity
 from pytest_llmperf.judge.baseline import Baseline, creep
+from pytest_llmperf.judge.changes import changes, lost_attention_kernel
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.verdict import Judgement, judge
@@ -76,7 +77,8 @@ class Trial:
         return validity.circumstances(launch, policy.tolerances.get(RATE, math.inf), self._session.experience)
 
     def _judge(self) -> Judgement:
-        wrong = contradictions(self._spec, self.launches, self._inactive)
+        held = self._baseline.explained if self._baseline else ()
+        wrong = (*contradictions(self._spec, self.launches, self._inactive), *self._lost(held))
         judgement = judge(
             self.launches,
             self._baseline,
@@ -88,6 +90,10 @@ class Trial:
         )
         return self._scaling.joined(judgement, self.launches) if self._scaling else judgement
 
+    def _lost(self, held: Sequence[Launch]) -> tuple[str, ...]:
+        inactive = "attention" in self._inactive or self._spec.sdpa_backend != "auto"  # asked for, and looked at there
+        return () if inactive else tuple(lost_attention_kernel(self.launches, held))
+
     def told(self, result: CaseResult, judgement: Judgement) -> CaseResult:
         """``result`` with what the latest run gave."""
         stored = self._baseline
@@ -97,6 +103,7 @@ class Trial:
             reason=judgement.reason,
             checks=judgement.checks,
             launches=self.launches,
+            changed=changes(self.launches, stored.explained) if stored else (),
             differences=stored.launches[-1].differences(self.launches[-1]) if stored else (),
             notes=(*self._notes(), *(creep(stored, judgement.checks) if stored else ())),
         )
@@ -111,8 +118,8 @@ class Trial:
         if stalls > _MOST_STALLED:
             notes.append(f"slow steps lost {stalls * 100:.1f} % of a launch; the median leaves them out")
         notes += _uneven_memory(self.launches, self._policy.tolerances.get("peak_reserved_bytes", math.inf))
-        if self._spec.torch_compile:
-            notes += _compiler(self.launches, self._baseline.launches if self._baseline else ())
+        if self._spec.torch_compile and self._baseline is None:  # else a change is told as such
+            notes += _compiler(self.launches)
         # A CPU's ranks share its cores, and take them from one another.
         invalid = any(True for launch in self.launches for _ in validity.unusable(launch))
         notes += () if self._session.on_cpu or invalid else held_up(self.launches)
@@ -144,16 +151,10 @@ def _uneven_memory(launches: Sequence[Launch], tolerance: float) -> list[str]:
 _COMPILER = {"graph_breaks": "broke the graph", "recompilations": "compiled anew"}
 
 
-def _compiler(launches: Sequence[Launch], stored: Sequence[Launch]) -> list[str]:
-    """What it had to do more often than in the baseline's launches, a line each."""
-    lines = []
-    for name, did in _COMPILER.items():
-        # Of the baseline's launches old ones do not tell.
-        counts, was = ([run.evidence[name] for run in runs if name in run.evidence] for runs in (launches, stored))
-        if max(counts, default=0) > max(was, default=0):
-            before = f", the baseline's launches {max(was)}" if was else ""
-            lines.append(f"torch_compile {did} {max(counts)} time(s){before}")
-    return lines
+def _compiler(launches: Sequence[Launch]) -> list[str]:
+    """What it had to do, a line each."""
+    counts = {did: max(launch.evidence.get(name, 0) for launch in launches) for name, did in _COMPILER.items()}
+    return [f"torch_compile {did} {count} time(s)" for did, count in counts.items() if count]
 
 
 def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: frozenset[str]) -> tuple[str, ...]:

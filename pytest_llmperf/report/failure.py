@@ -13,11 +13,11 @@ from pytest_llmperf.report import formats
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.result import VERDICTS, CaseResult, Check
 
-MAX_LINES = 25
+MAX_LINES = 30
 
 # What keeps a message below MAX_LINES: at most these, and one line for what was left out of each.
 _MOST_METRICS, _MOST_DETAILS, _MOST_DIFFERENCES, _MOST_REASONS = 6, 3, 5, 7
-_MOST_NOTES = 2
+_MOST_NOTES, _MOST_CHANGES = 2, 3
 _HEAD = ("metric", "measured", "baseline", "limit", "change", "detectable", "")
 _INDENT = "  "
 
@@ -30,6 +30,7 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
     """
     context = [
         one_line(f"measured: {_measured(result.launches)}; baseline: {baseline}"),
+        *_changed(result),
         *_notes(result),
         *_differences(result),
     ]
@@ -44,6 +45,8 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
 
 
 def _header(result: CaseResult, reason: str) -> str:
+    if result.changed and result.verdict in ("pass", "improved"):  # what it fails for in a strict run
+        reason = f"{reason}; changed since the baseline: {result.changed[0]}"
     return one_line(f"{result.id}: {result.verdict}: {reason}")
 
 
@@ -135,6 +138,10 @@ def _measured(launches: Sequence[Launch]) -> str:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
+
+
+def _changed(result: CaseResult) -> list[str]:
+    return ["changed since the baseline:", *_some(result.changed, _MOST_CHANGES)] if result.changed else []
 
 
 def _differences(result: CaseResult) -> list[str]:

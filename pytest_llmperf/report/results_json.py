@@ -18,9 +18,10 @@ SCHEMA = 1
 def document(machine: Mapping[str, Any], results: Sequence[CaseResult]) -> dict[str, Any]:
     """What ``--perf-json`` writes: plain data that strict JSON can hold; NaN and infinities are null.
 
-    ``launches_before`` (the first side's, where two took turns), ``rung``, ``reference``, ``differences``, ``notes``,
-    ``updated``, ``shares`` (the test whose launches these are too) and ``shared_launches`` (how many of them, the first
-    ones, that or another test tells of too) are there only where a case has them; so is a metric's ``detail``.
+    ``launches_before`` (the first side's, where two took turns), ``rung``, ``reference``, ``changed``, ``differences``,
+    ``notes``, ``updated``, ``shares`` (the test whose launches these are too) and ``shared_launches`` (how many of
+    them, the first ones, that or another test tells of too) are there only where a case has them; so is a metric's
+    ``detail``.
     """
     values: dict[str, Any] = _plain(
         {"schema": SCHEMA, "machine": machine, "results": [_result(result) for result in results]}
@@ -42,6 +43,7 @@ def _result(result: CaseResult) -> dict[str, Any]:
         "launches_before": [launch.to_dict() for launch in result.launches_before],
         "rung": result.rung,
         "reference": asdict(result.reference) if result.reference else None,
+        "changed": result.changed,
         "differences": result.differences,
         "notes": result.notes,
         "updated": result.updated,

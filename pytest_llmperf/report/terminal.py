@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pytest_llmperf.report import formats
 from pytest_llmperf.report.table import Column, render
@@ -11,7 +11,7 @@ from pytest_llmperf.result import VERDICTS, CaseResult, Spent
 
 # A failing case has said why in its own message.
 _EXPLAINED = frozenset({"pass", "regressed", "invalid", "new"})
-_MOST_SOURCES = 3
+_MOST_SOURCES, _MOST_LINES, _MOST_NAMED = 3, 8, 2
 
 
 def summary_lines(
@@ -32,6 +32,8 @@ def summary_lines(
     below = [
         *_sources(results),
         *(f"{result.id}: {result.verdict}: {result.reason}" for result in results if result.verdict not in _EXPLAINED),
+        *_grouped("changed since the baseline", results, lambda result: result.changed),
+        *_grouped("different from the baseline's environment", results, lambda result: result.differences),
         *(f"{result.id}: {note}" for result in results for note in result.notes),
         *(line for result in results for line in _recorded(result)),
         _totals(results, spent or Spent(), glyphs),
@@ -79,8 +81,9 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
 
 
 def _outcome(result: CaseResult) -> str:
-    """The verdict, with what an update made of it: ``new, recorded``."""
-    return f"{result.verdict}, recorded" if result.updated else result.verdict
+    """The verdict, what is not as it was, and what an update made of it: ``pass, changed, recorded``."""
+    words = [result.verdict, "changed" if result.changed else "", "recorded" if result.updated else ""]
+    return ", ".join(word for word in words if word)
 
 
 def _detectable(result: CaseResult) -> str:
@@ -112,6 +115,22 @@ def _sources(results: Sequence[CaseResult]) -> list[str]:
     sources = list(dict.fromkeys(result.reference.source for result in results if result.reference))
     more = [f"and {len(sources) - _MOST_SOURCES} more"] if len(sources) > _MOST_SOURCES else []
     return [f"reference: {'; '.join(sources[:_MOST_SOURCES] + more)}"] if sources else []
+
+
+def _grouped(title: str, results: Sequence[CaseResult], lines_of: Callable[[CaseResult], Sequence[str]]) -> list[str]:
+    """A line for each thing that differs, and of which cases; what all cases of a night share is said once."""
+    cases: dict[str, list[str]] = {}
+    for result in results:
+        for line in lines_of(result):
+            cases.setdefault(line, []).append(result.id)
+    lines = [f"{title}: {line} ({_of(ids, len(results))})" for line, ids in cases.items()]
+    return lines[:_MOST_LINES] + ([f"{title}: {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else [])
+
+
+def _of(ids: Sequence[str], total: int) -> str:
+    if len(ids) == total > 1:
+        return f"all {total} cases"
+    return ", ".join(ids[:_MOST_NAMED]) + (f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else "")
 
 
 def _recorded(result: CaseResult) -> list[str]:

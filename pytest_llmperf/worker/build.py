@@ -135,6 +135,8 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device) -> T
         fp16=spec.mixed_precision == "fp16",
         tf32=spec.tf32 if cuda else None,
         optim=spec.optimizer,
+        # Constant: a schedule over the number of steps would make what is learnt depend on how long one measures.
+        lr_scheduler_type="constant",
         torch_compile=spec.torch_compile and spec.torch_compile_scope == "model",
         torch_compile_mode=spec.torch_compile_mode
         if spec.torch_compile_mode != "default" and spec.torch_compile_scope == "model"

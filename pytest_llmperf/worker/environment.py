@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -15,8 +17,13 @@ _PACKAGES = (
     "torch transformers accelerate triton liger-kernel flash-attn bitsandbytes torchao numpy nvidia-cudnn-cu13".split()
 )
 
+# A checkout of millions of lines on a slow file system is not worth more of a GPU's time.
+_GIT_SECONDS = 2.0
+
 _VARIABLE_PREFIXES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVSHMEM_", "GLOO_", "OMP_", "MKL_", "KMP_", "LLMPERF_INJECT"),
+    # Where packages come from, and with them all that is imported.
+    *("PYTHONPATH", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONMALLOC", "LD_PRELOAD", "MALLOC_"),
     *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "LIGER_", "FLASH_ATTENTION_", "ACCELERATE_", "NVIDIA_TF32"),
 )
 # Set afresh by every launch, or naming things that differ between machines without changing the work.
@@ -54,15 +61,38 @@ def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            versions[package] = metadata.version(package)
+            versions[package] = _version(metadata.distribution(package))
         except metadata.PackageNotFoundError:
             continue
-    versions["torch"] = torch.__version__  # with its build, e.g. 2.11.0+cu130, which the distribution may not say
+    # With its build, e.g. 2.11.0+cu130, which the distribution may not say.
+    versions["torch"] = " ".join([torch.__version__, *versions.get("torch", "").split()[1:]])
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         versions["cudnn"] = str(torch.backends.cudnn.version())
     return versions
+
+
+def _version(distribution: metadata.Distribution) -> str:
+    """Its version, and where it was not installed from an index the commit: ``5.24.0.dev0 @1a2b3c4d5e6f``.
+
+    Source: direct_url.json of the packaging specifications (PEP 610).
+    """
+    about = json.loads(distribution.read_text("direct_url.json") or "{}")
+    commit = about.get("vcs_info", {}).get("commit_id", "")
+    if about.get("dir_info", {}).get("editable"):
+        commit = _commit_of(about["url"].removeprefix("file://")) or "editable"
+    return f"{distribution.version} @{commit[:12]}" if commit else distribution.version
+
+
+def _commit_of(folder: str) -> str:
+    """The commit that is checked out in ``folder``, marked where files differ from it; empty: nobody knows."""
+    command = ["git", "-C", folder, "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _driver() -> str:

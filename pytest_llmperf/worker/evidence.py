@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf import injection
 from pytest_llmperf.choices import FP8_RECIPES
+from pytest_llmperf.worker.setup import setup
 
 
 class LigerNotes(logging.Handler):
@@ -90,6 +91,7 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "graph_breaks": sum(dynamo.counters["graph_break"].values()),
         "recompilations": sum(times - 1 for times in FRAME_COMPILE_COUNTER.values()),
         "injected": os.environ.get(injection.VARIABLE, ""),
+        "setup": setup(trainer, model, optimizer),
         "attention_kernel": _attention_kernel(trainer, model),
     }
 

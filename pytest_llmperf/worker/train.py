@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
 from pytest_llmperf.injection import Injection
@@ -61,6 +62,10 @@ class WatchedTrainer(Trainer):
             self._exchange.end_pass()
         self.micro_losses.append(loss)
         return loss
+
+    def _get_train_sampler(self, *_args: Any, **_kwargs: Any) -> SequentialSampler:
+        """In the order of the indices: a shuffle's depends on how many samples there are, and so on the steps."""
+        return SequentialSampler(self.train_dataset)
 
     def _get_num_items_in_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Where ranks meet before the forward pass; a Trainer that has it no more lets that meeting go unseen."""

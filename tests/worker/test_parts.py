@@ -142,6 +142,9 @@ def test_tokens_are_the_same_for_one_seed_and_within_the_vocabulary() -> None:
     assert all(torch.equal(a[i]["input_ids"], b[i]["input_ids"]) for i in (0, 511, 599))
     assert not torch.equal(a[0]["input_ids"], other[0]["input_ids"])
     assert int(max(a[i]["input_ids"].max() for i in range(600))) == 10
+    # Whatever their number: what is trained does not depend on how long one measures.
+    few = RandomTokens(length=3, sequence_length=8, vocabulary_size=11, seed=1)
+    assert all(torch.equal(few[i]["input_ids"], a[i]["input_ids"]) for i in range(3))
 
 
 def test_the_host_clock_tells_the_time_between_marks() -> None:

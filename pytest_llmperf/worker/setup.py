@@ -1,0 +1,185 @@
+"""What a training was set up with, as the objects that trained have it: configuration, modules, functions, source.
+
+All of it is exact and the same in every launch of a spec under the same software. ``judge/changes.py`` holds it against
+the baseline's, so that nothing of it changes in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, Trainer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from pytest_llmperf.worker.data import ORDER
+
+# What a configuration says of its file, of who wrote it, of other tasks, or of what evidence tells by itself.
+_NOT_WORK = frozenset(
+    {"_name_or_path", "architectures", "transformers_version", "_attn_implementation", "pretraining_tp"}
+    | {"id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id", "pad_token_id"}
+    | {"output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder"}
+)
+
+# Enough to tell two files apart, and short enough for a line.
+_DIGITS = 12
+
+# Whose code runs in a step beside the model's own.
+_ALWAYS = ("transformers.trainer", "transformers.loss.loss_utils", "accelerate.accelerator", "accelerate.optimizer")
+
+# Run by Python itself at its start, where they are.
+_AT_START = ("sitecustomize", "usercustomize")
+
+
+def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str, Any]:
+    """By topic; every value is plain data that JSON holds unchanged."""
+    return {
+        "samples": ORDER,
+        "config": _plain({k: v for k, v in model.config.to_dict().items() if k not in _NOT_WORK}),
+        "modules": _modules(model),
+        "dropout": _dropout(model),
+        "training": all(module.training for module in model.modules()),
+        "tied_weights": _has_tied_weights(model),
+        "frozen_parameters": sum(p.numel() for p in model.parameters() if not p.requires_grad),
+        "buffer_dtypes": dict(Counter(str(buffer.dtype) for buffer in model.buffers())),
+        "hooks": _hooks(model),
+        "replaced_forwards": _replaced_forwards(model),
+        "attention_function": _name(_attention_function(model)),
+        "loss_function": _name(_loss_function(model)),
+        "optimizer": _plain(dict(getattr(optimizer, "defaults", {}))),
+        "schedule": str(trainer.args.lr_scheduler_type.value),
+        "max_grad_norm": float(trainer.args.max_grad_norm),
+        "torch": _torch_settings(),
+        "sources": dict(_sources(model, optimizer)),
+    }
+
+
+def _modules(model: nn.Module) -> dict[str, int]:
+    """How many modules there are of each class, by the class's full name."""
+    return dict(sorted(Counter(_name(type(module)) for module in model.modules()).items()))
+
+
+def _dropout(model: nn.Module) -> dict[str, float]:
+    """Every probability that is not zero, by who has it: a dropout module, or a module's own field."""
+    found: dict[str, float] = {}
+    for module in model.modules():
+        own = {"p": module.p} if isinstance(module, nn.modules.dropout._DropoutNd) else {}  # noqa: SLF001 - their base
+        fields = {name: value for name, value in vars(module).items() if "drop" in name and isinstance(value, float)}
+        for name, value in {**own, **fields}.items():
+            if value:
+                found[f"{type(module).__name__}.{name}"] = float(value)
+    return dict(sorted(found.items()))
+
+
+def _has_tied_weights(model: PreTrainedModel) -> bool:
+    read, written = model.get_input_embeddings(), model.get_output_embeddings()
+    return written is not None and getattr(written, "weight", None) is getattr(read, "weight", written)
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _hooks(model: nn.Module) -> dict[str, int]:
+    """How many hooks run in a step, by kind; whoever looks at every activation has some."""
+    counts = {name: sum(len(getattr(module, name)) for module in model.modules()) for name in _HOOKS}
+    counts["parameters"] = sum(len(p._backward_hooks or ()) for p in model.parameters())  # noqa: SLF001 - told nowhere
+    return {name.strip("_"): count for name, count in counts.items() if count}
+
+
+def _replaced_forwards(model: nn.Module) -> list[str]:
+    """Forward passes that another file defines than the one of their class; Liger's are among them."""
+    found = set()
+    for module in model.modules():
+        forward = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
+        owners = {cls.__module__ for cls in type(module).__mro__}
+        if getattr(forward, "__module__", None) not in owners:
+            found.add(f"{type(module).__name__}: {_name(forward)}")
+    return sorted(found)
+
+
+def _attention_function(model: PreTrainedModel) -> Any:
+    """What transformers' registry holds under the name that the model asks for; of eager, the model's own."""
+    own = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
+    return ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation, own)
+
+
+def _loss_function(model: PreTrainedModel) -> Any:
+    return getattr(model, "loss_function", None)
+
+
+def _torch_settings() -> dict[str, Any]:
+    """What changes arithmetic or speed and stands in no environment variable."""
+    cuda = torch.backends.cuda
+    settings: dict[str, Any] = {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "anomaly_detection": torch.is_anomaly_enabled(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "autocast_cache": torch.is_autocast_cache_enabled(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "reduced_precision_reduction": str(cuda.matmul.allow_bf16_reduced_precision_reduction),
+        "sdpa_kernels": [name for name, is_on in _sdpa_kernels() if is_on],
+    }
+    if not torch.cuda.is_available():
+        settings |= {"threads": torch.get_num_threads(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+        settings["onednn"] = torch.backends.mkldnn.enabled
+    return settings
+
+
+def _sdpa_kernels() -> Iterator[tuple[str, bool]]:
+    cuda = torch.backends.cuda
+    yield "flash", cuda.flash_sdp_enabled()
+    yield "efficient", cuda.mem_efficient_sdp_enabled()
+    yield "math", cuda.math_sdp_enabled()
+    yield "cudnn", cuda.cudnn_sdp_enabled()
+
+
+def _sources(model: PreTrainedModel, optimizer: Any) -> Iterator[tuple[str, str]]:
+    """A digest of each file of Python whose code ran in a step, by module: a patched one has the same version."""
+    classes: list[Any] = [*type(model).__mro__, *(type(module) for module in model.modules()), type(optimizer)]
+    functions = [_attention_function(model), _loss_function(model)]
+    functions += [inspect.unwrap(getattr(m.forward, "__func__", m.forward)) for m in model.modules()]
+    names = {getattr(each, "__module__", None) for each in (*classes, *functions)} | {*_ALWAYS, *_AT_START}
+    for name in sorted(filter(None, names)):
+        module = sys.modules.get(name)
+        digest = "" if module is None or name.startswith("torch.") else _digest(module)
+        if digest:
+            yield name, digest
+
+
+def _digest(module: ModuleType) -> str:
+    try:
+        return hashlib.sha256(Path(inspect.getsourcefile(module) or "").read_bytes()).hexdigest()[:_DIGITS]
+    except (OSError, TypeError):  # built in, or of an archive
+        return ""
+
+
+def _name(thing: Any) -> str:
+    """Where it is defined and what it is called there; empty where it has no name."""
+    thing = inspect.unwrap(thing) if callable(thing) else thing
+    thing = getattr(thing, "func", thing)  # a partial's
+    name = getattr(thing, "__qualname__", "") or type(thing).__qualname__
+    return f"{getattr(thing, '__module__', '')}.{name}" if thing is not None else ""
+
+
+_PLAIN: tuple[type, ...] = (str, bool, int, float, type(None))
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON gives it back; what is no data by its name alone, since an address changes each time."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value)
+    return _name(value) if isinstance(value, Callable) else type(value).__qualname__  # type: ignore[arg-type]

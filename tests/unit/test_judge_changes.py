@@ -1,0 +1,214 @@
+"""What is exact: evidence and losses against a baseline's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.judge.acceptance import accept
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.changes import changed_evidence, changes, lost_attention_kernel
+from pytest_llmperf.judge.numerics import changed_losses
+from pytest_llmperf.measurement import Launch
+from tests.fakes import ENVIRONMENT, Fake, launch_of
+
+SPEC = TrainSpec(model="llama-tiny", steps=8, min_steps=8, warmup_steps=2)
+SETUP = {"samples": "by index", "dropout": {}, "hooks": {}, "torch": {"threads": 1}, "config": {"hidden_act": "silu"}}
+BASELINES = Path(__file__).parents[2] / "baselines"
+
+
+def launch(*, losses: tuple[float, ...] = (), versions: dict[str, str] | None = None, **evidence: Any) -> Launch:
+    setup = {**SETUP, **evidence.pop("setup", {})}
+    made = launch_of(SPEC, Fake(evidence={"setup": setup, **evidence}, versions=versions or {}))
+    return replace(made, losses=losses or made.losses)
+
+
+def on_a_gpu(one: Launch, **evidence: Any) -> Launch:
+    environment = replace(ENVIRONMENT, gpu="NVIDIA H200", driver="580")
+    return replace(one, environment=environment, evidence={**one.evidence, **evidence})
+
+
+class TestEvidence:
+    @pytest.mark.parametrize(
+        ("setup", "said"),
+        [
+            ({"dropout": {"Dropout.p": 0.1}}, "dropout Dropout.p: none -> 0.1"),
+            ({"hooks": {"forward_hooks": 3}}, "hooks forward_hooks: none -> 3"),
+            ({"config": {"hidden_act": "gelu"}}, "config hidden_act: silu -> gelu"),
+            ({"config": {}}, "config hidden_act: silu -> none"),
+            ({"torch": {"threads": 4}}, "torch threads: 1 -> 4"),
+        ],
+    )
+    def test_any_fact_that_is_another_is_told(self, setup: dict[str, Any], said: str) -> None:
+        assert changes([launch(setup=setup)], [launch()]) == (said,)
+
+    def test_each_line_is_told_once(self) -> None:
+        odd = launch(liger_modules=3)
+        assert changes([launch(), odd, odd], [launch()]) == ("liger_modules: 0 -> 3",)
+
+    def test_what_some_stored_launch_had_is_no_change(self) -> None:
+        assert changes([launch(liger_modules=3)], [launch(liger_modules=3), launch()]) == ()
+
+    def test_what_old_records_do_not_tell_of_is_not_compared(self) -> None:
+        old = replace(launch(), evidence={"attention": "sdpa"})
+        assert changes([launch(setup={"dropout": {"Dropout.p": 0.1}})], [old]) == ()
+        # But what the newer ones among them tell of is.
+        assert changes([launch(setup={"hooks": {"a": 1}})], [old, launch()]) == ("hooks a: none -> 1",)
+
+    def test_what_could_not_be_seen_is_no_change(self) -> None:
+        assert changes([launch(attention_kernel="unknown")], [launch(attention_kernel="a")]) == ()
+        assert changes([launch(attention_kernel="a")], [launch(attention_kernel="unknown")]) == ()
+
+    def test_nothing_has_changed_where_there_is_nothing(self) -> None:
+        assert changes([launch()], []) == ()
+
+    def test_a_file_changes_nothing(self) -> None:
+        stored = launch(setup={"optimizer": {"lr": 1 / 3, "betas": (0.9, 0.999)}})
+        read = replace(
+            stored, evidence=json.loads(json.dumps(dict(stored.evidence)), parse_float=lambda d: float(d[:8]))
+        )
+        assert changes([stored], [read]) == ()
+
+    def test_a_long_value_is_cut(self) -> None:
+        (line,) = changes([launch(liger_note="x" * 500)], [launch()])
+        assert len(line) < 200
+
+
+class TestVersions:
+    PATCHED: ClassVar = {"sources": {"transformers.trainer": "1"}}
+
+    def test_a_file_that_was_patched_is_told(self) -> None:
+        then = launch(setup={"sources": {"transformers.trainer": "0"}})
+        assert changes([launch(setup=self.PATCHED)], [then]) == ("sources transformers.trainer: 0 -> 1",)
+
+    def test_one_of_another_version_is_explained_by_it(self) -> None:
+        then = launch(setup={"sources": {"transformers.trainer": "0"}}, versions={"transformers": "5.17.0"})
+        assert changes([launch(setup=self.PATCHED, versions={"transformers": "5.23.0"})], [then]) == ()
+
+    def test_the_users_own_file_is_explained_by_none(self) -> None:
+        then = launch(setup={"sources": {"sitecustomize": "0"}}, versions={"transformers": "5.17.0"})
+        now = launch(setup={"sources": {"sitecustomize": "1"}}, versions={"transformers": "5.23.0"})
+        assert changes([now], [then]) == ("sources sitecustomize: 0 -> 1",)
+        gone = launch(setup={"sources": {}}, versions={"transformers": "5.23.0"})
+        assert changes([gone], [then]) == ("sources sitecustomize: 0 -> none",)
+
+    def test_a_key_of_the_configuration_that_an_upgrade_brings_is_none(self) -> None:
+        then = launch(versions={"transformers": "5.17.0"})
+        new = {"config": {"hidden_act": "silu", "added": 1}}
+        assert changes([launch(setup=new, versions={"transformers": "5.23.0"})], [then]) == ()
+        assert changes([launch(setup=new, versions={"transformers": "5.17.0"})], [then]) == ("config added: none -> 1",)
+        # A default that it turns round is one.
+        other = launch(setup={"config": {"hidden_act": "gelu"}}, versions={"transformers": "5.23.0"})
+        assert changes([other], [then]) == ("config hidden_act: silu -> gelu",)
+
+    def test_another_commit_of_the_same_version_is_told(self) -> None:
+        a, b = (launch(versions={"accelerate": f"1.15.0 @{commit}"}) for commit in ("aaa", "bbb"))
+        assert changed_evidence([b], [a]) == ("accelerate: 1.15.0 @aaa -> 1.15.0 @bbb",)
+        assert changed_evidence([launch(versions={"accelerate": "1.16.0"})], [a]) == ()
+
+
+class TestAttentionKernel:
+    FUSED, MATH = "aten._scaled_dot_product_x_attention.default", "aten._scaled_dot_product_attention_math.default"
+
+    @pytest.mark.parametrize("now", ["", MATH])
+    def test_a_fused_one_is_lost(self, now: str) -> None:
+        (line,) = lost_attention_kernel([launch(attention_kernel=now)], [launch(attention_kernel=self.FUSED)])
+        assert f"{self.FUSED} -> {now or 'plain matrix products'}" in line
+
+    @pytest.mark.parametrize("now", ["unknown", FUSED, "aten._scaled_dot_product_y_attention.default"])
+    def test_another_fused_one_or_nothing_seen_is_no_loss(self, now: str) -> None:
+        assert not list(lost_attention_kernel([launch(attention_kernel=now)], [launch(attention_kernel=self.FUSED)]))
+
+    def test_what_never_was_cannot_be_lost(self) -> None:
+        assert not list(lost_attention_kernel([launch(attention_kernel="")], [launch(attention_kernel=self.MATH)]))
+
+    def test_eager_attention_has_none_to_lose(self) -> None:
+        now = launch(attention="eager", attention_kernel="")
+        assert not list(lost_attention_kernel([now], [launch(attention_kernel=self.FUSED)]))
+
+
+class TestLosses:
+    LOSSES = tuple(6.2 + 0.01 * step for step in range(8))
+
+    def moved(self, step: int, by: float) -> tuple[float, ...]:
+        return tuple(loss + by * (index == step - 1) for index, loss in enumerate(self.LOSSES))
+
+    def test_the_first_is_exact(self) -> None:
+        then = launch(losses=(12.178589820861816, *self.LOSSES[1:]))
+        now = launch(losses=(12.180113792419434, *self.LOSSES[1:]))
+        assert list(changed_losses([now], [then])) == ["numerics changed at step 1: 12.178590 -> 12.180114"]
+
+    def test_one_unit_in_the_last_place_of_float32_is_told(self) -> None:
+        then, now = launch(losses=(12.178589820861816,)), launch(losses=(12.178590774536133,))
+        assert list(changed_losses([now], [then])) == ["numerics changed at step 1: 12.178590 -> 12.178591"]
+
+    def test_what_a_file_rounds_is_none(self) -> None:
+        then, now = launch(losses=(float("12.1785898"),)), launch(losses=(12.178589820861816,))
+        assert not list(changed_losses([now], [then]))
+
+    @pytest.mark.parametrize(("by", "is_told"), [(0.004, False), (0.006, True)])
+    def test_later_ones_may_differ_on_a_gpu_by_what_was_seen(self, by: float, is_told: bool) -> None:
+        now, then = (on_a_gpu(launch(losses=losses)) for losses in (self.moved(5, by), self.LOSSES))
+        assert [line.partition(":")[0] for line in changed_losses([now], [then])] == [
+            "numerics changed at step 5"
+        ] * is_told
+
+    def test_fp8_may_differ_by_more(self) -> None:
+        now, then = (on_a_gpu(launch(losses=each), fp8_modules=9) for each in (self.moved(5, 0.012), self.LOSSES))
+        assert not list(changed_losses([now], [then]))
+
+    def test_a_cpus_are_exact_to_the_end(self) -> None:
+        now, then = launch(losses=self.moved(8, 1e-4)), launch(losses=self.LOSSES)
+        assert len(list(changed_losses([now], [then]))) == 1
+
+    def test_a_training_that_scatters_is_given_that(self) -> None:
+        known = [launch(losses=self.LOSSES), launch(losses=self.moved(1, 0.001))]
+        assert not list(changed_losses([launch(losses=self.moved(1, 0.003))], known))
+        assert list(changed_losses([launch(losses=self.moved(1, 0.005))], known))
+
+    @pytest.mark.parametrize("setup", [{"samples": "shuffled"}, {"torch": {"threads": 2}}])
+    def test_other_samples_and_other_hardware_are_not_compared(self, setup: dict[str, Any]) -> None:
+        now = launch(losses=self.moved(1, 1.0), setup=setup)
+        assert not list(changed_losses([now], [launch(losses=self.LOSSES)]))
+
+    def test_old_records_are_not_compared(self) -> None:
+        then = replace(launch(losses=self.LOSSES), evidence={})
+        assert not list(changed_losses([launch(losses=self.moved(1, 1.0))], [then]))
+        assert not list(changed_losses([then], [launch(losses=self.moved(1, 1.0))]))
+
+    @given(st.integers(1, 8), st.integers(1, 8))
+    def test_how_long_one_measures_changes_nothing(self, mine: int, theirs: int) -> None:
+        now, then = launch(losses=self.LOSSES[:mine]), launch(losses=self.LOSSES[:theirs])
+        assert not list(changed_losses([now], [then]))
+
+
+class TestStoredLaunches:
+    """The false alarms of both, over what is committed: there must be none."""
+
+    @pytest.mark.parametrize("path", sorted(BASELINES.glob("*/*/*.json")), ids=lambda path: path.stem)
+    def test_no_launch_differs_from_those_before_it(self, path: Path) -> None:
+        baseline = Baseline.from_json(path.read_text(), path.name)
+        for number in range(1, len(baseline.launches)):
+            assert changes(baseline.launches[number : number + 1], baseline.launches[:number]) == ()
+
+
+def test_a_baseline_keeps_the_setup_once_and_the_losses_to_the_digit() -> None:
+    one = launch(losses=(12.178589820861816,) * 8)
+    baseline = accept(
+        None, judged=None, spec=SPEC, machine="m", launches=[one, one], verdict="new", checks=[], reason="r",
+        recorded_at="2026-01-01T00:00:00Z", recorded_by="t",
+    )  # fmt: skip
+    text = baseline.to_json()
+    assert text.count('"hidden_act"') == 1
+    read = Baseline.from_json(text, "file")
+    assert read.launches[0].evidence["setup"] == one.evidence["setup"]
+    assert read.launches[0].losses[0] == 12.1785898
+    assert read.to_json() == text
+    assert changes([one], read.launches) == ()

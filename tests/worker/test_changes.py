@@ -1,0 +1,127 @@
+"""Silent changes in the real stack, by means that no code of ours knows of: a ``sitecustomize`` on the path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.judge.changes import changes, lost_attention_kernel
+from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
+from pytest_llmperf.measurement import Launch
+from tests.worker.user import REPOSITORY
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
+
+SPEC = TrainSpec(
+    model="llama-tiny",
+    micro_batch_size=2,
+    sequence_length=32,
+    steps=5,
+    min_steps=5,
+    warmup_steps=1,
+    mixed_precision="no",
+)
+
+# Runs a patch once the module that it is about was imported, as an unlucky package would.
+AFTER_IMPORT = """
+import importlib.abc, importlib.machinery, sys
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != {module!r}:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            patch(module)
+        spec.loader.exec_module = exec_module
+        return spec
+
+def patch(module):
+    {patch}
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def launched(folder: Path, spec: TrainSpec) -> Launch:
+    launch = LocalLauncher().launch(
+        LaunchRequest(spec=spec, folder=folder, gpus=(), timeout_seconds=240), lambda _: None
+    )
+    assert isinstance(launch, Launch), launch
+    return launch
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    return launched(tmp_path_factory.mktemp("before") / "run", SPEC)
+
+
+def patched(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, patch: str) -> Launch:
+    (folder / "sitecustomize.py").write_text(AFTER_IMPORT.format(module=module, patch=patch))
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{REPOSITORY}")
+    return launched(folder / "run", SPEC)
+
+
+def test_more_steps_and_another_process_learn_the_same_to_the_last_digit(tmp_path: Path, before: Launch) -> None:
+    longer = launched(tmp_path / "run", replace(SPEC, steps=9, min_steps=9))
+    assert longer.losses[:5] == before.losses
+    assert changes([longer], [before]) == ()
+
+
+def test_attention_that_lost_its_kernel_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Launch
+) -> None:
+    patch = 'module.sdpa_attention_forward.__globals__["torch"].nn.functional.scaled_dot_product_attention = plain'
+    plain = """
+def plain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, **_):
+    import torch
+    if enable_gqa:
+        times = query.size(1) // key.size(1)
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    scores = query @ key.transpose(-1, -2) * (scale or query.size(-1) ** -0.5)
+    future = torch.ones(query.size(-2), key.size(-2)).triu(1).bool()
+    return scores.masked_fill(future, float("-inf")).softmax(-1).to(value.dtype) @ value
+"""
+    (tmp_path / "sitecustomize.py").touch()
+    after = patched(tmp_path, monkeypatch, "transformers.integrations.sdpa_attention", patch + "\n" + plain)
+    said = "\n".join(changes([after], [before]))
+    assert "attention_kernel: aten._scaled_dot_product_flash_attention_for_cpu.default -> none" in said
+    assert "sources sitecustomize: none -> " in said
+    assert list(lost_attention_kernel([after], [before]))
+
+
+def test_dropout_that_was_left_on_is_named_and_moves_the_first_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Launch
+) -> None:
+    patch = (
+        "init = module.LlamaAttention.__init__\n"
+        "    def left_on(self, *args, **kwargs):\n"
+        "        init(self, *args, **kwargs)\n"
+        "        self.attention_dropout = 0.3\n"
+        "    module.LlamaAttention.__init__ = left_on"
+    )
+    said = changes([patched(tmp_path, monkeypatch, "transformers.models.llama.modeling_llama", patch)], [before])
+    assert "dropout LlamaAttention.attention_dropout: none -> 0.3" in said
+    assert any(line.startswith(f"numerics changed at step 1: {before.losses[0]:.6f} -> ") for line in said)
+
+
+def test_a_function_that_the_registry_holds_instead_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Launch
+) -> None:
+    patch = (
+        "sdpa = module.ALL_ATTENTION_FUNCTIONS['sdpa']\n"
+        "    def another(*args, **kwargs):\n"
+        "        return sdpa(*args, **kwargs)\n"
+        "    module.ALL_ATTENTION_FUNCTIONS.register('sdpa', another)"
+    )
+    said = changes([patched(tmp_path, monkeypatch, "transformers.modeling_utils", patch)], [before])
+    was = "transformers.integrations.sdpa_attention.sdpa_attention_forward"
+    assert f"attention_function: {was} -> sitecustomize.patch.<locals>.another" in said
+    assert not any("numerics" in line for line in said)
