@@ -69,7 +69,7 @@ class Night:
                     Column("change", [formats.percent(_value(result, _RATE, "change")) for result in results]),
                     Column("memory", [formats.memory(_value(result, _MEMORY, "value")) for result in results]),
                     Column("change", [formats.percent(_value(result, _MEMORY, "change")) for result in results]),
-                    Column("why", [str(result.get("reason", "")) for result in results], right=False),
+                    Column("why", [_why(result) for result in results], right=False),
                 ]
             )
         return lines
@@ -94,6 +94,17 @@ def gather(named: Sequence[Path], expected: Sequence[str]) -> Night:
 
 def _rank(result: Mapping[str, Any]) -> int:
     return VERDICTS.index(result["verdict"])
+
+
+_MOST_CHANGES = 3
+
+
+def _why(result: Mapping[str, Any]) -> str:
+    """The reason, and what is exact and not as in the baseline: that is told of a ``pass`` too."""
+    changed = result.get("changed", [])
+    more = f" and {len(changed) - _MOST_CHANGES} more" if len(changed) > _MOST_CHANGES else ""
+    told = f"changed since the baseline: {', '.join(changed[:_MOST_CHANGES])}{more}" if changed else ""
+    return "; ".join(filter(None, [str(result.get("reason", "")), told]))
 
 
 def _value(result: Mapping[str, Any], metric: str, field: str) -> float | None:

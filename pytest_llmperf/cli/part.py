@@ -82,6 +82,9 @@ def _check_result(result: object) -> None:
         raise ValueError(f"{result['id']}: expected its launches in a list")
     if not isinstance(result.get("reason", ""), str):
         raise ValueError(f"{result['id']}: expected the reason as text")
+    changed = result.get("changed", [])
+    if not isinstance(changed, list) or not all(isinstance(line, str) for line in changed):
+        raise ValueError(f"{result['id']}: expected what changed in a list of lines")
     metrics = result.get("metrics")
     if not isinstance(metrics, dict) or not all(isinstance(metric, dict) for metric in metrics.values()):
         raise ValueError(f"{result['id']} has no metrics by name")

@@ -205,6 +205,13 @@ class TestMerge:
         assert "in the way/j.json: not written (" in error
         assert (tmp_path / "s.md").read_text() == out
 
+    def test_what_changed_is_told_of_a_pass_too(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        lines = [f"dropout {number}: none -> 0.3" for number in range(5)]
+        write(tmp_path, 1, {**result("a"), "changed": lines})
+        assert main(["merge", str(tmp_path)]) == 0
+        said = "; changed since the baseline: " + ", ".join(lines[:3]) + " and 2 more"
+        assert said in capsys.readouterr().out
+
     @settings(max_examples=150, deadline=None)
     @given(data=st.data())
     def test_whatever_one_file_holds_the_others_are_told_and_only_whole_files_are_green(
@@ -241,6 +248,8 @@ _SCHEMA = {
     "nodeid": {'"x"', r'"\ud800"'},
     "launches": {"[]"},
     "one of launches": {"{}"},
+    "changed": {"[]"},
+    "one of changed": {'"x"', r'"\ud800"'},
     "metrics": {"{}"},
     "tokens_per_second_per_gpu": {"{}"},
     "value": {"null", "7", "0.5", "-1"},
@@ -259,7 +268,7 @@ def broken(draw: st.DrawFn) -> tuple[str, bool]:
     values = {
         "schema": 1,
         "machine": {},
-        "results": [{**result("a"), "launches": launches}, result("b")],
+        "results": [{**result("a"), "launches": launches, "changed": ["a: b -> c"]}, result("b")],
         "exit_code": 0,
     }
     places = list(_places(values))
