@@ -24,6 +24,7 @@ _VARIABLE_PREFIXES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVSHMEM_", "GLOO_", "OMP_", "MKL_", "KMP_", "LLMPERF_INJECT"),
     # Where packages come from, and with them all that is imported.
     *("PYTHONPATH", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONMALLOC", "LD_PRELOAD", "MALLOC_"),
+    *("ATEN_", "ONEDNN_", "DNNL_"),
     *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "LIGER_", "FLASH_ATTENTION_", "ACCELERATE_", "NVIDIA_TF32"),
 )
 # Set afresh by every launch, or naming things that differ between machines without changing the work.

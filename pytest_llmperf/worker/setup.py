@@ -6,6 +6,7 @@ the baseline's, so that nothing of it changes in silence.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import inspect
 import sys
@@ -20,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pytest_llmperf.worker.data import ORDER
+from pytest_llmperf.worker.data import ORDER, RandomTokens
 
 # What a configuration says of its file, of who wrote it, of other tasks, or of what evidence tells by itself.
 _NOT_WORK = frozenset(
@@ -42,7 +43,9 @@ _AT_START = ("sitecustomize", "usercustomize")
 def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str, Any]:
     """By topic; every value is plain data that JSON holds unchanged."""
     return {
-        "samples": ORDER,
+        "samples": ORDER if isinstance(trainer.train_dataset, RandomTokens) else _name(type(trainer.train_dataset)),
+        "collator": _name(trainer.data_collator),
+        "callbacks": sorted(_name(type(callback)) for callback in trainer.callback_handler.callbacks),
         "config": _plain({k: v for k, v in model.config.to_dict().items() if k not in _NOT_WORK}),
         "modules": _modules(model),
         "dropout": _dropout(model),
@@ -55,9 +58,11 @@ def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str,
         "attention_function": _name(_attention_function(model)),
         "loss_function": _name(_loss_function(model)),
         "optimizer": _plain(dict(getattr(optimizer, "defaults", {}))),
+        "parameter_groups": _parameter_groups(optimizer),
         "schedule": str(trainer.args.lr_scheduler_type.value),
         "max_grad_norm": float(trainer.args.max_grad_norm),
         "torch": _torch_settings(),
+        "python": _python_settings(),
         "sources": dict(_sources(model, optimizer)),
     }
 
@@ -115,12 +120,24 @@ def _loss_function(model: PreTrainedModel) -> Any:
     return getattr(model, "loss_function", None)
 
 
+def _parameter_groups(optimizer: Any) -> list[str]:
+    """Of each: how many parameters it updates, how fast, and how much they decay."""
+    groups = getattr(optimizer, "param_groups", [])
+    return [f"{len(g['params'])} lr={g.get('lr')} weight_decay={g.get('weight_decay')}" for g in groups]
+
+
+def _python_settings() -> dict[str, Any]:
+    """What slows every line, and is switched on by a debugger, a profiler or a measurement of coverage."""
+    return {"traced": sys.gettrace() is not None, "profiled": sys.getprofile() is not None, "gc": gc.isenabled()}
+
+
 def _torch_settings() -> dict[str, Any]:
     """What changes arithmetic or speed and stands in no environment variable."""
     cuda = torch.backends.cuda
     settings: dict[str, Any] = {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomaly_detection": torch.is_anomaly_enabled(),
+        "profiler": bool(torch.autograd._profiler_enabled()),  # noqa: SLF001 - told nowhere else
         "matmul_precision": torch.get_float32_matmul_precision(),
         "autocast_cache": torch.is_autocast_cache_enabled(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
