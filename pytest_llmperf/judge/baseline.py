@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llmperf.judge.agreement import same_figures, same_settings
+from pytest_llmperf.judge.agreement import same_anchor, same_figures, same_settings
 from pytest_llmperf.judge.document import (
     SCHEMA,
     Accepted,
@@ -120,12 +120,14 @@ class Baseline:
             for line in (line for launch in launches for line in unusable(launch)):
                 raise ValueError(line)
             history = tuple(Accepted.from_dict(entry) for entry in document["history"])
+            anchor = Accepted.from_dict(document["anchor"])
+            same_anchor(anchor, history)
             same_figures(launches, history)
             return cls(
                 **{name: document[name] for name in ("id", "digest", "machine", "recorded_by")},
                 spec=dict(document["spec"]),
                 launches=launches,
-                anchor=Accepted.from_dict(document["anchor"]),
+                anchor=anchor,
                 history=history,
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pytest_llmperf.judge.agreement import same_anchor
 from pytest_llmperf.judge.document import SCHEMA, Accepted, BaselineError, dump, parse, refusing, side_by_side
 from pytest_llmperf.judge.figures import figure
 from pytest_llmperf.result import Check
@@ -53,6 +54,7 @@ class CapacityBaseline:
             )
             if not baseline.history:
                 raise ValueError("it holds no history")
+            same_anchor(baseline.anchor, baseline.history)
             if not baseline.size >= 1:
                 raise ValueError(f"{METRIC} is {baseline.size}")
         return baseline

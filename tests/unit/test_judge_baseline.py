@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -99,7 +100,10 @@ class TestJson:
 
     def test_bytes_that_were_stored_as_rounded_floats_are_still_read(self) -> None:
         document = json.loads(BASELINE.to_json())
-        document["anchor"]["metrics"]["peak_reserved_bytes"] = 56449000000.0
+        record, exact = document["launches"][0], 56_449_000_512
+        record["ranks"][0]["peak_reserved_bytes"] = record["ranks"][0]["peak_allocated_bytes"] = exact
+        for entry in (document["anchor"], *document["history"]):
+            entry["metrics"] |= dict.fromkeys(("peak_reserved_bytes", "peak_allocated_bytes"), 56449000000.0)
         assert Baseline.from_json(json.dumps(document), "f").anchor.metrics["peak_reserved_bytes"] == 56_449_000_000
 
     def test_bytes_keep_every_digit_and_are_whole(self) -> None:
@@ -292,6 +296,58 @@ class TestBrokenFiles:
             said = refused(json.dumps(document))
             assert f"its launches do not hold the {name} that was accepted on 2026-01-01" in said
 
+    @pytest.mark.parametrize("factor", [0.98, 0.999, 1.02])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("tokens_per_second_per_gpu", "tokens_per_second", "step_seconds", "first_step_seconds"),
+            *("peak_reserved_bytes", "peak_allocated_bytes", "final_loss"),
+        ],
+    )
+    @pytest.mark.parametrize("place", ["the first and its anchor", "the first", "the anchor", "the last"])
+    def test_a_figure_that_was_edited_where_it_was_accepted_is_noticed(
+        self, name: str, factor: float, place: str
+    ) -> None:
+        document = json.loads(accepted(accepted(None, launch()), launch(0.101)).to_json())
+        first, last = document["history"]
+        entries = {"the first": [first], "the anchor": [document["anchor"]], "the last": [last]}
+        for entry in entries.get(place, [first, document["anchor"]]):
+            entry["metrics"][name] *= factor
+        assert name in refused(json.dumps(document))
+
+    def test_rates_and_times_that_were_edited_together_are_held_against_the_launches(self) -> None:
+        document = json.loads(accepted(None, launch(), launch(0.101)).to_json())
+        for entry in (document["anchor"], *document["history"]):
+            entry["metrics"]["step_seconds"] *= 1.02
+            for name in ("tokens_per_second", "tokens_per_second_per_gpu"):
+                entry["metrics"][name] /= 1.02
+        assert "its launches do not hold the step_seconds" in refused(json.dumps(document))
+
+    @pytest.mark.parametrize("name", ["tokens_per_second_per_gpu", "tokens_per_second", "step_seconds"])
+    def test_an_edited_rate_is_noticed_where_its_launches_are_gone(self, name: str) -> None:
+        moved = accepted(BASELINE, launch(0.2), launch(0.2), reason="a slower driver")
+        document = json.loads(moved.to_json())
+        for entry in (document["anchor"], document["history"][0]):
+            entry["metrics"][name] *= 1.1
+        assert "of 2026-01-01 do not belong together" in refused(json.dumps(document))
+
+    @pytest.mark.parametrize("name", ["recorded_at", "launches"])
+    def test_an_anchor_is_the_first_acceptance_in_all_that_counts(self, name: str) -> None:
+        document = json.loads(BASELINE.to_json())
+        document["anchor"][name] = {"recorded_at": "2025-01-01T00:00:00Z", "launches": 2}[name]
+        assert f"its anchor is not the first of its history: {name} differs" in refused(json.dumps(document))
+
+    def test_where_a_steady_state_begins_may_be_seen_otherwise_by_another_version(self) -> None:
+        # Its median may move with that, and the file of an older version must still be read.
+        drifting = replace(launch(), ranks=(replace(launch().ranks[0], step_seconds=drift()),))
+        document = json.loads(accepted(None, drifting).to_json())
+        for start in range(SPEC.warmup_steps, len(drift()) // 2 + 1):
+            step = median(drift()[start:])
+            for entry in (document["anchor"], *document["history"]):
+                entry["metrics"] |= {"step_seconds": step, "tokens_per_second": 64 / step}
+                entry["metrics"]["tokens_per_second_per_gpu"] = 64 / step
+            assert Baseline.from_json(json.dumps(document), "f").anchor.metrics["step_seconds"] == step
+
     def test_a_newer_schema_asks_for_an_upgrade(self) -> None:
         assert refused('{"schema": 2}') == (
             "some/file.json: schema 2 is newer than this version understands (1); upgrade pytest-llmperf"
@@ -306,6 +362,11 @@ class TestBrokenFiles:
     def test_a_truncated_file_is_always_noticed(self, data: st.DataObject) -> None:
         text = BASELINE.to_json().rstrip()
         refused(text[: data.draw(st.integers(0, len(text) - 1))])
+
+
+def drift() -> tuple[float, ...]:
+    """Steps that become slower."""
+    return (0.5, *(0.1 + number / 1000 for number in range(SPEC.steps - 1)))
 
 
 def refused(text: str) -> str:

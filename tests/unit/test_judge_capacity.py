@@ -89,6 +89,13 @@ def test_what_is_wrong_is_said_in_words(change: dict[str, Any], said: str) -> No
         CapacityBaseline.from_json(text, "some/file.json")
 
 
+def test_an_anchor_that_was_edited_is_noticed() -> None:
+    document = json.loads(baseline(37).to_json())
+    document["anchor"]["metrics"]["max_micro_batch_size"] = 30
+    with pytest.raises(BaselineError, match="its anchor is not the first of its history: max_micro_batch_size differs"):
+        CapacityBaseline.from_json(json.dumps(document), "some/file.json")
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 2}', baseline(0).to_json(), baseline(37).to_json()[:-40]]
 )
