@@ -143,6 +143,36 @@ class TestRevision:
         project.run("--update-baselines=new", "--perf-reason", "trying").assert_outcomes(passed=2)
 
 
+class TestLaunchesThatDisagree:
+    """Of one host and day, and further apart than the tolerance: none of them is what the case takes."""
+
+    @pytest.fixture(autouse=True)
+    def _that_disagree(self, project: Project) -> None:
+        project.pytester.makeini("[pytest]\nperf_throughput_tolerance = 0.02\n")
+        project.fake(sequence=[{"step_seconds": 0.1}, {"step_seconds": 0.2}])
+
+    def test_they_are_not_recorded_and_the_case_fails_with_why(self, project: Project) -> None:
+        result = project.run("-k", "sdpa", "--perf-launches=2", "--update-baselines")
+        result.assert_outcomes(failed=1, deselected=1)
+        result.stdout.fnmatch_lines(
+            ["*not recorded: llama-tiny-*launches of one session disagree: 2 of*record it when the machine is quiet*"]
+        )
+        assert (len(project.launches), project.baselines) == (2, [])
+
+    def test_a_reason_records_them(self, project: Project) -> None:
+        reason = ("--perf-reason", "it is never quieter")
+        result = project.run("-k", "sdpa", "--perf-launches=2", "--update-baselines", *reason)
+        result.assert_outcomes(passed=1, deselected=1)
+        result.stdout.fnmatch_lines(["*launches of one session disagree*"])
+        (path,) = project.baselines
+        assert json.loads(path.read_text())["anchor"]["reason"] == reason[1]
+
+    def test_launches_that_agree_need_none(self, project: Project) -> None:
+        project.fake(step_seconds=0.1)
+        project.run("-k", "sdpa", "--perf-launches=2", "--update-baselines").assert_outcomes(passed=1, deselected=1)
+        assert len(project.baselines) == 1
+
+
 class TestResults:
     def test_a_case_that_failed_before_it_was_judged_is_in_the_results(self, project: Project) -> None:
         project.record()
