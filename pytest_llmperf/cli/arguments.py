@@ -30,7 +30,7 @@ def arguments_parser() -> argparse.ArgumentParser:
 
 
 def _add_baselines(rooms: Any, where: argparse.ArgumentParser) -> None:
-    baselines = rooms.add_parser("baselines", help="stored figures: list, show, history, diff")
+    baselines = rooms.add_parser("baselines", help="stored figures: list, show, history, diff, merge")
     commands = baselines.add_subparsers(required=True, metavar="COMMAND")
     one = commands.add_parser("list", parents=[where], help="every baseline on a line")
     one.set_defaults(command="list")
@@ -46,6 +46,11 @@ def _add_baselines(rooms: Any, where: argparse.ArgumentParser) -> None:
     one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")
     one.add_argument("--against", metavar="DIR", type=Path, help="A is this folder's: every case, or the one CASE")
     one.set_defaults(command="diff", usage=one.error)
+    text = "what two branches accepted of one case, as one file: git's merge driver, or for a FILE that is in conflict"
+    one = commands.add_parser("merge", help=text, description=text)
+    sides = "a file in conflict, whose sides git has; or %%O %%A %%B, and %%P for its name, of a merge driver"
+    one.add_argument("files", metavar="FILE", type=Path, nargs="+", help=sides)
+    one.set_defaults(command="unite", usage=one.error)
 
 
 def _add_plan(rooms: Any, where: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_llmperf.cli import answer, ladder, merge, night, predict, purpose, widths
+from pytest_llmperf.cli import answer, conflict, ladder, merge, night, predict, purpose, widths
 from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.cli.clusterfile import ClusterError
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
@@ -136,6 +136,16 @@ def _diff(arguments: argparse.Namespace, screen: Screen) -> _Answer:
     return usage("expected two cases, or --against DIR and at most one case")
 
 
+def _unite(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
+    usage: Callable[[str], NoReturn] = arguments.usage
+    match arguments.files:
+        case [path]:
+            return _Answer([conflict.resolve(path)])
+        case [base, ours, theirs, *name] if len(name) <= 1:
+            return _Answer([], conflict.drive(base, ours, theirs, str([*name, ours][0])))
+    return usage("expected a FILE in conflict, or BASE OURS THEIRS and at most a name, as a merge driver gets them")
+
+
 def _plan(arguments: argparse.Namespace, screen: Screen) -> _Answer:
     root, machine = arguments.perf_baselines, arguments.machine
     usage: Callable[[str], NoReturn] = arguments.usage
@@ -240,6 +250,7 @@ _ANSWERS: Mapping[str, Callable[[argparse.Namespace, Screen], _Answer]] = {
     "show": _show,
     "history": _history,
     "diff": _diff,
+    "unite": _unite,
     "plan": _plan,
     "report": _report,
     "predict": _predict,

@@ -13,8 +13,8 @@ from pytest_llmperf.measurement import Launch
 from pytest_llmperf.result import Check
 from pytest_llmperf.spec import TrainSpec
 
-# More would only slow reading: what a verdict can see is decided by the first dozen.
-_MAX_LAUNCHES = 24
+#: More would only slow reading: what a verdict can see is decided by the first dozen.
+MAX_LAUNCHES = 24
 
 # Launches of another speed or memory that take the place of those that are stored.
 _PROVEN_BY = 2
@@ -62,7 +62,7 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
         machine=machine,
         spec=spec.to_dict(),
         recorded_by=recorded_by,
-        launches=tuple(launches)[-_MAX_LAUNCHES:],
+        launches=tuple(launches)[-MAX_LAUNCHES:],
         anchor=entry,
         history=(entry,),
     )
@@ -76,7 +76,7 @@ def _joined(old: Baseline, new: Baseline, checks: Sequence[Check]) -> Baseline:
         old,
         spec=new.spec,
         recorded_by=new.recorded_by,
-        launches=(*kept, *new.launches)[-_MAX_LAUNCHES:],
+        launches=(*kept, *new.launches)[-MAX_LAUNCHES:],
         history=(*old.history, *new.history),
     )
 

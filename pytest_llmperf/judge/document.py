@@ -85,6 +85,10 @@ def side_by_side(
 WHAT_TO_DO = "restore it from version control, or delete it and record anew with --update-baselines=new"
 
 
+# No line of ours begins so.
+_CONFLICT = re.compile(r"^(<<<<<<< |>>>>>>> )", re.MULTILINE)
+
+
 def _refuse(constant: str) -> float:
     # Python reads NaN and Infinity; a limit made from one would let everything pass.
     raise ValueError(f"{constant} is no figure")
@@ -103,12 +107,14 @@ def parse(text: str, source: str) -> dict[str, Any]:
     """
     if not text.strip():
         raise BaselineError(f"{source}: the file is empty, expected a baseline; {WHAT_TO_DO}")
+    if _CONFLICT.search(text):
+        raise BaselineError(
+            f"{source}: in a merge conflict; make one of both with llmperf baselines merge, {WHAT_TO_DO}"
+        )
     try:
         document = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        raise BaselineError(
-            f"{source}: not JSON, perhaps truncated or in a merge conflict ({error}); {WHAT_TO_DO}"
-        ) from error
+        raise BaselineError(f"{source}: not JSON, perhaps truncated ({error}); {WHAT_TO_DO}") from error
     if not isinstance(document, dict) or "schema" not in document:
         raise BaselineError(f'{source}: not a baseline, it has no "schema"; {WHAT_TO_DO}')
     schema = document["schema"]

@@ -221,7 +221,10 @@ class TestBrokenFiles:
             ("", "the file is empty"),
             (" \n", "the file is empty"),
             (BASELINE.to_json()[:300], "not JSON, perhaps truncated"),
-            ("<<<<<<< HEAD\n" + BASELINE.to_json(), "merge conflict"),
+            (
+                "<<<<<<< HEAD\n" + BASELINE.to_json(),
+                "in a merge conflict; make one of both with llmperf baselines merge",
+            ),
             ("[" * 100_000, "not JSON"),
             ("[]", 'no "schema"'),
             ("null", 'no "schema"'),
