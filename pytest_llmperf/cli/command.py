@@ -108,7 +108,7 @@ def _screen() -> Screen:
 def _list(arguments: argparse.Namespace, screen: Screen) -> _Answer:
     shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
     pages = [*list_page(shelf.stored, screen), *capacity_page(shelf.capacities, screen)]
-    return _Answer(pages, list(shelf.broken.values()))
+    return _Answer(pages, shelf.troubles)
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> _Answer:
@@ -184,7 +184,7 @@ def _report(arguments: argparse.Namespace, screen: Screen) -> _Answer:
         return _purpose(arguments, screen)
     extent = _extent(arguments)
     shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
-    troubles = list(shelf.broken.values())
+    troubles = shelf.troubles
     try:
         machine, found = ladder.ladders(shelf)
     except CaseError as error:
@@ -238,7 +238,7 @@ def _merge(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
 
 
 def _against(a: Shelf, b: Shelf, screen: Screen) -> _Answer:
-    troubles = [*a.broken.values(), *b.broken.values()]
+    troubles = [*a.troubles, *b.troubles]
     if not pairs_of(a, b):
         line = f"{a.root}: no case in common with {b.root}, expected the same digests and machines; name two cases"
         return _Answer([], [*troubles, line])

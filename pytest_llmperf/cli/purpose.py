@@ -77,7 +77,7 @@ def asked(arguments: argparse.Namespace) -> tuple[list[Answer], list[str]]:
         shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
         like = _like(arguments)
         model = arguments.model if like is None else plain(like.model)
-        found, troubles = of_baselines(aim, shelf, arguments.currency, model, like), list(shelf.broken.values())
+        found, troubles = of_baselines(aim, shelf, arguments.currency, model, like), shelf.troubles
     return found, [*troubles, *(f"{one.subject}: nothing serves the purpose" for one in found if not one.serves)]
 
 

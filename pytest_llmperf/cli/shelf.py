@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,6 +62,17 @@ class Shelf:
     """What is wrong with each file that cannot serve, a line each."""
     capacities: tuple[StoredCapacity, ...] = ()
     """The largest micro-batches."""
+    copies: Mapping[Path, Path] = field(default_factory=dict)
+    """Files that somebody left beside the one of their case, which is what counts; none of them is in the others."""
+
+    @property
+    def troubles(self) -> list[str]:
+        """A line for each file that cannot serve, or that is one too many."""
+        spare = (
+            f"{path}: a stray copy of {right}, which is the one that counts; delete it"
+            for path, right in self.copies.items()
+        )
+        return [*self.broken.values(), *spare]
 
     @classmethod
     def read(cls, root: Path, machine: str | None = None) -> Shelf:
@@ -85,7 +96,15 @@ class Shelf:
         broken: dict[Path, str] = {}
         stored = [*_each(root, kinds, "*/*.json", read, broken)]
         capacities = [*_each(root, kinds, f"*/{CAPACITY}/*.json", read_capacity, broken)]
-        return cls(root, tuple(stored), broken, tuple(capacities))
+        every: tuple[Stored | StoredCapacity, ...] = (*stored, *capacities)
+        copies = BaselineStore(root).copies({one.path: one.baseline for one in every})
+        return cls(
+            root,
+            tuple(one for one in stored if one.path not in copies),
+            broken,
+            tuple(one for one in capacities if one.path not in copies),
+            copies,
+        )
 
     def find(self, case: str) -> Stored | StoredCapacity:
         """The one baseline with this id or digest.

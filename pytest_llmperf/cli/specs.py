@@ -52,7 +52,7 @@ def _find(word: str, baselines: Path, machine: str | None) -> Stored:
 
 def all_stored(shelf: Shelf) -> tuple[list[Named], list[str]]:
     """Every case of ``shelf``, and a line for each file that cannot serve."""
-    cases, troubles = [], list(shelf.broken.values())
+    cases, troubles = [], shelf.troubles
     for stored in shelf.stored:
         try:
             cases.append(_of(stored))

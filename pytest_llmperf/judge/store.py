@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,8 @@ class Entry:
     id: str
     digest: str
     recorded_by: str
+    copy_of: Path | None = None
+    """The file that counts, where this is a copy of its case that somebody left."""
 
 
 class BaselineStore:
@@ -134,14 +136,15 @@ class BaselineStore:
         return sorted({path.relative_to(self.root).parts[0] for path in found})
 
     def launches(self, machine: str) -> list[tuple[Launch, ...]]:
-        """The launches of every readable baseline of ``machine``; another is told of where it is used."""
-        found = []
+        """The launches of every readable baseline of ``machine``, once; another is told of where it is used."""
+        found: dict[Path, Baseline] = {}
         for path in sorted((self.root / machine).glob("*/*.json")):
             with suppress(BaselineError):
                 baseline = read(path, Baseline.from_json)
                 if baseline is not None:
-                    found.append(baseline.launches)
-        return found
+                    found[path] = baseline
+        copies = self.copies(found)
+        return [baseline.launches for path, baseline in found.items() if path not in copies]
 
     def entries(self, machine: str) -> list[Entry]:
         """Every baseline of ``machine``, sorted by path.
@@ -149,13 +152,34 @@ class BaselineStore:
         Raises:
             BaselineError: a file that cannot be read.
         """
-        found = []
+        found: dict[Path, Baseline | CapacityBaseline] = {}
         for path in sorted((self.root / machine).rglob("*.json")):
             is_capacity = path.parent.name == CAPACITY
             baseline = read(path, CapacityBaseline.from_json) if is_capacity else read(path, Baseline.from_json)
             if baseline is not None:
-                found.append(Entry(path=path, id=baseline.id, digest=baseline.digest, recorded_by=baseline.recorded_by))
-        return found
+                found[path] = baseline
+        copies = self.copies(found)
+        return [
+            Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by, copy_of=copies.get(path))
+            for path, one in found.items()
+        ]
+
+    def copies(self, found: Mapping[Path, Baseline | CapacityBaseline]) -> dict[Path, Path]:
+        """Of several files of one case all but the one that its case looks for, each with that one."""
+        cases: dict[tuple[str, str], list[Path]] = {}
+        for path, baseline in found.items():
+            cases.setdefault((baseline.machine, baseline.digest), []).append(path)
+        counts = {path: self._that_counts(paths, found[path]) for paths in cases.values() for path in paths}
+        return {path: right for path, right in counts.items() if path != right}
+
+    def _that_counts(self, paths: Sequence[Path], baseline: Baseline | CapacityBaseline) -> Path:
+        if len(paths) == 1:
+            return paths[0]
+        named = [path for path in paths if path.stem == _file_name(baseline.id)]
+        with suppress(ValueError):  # the settings, or the model's own file, may be none of today's
+            find = self.capacity_path if isinstance(baseline, CapacityBaseline) else self.path
+            named.insert(0, find(baseline.machine, TrainSpec.from_dict(baseline.spec)))
+        return next((path for path in named if path in paths), paths[0])
 
 
 def read(path: Path, parsed: Callable[[str, str], _Figures]) -> _Figures | None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_llmperf.judge.document import BaselineError
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.store import BaselineStore, Entry
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.unused import file_of, gaps, partly, unused_baselines
 
 
-def _unused(session: PerfSession) -> list[Path]:
-    """Baselines that no case of this run has; none where not every case was asked.
+def _entries(session: PerfSession) -> list[Entry]:
+    return BaselineStore(session.settings.baselines).entries(session.machine_kind)
 
-    Raises:
-        BaselineError: one of them cannot be read.
-    """
-    entries = BaselineStore(session.settings.baselines).entries(session.machine_kind)
+
+def _unused(session: PerfSession, entries: Sequence[Entry]) -> list[Path]:
+    """Baselines that no case of this run has; none where not every case was asked."""
     coverage, config = session.coverage, session.config
     coverage.parts |= set(partly(config))
     coverage.gaps |= set(gaps(config, session.settings.baselines, [file_of(entry.recorded_by) for entry in entries]))
@@ -26,22 +26,24 @@ def _unused(session: PerfSession) -> list[Path]:
 def listed(session: PerfSession) -> list[str]:
     """A line for each, or for what hinders to know them."""
     try:
-        unused = _unused(session)
+        entries = _entries(session)
     except BaselineError as error:
         return [str(error)]
+    unused = _unused(session, entries)
+    copies = [f"stray copy: {one.path} ({one.copy_of} is what counts); delete it" for one in entries if one.copy_of]
     what = "remove it with --update-baselines=prune"
     if session.settings.update == "prune":
         if not session.coverage.doubts():
-            return []  # they were removed, or named as what would be
+            return copies  # they were removed, or named as what would be
         what = "delete the file"
     why = f"no case of this run has its settings; if they are gone, {what}"
-    return [f"unused baseline: {path} ({why})" for path in unused]
+    return [*copies, *(f"unused baseline: {path} ({why})" for path in unused)]
 
 
 def prune(session: PerfSession) -> bool:
     """Remove them, or say why not; whether that went well."""
     try:
-        unused = _unused(session)
+        unused = _unused(session, _entries(session))
         doubts = session.coverage.doubts()
         if doubts:
             session.notes.append(f"--update-baselines=prune: nothing was removed, {doubts}")

@@ -201,3 +201,17 @@ class TestOtherTests:
         project.record()
         result = project.run("--update-baselines=prune")
         assert (result.ret, len(project.baselines)) == (0, 2)
+
+
+def test_a_stray_copy_is_told_of_and_what_counts_is_judged_by(project: Project) -> None:
+    write(project, test_mine=ONE)
+    project.record(step_seconds=0.1)
+    (right,) = project.baselines
+    copy = right.with_name("a copy.json")
+    copy.write_bytes(right.read_bytes())
+    result = project.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"stray copy: {copy} ({right} is what counts); delete it"])
+    pruned = project.run("--update-baselines=prune")
+    pruned.stdout.fnmatch_lines([f"stray copy: {copy} *"])
+    assert project.baselines == [copy, right]

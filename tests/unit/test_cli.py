@@ -177,6 +177,39 @@ class TestBrokenFiles:
         assert "cannot be read" in one_line(llmperf("list")[2])
 
 
+class TestStrayCopies:
+    @pytest.fixture
+    def copy(self, root: Path) -> Path:
+        """Of what was stored before, as a file manager leaves one."""
+        path = BaselineStore(root).path("m", SPEC)
+        copy = path.with_name(f"{path.stem} copy.json")
+        copy.write_text(FIRST.to_json())
+        return copy
+
+    def test_one_is_a_line_and_not_listed(self, llmperf: Run, root: Path, copy: Path) -> None:
+        code, out, err = llmperf("list")
+        assert (code, out.count(SPEC.id), " 320 " in out) == (1, 1, True)
+        right = BaselineStore(root).path("m", SPEC)
+        assert one_line(err) == f"llmperf: {copy}: a stray copy of {right}, which is the one that counts; delete it\n"
+
+    @pytest.mark.parametrize("command", ["show", "history"])
+    def test_its_case_is_found_by_id_and_digest(self, llmperf: Run, copy: Path, command: str) -> None:
+        assert copy.exists()
+        for case in (SPEC.id, SPEC.digest):
+            code, out, err = llmperf(command, case)
+            assert (code, err) == (0, "")
+            assert "a slower driver" in out or "320 tokens" in out
+
+    def test_it_can_be_looked_at_by_its_name(self, llmperf: Run, copy: Path) -> None:
+        code, out, _ = llmperf("show", copy)
+        assert (code, "634 tokens/s/GPU" in out) == (0, True)
+
+    def test_folders_are_compared_without_it(self, llmperf: Run, tmp_path: Path, copy: Path) -> None:
+        code, out, err = llmperf("diff", "--against", keep(tmp_path / "other", FIRST))
+        assert (code, out.count(SPEC.id)) == (1, 1)
+        assert str(copy) in one_line(err)
+
+
 class TestShow:
     def test_everything(self) -> None:
         baseline = accepted(FIRST, launch(0.101, day=3))

@@ -18,11 +18,12 @@ import pytest
 from pytest_llmperf.judge import store as store_module
 from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.capacity import CapacityBaseline
+from pytest_llmperf.judge.document import Accepted, BaselineError
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import BaselineStore, Entry
 from pytest_llmperf.judge.verdict import judge
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.spec import SpecError, TrainSpec
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
@@ -315,6 +316,57 @@ class TestListing:
         (store.root / "references").mkdir()
         (store.root / "references" / "published.json").write_text("{}")
         assert store.machines() == ["m"]
+
+
+class TestCopies:
+    """Files that somebody left: the same case twice."""
+
+    @pytest.fixture(params=["x copy.json", "a.json", "../llama-a/{name}", "../llama-a/a.json"])
+    def copy(self, store: BaselineStore, request: pytest.FixtureRequest) -> Path:
+        store.update("m", SPEC, adding(0.1))
+        path = store.path("m", SPEC)
+        copy = Path(os.path.normpath(path.parent / request.param.format(name=path.name)))
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+        store.update("m", SPEC, adding(0.1001))
+        return copy
+
+    def test_they_are_known_by_the_file_that_counts(self, store: BaselineStore, copy: Path) -> None:
+        store.update("m", OTHER, adding(spec=OTHER))
+        found = {entry.path: entry.copy_of for entry in store.entries("m")}
+        assert found == {copy: store.path("m", SPEC), store.path("m", SPEC): None, store.path("m", OTHER): None}
+
+    def test_their_launches_teach_nothing_twice(self, store: BaselineStore, copy: Path) -> None:
+        assert copy.exists()
+        (launches,) = store.launches("m")
+        assert len(launches) == 2
+
+    def test_a_model_that_is_gone_leaves_the_name(
+        self, store: BaselineStore, copy: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        right = store.path("m", SPEC)
+
+        def gone(*_: object) -> TrainSpec:
+            raise SpecError("no such model")
+
+        entries = store.entries("m")
+        monkeypatch.setattr(TrainSpec, "from_dict", gone)
+        found = {entry.path: entry.copy_of for entry in store.entries("m")}
+        if copy.name != right.name:
+            assert found == {entry.path: entry.copy_of for entry in entries}
+        assert sorted(filter(None, found.values())) in ([right], [copy])
+
+
+def test_a_largest_micro_batch_is_no_copy_of_its_launches_and_may_have_one(store: BaselineStore) -> None:
+    store.update("m", SPEC, adding())
+    path = store.capacity_path("m", SPEC)
+    path.parent.mkdir()
+    entry = Accepted(recorded_at="2026-01-01", reason="", launches=1, metrics={"max_micro_batch_size": 8})
+    names = {"id": SPEC.capacity_id, "digest": SPEC.capacity_digest, "machine": "m", "recorded_by": "t.py::t"}
+    text = CapacityBaseline(**names, spec=SPEC.to_dict(), anchor=entry, history=(entry,)).to_json()
+    for name in (path.name, "a copy.json"):
+        path.with_name(name).write_text(text)
+    assert [one.copy_of for one in store.entries("m")] == [path, None, None]
 
 
 def test_finding_out_whether_it_can_be_written_leaves_nothing(store: BaselineStore) -> None:
