@@ -16,6 +16,7 @@ from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.store import CAPACITY, BaselineStore
 from pytest_llmperf.nearest import nearest
+from pytest_llmperf.worktree import baselines_above
 
 # Fewer digits of a digest are as likely a word.
 _DIGEST = re.compile(r"[0-9a-f]{6,16}")
@@ -83,9 +84,11 @@ class Shelf:
         """
         machines = BaselineStore(root).machines()
         if not machines:
+            found = baselines_above(root.absolute())
+            what = "name their folder with --perf-baselines, or record some with pytest --update-baselines=new"
             raise NotStoredError(
-                f"{root.absolute()}: no baselines here, expected MACHINE/MODEL/ID.json in it; name their folder with "
-                "--perf-baselines, or record some with pytest --update-baselines=new"
+                f"{root.absolute()}: no baselines here, expected MACHINE/MODEL/ID.json in it; "
+                + (f"{found} has some: name it with --perf-baselines" if found else what)
             )
         if machine is not None and machine not in machines:
             raise CaseError(

@@ -10,18 +10,23 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.plugin.plan import gpu_hours, plan_lines, skip_lines
+from pytest_llmperf.plugin.second import first, told
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.result import CaseResult
 
 
 def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
-    """One line about where the cases run; nothing where no perf test was collected."""
+    """About where the cases run, and what they do not see; nothing where no perf test was collected."""
     cases = sum("perf" in getattr(item, "fixturenames", ()) for item in items)
     if not cases or session.config.get_verbosity() < 0:
         return []
     where = f"{session.num_gpus} GPU(s)" if not session.on_cpu else "the CPU (gloo)"
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
-    return [f"llmperf: {cases} case(s) on {session.machine_kind}, {where}, baselines {baselines}"]
+    found = None if session.settings.against else first(session.config)
+    return [
+        f"llmperf: {cases} case(s) on {session.machine_kind}, {where}, baselines {baselines}",
+        *([f"llmperf: {told(session.config, found)}"] if found else []),
+    ]
 
 
 #: Under which a worker of xdist leaves its controller the line of a usage error.

@@ -18,6 +18,7 @@ from pytest_llmperf.insight.cost import Price
 from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.nearest import hint
 from pytest_llmperf.plugin import cost_options, slurm_options
+from pytest_llmperf.plugin.second import refuse_second
 from pytest_llmperf.quantities import argument
 
 # A Python on a network's file system, at its first start.
@@ -161,6 +162,8 @@ def read_settings(config: pytest.Config) -> Settings:
     _refuse_unknown_fault()
     if option.perf_reason.strip() and option.perf_update is None:
         raise pytest.UsageError("--perf-reason says why a baseline changes; it goes with --update-baselines")
+    if option.perf_update in {"new", "all"}:
+        refuse_second(config)
     against = _python(option.perf_against, updating=option.perf_update is not None)
     return Settings(
         gpus=option.gpus,

@@ -122,6 +122,21 @@ class TestList:
         assert main(["baselines", "list", "--perf-baselines", str(tmp_path / "none")]) == 1
         assert "no baselines here" in one_line(capsys.readouterr().err)
 
+    def test_none_here_and_some_further_up_in_the_same_work_tree(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        sub = root.parent / "sub/deeper"
+        sub.mkdir(parents=True)
+        monkeypatch.chdir(sub)
+        assert main(["baselines", "list"]) == 1
+        assert "or record some with pytest" in one_line(capsys.readouterr().err)  # whose are they, outside of git?
+        (root.parent / ".git").mkdir()
+        assert main(["baselines", "list"]) == 1
+        assert one_line(capsys.readouterr().err) == (
+            f"llmperf: {sub}/baselines: no baselines here, expected MACHINE/MODEL/ID.json in it; {root} has some: "
+            "name it with --perf-baselines\n"
+        )
+
     def test_a_narrow_terminal_loses_nothing(self) -> None:
         lines = list_page([Stored(Path("f"), SLOWER)], Screen(width=50, glyphs=ASCII))
         assert max(map(len, lines)) <= 50
