@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, ending, options, plan, signals
+from pytest_llmperf.plugin import benchmark, ending, options, plan, rootdir, signals
 from pytest_llmperf.plugin.findings import FINDINGS, Findings
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
@@ -33,8 +33,10 @@ _MARKERS = (
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    options.refuse_unknown_update(pluginmanager.get_plugin("pytestconfig"))
-    options.add_options(parser)
+    config = pluginmanager.get_plugin("pytestconfig")
+    options.refuse_unknown_update(config)
+    with rootdir.guarding(parser, config):
+        options.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:

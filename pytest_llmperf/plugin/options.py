@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import subprocess
 import sys
@@ -158,7 +157,6 @@ def read_settings(config: pytest.Config) -> Settings:
         pytest.UsageError: a value that cannot be used, in one line.
     """
     option = config.option
-    _refuse_moved_rootdir(config)
     _refuse_unknown_fault()
     if option.perf_reason.strip() and option.perf_update is None:
         raise pytest.UsageError("--perf-reason says why a baseline changes; it goes with --update-baselines")
@@ -190,29 +188,12 @@ def read_settings(config: pytest.Config) -> Settings:
     )
 
 
-_PATHS = ("--perf-json", "--perf-baselines", "--perf-against")
-
-
 def _refuse_unknown_fault() -> None:
     """Found out now, not by the first rank of each case."""
     try:
         Injection.from_environment()
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
-
-
-def _refuse_moved_rootdir(config: pytest.Config) -> None:
-    """pytest finds its rootdir before it knows our options, and takes what follows them for tests."""
-    if config.inipath is not None or config.getoption("rootdir", default=None):
-        return
-    here, arguments = config.invocation_params.dir, [str(each) for each in config.invocation_params.args]
-    for name, value in itertools.pairwise(arguments):
-        path = here / value
-        if name in _PATHS and path.exists() and not path.resolve().is_relative_to(here.resolve()):
-            raise pytest.UsageError(
-                f"{name} {value}: pytest takes this path for a test's and moved its rootdir to {config.rootpath}, "
-                f"and the baselines with it; write {name}={value}"
-            )
 
 
 def tolerance_metric(word: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.plugin.conftest import Project
@@ -213,17 +216,84 @@ def test_a_limit_above_the_card_is_a_usage_error(project: Project) -> None:
     assert project.launches == []
 
 
-@pytest.mark.parametrize("option", ["--perf-json", "--perf-baselines", "--perf-against"])
-def test_a_value_that_moved_pytests_rootdir_is_told(
-    project: Project, tmp_path_factory: pytest.TempPathFactory, option: str
-) -> None:
-    (project.path / "tox.ini").unlink()
-    outside = tmp_path_factory.mktemp("outside") / "it"
-    outside.mkdir() if option == "--perf-baselines" else outside.touch()
-    result = project.run(option, str(outside))
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*{option} *it: pytest takes this path for a test's*; write {option}=*"])
-    assert project.launches == []
+@pytest.fixture
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another project, with a pytest.ini and a conftest of its own."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (folder / "conftest.py").write_text("raise RuntimeError('another project was imported')\n")
+    (folder / "baselines").mkdir()
+    for name in ("out.json", "python", "why"):
+        (folder / name).touch()
+    return folder
+
+
+class TestValuesThatAreTakenForTests:
+    """pytest looks for its rootdir before it knows our options, and takes what follows them for tests."""
+
+    @pytest.mark.parametrize("has_ini", [True, False])
+    @pytest.mark.parametrize(
+        ("option", "name"),
+        [
+            ("--perf-json", "out.json"),
+            ("--perf-baselines", "baselines"),
+            ("--perf-against", "python"),
+            ("--perf-reason", "why"),
+        ],
+    )
+    def test_one_that_moved_rootdir_into_another_project_is_refused(
+        self, project: Project, elsewhere: Path, option: str, name: str, has_ini: bool
+    ) -> None:
+        if not has_ini:
+            (project.path / "tox.ini").unlink()
+        result = project.run(option, str(elsewhere / name))
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        ini = " (tox.ini)" if has_ini else ""
+        went = f"pytest takes this path for a test's and went to rootdir {elsewhere} (pytest.ini)"
+        said = f"{went}, *, expected rootdir {project.path}{ini}; write {option}={elsewhere / name}"
+        result.stderr.fnmatch_lines([f"ERROR: {option} *{name}: {said}"])
+        assert len([line for line in result.stderr.lines if line.strip()]) == 1
+        assert project.launches == []
+        assert not (elsewhere / ".llmperf").exists()
+
+    def test_with_an_equals_sign_it_is_taken_as_it_is_meant(self, project: Project, elsewhere: Path) -> None:
+        result = project.run("-k", "sdpa", f"--perf-json={elsewhere / 'out.json'}")
+        result.assert_outcomes(failed=1, deselected=1)
+        assert json.loads((elsewhere / "out.json").read_text())["results"]
+
+    def test_one_that_moved_nothing_but_rootdir_is_refused(self, project: Project, tmp_path: Path) -> None:
+        (project.path / "tox.ini").unlink()
+        (tmp_path / "out.json").touch()
+        result = project.run("--perf-json", str(tmp_path / "out.json"))
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"*--perf-json *out.json: pytest takes *; write --perf-json={tmp_path}*"])
+
+    def test_it_is_refused_from_the_environment_too(
+        self, project: Project, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTEST_ADDOPTS", f"--perf-json {elsewhere}/out.json")
+        result = project.run()
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["ERROR: --perf-json *: pytest takes this path for a test's*"])
+
+    @pytest.mark.parametrize("options", [[], ["test_mine.py"]])
+    def test_one_inside_the_project_moves_nothing_and_is_taken(self, project: Project, options: list[str]) -> None:
+        (project.path / "out.json").touch()
+        (project.path / "figures").mkdir()
+        more = ["--perf-json", "out.json", "--perf-baselines", "figures", "--update-baselines=new", "-k", "sdpa"]
+        project.run(*options, *more).assert_outcomes(passed=1, deselected=1)
+        assert list((project.path / "figures").rglob("*.json"))
+
+    def test_one_beside_the_named_tests_of_another_root_moves_nothing(self, project: Project, tmp_path: Path) -> None:
+        (tmp_path / "out.json").touch()
+        result = project.run("test_mine.py", "-k", "sdpa", "--perf-json", str(tmp_path / "out.json"))
+        result.assert_outcomes(failed=1, deselected=1)
+        result.stdout.fnmatch_lines([f"rootdir: {project.path}"])
+
+    def test_a_rootdir_that_was_asked_for_stays(self, project: Project, elsewhere: Path) -> None:
+        where = ["--rootdir", str(project.path), "-c", str(project.path / "tox.ini")]
+        result = project.run(*where, "-k", "sdpa", "--perf-json", str(elsewhere / "out.json"), "test_mine.py")
+        result.assert_outcomes(failed=1, deselected=1)
 
 
 def test_the_command_that_is_offered_decides_the_same(project: Project) -> None:

@@ -1,0 +1,76 @@
+"""Whether the value of an option of ours moved pytest's rootdir, which it finds before it knows our options."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import itertools
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from _pytest.config.findpaths import determine_setup
+
+
+@contextmanager
+def guarding(parser: pytest.Parser, config: pytest.Config | None) -> Iterator[None]:
+    """Add options inside: refused where pytest took the value of one of them for a test's path, and moved.
+
+    It takes whatever follows an option that it does not know for a test, and looks from there for its configuration:
+    another project's settings, baselines and ``.llmperf/`` would be this run's.
+
+    Raises:
+        pytest.UsageError: rootdir or the configuration are not those that the run has without the value.
+    """
+    # A plugin that pytest.main() is given comes before rootdir, with its options.
+    if config is None or getattr(config, "rootpath", None) is None:
+        yield
+        return
+    words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+    before = parser.parse_known_args(words)
+    yield
+    after = parser.parse_known_args(words)
+    tests = list(after.file_or_dir)
+    if before.file_or_dir == tests:
+        return
+    here = config.invocation_params.dir
+    found, expected = (_project(each, here) for each in (before, after))
+    if found != expected:
+        name, value = _option(words, before.file_or_dir, tests)
+        raise pytest.UsageError(
+            f"{name} {value}: pytest takes this path for a test's and went to {_shown(found)}, with its settings and "
+            f"baselines, expected {_shown(expected)}; write {name}={value}"
+        )
+
+
+_Project = tuple[Path, Path | None]
+"""Rootdir, and the file of its configuration."""
+
+
+def _project(asked: argparse.Namespace, here: Path) -> _Project:
+    """Where pytest finds itself by these words: by its own function, since nothing public asks the same."""
+    values = {
+        "inifile": asked.inifilename,
+        "override_ini": None,  # it decides nothing of where; not every version takes it
+        "args": asked.file_or_dir,
+        "rootdir_cmd_arg": asked.rootdir or None,
+        "invocation_dir": here,
+    }
+    known = inspect.signature(determine_setup).parameters
+    rootdir, ini, *_ = determine_setup(**{name: value for name, value in values.items() if name in known})
+    return rootdir, ini
+
+
+def _option(words: Sequence[str], before: Sequence[str], after: Sequence[str]) -> tuple[str, str]:
+    """The option whose value was taken for a test's path; of several, the first whose value is one."""
+    taken = [value for value in before if value not in after]
+    pairs = [(name, value) for name, value in itertools.pairwise(words) if name.startswith("-") and value in taken]
+    return next((pair for pair in pairs if Path(pair[1]).exists()), pairs[0])
+
+
+def _shown(project: _Project) -> str:
+    rootdir, ini = project
+    return f"rootdir {rootdir}" + (f" by {ini}" if ini and ini.parent != rootdir else f" ({ini.name})" if ini else "")
