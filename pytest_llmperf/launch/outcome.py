@@ -15,6 +15,7 @@ from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import stacks
 from pytest_llmperf.launch.files import unwritable
 from pytest_llmperf.launch.process import Ended, signal_name
+from pytest_llmperf.launch.starved import want_of_memory
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.spec import TrainSpec
 
@@ -84,7 +85,13 @@ def _told(folder: Path, ended: Ended, progress: Progress) -> Failure:
     where = f"in phase {progress.phase}" + (f", step {progress.step} of {progress.steps}" if progress.steps else "")
     if ended.timed_out:
         return _timed_out(folder, f"no end after {ended.seconds:.0f} s, {where}")
-    victim = _killed_rank(folder)
+    told = {reason.rank for reason in reasons}
+    if not any(reason.kind == "oom" for reason in reasons):
+        for dead in (dead for dead in _dead(folder) if dead.rank not in told):
+            lack = want_of_memory(folder, dead.rank, dead.signal, _last_lines(folder, dead.rank), ended.oom_kills)
+            if lack is not None:
+                return _failure(folder, "oom", f"{dead}, {where}, for want of memory: {lack}", dead.rank)
+    victim = next((dead.rank for dead in _dead(folder) if dead.signal), None)
     if victim is not None and not any(reason.kind == "oom" or reason.rank == victim for reason in reasons):
         # A killed rank leaves no reason, and its peers leave one: that their connection to it broke.
         return _failure(folder, "killed", f"{_killed(folder, ended)}, {where}", victim)
@@ -117,20 +124,30 @@ _RANK_REPORT = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s
 
 
 def _killed(folder: Path, ended: Ended) -> str:
-    for rank, name, where in _signalled(folder):
-        hint = "; the host may have run out of memory" if name == "SIGKILL" else ""
-        return f"rank {rank}{where} was ended by {name}{hint}"
+    for dead in (dead for dead in _dead(folder) if dead.signal):
+        return f"{dead}{'; the host may have run out of memory' if dead.signal == 'SIGKILL' else ''}"
     if signal_name(ended.returncode):
         return f"torchrun{ended.where} was ended by {signal_name(ended.returncode)}"
     return f"torchrun ended with {ended.returncode}, no rank told why"
 
 
-def _killed_rank(folder: Path) -> int | None:
-    return next((rank for rank, _, _ in _signalled(folder)), None)
+@dataclass(frozen=True)
+class _Dead:
+    """A rank that torchrun saw go."""
+
+    rank: int
+    code: int
+    signal: str
+    """Empty where it ended by itself."""
+    where: str
+
+    def __str__(self) -> str:
+        how = f"was ended by {self.signal}" if self.signal else f"ended with {self.code}"
+        return f"rank {self.rank}{self.where} {how}"
 
 
-def _signalled(folder: Path) -> list[tuple[int, str, str]]:
-    """Ranks that a signal ended, and where, by torchrun's reports: of each, what it saw first comes first.
+def _dead(folder: Path) -> list[_Dead]:
+    """Ranks that did not end well, and where, by torchrun's reports: of each, what it saw first comes first.
 
     SIGTERM is torchrun's own way to end the peers of a failed rank; only what it saw first can be somebody else's.
     """
@@ -142,8 +159,8 @@ def _signalled(folder: Path) -> list[tuple[int, str, str]]:
         peers, _, cause = "\n".join(_lines(log)).partition("Root Cause (first observed failure)")
         for reports, own in ((cause, ""), (peers, "SIGTERM")):
             codes = [(int(rank), int(code)) for rank, code in _RANK_REPORT.findall(reports)]
-            names = [(rank, signal_name(code)) for rank, code in codes if code < 0]
-            found += [(rank, name, where) for rank, name in names if name and name != own]
+            dead = [_Dead(rank, code, signal_name(code) or "" if code < 0 else "", where) for rank, code in codes]
+            found += [one for one in dead if not own or one.signal != own]
     return found
 
 
@@ -161,9 +178,13 @@ def _reasons(folder: Path) -> list[_Reason]:
 
 
 def _failure(folder: Path, kind: str, message: str, rank: int | None) -> Failure:
-    logs = sorted(folder.glob(f"logs/**/{rank}/stderr.log")) if rank is not None else []
-    lines = [line for log in logs for line in _lines(log)] or _lines(folder / "torchrun.log")
+    lines = (_last_lines(folder, rank) if rank is not None else ()) or _lines(folder / "torchrun.log")
     return Failure(kind=kind, message=message, tail=_tidy(lines), folder=str(folder), rank=rank)
+
+
+def _last_lines(folder: Path, rank: int) -> Sequence[str]:
+    """What ``rank`` left in its own log."""
+    return [line for log in sorted(folder.glob(f"logs/**/{rank}/stderr.log")) for line in _lines(log)]
 
 
 def _lines(path: Path) -> Sequence[str]:

@@ -28,6 +28,8 @@ class Ended:
     seconds: float
     where: str = ""
     """For a sentence: `` on node n2``; empty where there is only one."""
+    oom_kills: int = 0
+    """Processes of this host that the kernel has ended meanwhile because memory was short."""
 
 
 def run(  # noqa: PLR0913 - each is named at the one call
@@ -48,7 +50,7 @@ def run(  # noqa: PLR0913 - each is named at the one call
     Raises:
         OSError: the command cannot be started, or the log cannot be written.
     """
-    start = time.monotonic()
+    start, oom_kills = time.monotonic(), _oom_kills()
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -72,7 +74,17 @@ def run(  # noqa: PLR0913 - each is named at the one call
     finally:
         seconds = time.monotonic() - start
         tree.reap()
-    return Ended(returncode=process.returncode, timed_out=timed_out, seconds=seconds)
+    oom_kills = _oom_kills() - oom_kills
+    return Ended(returncode=process.returncode, timed_out=timed_out, seconds=seconds, oom_kills=oom_kills)
+
+
+def _oom_kills() -> int:
+    """Since the system began; of a container's limit too."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 class _Tree:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from pytest_llmperf.spec import TrainSpec
 from pytest_llmperf.worker.files import write_failure, write_json
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.lastwords import LastWords
-from pytest_llmperf.worker.memory import cap, is_out_of_memory
+from pytest_llmperf.worker.memory import Headroom, lack_of_memory
+from pytest_llmperf.worker.roomwatch import watched
 
 
 def main(folder: Path) -> None:
@@ -24,18 +26,21 @@ def main(folder: Path) -> None:
     words = LastWords(folder, rank)
     (folder / f"rank-{rank}.pid").write_text(str(os.getpid()), encoding="ascii")
     heartbeat = Heartbeat(folder, rank, words)
+    headroom = Headroom()
     heartbeat.start()
     try:
-        _run(folder, rank, heartbeat)
+        with ExitStack() as stack:
+            _run(folder, rank, heartbeat, headroom, stack)
     except BaseException as error:
-        write_failure(folder, rank, error, kind="oom" if is_out_of_memory(error) else "error")
+        with headroom.lifted():
+            write_failure(folder, rank, error, lack_of_memory(error, headroom))
         raise
     finally:
         heartbeat.stop()
         words.close()
 
 
-def _run(folder: Path, rank: int, heartbeat: Heartbeat) -> None:
+def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stack: ExitStack) -> None:
     started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     spec = TrainSpec.from_dict(request["spec"])
@@ -49,16 +54,18 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat) -> None:
     from pytest_llmperf.worker.sizes import try_sizes  # noqa: PLC0415
     from pytest_llmperf.worker.train import train  # noqa: PLC0415
 
-    device = torch.device("cpu")
+    device, limit_bytes = torch.device("cpu"), request.get("memory_limit_bytes")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    if request.get("memory_limit_bytes"):
-        cap(device, request["memory_limit_bytes"])
+    else:
+        stack.enter_context(watched(headroom, folder / f"room-{rank}.json", to_be_capped=bool(limit_bytes)))
+    if limit_bytes:
+        headroom.cap(device, limit_bytes)
     to_train = Injection.from_environment(spec.gpus).mutated(spec, rank)
     train_one = partial(train, config=request["model_config"], folder=folder, device=device, beat=heartbeat)
     if request.get("search"):
-        try_sizes(to_train, Search(**request["search"]), train_one, folder)
+        try_sizes(to_train, Search(**request["search"]), train_one, folder, headroom)
         return
     trained = train_one(to_train)
     share = rank_share(rank, device, trained)

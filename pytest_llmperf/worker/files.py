@@ -19,13 +19,23 @@ def write_json(path: Path, value: Any) -> None:
     temporary.replace(path)
 
 
-def write_failure(folder: Path, rank: int, error: BaseException, kind: str) -> None:
-    """Leave the reason of this rank's end; the earliest one written is the root cause, its peers only saw it."""
+def write_failure(folder: Path, rank: int, error: BaseException, lack: str | None = None) -> None:
+    """Leave the reason of this rank's end; the earliest one written is the root cause, its peers only saw it.
+
+    ``lack`` is how it is known that memory ran out: empty where ``error`` says so itself, ``None`` where it did not.
+    """
     lines = "".join(traceback.format_exception(error)).splitlines()
     message = f"rank {rank}: {type(error).__name__}: {_one_line(error)}"
+    if lack:
+        message = f"{message}; taken for a lack of memory: {lack}"
     write_json(
         folder / f"failure-{rank}.json",
-        {"kind": kind, "message": message, "tail": [line for line in lines if line.strip()][-12:], "time": time.time()},
+        {
+            "kind": "error" if lack is None else "oom",
+            "message": message,
+            "tail": [line for line in lines if line.strip()][-12:],
+            "time": time.time(),
+        },
     )
 
 

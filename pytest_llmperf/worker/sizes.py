@@ -13,21 +13,23 @@ import torch
 from pytest_llmperf.capacity import Search
 from pytest_llmperf.spec import TrainSpec
 from pytest_llmperf.worker.files import write_json
-from pytest_llmperf.worker.memory import is_out_of_memory
+from pytest_llmperf.worker.memory import Headroom, lack_of_memory
 from pytest_llmperf.worker.train import Trained
 
 # More than this left behind by a size that is done, and the next one would not be told the truth.
 _LEFT_BEHIND = 64 * 2**20
 
 
-def try_sizes(spec: TrainSpec, search: Search, train: Callable[[TrainSpec], Trained], folder: Path) -> None:
+def try_sizes(
+    spec: TrainSpec, search: Search, train: Callable[[TrainSpec], Trained], folder: Path, headroom: Headroom
+) -> None:
     """Search, and leave ``sizes.json``: each size tried, in order, with its peak allocated bytes or none.
 
     It ends early where memory is not returned: fresh launches then go on from what is known.
     """
     tried: list[tuple[int, int | None]] = []
     while (size := search.next()) is not None:
-        peak = _peak_of(replace(spec, micro_batch_size=size), train)
+        peak = _peak_of(replace(spec, micro_batch_size=size), train, headroom)
         search.note(size, peak)
         tried.append((size, peak))
         write_json(folder / "sizes.json", tried)
@@ -35,11 +37,14 @@ def try_sizes(spec: TrainSpec, search: Search, train: Callable[[TrainSpec], Trai
             return
 
 
-def _peak_of(spec: TrainSpec, train: Callable[[TrainSpec], Trained]) -> int | None:
+def _peak_of(spec: TrainSpec, train: Callable[[TrainSpec], Trained], headroom: Headroom) -> int | None:
+    headroom.forget()
     try:
         return train(spec).peak_allocated_bytes
     except Exception as error:
-        if not is_out_of_memory(error):
+        with headroom.lifted():
+            lack = lack_of_memory(error, headroom)
+        if lack is None:
             raise
         traceback.clear_frames(error.__traceback__)  # they hold the tensors that were too many
         return None

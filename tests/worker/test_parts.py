@@ -22,7 +22,7 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.worker import canary, evidence, memory, probe  # noqa: E402
+from pytest_llmperf.worker import canary, evidence, probe  # noqa: E402
 from pytest_llmperf.worker.build import build_model  # noqa: E402
 from pytest_llmperf.worker.data import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.exchange import Exchange  # noqa: E402
@@ -202,28 +202,3 @@ def test_host_memory_sees_what_was_held_and_given_back() -> None:
     held = torch.ones(50 * 2**20)
     del held
     assert 190 * 2**20 < memory.peak_reserved() < 400 * 2**20
-
-
-@pytest.mark.parametrize(
-    ("words", "left", "memory_ran_out"),
-    [
-        # As the allocator, cuBLAS and NCCL 2.28 said it on an H200.
-        ("CUDA out of memory. Tried to allocate 20.00 MiB", None, True),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", None, True),
-        ("ncclUnhandledCudaError: Call to CUDA function failed.\nFailed to CUDA calloc async 24 bytes", 2**20, True),
-        ("ncclUnhandledCudaError: Call to CUDA function failed.\nFailed to CUDA calloc async 24 bytes", 2**36, False),
-        ("ncclUnhandledCudaError: Call to CUDA function failed.\nFailed to CUDA calloc async 24 bytes", None, False),
-        ("CUDA error: an illegal memory access was encountered", 2**20, False),
-    ],
-)
-def test_whose_words_say_that_memory_ran_out(
-    monkeypatch: pytest.MonkeyPatch, words: str, left: int | None, memory_ran_out: bool
-) -> None:
-    def mem_get_info() -> tuple[int, int]:
-        if left is None:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return left, 140 * 2**30
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
-    assert memory.is_out_of_memory(RuntimeError(words)) is memory_ran_out
