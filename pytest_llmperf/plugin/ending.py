@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from pytest_llmperf.plugin.plan import gpu_hours, plan_lines, skip_lines
 from pytest_llmperf.plugin.second import first, told
 from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin.trouble import Trouble
 from pytest_llmperf.result import CaseResult
 
 
@@ -47,7 +48,7 @@ def refuse_from_worker(session: PerfSession) -> None:
 
 
 def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
-    """Write the JSON and let a strict run fail for what no single case can see; runs in the controller alone."""
+    """Write the JSON and let the run fail for what no single case can see; runs in the controller alone."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["llmperf"] = session.coverage.to_dict()
         return
@@ -59,22 +60,39 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         session.coverage.parts.add("the run was ended before its end")  # workers of xdist no longer tell
     if not _concerned(session):
         return
-    from pytest_llmperf.plugin import leftovers
     from pytest_llmperf.report.results_json import write_json
 
-    if session.settings.update == "prune" and not leftovers.prune(session):
-        _fail(pytest_session)
-    is_left = session.settings.strict and not session.unfinished and leftovers.listed(session)
-    is_lost = session.settings.strict and any(case.lost for case in session.findings.skipped)
-    if is_left or is_lost or _plans_too_much(session):
+    troubles = list(_troubles(session))
+    if troubles:
         _fail(pytest_session)
     path = session.settings.json
     if path is not None:
         try:
             write_json(path, _document(session, int(pytest_session.exitstatus)))
         except OSError as error:
-            session.notes.append(f"--perf-json {path}: not written ({error})")
+            troubles.append(Trouble("--perf-json", [f"--perf-json {path}: not written ({error})"]))
             _fail(pytest_session)
+    for trouble in troubles:
+        trouble.tell(session.config)
+
+
+def _troubles(session: PerfSession) -> Iterator[Trouble]:
+    """What no single case can see, and fails the run."""
+    from pytest_llmperf.plugin import leftovers
+
+    settings, skipped = session.settings, session.findings.skipped
+    refused = leftovers.prune(session) if settings.update == "prune" else ""
+    if refused:
+        yield Trouble("prune", [refused])
+    left = leftovers.listed(session) if settings.strict and not session.unfinished else []
+    if left:
+        yield Trouble("unused baselines", left)
+    lost = skip_lines([case for case in skipped if case.lost]) if settings.strict else []
+    if lost:
+        yield Trouble("cases that ran before", lost)
+    if _plans_too_much(session):
+        hours = gpu_hours(session.findings.planned)
+        yield Trouble("--perf-budget", [f"--perf-budget {settings.budget_gpu_hours:g}: {hours:.2f} GPU-hours planned"])
 
 
 def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, ending, options, plan, rootdir, signals
+from pytest_llmperf.plugin import benchmark, ending, options, plan, rootdir, signals, trouble
 from pytest_llmperf.plugin.findings import FINDINGS, Findings
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
@@ -178,6 +178,10 @@ class _Collector:
             self.session.coverage.parts.add("a worker of pytest-xdist crashed")  # what it knew is lost
         else:
             self.session.coverage.add(collected)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
+        return trouble.status(report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

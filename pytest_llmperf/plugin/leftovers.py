@@ -40,14 +40,13 @@ def listed(session: PerfSession) -> list[str]:
     return [*copies, *(f"unused baseline: {path} ({why})" for path in unused)]
 
 
-def prune(session: PerfSession) -> bool:
-    """Remove them, or say why not; whether that went well."""
+def prune(session: PerfSession) -> str:
+    """Remove them; why that did not go well, where it did not."""
     try:
         unused = _unused(session, _entries(session))
         doubts = session.coverage.doubts()
         if doubts:
-            session.notes.append(f"--update-baselines=prune: nothing was removed, {doubts}")
-            return False
+            return f"--update-baselines=prune: nothing was removed, {doubts}"
         if not unused:
             session.notes.append("--update-baselines=prune: nothing to remove, every baseline is in use")
         elif session.settings.dry_run:
@@ -57,6 +56,5 @@ def prune(session: PerfSession) -> bool:
                 path.unlink()
                 session.notes.append(f"removed baseline: {path}")
     except (BaselineError, OSError) as error:
-        session.notes.append(f"--update-baselines=prune: {error}")
-        return False
-    return True
+        return f"--update-baselines=prune: {error}"
+    return ""

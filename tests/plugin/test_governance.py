@@ -90,7 +90,7 @@ class TestUnused:
         project.record()
         project.pytester.makepyfile(test_mine="def test_attention(perf, train_spec):\n    perf.check(train_spec)\n")
         result = project.run("--perf-strict", *workers)
-        result.assert_outcomes(passed=1)
+        result.assert_outcomes(passed=1, errors=1)
         result.stdout.fnmatch_lines(["unused baseline: *eager*--update-baselines=prune*"])
         assert result.ret == pytest.ExitCode.TESTS_FAILED
 

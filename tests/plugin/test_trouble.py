@@ -1,0 +1,105 @@
+"""What fails a run and is no test's: it is seen where a failing test would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+ONE = "def test_one(perf, train_spec):\n    perf.check(train_spec)\n"
+
+GONE = """
+from pathlib import Path
+
+def test_one(perf, train_spec):
+    perf.check(train_spec)
+    Path("gone").rmdir()
+    Path("gone").touch()
+"""
+
+
+@pytest.fixture
+def unused(project: Project) -> Project:
+    """A project with a baseline that no case has."""
+    project.record()
+    project.pytester.makepyfile(test_mine=ONE)
+    return project
+
+
+def errors(path: Path) -> list[tuple[str, str, str]]:
+    """Class, name and message of each testcase with an error in a JUnit file, which counts them too."""
+    suite = ET.parse(path).getroot()[0]
+    found = [(case, case.find("error")) for case in suite.iter("testcase")]
+    told = [(case.attrib["classname"], case.attrib["name"], e.attrib["message"]) for case, e in found if e is not None]
+    assert int(suite.get("errors", "")) == len(told)
+    return told
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_an_unused_baseline_is_an_error_of_a_strict_run(unused: Project, workers: tuple[str, ...]) -> None:
+    result = unused.run("--perf-strict", "--junit-xml=out.xml", *workers)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "* ERROR at teardown of the run: unused baselines *",
+            "unused baseline: *eager*.json (*--update-baselines=prune*)",
+            "ERROR llmperf::unused baselines - unused baseline: *",
+            "=* 1 passed, 1 error in *",
+        ]
+    )
+    assert "200%" not in result.stdout.str()
+    ((kind, name, message),) = errors(unused.path / "out.xml")
+    assert (kind, name) == ("llmperf", "unused baselines")
+    assert "eager" in message
+
+
+@pytest.mark.parametrize("quiet", [("-q",), ("-v",), ("-p", "no:terminal"), ("--tb=no",)])
+def test_it_is_told_in_every_kind_of_output(unused: Project, quiet: tuple[str, ...]) -> None:
+    result = unused.run("--perf-strict", "--junit-xml=out.xml", *quiet)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert len(errors(unused.path / "out.xml")) == 1
+    if "no:terminal" not in quiet:
+        result.stdout.fnmatch_lines(["ERROR llmperf::unused baselines*"])
+
+
+def test_a_green_run_has_none(project: Project) -> None:
+    project.record()
+    result = project.run("--perf-strict", "--junit-xml=out.xml", "--perf-json=out.json")
+    result.assert_outcomes(passed=2)
+    assert errors(project.path / "out.xml") == []
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_results_that_cannot_be_written_are_an_error(project: Project, workers: tuple[str, ...]) -> None:
+    project.pytester.makepyfile(test_mine=GONE)
+    project.pytester.mkdir("gone")
+    result = project.run("--update-baselines", "--perf-json=gone/out.json", "--junit-xml=out.xml", *workers)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["--perf-json *gone/out.json: not written (*", "ERROR llmperf::--perf-json - *"])
+    assert [name for _, name, _ in errors(project.path / "out.xml")] == ["--perf-json"]
+
+
+def test_it_is_no_test_that_failed_last(unused: Project) -> None:
+    unused.run("--perf-strict").assert_outcomes(passed=1, errors=1)
+    result = unused.run("--lf")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["run-last-failure: no previously failed tests*"])
+
+
+def test_a_plan_above_its_budget_is_an_error(project: Project) -> None:
+    project.record()
+    gpu = "Gpu(index=0, uuid='GPU-0', name='NVIDIA H200', memory_bytes=2**36)"
+    project.pytester.makeconftest(
+        "from dataclasses import replace\nfrom pytest_llmperf.launch.machine import Gpu\nfrom tests import fakes\n"
+        f"fakes.MACHINE = replace(fakes.MACHINE, gpus=({gpu},))\nfakes.install()\n"
+    )
+    project.fake()
+    assert project.run("--update-baselines", gpus="1").ret == 0
+    result = project.run("--perf-dry-run", "--perf-budget=0.001", gpus="1")
+    result.assert_outcomes(skipped=2, errors=1)
+    result.stdout.fnmatch_lines(["ERROR llmperf::--perf-budget - --perf-budget 0.001: 0.01 GPU-hours planned"])
