@@ -16,6 +16,7 @@ _TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "float": ((int, float), "a number"),
     "Mapping": (Mapping, "an object"),
     "tuple": ((list, tuple), "a list"),
+    "bool": (bool, "true or false"),
 }
 
 # No count of ours is near it, and sums and ratios of whole numbers below it are numbers.
@@ -60,7 +61,7 @@ def _check(name: str, value: object, kind: str) -> None:
     if base not in _TYPES:
         return
     types, words = _TYPES[base]
-    if not isinstance(value, types) or isinstance(value, bool):
+    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
         raise ValueError(f"{name} is {_shown(value)}, expected {words}")
     if isinstance(value, int) and abs(value) >= _MOST:
         raise ValueError(f"{name} is {_shown(value)}, which is no figure")

@@ -95,7 +95,7 @@ def _about(stored: Stored | StoredCapacity, spec: Mapping[str, Any]) -> dict[str
         "machine": baseline.machine,
         "digest": baseline.digest,
         "file": stored.path,
-        "recorded by": baseline.recorded_by,
+        "recorded by": baseline.recorded_by + ", uncommitted" * baseline.history[-1].uncommitted,
         "settings": ", ".join(f"{name}={value}" for name, value in _chosen(spec).items()),
     }
 
@@ -199,7 +199,7 @@ def history_page(stored: Stored, screen: Screen) -> list[str]:
 def _why(history: Sequence[Accepted]) -> list[Column]:
     return [
         Column("launches", [str(entry.launches) for entry in history]),
-        Column("revision", [plain(entry.revision)[:_REVISION] or formats.ABSENT for entry in history], right=False),
+        Column("revision", [_revision(entry) for entry in history], right=False),
         Column("reason", [plain(entry.reason) or formats.ABSENT for entry in history], right=False),
     ]
 
@@ -244,6 +244,11 @@ def change(value: float | None, reference: float | None) -> float | None:
 def spec_defaults() -> dict[str, Any]:
     """TrainSpec's settings that have a default."""
     return {one.name: one.default for one in fields(TrainSpec) if one.default is not MISSING}
+
+
+def _revision(entry: Accepted) -> str:
+    """The commit that was measured, and whether it was all that was."""
+    return plain(entry.revision)[:_REVISION] + " uncommitted" * entry.uncommitted or formats.ABSENT
 
 
 def _day(entry: Accepted) -> str:

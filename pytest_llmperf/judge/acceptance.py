@@ -34,6 +34,7 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
     recorded_at: str,
     recorded_by: str,
     revision: str = "",
+    uncommitted: bool = False,
 ) -> Baseline:
     """The baseline after ``launches`` were accepted.
 
@@ -55,6 +56,7 @@ def accept(  # noqa: PLR0913 - each is a fact of the record, and named
         launches=len(launches),
         metrics={check.metric: check.value for check in checks},
         revision=revision,
+        uncommitted=uncommitted,
     )
     new = Baseline(
         id=spec.id,

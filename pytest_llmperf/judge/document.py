@@ -49,6 +49,8 @@ class Accepted:
     metrics: Mapping[str, float]
     revision: str = ""
     """Commit of the tree that ran; empty where there is none."""
+    uncommitted: bool = False
+    """Whether something in that tree was in no commit, so that the commit alone does not make it again."""
 
     def to_dict(self) -> dict[str, Any]:
         # Bytes are whole numbers: as such none of their digits is rounded away.
@@ -56,7 +58,8 @@ class Accepted:
             name: int(value) if name.endswith(("_bytes", "_size")) and float(value).is_integer() else value
             for name, value in self.metrics.items()
         }
-        values = {name: value for name, value in asdict(self).items() if name != "revision" or value}
+        absent = {"revision": "", "uncommitted": False}
+        values = {name: value for name, value in asdict(self).items() if name not in absent or value}
         return {**values, "metrics": metrics}
 
     @classmethod
@@ -76,7 +79,9 @@ def side_by_side(
     """What was accepted before, now and first, a line each, for people."""
     entries = (("old", old), ("new", new), ("anchor", anchor))
     return [
-        f"  {label:6} {figures(entry)}  {entry.recorded_at[:10]}" + (f"  ({entry.reason})" if entry.reason else "")
+        f"  {label:6} {figures(entry)}  {entry.recorded_at[:10]}"
+        + "  uncommitted" * entry.uncommitted
+        + (f"  ({entry.reason})" if entry.reason else "")
         for label, entry in entries
         if entry is not None
     ]

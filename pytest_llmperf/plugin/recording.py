@@ -60,10 +60,11 @@ class Recorder:
         if self.wants(baseline):
             self._store.check_writable(self._session.machine_kind, spec)
             changed = self._session.revision.changed
-            if changed and not self._settings.reason:
+            # A test that nobody has committed yet is what everybody records first, and replaces nothing.
+            if changed and baseline is not None and not self._settings.reason:
                 more = f" and {len(changed) - _MOST_FILES} more" if len(changed) > _MOST_FILES else ""
                 raise BaselineError(
-                    f"{spec.id}: not recorded, the working tree has uncommitted changes "
+                    f"{spec.id}: not recorded over what is stored, the working tree has uncommitted changes "
                     f"({', '.join(changed[:_MOST_FILES])}{more}); commit them, or say why with --perf-reason"
                 )
 
@@ -104,6 +105,7 @@ class Recorder:
             launches=len(result.launches),
             metrics={check.metric: check.value for check in result.checks},
             revision=self._session.revision.commit,
+            uncommitted=bool(self._session.revision.changed),
         )
         new = CapacityBaseline(
             id=spec.capacity_id,
@@ -152,6 +154,7 @@ class Recorder:
                 recorded_at=_now(),
                 recorded_by=self._nodeid,
                 revision=self._session.revision.commit,
+                uncommitted=bool(self._session.revision.changed),
             )
 
         old, new = self._store.update(self._session.machine_kind, spec, change)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,8 @@ class TestLaunches:
 
 
 class TestUnused:
+    ONE = "def test_one(perf, train_spec):\n    perf.check(train_spec)\n"
+
     def test_a_node_id_says_nothing_of_the_other_cases(self, project: Project) -> None:
         project.record()
         result = project.run("--perf-strict", "test_mine.py::test_attention[sdpa]")
@@ -134,13 +137,34 @@ class TestRevision:
         assert head.stdout.startswith(document["anchor"]["revision"])
         assert len(document["anchor"]["revision"]) == 12
 
-    def test_a_dirty_tree_needs_a_reason_before_anything_is_launched(self, project: Project, checkout: Path) -> None:
+    @pytest.mark.parametrize("update", ["--update-baselines=new", "--update-baselines"])
+    def test_a_first_baseline_from_a_dirty_tree_is_recorded_and_marked(
+        self, project: Project, checkout: Path, update: str
+    ) -> None:
+        project.pytester.makepyfile(test_new=TestUnused.ONE)  # the test itself is not committed yet
+        result = project.run(update, "test_new.py")
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines(["  new *  uncommitted"])
+        document = json.loads(project.baselines[0].read_text())
+        assert [entry["uncommitted"] for entry in (document["anchor"], *document["history"])] == [True, True]
+        for what, line in (("history", "* uncommitted *"), ("show", "*recorded by *::test_one, uncommitted")):
+            command = [sys.executable, "-m", "pytest_llmperf.cli", "baselines", what, project.baselines[0]]
+            project.pytester.run(*command).stdout.fnmatch_lines([line])
+        project.run("test_new.py").assert_outcomes(passed=1)
+
+    def test_to_replace_from_a_dirty_tree_needs_a_reason_before_anything_is_launched(
+        self, project: Project, checkout: Path
+    ) -> None:
+        project.record()
+        assert "uncommitted" not in project.baselines[0].read_text()
         (checkout / "conftest.py").write_text((checkout / "conftest.py").read_text() + "\n# changed\n")
-        result = project.run("--update-baselines=new")
+        result = project.run("--update-baselines")
         result.assert_outcomes(failed=2)
         result.stdout.fnmatch_lines(["*the working tree has uncommitted changes (conftest.py)*--perf-reason*"])
-        assert (project.launches, project.baselines) == ([], [])
-        project.run("--update-baselines=new", "--perf-reason", "trying").assert_outcomes(passed=2)
+        assert project.launches == []
+        project.run("--update-baselines", "--perf-reason", "trying").assert_outcomes(passed=2)
+        history = json.loads(project.baselines[0].read_text())["history"]
+        assert [entry.get("uncommitted", False) for entry in history] == [False, True]
 
 
 class TestLaunchesThatDisagree:
