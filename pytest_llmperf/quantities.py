@@ -45,6 +45,15 @@ def is_positive(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
+#: What somebody's own tolerance is. Above 1, per cent were meant: 3 would be 300 %, a gate that holds nothing.
+A_TOLERANCE = "a positive fraction of at most 1, e.g. 0.03 for 3 %"
+
+
+def is_tolerance(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is ``A_TOLERANCE``."""
+    return is_positive(value) and value <= 1
+
+
 def positive(text: str) -> float | None:
     """A finite number above 0."""
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -23,6 +22,7 @@ from pytest_llmperf.choices import (
     UNSUPPORTED_OPTIMIZERS,
 )
 from pytest_llmperf.nearest import hint
+from pytest_llmperf.quantities import A_TOLERANCE, is_tolerance
 
 if TYPE_CHECKING:
     from pytest_llmperf.spec import TrainSpec
@@ -98,8 +98,8 @@ def _numbers(spec: TrainSpec) -> Iterator[str]:
         yield f"{spec.id}: sequence_length={length} exceeds the model's {positions} positions"
     for name in ("throughput_tolerance", "memory_tolerance"):
         value = getattr(spec, name)
-        if value is not None and not 0 < value < math.inf:
-            yield f"{spec.id}: {name}={value} must be a positive fraction, e.g. 0.05 for 5 %"
+        if value is not None and not is_tolerance(value):
+            yield f"{spec.id}: {name}={value} must be {A_TOLERANCE}"
     if not 0 <= spec.seed < _SEEDS:
         yield f"{spec.id}: seed={spec.seed} must be at least 0 and below 2**32"
 

@@ -20,7 +20,7 @@ from pytest_llmperf.plugin.scaling import Scaling
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.sound import SoundLaunches
 from pytest_llmperf.plugin.trial import RATE, contradictions, figures
-from pytest_llmperf.result import CaseResult, joined_reasons
+from pytest_llmperf.result import TOLD, CaseResult, joined_reasons
 from pytest_llmperf.spec import TrainSpec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
@@ -94,7 +94,10 @@ class Duel:
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             if troubles:
                 return Judgement("invalid", joined_reasons(troubles), ())
-            return judge_gain(pairs, bounds, self._session.experience.noise, self._session.rule)
+            judgement = judge_gain(pairs, bounds, self._session.experience.noise, self._session.rule)
+            if any(True for each in bounds.values() for _ in each):
+                return judgement
+            return replace(judgement, verdict=TOLD, reason=f"no bound was given, nothing is held: {judgement.reason}")
 
         sides = (Side(before.id, before, self._runner.launch), Side(after.id, after, self._runner.launch))
         judged = self._take_turns(sides, inactive, decide)

@@ -121,7 +121,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
 
 
 def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]:
-    from pytest_llmperf.judge.common import host_shift
+    from pytest_llmperf.judge.common import host_shift, wide_gates
     from pytest_llmperf.plugin.costs import cost_lines
     from pytest_llmperf.report.terminal import summary_lines
 
@@ -129,7 +129,7 @@ def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]
     spent = session.findings.spent
     table = summary_lines(_priced(session), width, reporter._tw.hasmarkup, sys.stdout.encoding, spent)
     costs = cost_lines(spent.gpu_seconds, session.settings.price)
-    return [*filter(None, [host_shift(results)]), *table, *costs]
+    return [*filter(None, [host_shift(results)]), *table, *costs, *filter(None, [wide_gates(results)])]
 
 
 def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:

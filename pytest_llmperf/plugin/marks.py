@@ -13,7 +13,7 @@ from pytest_llmperf.judge.settings import declarable
 from pytest_llmperf.nearest import hint
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.options import tolerance_metric
-from pytest_llmperf.quantities import is_positive
+from pytest_llmperf.quantities import A_TOLERANCE, is_positive, is_tolerance
 from pytest_llmperf.result import GIB, Reference
 
 
@@ -64,7 +64,7 @@ def _tolerances(item: pytest.Item) -> dict[str, float]:
     for mark in reversed(list(item.iter_markers("perf_tolerance"))):  # the closest one wins
         _keywords_only(mark, ("throughput", "memory"))
         for word, value in mark.kwargs.items():
-            found[tolerance_metric(word)] = _positive(mark.name, word, value, "a positive fraction, e.g. 0.05 for 5 %")
+            found[tolerance_metric(word)] = _tolerance(mark.name, word, value)
     return found
 
 
@@ -110,6 +110,9 @@ def _efficiency(item: pytest.Item) -> Terms:
     for mark in reversed(list(item.iter_markers("perf_scaling"))):  # the closest one wins
         _keywords_only(mark, ("efficiency_at_least", "tolerance"))
         for word, value in mark.kwargs.items():
+            if word == "tolerance":
+                found[word] = _tolerance(mark.name, word, value)
+                continue
             expected = "a positive fraction of at most 2, e.g. 0.85"
             if _positive(mark.name, word, value, expected) > _MOST_EFFICIENT:
                 raise _MisuseError(f"{mark.name}({word}={value!r}): must be {expected}")
@@ -124,6 +127,12 @@ def _keywords_only(mark: pytest.Mark, known: tuple[str, ...]) -> None:
     for name, value in mark.kwargs.items():
         if name not in known:
             raise _MisuseError(f"{mark.name}({name}={value!r}): unknown{hint(name, known)}; known: {expected}")
+
+
+def _tolerance(marker: str, name: str, value: Any) -> float:
+    if not is_tolerance(value):
+        raise _MisuseError(f"{marker}({name}={value!r}): must be {A_TOLERANCE}")
+    return value
 
 
 def _positive(marker: str, name: str, value: Any, expected: str) -> float:

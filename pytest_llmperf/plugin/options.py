@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -212,7 +212,7 @@ def _tolerances(config: pytest.Config) -> dict[str, float]:
     for word, metric in _TOLERANCES.items():
         name = f"perf_{word}_tolerance"
         if str(config.getini(name)).strip():
-            found[metric] = _positive(config, name, "a positive fraction, e.g. 0.05 for 5 %")
+            found[metric] = _positive(config, name, quantities.A_TOLERANCE, quantities.is_tolerance)
     return found
 
 
@@ -254,10 +254,12 @@ def _environment(python: str) -> str:
     return answer[-1]
 
 
-def _positive(config: pytest.Config, name: str, what: str) -> float:
+def _positive(
+    config: pytest.Config, name: str, what: str, fits: Callable[[float], bool] = quantities.is_positive
+) -> float:
     text = str(config.getini(name)).strip()
     value = quantities.positive(text)
-    if value is None:
+    if value is None or not fits(value):
         raise pytest.UsageError(f"ini {name} = {text}: must be {what}")
     return value
 

@@ -148,7 +148,7 @@ class TestRevision:
         document = json.loads(project.baselines[0].read_text())
         assert [entry["uncommitted"] for entry in (document["anchor"], *document["history"])] == [True, True]
         for what, line in (("history", "* uncommitted *"), ("show", "*recorded by *::test_one, uncommitted")):
-            command = [sys.executable, "-m", "pytest_llmperf.cli", "baselines", what, project.baselines[0]]
+            command = [sys.executable, "-m", "pytest_llmperf.cli", "baselines", what, str(project.baselines[0])]
             project.pytester.run(*command).stdout.fnmatch_lines([line])
         project.run("test_new.py").assert_outcomes(passed=1)
 

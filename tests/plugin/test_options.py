@@ -133,6 +133,31 @@ def test_an_ini_tolerance_that_is_none_is_a_usage_error(project: Project, value:
     result.stderr.fnmatch_lines(["*perf_memory_tolerance*positive fraction*"])
 
 
+@pytest.mark.parametrize("name", ["perf_throughput_tolerance", "perf_memory_tolerance"])
+@pytest.mark.parametrize("value", ["3", "1.01"])
+def test_an_ini_tolerance_in_per_cent_is_a_usage_error(project: Project, name: str, value: str) -> None:
+    result = project.run("-o", f"{name}={value}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = f"ERROR: ini {name} = {value}: must be a positive fraction of at most 1, e.g. 0.03 for 3 %"
+    assert [line for line in result.stderr.lines if line.strip()] == [said]
+    assert project.launches == []
+
+
+def test_on_a_gpu_a_tolerance_of_one_is_refused_too(project: Project) -> None:
+    gpu = "Gpu(index=0, uuid='GPU-0', name='NVIDIA H200', memory_bytes=2**36)"
+    project.pytester.makeconftest(
+        "from tests.fakes import install\nfrom tests import fakes\nfrom dataclasses import replace\n"
+        "from pytest_llmperf.launch.machine import Gpu\n"
+        f"fakes.MACHINE = replace(fakes.MACHINE, gpus=({gpu},))\ninstall()\n"
+    )
+    result = project.run("-k", "sdpa", "-o", "perf_memory_tolerance=1", gpus="1")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(
+        ["llama-*: tolerance peak_reserved_bytes=1: on a GPU it must be below 1, e.g. 0.01 for 1 %"]
+    )
+    assert project.launches == []
+
+
 def test_a_site_may_name_its_machine(project: Project) -> None:
     project.pytester.makeini("[pytest]\nperf_machine = marenostrum5-acc\n")
     project.run("--update-baselines").assert_outcomes(passed=2)

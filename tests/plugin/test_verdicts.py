@@ -277,6 +277,16 @@ def test_out_of_memory_passes_only_where_it_is_declared(project: Project) -> Non
     project.run().assert_outcomes(failed=1)
 
 
+@pytest.mark.parametrize(("ini", "is_told"), [("", True), ("perf_throughput_tolerance = 0.5", False)])
+def test_a_cpus_wide_gate_is_told_once(project: Project, ini: str, is_told: bool) -> None:
+    project.pytester.makeini(f"[pytest]\n{ini}\n")
+    project.record()
+    lines = [line for line in project.run().outlines if line.startswith("CPU: ")]
+    said = "CPU: speed is hardly gated, a case fails only when it is 4 times slower: set perf_throughput_tolerance, *"
+    assert len(lines) == is_told
+    assert all(line.startswith(said[:-1]) for line in lines)
+
+
 def test_tolerances_come_from_ini_spec_and_marker_in_that_order(project: Project) -> None:
     project.pytester.makeini("[pytest]\nperf_memory_tolerance = 0.01\n")
     project.pytester.makepyfile(

@@ -58,6 +58,14 @@ class TestMarks:
         ("marker", "said"),
         [
             ("perf_tolerance(throughput=-1)", "perf_tolerance(throughput=-1): must be a positive fraction"),
+            (
+                "perf_tolerance(throughput=3)",
+                "perf_tolerance(throughput=3): must be a positive fraction of at most 1, e.g. 0.03",
+            ),
+            (
+                "perf_scaling(tolerance=2)",
+                "perf_scaling(tolerance=2): must be a positive fraction of at most 1, e.g. 0.03",
+            ),
             ("perf_tolerance(memory=0)", "perf_tolerance(memory=0): must be a positive fraction"),
             ("perf_tolerance(throughput=float('nan'))", "perf_tolerance(throughput=nan): must be a positive fraction"),
             ("perf_tolerance(throughput='3%')", "perf_tolerance(throughput='3%'): must be a positive fraction"),

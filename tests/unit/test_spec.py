@@ -95,6 +95,11 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
         ({"precision": "bf16"}, "fixture's word for three of its fields: model_precision, mixed_precision and tf32"),
         ({"throughput_tolerance": 0.0}, "positive fraction"),
         ({"memory_tolerance": float("nan")}, "positive fraction"),
+        (
+            {"throughput_tolerance": 3},
+            "throughput_tolerance=3 must be a positive fraction of at most 1, e.g. 0.03 for 3",
+        ),
+        ({"memory_tolerance": 1.5}, "memory_tolerance=1.5 must be a positive fraction of at most 1"),
         ({"micro_batch_size": "4"}, "must be int, not str"),
         ({"gpus": True}, "must be int, not bool"),
         ({"liger": 1}, "must be bool, not int"),
