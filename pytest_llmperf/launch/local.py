@@ -155,10 +155,10 @@ def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> 
         for name, value in inherited.items()
         if name not in _NOT_INHERITED and not name.startswith("TORCHELASTIC_")
     }
-    # An uninstalled checkout works too. Another Python finds this package and nothing else of ours beside it.
+    # An uninstalled checkout works too. Another Python finds this package and nothing else of ours beside it. What the
+    # user put on the path is no part of either environment: a fault that hides there must not hit one side alone.
     home = _PACKAGE_PARENT if request.python == sys.executable else request.folder / _OTHER_PATH
-    inherited_path = inherited.get("PYTHONPATH") if request.python == sys.executable else None
-    python_path = [str(home), *filter(None, [inherited_path])]
+    python_path = [str(home), *filter(None, [inherited.get("PYTHONPATH")])]
     environment |= {
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in request.gpus),
         "PYTHONPATH": os.pathsep.join(python_path),

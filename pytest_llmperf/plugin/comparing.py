@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -99,7 +100,8 @@ class Duel:
                 return judgement
             return replace(judgement, verdict=TOLD, reason=f"no bound was given, nothing is held: {judgement.reason}")
 
-        sides = (Side(before.id, before, self._runner.launch), Side(after.id, after, self._runner.launch))
+        start = partial(self._runner.launch, sides=2)
+        sides = (Side(before.id, before, start), Side(after.id, after, start))
         judged = self._take_turns(sides, inactive, decide)
         return replace(judged, different=changed_evidence(judged.after, judged.before))
 
@@ -122,12 +124,15 @@ class Duel:
             judgement = judge_pairs(pairs, self._policy, troubles, extra, rule, experience)
             return scaling.joined(judgement, ours) if scaling else judgement
 
+        start = partial(self._runner.launch, sides=2)
         sides = (
-            Side(python, spec, partial(self._runner.launch, python=python)),
-            Side(sys.executable, spec, self._runner.launch),
+            Side(python, spec, partial(start, python=python, side=f"under {_shown(python)}")),
+            Side(sys.executable, spec, partial(start, side="under this Python")),
         )
         judged = self._take_turns(sides, inactive, decide)
-        return replace(judged, changed=changes(judged.after, judged.before))
+        shared = os.environ.get("PYTHONPATH")
+        notes = (f"PYTHONPATH={shared} comes before the packages of both environments",) if shared else ()
+        return replace(judged, notes=(*judged.notes, *notes), changed=changes(judged.after, judged.before))
 
     def _take_turns(
         self,
@@ -175,6 +180,11 @@ class Duel:
     def _circumstances(self, launch: Launch) -> tuple[str, ...]:
         tolerance = self._policy.in_pairs().tolerances.get(RATE, math.inf)
         return validity.circumstances(launch, tolerance, self._session.experience)
+
+
+def _shown(python: str) -> str:
+    """As short as it can be typed here: a line about a launch has room for little else."""
+    return min(python, os.path.relpath(python), key=len)
 
 
 def _start(side: Side, number: int, spec: TrainSpec) -> Launch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -55,14 +56,19 @@ class Runner:
             finally:
                 self._held = None
 
-    def launch(self, spec: TrainSpec, number: int, python: str = sys.executable) -> Launch:
+    def launch(
+        self, spec: TrainSpec, number: int, python: str = sys.executable, *, sides: int = 1, side: str = ""
+    ) -> Launch:
         """Launch ``spec`` under ``python``; ``number`` counts the launches of this case from 1.
+
+        Where several ``sides`` take turns, each is launched as often as the others; ``side`` names one to people.
 
         Raises:
             LaunchFailed: it yielded no record.
         """
-        total = max(number, self._session.settings.launches)
-        with self._lease(spec.gpus) as gpus, self._show.launch(spec.id, number, total) as live:
+        total = sides * max(math.ceil(number / sides), self._session.settings.launches)
+        name = f"{spec.id} {side}".rstrip()
+        with self._lease(spec.gpus) as gpus, self._show.launch(name, number, total) as live:
             outcome = self._run(self._launch, self._request(spec, gpus, python=python), live)
             if isinstance(outcome, Failure):
                 raise LaunchFailed(spec.id, outcome)

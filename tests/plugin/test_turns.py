@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import REPOSITORY, Project
 
 
 class TestTurns:
@@ -130,6 +130,29 @@ class TestAgainst:
         result = project.run("-k", "sdpa", f"--perf-against={other}")
         result.assert_outcomes(passed=1, deselected=1)
         assert (len(project.launches), project.baselines) == (2, [])
+
+    def test_each_launch_names_its_side_and_how_many_there_will_be(self, project: Project, other: str) -> None:
+        result = project.run("-k", "sdpa", f"--perf-against={other}")
+        lines = [line.partition("-gpus1 ")[2] for line in result.outlines if line.startswith("llmperf: llama-")]
+        assert [re.sub(r"finished: .*", "finished", line) for line in lines] == [
+            "under old/python: launch 1/2 started",
+            "under old/python: launch 1/2 finished",
+            "under this Python: launch 2/2 started",
+            "under this Python: launch 2/2 finished",
+        ]
+
+    def test_further_turns_are_counted_in_pairs(self, project: Project, other: str) -> None:
+        project.fake(step_seconds=2.0, by={"old/python": {"step_seconds": 0.1}})
+        result = project.run("-k", "sdpa", f"--perf-against={other}")
+        numbers = re.findall(r"launch (\d/\d) started", result.stdout.str())
+        assert numbers[:4] == ["1/2", "2/2", "3/4", "4/4"]
+
+    def test_what_both_sides_have_on_their_path_is_told(self, project: Project, other: str) -> None:
+        result = project.run("-k", "sdpa", f"--perf-against={other}", "--perf-json=out.json")
+        note = f"{REPOSITORY} comes before the packages of both environments"
+        result.stdout.fnmatch_lines([f"*-gpus1: PYTHONPATH=*{note}"])
+        (found,) = json.loads((project.path / "out.json").read_text())["results"]
+        assert [told.endswith(note) for told in found["notes"]] == [True]
 
     def test_a_slower_new_environment_fails_and_names_what_differs(self, project: Project, other: str) -> None:
         project.fake(step_seconds=2.0, by={"old/python": {"step_seconds": 0.1, "versions": {"torch": "1.9"}}})

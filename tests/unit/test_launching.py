@@ -471,6 +471,12 @@ def test_the_workers_environment_is_ours_where_it_matters(tmp_path: Path) -> Non
     assert worker_environment(request, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
 
 
+def test_another_python_has_the_path_of_the_user_too_and_none_of_ours(tmp_path: Path) -> None:
+    request = LaunchRequest(spec=SPEC, folder=tmp_path, gpus=(), timeout_seconds=1, python="/old/bin/python")
+    environment = worker_environment(request, {"PYTHONPATH": f"/mine{os.pathsep}/faults"})
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "path"), "/mine", "/faults"]
+
+
 class TestLifeline:
     """The lock by which a rank knows that its launcher is there."""
 
