@@ -11,9 +11,6 @@ from pytest_llmperf.measurement import Launch
 #: Worst first: a case is as bad as its worst metric.
 VERDICTS = ("invalid", "regressed", "new", "inconclusive", "improved", "pass")
 
-#: Of ratios that nobody bounds: it holds nothing, and so it neither passes nor fails.
-TOLD = "told"
-
 GIB = 2**30
 
 

@@ -12,7 +12,7 @@ from pytest_llmperf.cli.part import Part
 from pytest_llmperf.report import formats
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.tables import escaped, markdown
-from pytest_llmperf.result import TOLD, VERDICTS
+from pytest_llmperf.result import VERDICTS
 
 _RATE, _MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
 
@@ -37,9 +37,7 @@ class Night:
     def headline(self) -> str:
         """One line: how it went."""
         counts = Counter(result["verdict"] for result in self.results)
-        told = (
-            ", ".join(f"{counts[verdict]} {verdict}" for verdict in (*VERDICTS, TOLD) if counts[verdict]) or "no case"
-        )
+        told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]) or "no case"
         return f"{'red' if self.troubles else 'green'}: {told}"
 
     def document(self) -> dict[str, Any]:
@@ -95,7 +93,7 @@ def gather(named: Sequence[Path], expected: Sequence[str]) -> Night:
 
 
 def _rank(result: Mapping[str, Any]) -> int:
-    return (*VERDICTS, TOLD).index(result["verdict"])
+    return VERDICTS.index(result["verdict"])
 
 
 _MOST_CHANGES = 3

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_llmperf.result import TOLD, VERDICTS
+from pytest_llmperf.result import VERDICTS
 
 _TEXTS = ("id", "digest", "nodeid", "verdict")
 _FIGURES = ("value", "baseline", "limit", "change", "detectable")
@@ -75,7 +75,7 @@ def _check(values: object) -> None:
 def _check_result(result: object) -> None:
     if not isinstance(result, dict) or not all(isinstance(result.get(name), str) for name in _TEXTS):
         raise ValueError(f"a result whose {', '.join(_TEXTS)} are not all there as text")
-    if result["verdict"] not in (*VERDICTS, TOLD):
+    if result["verdict"] not in VERDICTS:
         raise ValueError(f"{result['id']}: verdict {result['verdict']!r}, expected one of {', '.join(VERDICTS)}")
     launches = result.get("launches", [])
     if not isinstance(launches, list) or not all(isinstance(launch, dict) for launch in launches):

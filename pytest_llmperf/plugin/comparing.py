@@ -21,7 +21,7 @@ from pytest_llmperf.plugin.scaling import Scaling
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.sound import SoundLaunches
 from pytest_llmperf.plugin.trial import RATE, contradictions, figures
-from pytest_llmperf.result import TOLD, CaseResult, joined_reasons
+from pytest_llmperf.result import CaseResult, joined_reasons
 from pytest_llmperf.spec import TrainSpec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
@@ -98,7 +98,7 @@ class Duel:
             judgement = judge_gain(pairs, bounds, self._session.experience.noise, self._session.rule)
             if any(True for each in bounds.values() for _ in each):
                 return judgement
-            return replace(judgement, verdict=TOLD, reason=f"no bound was given, nothing is held: {judgement.reason}")
+            return replace(judgement, reason=f"no bound was given, nothing is held: {judgement.reason}")
 
         start = partial(self._runner.launch, sides=2)
         sides = (Side(before.id, before, start), Side(after.id, after, start))

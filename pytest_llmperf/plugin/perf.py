@@ -99,7 +99,7 @@ class Perf:
         """Launch both specs in turns on the same GPUs and fail the test unless ``after`` keeps the bounds.
 
         Bounds are ratios ``after / before`` of tokens/s per GPU and of peak memory. It needs no baseline, so it holds
-        on hardware that has none. Without bounds the ratios are only told, and so the verdict is ``told``.
+        on hardware that has none. Without bounds the ratios are only told, which a note says.
         ``loss_within`` (nats) bounds how far apart the losses of any step may be, of two specs that take the same
         tokens a step.
         """
