@@ -12,8 +12,9 @@ class Failure:
     """A launch that yielded no record, and why."""
 
     kind: str
-    """``oom``, ``error`` (an exception in a rank), ``killed`` (a signal), ``timeout``, ``never-started``,
-    ``unwritable`` (its folder), and on several nodes ``rendezvous`` or ``node-failure``."""
+    """``oom``, ``error`` (an exception in a rank), ``refused`` (a model that transformers does not train so),
+    ``killed`` (a signal), ``timeout``, ``never-started``, ``unwritable`` (its folder), and on several nodes
+    ``rendezvous`` or ``node-failure``."""
     message: str
     """One line: which rank, what, after how long."""
     tail: tuple[str, ...]
@@ -24,15 +25,22 @@ class Failure:
     health: Health = field(default_factory=Health)
     """What else happened on its hardware, as far as somebody looked: a neighbour may hold the memory it lacked."""
 
+    @property
+    def reason(self) -> str:
+        """What became of the launch, in one line."""
+        what = "refused" if self.kind == "refused" else f"launch failed ({self.kind})"
+        return f"{what}: {self.message}"
+
 
 class LaunchFailed(Exception):  # noqa: N818 - it names the event
     """A launch that should have yielded a record did not."""
 
     def __init__(self, spec_id: str, failure: Failure) -> None:
         self.spec_id, self.failure = spec_id, failure
-        lines = [f"{spec_id}: launch failed ({failure.kind}): {failure.message}"]
+        lines = [f"{spec_id}: {failure.reason}"]
         lines += [f"  | {line}" for line in failure.tail]
-        lines.append(f"logs: {failure.folder}")
+        # Of a refusal they hold nothing more.
+        lines += [f"logs: {failure.folder}"] if failure.kind != "refused" else []
         super().__init__("\n".join(lines))
 
 

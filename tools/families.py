@@ -33,6 +33,7 @@ def row(family: str) -> str:
     from pytest_llmperf.spec import TrainSpec  # noqa: PLC0415
     from pytest_llmperf.worker.build import build_model  # noqa: PLC0415
     from pytest_llmperf.worker.evidence import _liger_forwards  # noqa: PLC0415
+    from pytest_llmperf.worker.refusal import attentions_of  # noqa: PLC0415
 
     config = {"model_type": family, **FAMILIES[family]}
 
@@ -51,7 +52,8 @@ def row(family: str) -> str:
     ran = [trains(attention="eager"), trains(attention="sdpa")]
     checkpointing = trains(attention="eager", gradient_checkpointing=True)
     model = build_model(TrainSpec(model="llama-tiny", attention="eager"), config, torch.device("cpu"))
-    says = [getattr(model, name, False) for name in ("_supports_flash_attn", "_supports_flex_attn")]
+    there = attentions_of(type(model))
+    says = [name in there for name in ("flash_attention_2", "flex_attention")]
 
     from transformers.integrations.liger import apply_liger_kernel  # noqa: PLC0415
 

@@ -77,10 +77,12 @@ class Conclusions:
 
     def launch_failed(self, result: CaseResult, error: LaunchFailed, spec: TrainSpec) -> BaseException:
         """``result`` kept as invalid, and what to raise for it."""
-        reason = f"launch failed ({error.failure.kind}): {error.failure.message}"
+        reason = error.failure.reason
         if error.spec_id != result.id:  # one of several that took turns
             reason = f"{error.spec_id}: {reason}"
         self._findings.results.append(replace(result, verdict="invalid", reason=reason))
+        if error.failure.kind == "refused":
+            return did_not_train(str(error))  # nothing else can come of another run
         known = known_failure(spec)
         lines = [str(error), *validity.neighbours(error.failure.health), *([known] if known else [])]
         return did_not_train("\n".join([*lines, f"run it again: {commands.rerun(self._item, self._session)}"]))

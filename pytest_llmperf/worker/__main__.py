@@ -17,6 +17,7 @@ from pytest_llmperf.worker.files import write_failure, write_json
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.lastwords import LastWords
 from pytest_llmperf.worker.memory import Headroom, lack_of_memory
+from pytest_llmperf.worker.refusal import RefusedError
 from pytest_llmperf.worker.roomwatch import watched
 
 
@@ -33,11 +34,19 @@ def main(folder: Path) -> None:
             _run(folder, rank, heartbeat, headroom, stack)
     except BaseException as error:
         with headroom.lifted():
-            write_failure(folder, rank, error, lack_of_memory(error, headroom))
+            write_failure(folder, rank, error, *_kind(error, headroom))
         raise
     finally:
         heartbeat.stop()
         words.close()
+
+
+def _kind(error: BaseException, headroom: Headroom) -> tuple[str, str]:
+    """What kind of failure it is, and how that is known where ``error`` does not say so itself."""
+    if isinstance(error, RefusedError):
+        return "refused", ""
+    lack = lack_of_memory(error, headroom)
+    return ("error", "") if lack is None else ("oom", lack)
 
 
 def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stack: ExitStack) -> None:

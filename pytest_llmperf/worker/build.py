@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import fields
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from transformers import (
 
 from pytest_llmperf.choices import LIGER_KERNELS
 from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.worker import refusal
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -39,27 +39,27 @@ def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
     """The configuration of a causal language model, as transformers has it; without a cache, which training lacks.
 
     Raises:
-        ValueError: transformers has no such model; one line.
+        RefusedError: transformers has no such model.
     """
     if config["model_type"] not in CONFIG_MAPPING:
-        raise ValueError(
-            f"transformers {version('transformers')} has no model type {config['model_type']!r}, "
-            "and code that comes with a model is never run"
-        )
+        raise refusal.unknown_type(config["model_type"])
     # A fresh configuration each time: a failed attention name stays on the object it was tried on.
     # And a copy: transformers writes into the parts of what it is given.
     hf_config = AutoConfig.for_model(**deepcopy(dict(config)))
     if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(
-            f"transformers {version('transformers')} has no causal language model of type {config['model_type']!r}"
-        )
+        raise refusal.no_language_model(config["model_type"])
     hf_config.use_cache = False
     return hf_config
 
 
 def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
-    """The model on ``device`` in the spec's precision: random weights, or those of ``spec.weights``."""
+    """The model on ``device`` in the spec's precision: random weights, or those of ``spec.weights``.
+
+    Raises:
+        RefusedError: transformers has no such model, or not with this attention, or it is not causal.
+    """
     hf_config = hf_config_of(config)
+    refusal.check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
     kwargs = {"dtype": DTYPES[spec.model_precision], "attn_implementation": spec.attention}
     if spec.weights is not None:
         if not Path(spec.weights).is_dir():
@@ -69,6 +69,7 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
     else:
         with device:  # drawing 1.2e9 weights takes a minute on the host and half a second on the GPU
             model = AutoModelForCausalLM.from_config(hf_config, **kwargs)
+    refusal.check_direction(model.config)
     if spec.fp8 != "no":
         _to_fp8(model, spec.fp8)
     return model
@@ -100,7 +101,9 @@ def compile_layers(model: PreTrainedModel, mode: str) -> None:
     repeated = set(model._no_split_modules or ())  # noqa: SLF001 - transformers' one list of them
     layers = [module for module in model.modules() if type(module).__name__ in repeated]
     if not layers:
-        raise ValueError(f"{type(model).__name__} names no repeated layers; compile the whole model")
+        raise refusal.RefusedError(
+            f"{type(model).__name__} names no repeated layers to compile: use torch_compile_scope='model'"
+        )
     for layer in layers:
         layer.compile(mode=mode)
 

@@ -19,19 +19,21 @@ def write_json(path: Path, value: Any) -> None:
     temporary.replace(path)
 
 
-def write_failure(folder: Path, rank: int, error: BaseException, lack: str | None = None) -> None:
+def write_failure(folder: Path, rank: int, error: BaseException, kind: str, how: str = "") -> None:
     """Leave the reason of this rank's end; the earliest one written is the root cause, its peers only saw it.
 
-    ``lack`` is how it is known that memory ran out: empty where ``error`` says so itself, ``None`` where it did not.
+    A refusal is its own line and nothing else: no rank erred, and where in the code it was said helps nobody. ``how``
+    is how it is known that memory ran out, where ``error`` does not say so itself.
     """
-    lines = "".join(traceback.format_exception(error)).splitlines()
-    message = f"rank {rank}: {type(error).__name__}: {_one_line(error)}"
-    if lack:
-        message = f"{message}; taken for a lack of memory: {lack}"
+    refused = kind == "refused"
+    lines = [] if refused else "".join(traceback.format_exception(error)).splitlines()
+    message = str(error) if refused else f"rank {rank}: {type(error).__name__}: {_one_line(error)}"
+    if how:
+        message = f"{message}; taken for a lack of memory: {how}"
     write_json(
         folder / f"failure-{rank}.json",
         {
-            "kind": "error" if lack is None else "oom",
+            "kind": kind,
             "message": message,
             "tail": [line for line in lines if line.strip()][-12:],
             "time": time.time(),

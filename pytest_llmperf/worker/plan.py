@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
-from transformers import AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.build import DTYPES, hf_config_of, kept_operators, liger_kernels
 from pytest_llmperf.worker.counting import Counter, on_this_rank
 from pytest_llmperf.worker.cuda_like import CudaFunctions, as_on_cuda
@@ -40,7 +41,8 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of one rank at its peak, by part.
 
     Raises:
-        ValueError: an optimizer whose memory is not modelled, fp8, or a model that transformers does not have.
+        ValueError: an optimizer whose memory is not modelled, fp8, an attention that stands for no other here, or a
+            model that transformers does not have, or not so (a ``RefusedError``).
     """
     if spec.optimizer not in _OPTIMIZERS:
         raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
@@ -50,8 +52,15 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
             "they are used, 8-bit ones; known: no"
         )
     hf_config = hf_config_of(config)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    refusal.check_attention(kind, hf_config, spec.attention)
     # Every fused attention keeps the same tensors; this one can be run anywhere.
     attention = "eager" if spec.attention == "eager" else "sdpa"
+    if attention not in refusal.attentions_of(kind):
+        raise ValueError(
+            f"{spec.attention} is not modelled for {hf_config.model_type}: it is counted as sdpa, which "
+            f"{hf_config.model_type} does not have; known: eager"
+        )
     sharded = spec.parallelism != "ddp"
     with ExitStack() as stack:
         ranks = stack.enter_context(among_ranks(spec)) if sharded else None
@@ -60,6 +69,7 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
         model = AutoModelForCausalLM.from_config(
             hf_config, dtype=DTYPES[spec.model_precision], attn_implementation=attention
         )
+        refusal.check_direction(model.config)
         model.train()
         counter = Counter(model.config.get_text_config().vocab_size)
         _prepare(spec, model, _functions(spec, counter))

@@ -251,6 +251,16 @@ def test_a_failed_launch_fails_and_names_its_folder(project: Project, kind: str)
     assert result.stdout.str().count("it broke") == 1
 
 
+def test_a_refusal_is_one_line_without_logs_and_nothing_to_run_again(project: Project) -> None:
+    project.fake(fail="refused")
+    result = project.run("-k", "eager")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(["llama-tiny-*-eager-*: refused: *it broke*"])
+    for line in ("*launch failed*", "*logs: *", "*run it again*"):
+        result.stdout.no_fnmatch_line(line)
+    assert next(iter(project.results().values()))["reason"].startswith("refused: ")
+
+
 def test_one_that_measure_made_is_told_alike(project: Project) -> None:
     project.pytester.makepyfile(test_mine="def test_it(perf, train_spec):\n    perf.measure(train_spec)\n")
     project.fake(fail="error")

@@ -12,20 +12,17 @@ from pytest_llmperf.course import Failure
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
 from pytest_llmperf.measurement import Launch
-from tests.worker.families import FAMILIES
+from tests.worker.families import ENCODERS, FAMILIES, NO_SDPA
 
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
-# Its scores are capped between the two products, which PyTorch's fused attention cannot.
-NO_SDPA = frozenset({"gemma2"})
-
 
 def launch(folder: Path, family: str, attention: str) -> tuple[TrainSpec, Launch | Failure]:
     path = folder / family
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({"model_type": family, **FAMILIES[family]}))
+    (path / "config.json").write_text(json.dumps({"model_type": family, **{**FAMILIES, **ENCODERS}[family]}))
     spec = TrainSpec(
         model=str(path),
         attention=attention,
@@ -49,8 +46,14 @@ def test_it_trains_and_what_was_asked_for_was_active(tmp_path: Path, family: str
     assert spec.id.startswith(family.replace("_", "-"))
 
 
-def test_what_a_family_cannot_do_is_its_own_words_in_one_line(tmp_path: Path) -> None:
-    _, ran = launch(tmp_path, "gemma2", "sdpa")
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [("gpt_oss", "gpt_oss has no attention='sdpa' in "), ("bert", "bert with is_decoder=False is no causal model, ")],
+)
+def test_what_is_refused_is_one_line_and_no_error_of_a_rank(tmp_path: Path, family: str, said: str) -> None:
+    _, ran = launch(tmp_path, family, "sdpa")
     assert isinstance(ran, Failure)
-    assert "Gemma2ForCausalLM does not support" in ran.message
+    assert ran.kind == "refused"
+    assert ran.message.startswith(said)
     assert "\n" not in ran.message
+    assert ran.tail == ()

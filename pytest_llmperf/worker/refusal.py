@@ -1,0 +1,105 @@
+"""Refusal: what transformers would not train as it was asked for, or would train as something else, in one line.
+
+By what the model's class and configuration say of themselves; nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from pytest_llmperf.choices import ATTENTIONS
+
+# An attention, and the class attribute by which a family says that it has it.
+_SAID_BY = {
+    "sdpa": "_supports_sdpa",
+    "flash_attention_2": "_supports_flash_attn",
+    "flex_attention": "_supports_flex_attn",
+}
+
+# Of what a configuration says, the values under which every token sees those that follow it, and what to write instead.
+_SEES_AHEAD: tuple[tuple[str, tuple[object, ...], str], ...] = (
+    ("is_decoder", (False,), "true"),  # bert, roberta, electra, …
+    ("causal", (False,), "true"),  # xlm
+    ("use_bidirectional_attention", (True, "all"), "false"),  # gemma's embedding models
+)
+# Their configuration has the field, and their code does not look at it.
+_CAUSAL_ANYWAY = frozenset({"gpt_neox", "gpt_neox_japanese"})
+# Prefixes and permutations: no setting makes them plain causal models.
+_NEVER_CAUSAL = frozenset({"cpmant", "xlnet"})
+
+
+class RefusedError(ValueError):
+    """A model that cannot be trained as it was asked for: one line with what to write instead."""
+
+
+def unknown_type(model_type: str) -> RefusedError:
+    """For a model type that the installed transformers does not have."""
+    return RefusedError(
+        f"{_transformers()} has no model type {model_type!r}, and code that comes with a model is never run; "
+        "expected a type that it has"
+    )
+
+
+def no_language_model(model_type: str) -> RefusedError:
+    """For a model type that is no causal language model."""
+    return RefusedError(
+        f"{_transformers()} has no causal language model of type {model_type!r}; expected one, e.g. a llama"
+    )
+
+
+def attentions_of(kind: type) -> tuple[str, ...]:
+    """The attentions that the model class ``kind`` says it has; one that says nothing is taken to have it."""
+    # Where a class lists kernels of its own, transformers takes one of them in the place of what was asked for.
+    own = getattr(kind, "_compatible_flash_implementations", None)
+    return tuple(
+        name
+        for name in ATTENTIONS
+        if name == "eager"
+        or (getattr(kind, _SAID_BY[name], True) and (name != "flash_attention_2" or not own or name in own))
+    )
+
+
+def check_attention(kind: type, hf_config: Any, asked: str) -> None:
+    """Whether the model class ``kind`` has the attention that was asked for.
+
+    Raises:
+        RefusedError: it does not.
+    """
+    there = attentions_of(kind)
+    if asked in there:
+        return
+    if there == ("eager",) and not hasattr(hf_config, "num_attention_heads"):
+        raise RefusedError(
+            f"{hf_config.model_type} has no attention at all, and attention={asked!r} nothing to replace; "
+            "expected 'eager', which leaves a model as it is: use attention='eager'"
+        )
+    known = ", ".join(repr(one) for one in there)
+    raise RefusedError(
+        f"{hf_config.model_type} has no attention={asked!r} in {_transformers()}, expected "
+        f"{'one of ' if len(there) > 1 else ''}{known}: use attention='eager'"
+    )
+
+
+def check_direction(hf_config: Any) -> None:
+    """Whether a model of this configuration is causal; of one that was built, since some classes set what makes it so.
+
+    Raises:
+        RefusedError: it is not.
+    """
+    name = hf_config.model_type
+    if name in _NEVER_CAUSAL:
+        raise RefusedError(
+            f"{name} is no causal model, its tokens see those after them; expected a causal language model"
+        )
+    for key, values, instead in _SEES_AHEAD:
+        value = getattr(hf_config, key, None)
+        if value in values and name not in _CAUSAL_ANYWAY:
+            raise RefusedError(
+                f"{name} with {key}={value} is no causal model, its tokens see those after them; expected a causal "
+                f'one: write "{key}": {instead} into its configuration'
+            )
+
+
+def _transformers() -> str:
+    return f"transformers {version('transformers')}"

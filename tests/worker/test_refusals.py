@@ -1,0 +1,133 @@
+"""What transformers cannot train as it was asked for is refused in one line that says what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pytest_llmperf import TrainSpec
+
+torch = pytest.importorskip("torch")
+
+from pytest_llmperf.worker.build import build_model  # noqa: E402 - they need torch
+from pytest_llmperf.worker.plan import plan  # noqa: E402
+from pytest_llmperf.worker.refusal import RefusedError, check_direction  # noqa: E402
+from tests.worker.families import ENCODERS, FAMILIES, NO_SDPA  # noqa: E402
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
+
+SPEC = TrainSpec(model="llama-tiny", sequence_length=64)
+
+
+def of(family: str, **settings: Any) -> dict[str, Any]:
+    return {"model_type": family, **{**FAMILIES, **ENCODERS}.get(family, {}), **settings}
+
+
+def built(config: Mapping[str, Any], attention: str = "eager") -> Any:
+    return build_model(TrainSpec(**{**SPEC.to_dict(), "attention": attention}), config, torch.device("cpu"))
+
+
+def refusal_of(config: Mapping[str, Any], attention: str) -> str:
+    with pytest.raises(RefusedError) as refused:
+        built(config, attention)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "asked", "there"),
+    [
+        ("gpt_oss", "sdpa", "expected one of 'eager', 'flex_attention': use attention='eager'"),
+        # transformers would take kernels of another name in its place.
+        ("gpt_oss", "flash_attention_2", "expected one of 'eager', 'flex_attention': use attention='eager'"),
+        ("gemma2", "sdpa", "expected one of 'eager', 'flash_attention_2', 'flex_attention': use attention='eager'"),
+        ("gpt2", "flex_attention", "expected one of 'eager', 'sdpa', 'flash_attention_2': use attention='eager'"),
+        ("bloom", "flash_attention_2", "expected 'eager': use attention='eager'"),
+    ],
+)
+def test_an_attention_that_a_family_has_not_is_answered_with_those_that_it_has(
+    family: str, asked: str, there: str
+) -> None:
+    line = refusal_of(of(family), asked)
+    assert line.startswith(f"{family} has no attention='{asked}' in transformers ")
+    assert line.endswith(there)
+
+
+@pytest.mark.parametrize("asked", ["sdpa", "flash_attention_2", "flex_attention"])
+def test_a_model_without_attention_is_not_said_to_lack_a_kind_of_it(asked: str) -> None:
+    line = refusal_of(of("mamba"), asked)
+    assert line.startswith(f"mamba has no attention at all, and attention='{asked}' nothing to replace; ")
+    assert line.endswith("use attention='eager'")
+
+
+@pytest.mark.parametrize("family", [*ENCODERS, "megatron-bert", "roformer", "camembert", "data2vec-text"])
+def test_an_encoder_is_refused_until_it_is_told_to_decode(family: str) -> None:
+    config = of(family) if family in ENCODERS else {**of("bert"), "model_type": family}
+    line = refusal_of(config, "eager")
+    assert line.startswith(f"{family} with is_decoder=False is no causal model, ")
+    assert line.endswith('write "is_decoder": true into its configuration')
+    assert built({**config, "is_decoder": True}).config.is_decoder
+
+
+def test_an_embedding_model_of_a_causal_family_is_refused() -> None:
+    line = refusal_of(of("gemma3_text", use_bidirectional_attention=True), "eager")
+    assert line.endswith('write "use_bidirectional_attention": false into its configuration')
+
+
+def test_a_family_with_a_word_of_its_own_for_it_is_told_that_word() -> None:
+    with pytest.raises(RefusedError, match=r'write "causal": true into its configuration$'):
+        check_direction(type("Config", (), {"model_type": "xlm", "causal": False}))
+
+
+@pytest.mark.parametrize("family", ["xlnet", "cpmant"])
+def test_a_family_that_no_setting_makes_causal_is_refused_with_nothing_to_write(family: str) -> None:
+    with pytest.raises(RefusedError, match=f"^{family} is no causal model, .* expected a causal language model$"):
+        check_direction(type("Config", (), {"model_type": family}))
+
+
+@pytest.mark.parametrize("asked", ["sdpa", "eager"])
+def test_a_decoder_whose_class_sets_what_its_configuration_leaves_open_is_built(asked: str) -> None:
+    small = {"d_model": 64, "decoder_layers": 1, "encoder_layers": 1, "decoder_ffn_dim": 64, "vocab_size": 250}
+    heads = {"decoder_attention_heads": 4, "encoder_attention_heads": 4}
+    assert built({"model_type": "bart", **small, **heads}, asked).config.is_decoder
+    assert built({"model_type": "gpt_neox", **FAMILIES["qwen2"]}, asked).config.is_decoder is False
+
+
+def depends_on_what_follows(model: Any) -> bool:
+    """Whether another last token changes what is said of an earlier one."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weights in (one for one in model.parameters() if one.dim() > 1):
+            weights.normal_(0, 0.2)  # as it begins, attention is so even that a token hardly matters
+        tokens = torch.randint(3, 250, (1, 24))
+        other = torch.cat([tokens[:, :-1], (tokens[:, -1:] + 1) % 250], dim=1)
+        one, two = (model.float().eval()(input_ids=each).logits[:, :-1] for each in (tokens, other))
+    return not torch.allclose(one, two, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS, "gpt_neox"])
+def test_what_is_not_refused_sees_nothing_of_what_follows(family: str) -> None:
+    config = {"model_type": family, **FAMILIES["qwen2"]} if family == "gpt_neox" else of(family)
+    attention = "eager" if family in NO_SDPA or family in ENCODERS else "sdpa"
+    assert not depends_on_what_follows(
+        built({**config, "is_decoder": True} if family in ENCODERS else config, attention)
+    )
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_what_is_refused_would_have_seen_what_follows(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    monkeypatch.setattr("pytest_llmperf.worker.refusal.check_direction", lambda _: None)
+    assert depends_on_what_follows(built(of(family)))
+
+
+def test_a_prediction_is_refused_in_the_same_words() -> None:
+    sdpa = TrainSpec(**{**SPEC.to_dict(), "attention": "sdpa"})
+    with pytest.raises(RefusedError, match="gpt_oss has no attention='sdpa'"):
+        plan(sdpa, of("gpt_oss"))
+    with pytest.raises(RefusedError, match="bert with is_decoder=False is no causal model"):
+        plan(sdpa, of("bert"))
+    flash = TrainSpec(**{**SPEC.to_dict(), "attention": "flash_attention_2"})
+    with pytest.raises(ValueError, match=r"flash_attention_2 is not modelled for gemma2: .* known: eager"):
+        plan(flash, of("gemma2"))
