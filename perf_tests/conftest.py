@@ -1,4 +1,4 @@
-"""Turns the ladder's data into parametrized cases, for the machine at hand."""
+"""Turns the suite's data into parametrized cases, for the machine at hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from perf_tests.capacity import CAPACITIES
+from perf_tests.families import FAMILIES, Family
 from perf_tests.gains import GAINS, Gain, specs_of
 from perf_tests.ladder import LADDER, Rung
 from perf_tests.optimisations import OPTIMISATIONS, Optimisation
@@ -35,6 +36,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         on_cpu = metafunc.config.stash[SESSION].on_cpu
         rungs = [rung.on_cpu() if on_cpu else rung for rung in LADDER]
         metafunc.parametrize("rung", [_case(rung) for rung in rungs])
+    if "family" in metafunc.fixturenames:
+        on_cpu = metafunc.config.stash[SESSION].on_cpu
+        metafunc.parametrize("family", [_family(one.on_cpu() if on_cpu else one) for one in FAMILIES])
     # On a CPU accelerate does not shard.
     nowhere: list[Width] = []
     lists = (("weak", WEAK, WEAK_ON_CPU), ("strong", STRONG, STRONG_ON_CPU), ("sharded", SHARDED, nowhere))
@@ -63,6 +67,11 @@ def _case(rung: Rung) -> Any:
     if rung.inactive:
         marks.append(pytest.mark.expects_inactive(*rung.inactive))
     return pytest.param(rung, id=rung.spec.id, marks=marks)
+
+
+def _family(family: Family) -> Any:
+    marks = [pytest.mark.expects_inactive(*family.inactive)] if family.inactive else []
+    return pytest.param(family, id=family.spec.id, marks=marks)
 
 
 def _width(width: Width) -> Any:

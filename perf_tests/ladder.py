@@ -31,10 +31,21 @@ class Rung:
         return replace(self, spec=on_cpu(self.spec), published=None)
 
 
+# By transformers' word for the family.
+_TINY = {
+    "gemma3_text": "gemma-3-tiny",
+    "gpt2": "gpt2-tiny",
+    "llama": "llama-tiny",
+    "mistral": "mistral-tiny",
+    "mixtral": "mixtral-tiny",
+    "opt": "opt-tiny",
+    "qwen3": "qwen3-tiny",
+}
+
+
 def on_cpu(spec: TrainSpec) -> TrainSpec:
     """``spec`` with the tiny model of its family, short."""
-    tiny = {"llama-3.2-1b": "llama-tiny", "opt-1.3b": "opt-tiny"}[spec.model]
-    return replace(spec, model=tiny, sequence_length=64, steps=12, min_steps=12)
+    return replace(spec, model=_TINY[spec.architecture.model_type], sequence_length=64, steps=12, min_steps=12)
 
 
 def _case(rung: Step) -> Rung:

@@ -21,12 +21,13 @@ _SAID_BY = {
 _SEES_AHEAD: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("is_decoder", (False,), "true"),  # bert, roberta, electra, …
     ("causal", (False,), "true"),  # xlm
+    ("attn_type", ("bi",), '"uni"'),  # xlnet
     ("use_bidirectional_attention", (True, "all"), "false"),  # gemma's embedding models
 )
 # Their configuration has the field, and their code does not look at it.
 _CAUSAL_ANYWAY = frozenset({"gpt_neox", "gpt_neox_japanese"})
-# Prefixes and permutations: no setting makes them plain causal models.
-_NEVER_CAUSAL = frozenset({"cpmant", "xlnet"})
+# A prefix that is seen by all: no setting makes it a plain causal model.
+_NEVER_CAUSAL = frozenset({"cpmant"})
 
 
 class RefusedError(ValueError):

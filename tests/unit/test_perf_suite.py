@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from perf_tests.capacity import CAPACITIES
+from perf_tests.families import FAMILIES
 from perf_tests.gains import GAINS, specs_of
 from perf_tests.optimisations import OPTIMISATIONS
 
@@ -17,12 +18,12 @@ def test_it_is_collected_on_a_cpu() -> None:
     command = [sys.executable, "-m", "pytest", "perf_tests", "--collect-only", "-q", "--gpus", "0"]
     done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
-    for module in ("ladder", "gains", "scaling", "optimisations", "capacity"):
+    for module in ("ladder", "gains", "scaling", "optimisations", "capacity", "families"):
         assert f"perf_tests/test_{module}.py" in done.stdout
 
 
 def test_no_two_cases_are_the_same() -> None:
-    digests = [one.spec.digest for one in OPTIMISATIONS]
+    digests = [spec.digest for spec in (*(one.spec for one in OPTIMISATIONS), *(one.spec for one in FAMILIES))]
     assert len(set(digests)) == len(digests)
     assert len({spec.capacity_digest for spec in CAPACITIES}) == 4
 

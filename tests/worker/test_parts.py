@@ -30,7 +30,17 @@ from pytest_llmperf.worker.exchange import Exchange  # noqa: E402
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("llama-3.2-1b", 1_235_814_400), ("opt-1.3b", 1_315_758_080)])
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama-3.2-1b", 1_235_814_400),
+        ("opt-1.3b", 1_315_758_080),
+        ("qwen3-0.6b", 596_049_920),
+        ("gemma-3-270m", 268_098_176),
+        ("smollm2-360m", 361_821_120),
+        ("gpt2-medium", 354_823_168),
+    ],
+)
 def test_parameters_are_the_published_number(name: str, parameters: int) -> None:
     spec = TrainSpec(model=name)
     model = build_model(spec, models.resolve(name).config, torch.device("meta"))

@@ -76,15 +76,19 @@ def test_an_embedding_model_of_a_causal_family_is_refused() -> None:
     assert line.endswith('write "use_bidirectional_attention": false into its configuration')
 
 
-def test_a_family_with_a_word_of_its_own_for_it_is_told_that_word() -> None:
-    with pytest.raises(RefusedError, match=r'write "causal": true into its configuration$'):
-        check_direction(type("Config", (), {"model_type": "xlm", "causal": False}))
-
-
-@pytest.mark.parametrize("family", ["xlnet", "cpmant"])
-def test_a_family_that_no_setting_makes_causal_is_refused_with_nothing_to_write(family: str) -> None:
-    with pytest.raises(RefusedError, match=f"^{family} is no causal model, .* expected a causal language model$"):
-        check_direction(type("Config", (), {"model_type": family}))
+@pytest.mark.parametrize(
+    ("family", "says", "instead"),
+    [
+        ("xlm", {"causal": False}, r'write "causal": true into its configuration$'),
+        ("xlnet", {"attn_type": "bi"}, r'write "attn_type": "uni" into its configuration$'),
+        ("cpmant", {}, "expected a causal language model$"),  # no setting makes it one
+    ],
+)
+def test_a_family_with_a_word_of_its_own_for_it_is_told_that_word(
+    family: str, says: Mapping[str, object], instead: str
+) -> None:
+    with pytest.raises(RefusedError, match=f"^{family} .* no causal model, .* {instead}"):
+        check_direction(type("Config", (), {"model_type": family, **says}))
 
 
 @pytest.mark.parametrize("asked", ["sdpa", "eager"])
