@@ -47,7 +47,7 @@ METRICS: Mapping[str, Metric] = {
         "s", lambda runs: min(launch.first_step_seconds for launch in runs), rule="confirmed", slack=1.0
     ),
     # A median hides what only some steps lose. A hiccup in one launch is nobody's fault; one in every launch is. The
-    # steadiest H200 launch lost nothing, the least steady of 300 half of this.
+    # steadiest H200 launch lost nothing, the least steady of 231 six tenths of this.
     "stall_share": Metric("1", lambda runs: min(launch.steady.stalls for launch in runs), rule="confirmed", slack=0.01),
     # The leanest launch says what the code takes: one in three kept 1.3 % more after its compiler had tried kernels,
     # one in two 3.7 %, where a rank still held the buckets of DDP's first step.
