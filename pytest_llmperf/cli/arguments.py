@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf import __version__
 from pytest_llmperf.cli import predict, purpose
 from pytest_llmperf.cli.quantities import amount, count
 from pytest_llmperf.insight import cost
@@ -21,6 +22,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         "--perf-baselines", metavar="DIR", type=Path, default=Path("baselines"), help="default: %(default)s, here"
     )
     parser = argparse.ArgumentParser(prog="llmperf", description="Look into what pytest-llmperf keeps.")
+    parser.add_argument("--version", action="version", version=f"pytest-llmperf {__version__}")
     rooms = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_baselines, _add_plan, _add_report, _add_predict):
         add(rooms, where)

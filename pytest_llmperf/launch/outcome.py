@@ -82,7 +82,7 @@ def _why(folder: Path, ended: Ended, progress: Progress) -> Failure:
 
 def _told(folder: Path, ended: Ended, progress: Progress) -> Failure:
     reasons = sorted(_reasons(folder), key=lambda reason: (reason.kind != "oom", reason.time))
-    where = f"in phase {progress.phase}" + (f", step {progress.step} of {progress.steps}" if progress.steps else "")
+    where = _where(progress)
     if ended.timed_out:
         return _timed_out(folder, f"no end after {ended.seconds:.0f} s, {where}")
     told = {reason.rank for reason in reasons}
@@ -103,6 +103,15 @@ def _told(folder: Path, ended: Ended, progress: Progress) -> Failure:
     if not (folder / "rank-0.pid").exists():
         return _failure(folder, "never-started", f"torchrun ended with {ended.returncode} before a rank began", None)
     return _failure(folder, "killed", f"{_killed(folder, ended)}, {where}", victim)
+
+
+def broken_off(folder: Path, why: str, progress: Progress) -> Failure:
+    """Of a launch that somebody else's clock ended, in the words of ours."""
+    return _failure(folder, "timeout", f"{why}, {_where(progress)}", 0)
+
+
+def _where(progress: Progress) -> str:
+    return f"in phase {progress.phase}" + (f", step {progress.step} of {progress.steps}" if progress.steps else "")
 
 
 def _timed_out(folder: Path, message: str) -> Failure:

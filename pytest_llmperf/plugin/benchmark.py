@@ -82,3 +82,13 @@ def drop_from_table(config: pytest.Config, groups: list[Any], fullnames: set[str
         return groups
     kept = [(name, [entry for entry in entries if entry["fullname"] not in fullnames]) for name, entries in groups]
     return [(name, entries) for name, entries in kept if entries]
+
+
+def unwritten(config: pytest.Config) -> list[str]:
+    """A line where pytest-benchmark was asked for a file and writes none: beside pytest-xdist it only warns, or not."""
+    if config.getoption("dist", default="no") == "no":
+        return []
+    asked = {name: config.getoption(f"benchmark_{name}", default=None) for name in ("json", "save", "autosave")}
+    flags = [f"--benchmark-{name}" for name, value in asked.items() if value]
+    why = "not written, pytest-benchmark records nothing under pytest-xdist (-n); leave out -n, or take --perf-json"
+    return [f"{' '.join(flags)}: {why}"] if flags else []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.plugin.benchmark import unwritten
 from pytest_llmperf.plugin.plan import gpu_hours, plan_lines, skip_lines
 from pytest_llmperf.plugin.second import first, told
 from pytest_llmperf.plugin.session import PerfSession
@@ -101,7 +102,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
         return
     from pytest_llmperf.plugin.leftovers import listed
 
-    lines = list(session.notes)
+    lines = [*session.notes, *unwritten(session.config)]
     if session.settings.against_itself:
         lines.append(f"--perf-against {session.settings.against}: the same environment on both sides")
     if session.settings.dry_run and session.settings.update != "prune":

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.plugin import benchmark, ending, options, plan, rootdir, signals, trouble
+from pytest_llmperf.plugin.attempts import Attempts
+from pytest_llmperf.plugin.failed import cause
 from pytest_llmperf.plugin.findings import FINDINGS, Findings
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
@@ -58,6 +60,7 @@ class _Collector:
     def __init__(self, session: PerfSession) -> None:
         self.session = session
         self._seen: set[str] = set()
+        self._attempts = Attempts()
         self._minds: tuple[signals.Signals, ...] = ()
 
     def mind(self, wanted: tuple[signals.Signals, ...]) -> None:
@@ -104,6 +107,13 @@ class _Collector:
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         return ending.header(self.session, items)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A test that is run again has found nothing yet, and its launches of before are its own."""
+        if item.stash.get(FINDINGS, None) is not None:
+            del item.stash[FINDINGS]
+            self.session.widths.begin_again(item.nodeid)
+
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_makereport")
     def pytest_withhold(
         self, item: pytest.Item, call: pytest.CallInfo[None]
@@ -128,6 +138,9 @@ class _Collector:
             findings = item.stash.setdefault(FINDINGS, Findings())
         if findings is not None:
             findings.ended(call)
+            crash = getattr(report.longrepr, "reprcrash", None) if report.failed else None
+            if crash is not None and len(findings.results) == 1:
+                crash.message = cause(crash.message, findings.results[0].id)
             if report.failed and report.when != "teardown" and not findings.results:
                 findings.results.append(ending.unjudged(self.session, item.nodeid, report.longreprtext))
             # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
@@ -158,6 +171,7 @@ class _Collector:
             self.mind(signals.OF_A_HOST)  # the controller of a parallel run collects nothing itself
         values: Mapping[str, Any] | None = getattr(report, "llmperf", None)
         if values is not None:
+            values = self._attempts.last_of(report, values)
             self.session.findings.add(values)
             if values["said"]:
                 self.session.coverage.note(report.nodeid, values["said"])

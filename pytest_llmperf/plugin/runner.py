@@ -17,7 +17,7 @@ from pytest_llmperf.course import Failure, LaunchFailed, Progress
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
 from pytest_llmperf.launch.machine import Gpu
-from pytest_llmperf.launch.outcome import sizes_so_far
+from pytest_llmperf.launch.outcome import broken_off, sizes_so_far
 from pytest_llmperf.launch.slurm import OutOfTimeError
 from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.failed import failed
@@ -107,12 +107,22 @@ class Runner:
         live: LaunchShow,
         tell: Callable[[], None] = lambda: None,
     ) -> _T:
+        last = Progress(phase="starting")
+
         def watch(progress: Progress) -> None:
+            nonlocal last
+            last = progress
             live.update(progress)
             tell()
 
         try:
             return start(request, watch)
+        except pytest.fail.Exception as error:
+            why = _from_outside(error)
+            if not why:
+                raise
+            live.clear()
+            raise LaunchFailed(request.spec.id, broken_off(request.folder, why, last)) from None
         except OutOfTimeError as error:
             live.clear()
             self._session.unfinished = str(error)
@@ -166,7 +176,18 @@ class Runner:
                     gpus = held.enter_context(lease_gpus(num_gpus, self._session.gpus, self._show.say))
             except OSError as error:
                 raise failed(str(error)) from None
+            except pytest.fail.Exception as error:
+                why = _from_outside(error) or str(error)
+                raise failed(f"{why}, while it waited for hardware that others hold") from None
             yield gpus
+
+
+def _from_outside(error: BaseException) -> str:
+    """Why a test was failed while it waited, as by the signal of pytest-timeout; empty of a failure of our own.
+
+    Its traceback would be a page of how we wait.
+    """
+    return str(error).rstrip(".") if getattr(error, "pytrace", False) else ""
 
 
 def _telling(request: LaunchRequest, patience: Patience) -> Callable[[], None]:

@@ -21,6 +21,8 @@ class Measured:
     """What it was held against."""
     refused: str = ""
     """Why it was not recorded, where the run asked for that."""
+    again: bool = False
+    """Whether the test is run again: these launches are told of by nobody else."""
 
     @property
     def nodeid(self) -> str:
@@ -28,9 +30,11 @@ class Measured:
         return self.result.shares or self.result.nodeid
 
     def lent(self, result: CaseResult) -> tuple[CaseResult, str]:
-        """``result``, of another test with these launches; as recorded, if they were, and why not, if refused."""
+        """``result``, of a test that has these launches too; as recorded, if they were, and why not, if refused."""
         # What one test was allowed to record excuses no other verdict: that test has markers of its own.
         updated = self.result.updated if result.verdict == self.result.verdict else ""
+        if self.again and result.nodeid == self.nodeid:
+            return replace(result, updated=updated), self.refused
         shared, all_of_them = len(self.result.launches), len(result.launches)
         alone = shared == all_of_them
         whose = "its launches are those of" if alone else f"{shared} of its {all_of_them} launches made by"
@@ -54,6 +58,10 @@ class Widths:
         """Keep it, but for what cannot be trusted."""
         if measured.result.verdict != "invalid":
             self._measured.append(measured)
+
+    def begin_again(self, nodeid: str) -> None:
+        """The test is run once more: what it has measured is pooled with what it will, and is its own."""
+        self._measured = [replace(one, again=one.again or one.nodeid == nodeid) for one in self._measured]
 
     def same(self, spec: TrainSpec) -> Measured | None:
         """The latest that was launched, or planned, of ``spec``."""
