@@ -535,7 +535,7 @@ def _no_locks(*_: Any) -> None:
 class TestFailureFile:
     @staticmethod
     def message(folder: Path, text: str) -> str:
-        write_failure(folder, 3, RuntimeError(text))
+        write_failure(folder, 3, RuntimeError(text), "error")
         return str(json.loads((folder / "failure-3.json").read_text())["message"])
 
     def test_every_line_of_a_message_is_kept(self, tmp_path: Path) -> None:

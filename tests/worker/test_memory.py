@@ -200,7 +200,9 @@ def test_what_was_left_before_says_nothing_of_the_next_size(monkeypatch: pytest.
 def test_the_reason_says_what_it_was_taken_for_and_why(tmp_path: Path) -> None:
     from pytest_llmperf.worker.files import write_failure  # noqa: PLC0415 - beside the one test of it
 
-    write_failure(tmp_path, 0, RuntimeError("could not create a primitive"), "1.0 of 150.0 MiB of its limit were left")
+    write_failure(
+        tmp_path, 0, RuntimeError("could not create a primitive"), "oom", "1.0 of 150.0 MiB of its limit were left"
+    )
     reason = json.loads((tmp_path / "failure-0.json").read_text())
     assert (reason["kind"], reason["message"]) == (
         "oom",
