@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -31,6 +32,7 @@ _VARIABLE_PREFIXES = (
 _NOT_CAUSES = frozenset(
     {"CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
     | {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME"}
+    | {"TRITON_PTXAS_PATH"}  # inductor sets it where it compiles
     | {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
 )
 
@@ -41,7 +43,7 @@ def environment(device: torch.device) -> Environment:
         gpu=device_name(device),
         driver=_driver() if device.type == "cuda" else "",
         versions=_versions(),
-        variables={name: value for name, value in sorted(os.environ.items()) if _is_cause(name)},
+        variables=_variables(os.environ),
         platform=f"{platform.system()} {platform.machine()}",
     )
 
@@ -109,6 +111,19 @@ def _driver() -> str:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return "unknown"
+
+
+# Put first by the launcher, so that any interpreter finds this package: none of the user's.
+_OWN_PATH = str(Path(__file__).resolve().parents[2])
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    found = {name: value for name, value in sorted(environment.items()) if _is_cause(name)}
+    if "PYTHONPATH" in found:
+        found["PYTHONPATH"] = os.pathsep.join(
+            path for path in found["PYTHONPATH"].split(os.pathsep) if path != _OWN_PATH
+        )
+    return {name: value for name, value in found.items() if value}
 
 
 def _is_cause(name: str) -> bool:

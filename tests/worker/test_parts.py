@@ -212,3 +212,10 @@ def test_host_memory_sees_what_was_held_and_given_back() -> None:
     held = torch.ones(50 * 2**20)
     del held
     assert 190 * 2**20 < memory.peak_reserved() < 400 * 2**20
+
+
+def test_the_launchers_own_path_is_none_of_the_users() -> None:
+    own = environment._OWN_PATH
+    told = environment._variables({"PYTHONPATH": f"{own}:/a:/b", "HOME": "/root", "OMP_NUM_THREADS": "1"})
+    assert told == {"PYTHONPATH": "/a:/b", "OMP_NUM_THREADS": "1"}
+    assert environment._variables({"PYTHONPATH": own}) == {}
