@@ -22,7 +22,7 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.worker import canary, evidence, probe  # noqa: E402
+from pytest_llmperf.worker import canary, environment, evidence, probe  # noqa: E402
 from pytest_llmperf.worker.build import build_model  # noqa: E402
 from pytest_llmperf.worker.data import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.exchange import Exchange  # noqa: E402
