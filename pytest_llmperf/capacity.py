@@ -9,14 +9,21 @@ from typing import Any
 # No card of today holds a batch near this; a search that passes it has been told of no limit.
 LARGEST = 2**20
 
+# Beyond a guess that was too small by more than one the first step is this part of it, and each further one four times
+# the last: what a guess is off by grows with it, and a launch for every few sequences is too dear.
+_STRIDE, _GROWTH = 64, 4
+
+# Peaks that tell where to look have told it by then; those that mislead may cost no more than every other try.
+_TRUSTED = 3
+
 
 @dataclass
 class Search:
     """Finds the largest size that fits, to the unit.
 
-    It begins at ``guess``, gallops away from it until one size fits and a larger one does not, and closes in between:
-    in the middle, or, once the peaks of two sizes are known, where a straight line through them meets ``limit_bytes``,
-    since what a step keeps grows evenly with its batch.
+    It begins at ``guess``, asks for one more, since a good guess is the answer, and strides away from it until one size
+    fits and a larger one does not. Then it closes in between: in the middle, or, once peaks are known, where a straight
+    line through them meets ``limit_bytes``, since what a step keeps grows evenly with its batch.
     """
 
     guess: int = 1
@@ -24,6 +31,8 @@ class Search:
     peaks: dict[int, int] = field(default_factory=dict)
     """Peak bytes of each size that fitted."""
     too_large: set[int] = field(default_factory=set)
+    closing: int = 0
+    """Sizes that were tried between one that fits and one that does not."""
 
     def to_dict(self) -> dict[str, Any]:
         """Where it begins; what it found is told size by size."""
@@ -46,6 +55,7 @@ class Search:
 
     def note(self, size: int, peak_bytes: int | None) -> None:
         """That ``size`` fitted with this peak, or did not (``None``). What contradicts it is forgotten."""
+        self.closing += bool(self.peaks and self.too_large)
         if peak_bytes is None:
             self.too_large.add(size)
             self.peaks = {known: peak for known, peak in self.peaks.items() if known < size}
@@ -55,6 +65,7 @@ class Search:
 
     def keep(self, sizes: Collection[int]) -> None:
         """Forget what was found of any other size: where one was told wrong, so may its neighbours be."""
+        self.closing = 0
         self.peaks = {size: peak for size, peak in self.peaks.items() if size in sizes}
         self.too_large = {size for size in self.too_large if size in sizes}
 
@@ -62,26 +73,44 @@ class Search:
         """The size to try; ``None`` where the answer is known."""
         if self.found or self.fits >= LARGEST:
             return None
-        low, high, expected = self.fits, self.fails, self._expected()
-        if high is None:
-            # One more is what a good guess needs; then the line tells, which is not believed further than twice as far.
-            further = low + 2 ** (len(self.peaks) - 1) if self.peaks else self.guess
-            beyond = min(expected + 1, 2 * low) if expected is not None and expected >= low else further
-            return max(1, min(beyond, LARGEST))
         if not self.peaks:
-            return max(1, high - 1 - high // 64 if len(self.too_large) == 1 else high // 2)
-        middle = (low + high) // 2
-        if expected is None or low < expected < high:
-            return expected or middle
-        # The line is off: its end is near if it is off by little, and that is asked once.
-        if expected >= high:
-            return high - 1 if high + 1 not in self.too_large else middle
-        return low + 1 if low - 1 not in self.peaks else middle
+            return self.guess if not self.too_large else self._nearer(min(self.too_large))
+        high = self.fails
+        return self._beyond(self.fits) if high is None else self._between(self.fits, high)
+
+    def _nearer(self, high: int) -> int:
+        """Where nothing fitted yet."""
+        return max(1, high - 1 - high // _STRIDE if len(self.too_large) == 1 else high // 2)
+
+    def _beyond(self, low: int) -> int:
+        """Where nothing was too large yet."""
+        below, expected = max((size for size in self.peaks if size < low), default=low), self._expected()
+        if low in {self.guess, below}:
+            further = low + 1
+        elif expected is not None and expected >= low:
+            # A line is not believed further than twice as far; and lines that each let one more in, not for long.
+            further = max(min(expected + 1, 2 * low), low + 2 ** (len(self.peaks) - 1) // 2**_TRUSTED)
+        elif expected is not None:
+            # The line ends below: it is off by little, and what is beyond it is looked for in small steps first.
+            further = low + 2 ** (len(self.peaks) - 1)
+        else:
+            further = low + max(_GROWTH * (low - below), low // _STRIDE)
+        return min(max(further, low + 1), LARGEST)
+
+    def _between(self, low: int, high: int) -> int:
+        """Where the answer lies: ``low`` fits, ``high`` does not."""
+        middle, expected = (low + high) // 2, self._expected()
+        if expected is None or (self.closing >= _TRUSTED and self.closing % 2):
+            return middle
+        if low < expected < high:
+            return expected
+        # Where the line ends at what fits, one more is what is left to ask; where beyond what does not, it is off.
+        return low + 1 if expected <= low else middle
 
     def _expected(self) -> int | None:
-        """The largest size that a line through the two largest that fitted lets in."""
-        if len(self.peaks) < 2 or not self.limit_bytes:  # noqa: PLR2004 - a line needs two
+        """The largest size that a line through the two largest that fitted lets in; of one alone, through nothing."""
+        if not self.limit_bytes:
             return None
-        a, b = sorted(self.peaks)[-2:]
-        slope = (self.peaks[b] - self.peaks[a]) / (b - a)
+        b, a = [*sorted(self.peaks, reverse=True), 0][:2]
+        slope = (self.peaks[b] - self.peaks.get(a, 0)) / (b - a)
         return b + int((self.limit_bytes - self.peaks[b]) // slope) if slope > 0 else None

@@ -67,6 +67,8 @@ _PERHAPS = (
     r"failed to cuda \w*alloc",
 )
 
+_OF_A_PEER = (r"connection", r"\bpeer\b", r"broken pipe", r"ncclremoteerror", r"remote process", r"timed? ?out", r"socket")
+
 
 def said(words: str) -> Said:
     """Whether ``words`` say that memory ended."""
@@ -74,6 +76,11 @@ def said(words: str) -> Said:
     if re.search("|".join(_PLAINLY), text):
         return "plainly"
     return "perhaps" if re.search("|".join(_PERHAPS), text) else ""
+
+
+def of_a_peer(words: str) -> bool:
+    """Whether ``words`` are of another rank that has gone, which says nothing of this one's memory."""
+    return re.search("|".join(_OF_A_PEER), words.lower()) is not None
 
 
 # Of a rank's own limit: what failed is what did not fit any more, so a whole product's workspace may be left where a
@@ -99,12 +106,16 @@ class Room:
     @property
     def is_tight(self) -> bool:
         """Whether so little is left that a hint of a lack of memory is believed."""
-        return self.is_full or self.retries > 0 or self.left_bytes < _LITTLE[self.of] * self.limit_bytes
+        return self.is_full or self.retries > 0 or self.share < _LITTLE[self.of]
 
     @property
     def is_full(self) -> bool:
-        """Whether so little is left that an error without a word of memory is taken for a lack of it."""
-        return self.refused > 0 or self.left_bytes < _NOTHING[self.of] * self.limit_bytes
+        """Whether so little is left that an error without a word of memory is taken for a lack of it.
+
+        A GPU that its allocator has to itself is full as a matter of course: there it has to have been in need too.
+        """
+        in_need = self.of != "the GPU" or self.retries > 0
+        return self.refused > 0 or (in_need and self.share < _NOTHING[self.of])
 
     @property
     def share(self) -> float:

@@ -23,7 +23,8 @@ from pytest_llmperf.report.formats import memory
 from pytest_llmperf.result import CaseResult, Check, joined_reasons
 from pytest_llmperf.spec import TrainSpec
 
-#: Launches that an answer takes where the prediction was good: one that tries sizes, and two that confirm.
+#: Launches that an answer takes where the prediction was good: one that tries sizes, and two that confirm. An answer
+#: that is known, and still right, takes the last two.
 LAUNCHES = 3
 
 # Sizes whose predicted peaks give the line to begin with; larger than where the optimizer's step is the peak.
@@ -49,18 +50,18 @@ class Capacity:
         """
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
-        found, refused = self._measured(spec, result, inactive), ""
+        found, refused = self._measured(spec, result, inactive, 0 if baseline is None else baseline.size), ""
         if found.verdict != "invalid":
             record = partial(self._recorder.record_capacity, spec)
             found, baseline, refused = self._recorder.settle(baseline, partial(_judged, found), record)
         return found, "none" if baseline is None else f"{baseline.size} sequences", refused
 
-    def _measured(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str]) -> CaseResult:
+    def _measured(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str], known: int) -> CaseResult:
         """``result`` with what was found, and no verdict, unless it is invalid."""
         # Clocks and drift say nothing of what fits.
         sound = SoundLaunches(lambda launch: validity.neighbours(launch.health), self._say)
         try:
-            found = self._find(spec, sound)
+            found = self._find(spec, sound, known)
         except _SpoiltError:
             return replace(result, verdict="invalid", reason=joined_reasons(sound.spoilt))
         result = replace(result, notes=(*result.notes, *sound.notes))
@@ -69,17 +70,17 @@ class Capacity:
             return replace(result, verdict="invalid", reason=reason)
         return _told(result, spec, found, inactive)
 
-    def _find(self, spec: TrainSpec, sound: SoundLaunches) -> Fitted:
-        limit = self._session.memory_bytes
+    def _find(self, spec: TrainSpec, sound: SoundLaunches, known: int) -> Fitted:
         # A CPU's resident memory does not come back, so its peaks are no line.
-        search = Search(spec.micro_batch_size) if self._session.on_cpu else Search(_guess(spec, limit), limit)
+        limit = 0 if self._session.on_cpu else self._session.memory_bytes
+        search = Search(known or (_guess(spec, limit) if limit else spec.micro_batch_size), limit)
         alone = spec.gpus == 1 and self._session.cluster is None  # several ranks would have to agree on each size
         with self._runner.hold(spec.gpus):
             patience = Patience(
                 spec.capacity_id, self._session.settings.timeout_seconds, self._say, lambda: self._runner.seconds
             )
             try_sizes = partial(self._runner.sizes, patience=patience) if alone else None
-            return fit(spec, search, try_sizes, partial(self._launch, sound), patience)
+            return fit(spec, search, try_sizes, partial(self._launch, sound), patience, known=known > 0)
 
     def _launch(self, sound: SoundLaunches, spec: TrainSpec, number: int) -> Launch:
         try:

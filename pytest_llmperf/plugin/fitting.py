@@ -34,14 +34,18 @@ def short(spec: TrainSpec, size: int) -> TrainSpec:
     return replace(spec, micro_batch_size=size, steps=_STEPS, min_steps=_STEPS, warmup_steps=1)
 
 
-def fit(
+def fit(  # noqa: PLR0913 - each is named at the one call
     spec: TrainSpec,
     search: Search,
     try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]] | None,
     launch: Callable[[TrainSpec, int], Launch],
     patience: Patience,
+    *,
+    known: bool = False,
 ) -> Fitted:
     """Search from where ``search`` begins; ``try_sizes`` tries several in one process, where that can be done.
+
+    ``known``: that size was the answer before. Two launches confirm it; only where it is not any more is it searched.
 
     What one process tells is a hint: memory that it has used is in other pieces than fresh memory. Once a fresh launch
     contradicts it, fresh launches alone are believed: each of its other sizes would have to be contradicted by itself.
@@ -49,27 +53,72 @@ def fit(
     Raises:
         LaunchFailed: a launch ended for another reason than a lack of memory.
     """
-    if try_sizes is not None:
-        for size, peak in try_sizes(short(spec, search.next() or 1), search):
-            search.note(size, peak)
-    fresh: dict[int, Launch | None] = {}
-    while (wanted := _wanted(search, fresh)) is not None:
+    fresh = _Fresh(spec, launch)
+    hinted = not known
+    if known:  # as if one process had told it
+        search.note(search.guess, 0)
+        search.note(search.guess + 1, None)
+    elif try_sizes is not None:
+        _take_hints(spec, search, try_sizes, fresh)
+    while (wanted := _wanted(search, fresh.launches)) is not None:
         patience.told(search)
         if patience.is_over:
             return Fitted(search.fits, None, search.fails, given_up=True)
+        trained = fresh.launch(wanted)
+        told_wrong = wanted in (search.too_large if trained is not None else search.peaks.keys())
+        search.note(wanted, None if trained is None else trained.peak_allocated_bytes)
+        if told_wrong:
+            search.keep(fresh.launches)
+            if not hinted and try_sizes is not None:
+                hinted = True
+                _take_hints(spec, search, try_sizes, fresh)
+    return Fitted(search.fits, fresh.launches.get(search.fits), search.fails)
+
+
+class _Fresh:
+    """Launches of a process each, by their size; none where it ran out of memory."""
+
+    def __init__(self, spec: TrainSpec, launch: Callable[[TrainSpec, int], Launch]) -> None:
+        self._spec, self._launch, self._number = spec, launch, 0
+        self.launches: dict[int, Launch | None] = {}
+
+    def launch(self, size: int) -> Launch | None:
+        """Launch ``size``; a rank that died without a word gets a second chance, since memory may have been what ended.
+
+        Raises:
+            LaunchFailed: it ended for another reason than a lack of memory.
+        """
         try:
-            fresh[wanted] = launch(short(spec, wanted), len(fresh) + 1)
+            self.launches[size] = self._once(size)
+        except LaunchFailed as error:
+            if error.failure.kind != "killed":
+                raise
+            self.launches[size] = self._once(size)
+        return self.launches[size]
+
+    def _once(self, size: int) -> Launch | None:
+        self._number += 1
+        try:
+            return self._launch(short(self._spec, size), self._number)
         except LaunchFailed as error:
             if error.failure.kind != "oom":
                 raise
-            fresh[wanted] = None
-        trained = fresh[wanted]
-        hinted = search.too_large if trained is not None else search.peaks.keys()
-        told_wrong = wanted in hinted
-        search.note(wanted, None if trained is None else trained.peak_allocated_bytes)
-        if told_wrong:
-            search.keep(fresh)
-    return Fitted(search.fits, fresh.get(search.fits), search.fails)
+            return None
+
+
+def _take_hints(
+    spec: TrainSpec,
+    search: Search,
+    try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]],
+    fresh: _Fresh,
+) -> None:
+    """Let one process go on from where ``search`` is; what fresh launches have told already stays."""
+    begin = search.next() or 1
+    trained = max((size for size, launch in fresh.launches.items() if launch is not None), default=0)
+    failed = min((size for size, launch in fresh.launches.items() if launch is None), default=LARGEST + 1)
+    for size, peak in try_sizes(short(spec, begin), replace(search, guess=begin)):
+        if trained < size < failed:
+            search.note(size, peak)
 
 
 def _wanted(search: Search, fresh: dict[int, Launch | None]) -> int | None:

@@ -79,7 +79,7 @@ class Runner:
         """The micro-batch sizes that one process tried, each with its peak allocated bytes or none; on this machine.
 
         Raises:
-            LaunchFailed: it ended for another reason than a lack of memory, and not for lack of time either.
+            LaunchFailed: it ended by an error, and not for lack of memory or time.
         """
         with self._lease(spec.gpus) as gpus, self._show.launch(f"{spec.capacity_id} sizes", 1, 1) as live:
             request = self._request(spec, gpus, search=search)
@@ -87,9 +87,10 @@ class Runner:
         if not isinstance(outcome, Failure):
             return outcome
         tried = sizes_so_far(request.folder) if outcome.kind == "timeout" else []
-        if outcome.kind != "oom" and not tried:
+        if outcome.kind not in {"oom", "killed"} and not tried:
             raise LaunchFailed(spec.capacity_id, outcome)
-        if tried:  # it may have had too much to do, and it may hang: its logs tell
+        # It may have had too much to do, it may hang, and what killed it may have been memory: its logs tell.
+        if tried or outcome.kind == "killed":
             self._show.say(f"{spec.capacity_id}: {outcome.message}; logs: {outcome.folder}")
         return tried  # nothing, where even the process was lost: fresh launches search alone
 

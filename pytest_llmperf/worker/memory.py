@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pytest_llmperf.shortage import Room, Said, said
+from pytest_llmperf.shortage import Room, Said, of_a_peer, said
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +115,7 @@ def lack_of_memory(error: BaseException, headroom: Headroom) -> str | None:
     meanings = {_meaning(one) for one in _chain(error)}
     if "plainly" in meanings:
         return ""
-    if not isinstance(error, _NATIVE):
+    if not isinstance(error, _NATIVE) or of_a_peer(str(error)):
         return None
     hinted = "perhaps" in meanings
     return next((str(room) for room in headroom.after() if room.is_full or (hinted and room.is_tight)), None)

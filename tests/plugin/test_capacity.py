@@ -51,6 +51,12 @@ def test_all_that_was_launched_for_it_is_counted(capacity: Capacity) -> None:
     capacity.run().stdout.fnmatch_lines(["1 new * 30 s in 3 launches"])
 
 
+def test_what_is_stored_and_still_right_is_only_confirmed(capacity: Capacity) -> None:
+    capacity.record(12)
+    capacity.run().stdout.fnmatch_lines(["1 pass * 20 s in 2 launches"])
+    assert [name.split()[0].split("-mbs")[1].split("-")[0] for name in capacity.project.launches] == ["13", "12"]
+
+
 class TestNeighbours:
     def test_what_fits_beside_one_is_no_answer(self, capacity: Capacity) -> None:
         capacity.record(12)

@@ -23,14 +23,17 @@ SPEC = TrainSpec(model="llama-tiny", sequence_length=64)
 class Card:
     """Trains up to ``most`` in a fresh process; one that has tried other sizes, up to ``used``."""
 
-    def __init__(self, most: int, used: int | None = None, kind: str = "oom") -> None:
+    def __init__(self, most: int, used: int | None = None, kind: str = "oom", killed: int = 0) -> None:
         self.most, self.used, self.kind = most, most if used is None else used, kind
+        self.killed = killed  # launches that die without a word, from the first on
         self.fresh: list[int] = []
         self.tried: list[int] = []
 
     def launch(self, spec: TrainSpec, number: int) -> Launch:
         self.fresh.append(spec.micro_batch_size)
         assert number == len(self.fresh)
+        if len(self.fresh) <= self.killed:
+            raise LaunchFailed(spec.id, Failure(kind="killed", message="SIGSEGV", tail=(), folder="there"))
         if spec.micro_batch_size > self.most:
             raise LaunchFailed(spec.id, Failure(kind=self.kind, message="no", tail=(), folder="there"))
         return launch_of(spec, Fake(reserved_bytes=2**20 * (100 + spec.micro_batch_size)))
@@ -45,9 +48,9 @@ class Card:
         return found
 
 
-def fitted(card: Card, guess: int, *, hints: bool = True) -> Fitted:
+def fitted(card: Card, guess: int, *, hints: bool = True, known: bool = False) -> Fitted:
     patience = Patience("case", math.inf, lambda _: None, lambda: 0.0)
-    return fit(SPEC, Search(guess=guess), card.try_sizes if hints else None, card.launch, patience)
+    return fit(SPEC, Search(guess=guess), card.try_sizes if hints else None, card.launch, patience, known=known)
 
 
 def test_a_hint_that_is_right_costs_two_launches() -> None:
@@ -70,7 +73,7 @@ def test_fresh_launches_have_the_last_word(used: int) -> None:
 def test_a_hint_far_off_costs_few_launches(most: int) -> None:
     card = Card(most, used=1024)
     assert fitted(card, 1).size == most
-    assert len(card.fresh) <= 2 * math.log2(most - 1024) + 3
+    assert len(card.fresh) <= 2 * math.log2(most - 1024) + 5
 
 
 @pytest.mark.parametrize("most", [300, 1000, 1024])
@@ -85,14 +88,40 @@ def test_when_time_is_over_it_gives_up_with_what_it_knows() -> None:
     spent = lambda: 40.0 * len(card.fresh)  # noqa: E731 - used twice
     patience = Patience("case", 100.0, said.append, spent, clock=spent)
     found = fit(SPEC, Search(1), card.try_sizes, card.launch, patience)
-    assert (found.given_up, found.size, found.launch, len(card.fresh)) == (True, 1028, None, 3)
+    assert (found.given_up, found.size, found.launch, len(card.fresh)) == (True, 1042, None, 3)
     assert said == ["case: 1026 sequences fit, more were not tried so far; at most 100 s of launches (--perf-timeout)"]
 
 
-@given(st.integers(1, 200), st.integers(0, 200), st.integers(1, 200), st.booleans())
-def test_whatever_the_hint_the_answer_is_confirmed(most: int, used: int, guess: int, hints: bool) -> None:
+def test_an_answer_that_is_known_and_still_right_costs_two_launches_and_no_hints() -> None:
+    card = Card(37)
+    found = fitted(card, 37, known=True)
+    assert (found.size, card.fresh, card.tried) == (37, [38, 37], [])
+    assert found.launch is not None
+    assert found.launch.peak_reserved_bytes == 2**20 * 137
+
+
+@pytest.mark.parametrize(("most", "launches"), [(38, 2), (39, 3), (60, 3), (36, 3), (20, 4), (1, 4)])
+def test_an_answer_that_is_known_and_wrong_costs_hints_and_few_launches_more(most: int, launches: int) -> None:
+    card = Card(most)
+    assert fitted(card, 37, known=True).size == most
+    assert len(card.fresh) <= launches
+
+
+def test_a_rank_that_dies_without_a_word_gets_a_second_chance() -> None:
+    card = Card(37, killed=1)
+    assert fitted(card, 36).size == 37
+    assert card.fresh == [38, 38, 37]
+
+
+def test_one_that_dies_twice_is_no_answer() -> None:
+    with pytest.raises(LaunchFailed, match="killed"):
+        fitted(Card(37, killed=2), 36)
+
+
+@given(st.integers(1, 200), st.integers(0, 200), st.integers(1, 200), st.booleans(), st.booleans())
+def test_whatever_the_hint_the_answer_is_confirmed(most: int, used: int, guess: int, hints: bool, known: bool) -> None:
     card = Card(most, used)
-    assert fitted(card, guess, hints=hints).size == most
+    assert fitted(card, guess, hints=hints, known=known).size == most
     assert {most, most + 1} <= set(card.fresh)
     assert len(card.fresh) == len(set(card.fresh))
 

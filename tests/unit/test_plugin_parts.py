@@ -259,8 +259,8 @@ class TestRunner:
             self.runner(tmp_path, show, lambda request: launch_of(request.spec)).sizes(SPEC, Search(1), PATIENCE)
         assert show.said == [f"{SPEC.id}: interrupted; its logs are in {tmp_path / SPEC.id}-1"]
 
-    @pytest.mark.parametrize(("kind", "tried"), [("timeout", [(1, 100), (2, None)]), ("oom", [])])
-    def test_sizes_that_took_too_long_tell_what_was_tried(
+    @pytest.mark.parametrize(("kind", "tried"), [("timeout", [(1, 100), (2, None)]), ("oom", []), ("killed", [])])
+    def test_sizes_that_took_too_long_tell_what_was_tried_and_a_lost_process_tells_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, tried: list[tuple[int, int | None]]
     ) -> None:
         class Late:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytest_llmperf.shortage import Room, said
+from pytest_llmperf.shortage import Room, of_a_peer, said
 
 MIB = 2**20
 
@@ -98,7 +98,8 @@ def test_whose_words_say_that_memory_ended(words: str, meaning: str) -> None:
         (Room("its limit", 160 * MIB, 39 * MIB), True, False),
         (Room("its limit", 160 * MIB, 9 * MIB), True, True),
         (Room("the GPU", 100 * MIB, 3 * MIB), False, False),
-        (Room("the GPU", 100 * MIB, 1 * MIB), True, True),
+        (Room("the GPU", 100 * MIB, 1 * MIB), True, False),
+        (Room("the GPU", 100 * MIB, 1 * MIB, retries=1), True, True),
         (Room("the GPU", 100 * MIB, 50 * MIB, retries=1), True, False),
         (Room("the GPU", 100 * MIB, 50 * MIB, refused=1), True, True),
         (Room("the host", 100 * MIB, 3 * MIB), False, False),
@@ -108,6 +109,20 @@ def test_whose_words_say_that_memory_ended(words: str, meaning: str) -> None:
 def test_how_little_is_believed(room: Room, tight: bool, full: bool) -> None:
     assert (room.is_tight, room.is_full) == (tight, full)
     assert Room.from_dict(json.loads(json.dumps(room.to_dict()))) == room
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2893",
+        "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
+        "NCCL error: remote process exited or there was a network error. ncclRemoteError: A call failed possibly",
+        "Broken pipe",
+    ],
+)
+def test_a_peer_that_has_gone_is_no_lack_of_memory(words: str) -> None:
+    assert of_a_peer(words)
+    assert said(words) == ""
 
 
 def test_it_is_told_with_its_figures() -> None:
