@@ -67,7 +67,10 @@ _PERHAPS = (
     r"failed to cuda \w*alloc",
 )
 
-_OF_A_PEER = (r"connection", r"\bpeer\b", r"broken pipe", r"ncclremoteerror", r"remote process", r"timed? ?out", r"socket")
+_OF_A_PEER = (
+    *(r"connection", r"\bpeer\b", r"socket", r"broken pipe"),
+    *(r"ncclremoteerror", r"remote process", r"timed? ?out"),
+)
 
 
 def said(words: str) -> Said:
