@@ -79,8 +79,9 @@ class Search:
         return self._beyond(self.fits) if high is None else self._between(self.fits, high)
 
     def _nearer(self, high: int) -> int:
-        """Where nothing fitted yet."""
-        return max(1, high - 1 - high // _STRIDE if len(self.too_large) == 1 else high // 2)
+        """Where nothing fitted yet; the size after the smallest that does not says no more than it."""
+        tried = self.too_large - {high + 1}
+        return max(1, high - 1 - high // _STRIDE if len(tried) == 1 else high // 2)
 
     def _beyond(self, low: int) -> int:
         """Where nothing was too large yet."""

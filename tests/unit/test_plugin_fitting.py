@@ -107,6 +107,12 @@ def test_an_answer_that_is_known_and_wrong_costs_hints_and_few_launches_more(mos
     assert len(card.fresh) <= launches
 
 
+def test_an_answer_that_is_a_little_too_good_by_now_is_searched_from_there() -> None:
+    card = Card(35)
+    fitted(card, 37, known=True)
+    assert (card.tried[0], card.fresh) == (36, [38, 37, 36, 35])
+
+
 def test_a_rank_that_dies_without_a_word_gets_a_second_chance() -> None:
     card = Card(37, killed=1)
     assert fitted(card, 36).size == 37
