@@ -75,7 +75,7 @@ def test_an_unchanged_efficiency_passes_and_says_what_it_is_over() -> None:
 
 def test_a_wide_case_that_became_slower_alone_has_lost_efficiency() -> None:
     result = found((1.25, 1.25), (1.0, 1.0))
-    assert result.check.verdict == "regressed"
+    assert (result.check.verdict, result.check.detail) == ("regressed", "over 1 GPU of this run")
     assert not result.undecided
     assert result.check.change == pytest.approx(1.05 / 1.25 - 1, abs=1e-3)
     assert result.check.limit is not None

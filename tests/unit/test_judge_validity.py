@@ -131,6 +131,11 @@ def test_a_contradiction_is_one_line(spec: TrainSpec, evidence: dict[str, Any], 
     assert troubles(spec, launch_of(spec, Fake(evidence=evidence))) == (line,)
 
 
+def test_fp8_in_every_linear_layer_leaves_none() -> None:
+    spec = replace(SPEC, fp8="rowwise")
+    assert troubles(spec, launch_of(spec, Fake(evidence={"fp8_modules": 112, "linear_modules": 112}))) == ()
+
+
 @pytest.mark.parametrize("kernels", ["rope", "cross_entropy", "rope+rms_norm"])
 def test_liger_kernels_that_replace_functions_are_seen(kernels: str) -> None:
     spec = replace(LIGER, liger_kernels=kernels)

@@ -327,6 +327,19 @@ class TestOutcomes:
         assert isinstance(failure, Failure)
         assert SPEC.digest in failure.message
 
+    @pytest.mark.parametrize(
+        ("progress", "where"),
+        [
+            (Progress(phase="building"), "in phase building"),
+            (Progress(phase="training", step=3, steps=8), "in phase training, step 3 of 8"),
+        ],
+    )
+    def test_one_that_was_killed_says_how_far_it_was(self, tmp_path: Path, progress: Progress, where: str) -> None:
+        (tmp_path / "rank-0.pid").write_text("1")
+        failure = outcome.read(tmp_path, SPEC, process.Ended(1, timed_out=False, seconds=9.0), progress)
+        assert isinstance(failure, Failure)
+        assert failure.message == f"torchrun ended with 1, no rank told why, {where}"
+
     def test_garbage_on_the_output_is_quoted_harmlessly(self, tmp_path: Path) -> None:
         began = "(folder / 'rank-0.pid').write_text(str(os.getpid()))"
         failure = run(f"{began}; os.write(1, b'\\xff\\x1b[31mred\\x00\\n' * 50); sys.exit(3)", tmp_path / "run")
