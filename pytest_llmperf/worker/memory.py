@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import sys
@@ -15,6 +16,8 @@ from pytest_llmperf.shortage import Room, Said, of_a_peer, said
 
 if TYPE_CHECKING:
     import torch
+
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 
 # What native code throws arrives as one of these.
 _NATIVE = (RuntimeError, OSError, SystemError, ImportError)
@@ -53,6 +56,7 @@ class Headroom:
             return
         import resource  # noqa: PLC0415 - absent on Windows, where a GPU may be
 
+        _give_back_at_once()
         self._held_before, self._limit_bytes = _held_bytes()[_DATA], limit_bytes
         limit = self._held_before + limit_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
@@ -150,6 +154,16 @@ def _of_the_gpu() -> Room | None:
     except RuntimeError:  # the context is lost
         return None
     return Room("the GPU", total, free, counts.get("num_alloc_retries", 0), counts.get("num_ooms", 0))
+
+
+def _give_back_at_once() -> None:
+    """Let what is freed be the system's again, which counts it.
+
+    Left to itself glibc learns to keep blocks of up to 32 MiB, in pieces: how much fits is then a matter of luck, and
+    after one size that was too large not even a single sequence does.
+    """
+    with suppress(OSError, AttributeError):  # another C library has no such call
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
 
 
 def _of_the_host() -> Room:

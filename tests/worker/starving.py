@@ -111,6 +111,17 @@ def cplusplus_new() -> None:
     new(300 * _MIB)
 
 
+def freed_before() -> None:
+    """Large pieces with small ones between them; where the heap keeps what was freed, the limit counts it."""
+    large, small = [torch.ones(8 * _MIB, dtype=torch.uint8)], []
+    large.clear()
+    for _ in range(15):
+        large.append(torch.ones(8 * _MIB, dtype=torch.uint8))
+        small.append(bytearray(70_000))
+    large.clear()
+    torch.ones(150 * _MIB, dtype=torch.uint8)
+
+
 def another_error() -> None:
     torch.ones(2, 3) @ torch.ones(2, 3)
 
@@ -192,6 +203,7 @@ WAYS: dict[str, Callable[[], None]] = {
         process_that_loads,
         openmp_threads,
         cplusplus_new,
+        freed_before,
         another_error,
         another_abort,
         another_abort_at_the_limit,

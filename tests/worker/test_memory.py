@@ -39,6 +39,7 @@ DEATHS = {
     "another_abort_at_the_limit": "SIGABRT",
 }
 ONEDNN = {"onednn_primitive", "onednn_crash"}
+FREED = "freed_before"
 OTHERS = {"another_error", "another_error_at_the_limit", "another_abort"}
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
@@ -47,7 +48,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Lin
 @pytest.fixture(scope="module")
 def starved() -> dict[str, dict[str, Any]]:
     """How each way ended, each in a process of its own."""
-    ways = sorted({*RAISED, *AT_THE_LIMIT, *DEATHS, *ONEDNN, *OTHERS})
+    ways = sorted({*RAISED, *AT_THE_LIMIT, *DEATHS, *ONEDNN, *OTHERS, FREED})
     ended = subprocess.run(
         [sys.executable, "-m", "tests.worker.starving", *ways],
         cwd=REPOSITORY,
@@ -92,6 +93,9 @@ class TestForReal:
         if not one["error"] and one["code"] == 0:
             pytest.skip("oneDNN writes no code for this CPU's products")
         assert one["lack"] is not None or one["want"], one
+
+    def test_what_was_freed_counts_no_longer(self, starved: dict[str, dict[str, Any]]) -> None:
+        assert (starved[FREED]["error"], starved[FREED]["code"]) == ("", 0)
 
     @pytest.mark.parametrize("way", sorted(OTHERS))
     def test_another_end_stays_another(self, starved: dict[str, dict[str, Any]], way: str) -> None:
