@@ -47,6 +47,8 @@ def is_positive(value: object) -> TypeGuard[float]:
 
 #: What somebody's own tolerance is. Above 1, per cent were meant: 3 would be 300 %, a gate that holds nothing.
 A_TOLERANCE = "a positive fraction of at most 1, e.g. 0.03 for 3 %"
+#: The same as text, in which a sign says what is meant.
+A_WRITTEN_TOLERANCE = f"{A_TOLERANCE}, or per cent with their sign, e.g. 3 %"
 
 
 def is_tolerance(value: object) -> TypeGuard[float]:
@@ -61,6 +63,15 @@ def positive(text: str) -> float | None:
     except ValueError:
         return None
     return value if is_positive(value) else None
+
+
+def tolerance(text: str) -> float | None:
+    """``0.03``, or ``3 %``; with the sign more than 100 % too, for a machine that is never quiet."""
+    number, sign, rest = text.strip().partition("%")
+    value = None if rest else positive(number)
+    if value is None or (not sign and not is_tolerance(value)):
+        return None
+    return value / 100 if sign else value
 
 
 def whole(text: str, least: int = 0, most: int | None = None) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -71,6 +71,15 @@ def _check(name: str, value: object, kind: str) -> None:
     elif isinstance(value, (list, tuple)):
         for item in value:
             _check(f"one of {name}", item, inner.partition(",")[0])
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value within ``value``, with the names that lead to it: ``config.hidden_act``; an empty object has none."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from flat(item, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, value
 
 
 def _shown(value: object) -> str:

@@ -12,12 +12,16 @@ from typing import Any
 
 from pytest_llmperf.judge.numerics import changed_losses
 from pytest_llmperf.measurement import Launch
+from pytest_llmperf.shape import flat
 
 # Told by itself: a fault that was asked for, what ranks saw differently from one another, and how losses compare.
 _TOLD_ELSEWHERE = frozenset({"injected", "other_ranks", "setup.samples"})
 
 # What one launch could not see is no change.
 _UNKNOWN = "unknown"
+
+# Other than None, which a configuration may well say.
+_ABSENT = "none"
 
 # A file keeps six digits.
 _ROUNDED = 1e-5
@@ -27,11 +31,11 @@ _WIDTH = 80
 
 
 def changes(launches: Sequence[Launch], reference: Sequence[Launch]) -> tuple[str, ...]:
-    """What some of ``launches`` had and none of ``reference``, ``name: then -> now``, each once; then their losses.
+    """What some of ``launches`` had and none of ``reference``, ``name: then -> now``, each once; their losses first.
 
     ``reference`` are launches of a baseline, the newest last; nothing has changed where there are none.
     """
-    return (*changed_evidence(launches, reference), *changed_losses(launches, reference))
+    return (*changed_losses(launches, reference), *changed_evidence(launches, reference))
 
 
 def changed_evidence(launches: Sequence[Launch], reference: Sequence[Launch]) -> tuple[str, ...]:
@@ -39,7 +43,11 @@ def changed_evidence(launches: Sequence[Launch], reference: Sequence[Launch]) ->
     if not reference:
         return ()
     lines = (line for launch in launches for line in (*_evidence(launch, reference), *_commits(launch, reference)))
-    return tuple(dict.fromkeys(lines))
+    return tuple(sorted(dict.fromkeys(lines), key=lambda line: not line.startswith(_WORST)))
+
+
+# What changes most is told first, where not all can be shown.
+_WORST = ("attention", "dropout", "loss_function", "liger", "config")
 
 
 def lost_attention_kernel(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:
@@ -74,10 +82,10 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
             continue
         newest, then = told[-1]
         for name in sorted({*facts, *then}):
-            value, seen = facts.get(name), [theirs.get(name) for _, theirs in told]
+            value, seen = facts.get(name, _ABSENT), [theirs.get(name, _ABSENT) for _, theirs in told]
             if _UNKNOWN in (value, seen[-1]) or any(_same(value, each) for each in seen):
                 continue
-            came_or_went = value is None or seen[-1] is None
+            came_or_went = _ABSENT in (value, seen[-1])
             if not _is_explained(topic, name, came_or_went, partial(_upgraded, launch, newest)):
                 yield f"{_label(topic, name)}: {_shown(seen[-1])} -> {_shown(value)}"
 
@@ -87,15 +95,7 @@ def _topics(evidence: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     setup = evidence.get("setup", {})
     kinds = {name: value for name, value in evidence.items() if name != "setup"}
     kinds |= {f"setup.{name}": value for name, value in setup.items()}
-    return {name: dict(_flat(value)) for name, value in kinds.items()}
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _flat(item, f"{path}.{name}" if path else str(name))
-    else:
-        yield path, value
+    return {name: dict(flat(value)) for name, value in kinds.items()}
 
 
 def _label(topic: str, name: str) -> str:

@@ -53,21 +53,21 @@ def _first_change(launch: Launch, known: Sequence[Launch]) -> str | None:
         stored = [each.losses[index] for each in known if index < len(each.losses)]
         if not stored:
             return None
-        low, high = min(stored), max(stored)
-        scatter = max(scatter, high - low)
+        # The first is exact: of several, it is one of them.
+        scatter = max(scatter, max(stored) - min(stored)) if index else 0.0
         slack = max(_least_slack(launch, index), _SCATTER * scatter)
-        if not low - slack <= loss <= high + slack:  # also true of NaN
+        if not any(abs(loss - each) <= slack for each in stored):  # also true of NaN
             then, now = _told_apart(stored[-1], loss)
             return f"numerics changed at step {index + 1}: {then} -> {now}"
     return None
 
 
 def _least_slack(launch: Launch, index: int) -> float:
+    is_compiled = bool(launch.evidence.get("compiled_graphs") or launch.evidence.get("torch_compile"))
     if index == 0:
-        is_compiled = bool(launch.evidence.get("compiled_graphs") or launch.evidence.get("torch_compile"))
         return _FIRST_COMPILED if is_compiled else _LAST_DIGIT * abs(launch.losses[0])
     if not launch.environment.driver:
-        return _LATER_CPU
+        return _FIRST_COMPILED if is_compiled else _LATER_CPU
     return _LATER_FP8 if launch.evidence.get("fp8_modules") else _LATER
 
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from pytest_llmperf.judge.acceptance import MAX_LAUNCHES
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.capacity import METRIC, CapacityBaseline
+from pytest_llmperf.judge.changes import changes
 from pytest_llmperf.judge.document import Accepted, BaselineError
 from pytest_llmperf.judge.figures import figure
 from pytest_llmperf.judge.policy import METRICS, Policy
@@ -49,12 +50,22 @@ def united(base: Baseline | None, ours: Baseline, theirs: Baseline) -> Baseline:
 
     Raises:
         BaselineError: the sides are of different settings or machines, one took back what had been accepted, or what
-            they accepted does not agree and the newest cannot stand for both.
+            they accepted does not agree and the newest cannot stand for both: figures, or what is exact.
     """
     history, gates = _history(base, ours, theirs), _gates(ours, theirs)
     _refuse_apart(history, ours, theirs, gates)
+    _refuse_changed(ours, theirs)
     launches = _launches(history, ours, theirs, gates[_RATE])
     return replace(_newest(history, ours, theirs), launches=launches, anchor=history[0], history=history)
+
+
+def _refuse_changed(ours: Baseline, theirs: Baseline) -> None:
+    """Launches of both sides would stand for one another from now on: so what is exact has to be the same in them."""
+    shared = len(_shared(ours, theirs))
+    if len(ours.history) > shared and len(theirs.history) > shared:
+        changed = changes(ours.newest, theirs.newest)
+        if changed:
+            raise BaselineError(f"{ours.id}: not the same in theirs and ours ({changed[0]}); {_WHAT_TO_DO}")
 
 
 def united_capacity(

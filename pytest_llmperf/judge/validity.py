@@ -13,6 +13,7 @@ from typing import Any
 from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.judge.settings import contradictions, undeclarable
 from pytest_llmperf.measurement import Health, Launch
+from pytest_llmperf.shape import flat
 from pytest_llmperf.spec import TrainSpec
 from pytest_llmperf.steady import LONGEST_SECONDS, SHORTEST_SECONDS
 
@@ -144,6 +145,7 @@ def _not_what_the_spec_makes(spec: TrainSpec, launch: Launch) -> Iterator[str]:
 
 def _disagreements(evidence: Mapping[str, Any]) -> Iterator[str]:
     """What another rank saw differently; ``settings.contradictions`` looks at rank 0's."""
+    facts = {**dict(flat(evidence)), **evidence}  # old records have whole objects by their one name
     for name, others in evidence.get("other_ranks", {}).items():
         said = ", ".join(f"rank {rank} has {value}" for rank, value in others.items())
-        yield f"{name}: {said}, rank 0 has {evidence.get(name)}"
+        yield f"{name.removeprefix('setup.')}: {said}, rank 0 has {facts.get(name)}"

@@ -181,7 +181,9 @@ def read_settings(config: pytest.Config) -> Settings:
         memory_limit_bytes=quantities.size_bytes(option.perf_memory_limit or "") or 0,
         launches=option.perf_launches,
         max_launches=_max_launches(option.perf_launches, option.perf_max_launches),
-        alarms_a_month=_positive(config, "perf_alarms_per_month", "a number of alarms above 0, e.g. 1"),
+        alarms_a_month=_number(
+            config, "perf_alarms_per_month", "a number of alarms above 0, e.g. 1", quantities.positive
+        ),
         machine=_machine(str(config.getini("perf_machine"))),
         tolerances=_tolerances(config),
         price=cost_options.read(config),
@@ -212,7 +214,7 @@ def _tolerances(config: pytest.Config) -> dict[str, float]:
     for word, metric in _TOLERANCES.items():
         name = f"perf_{word}_tolerance"
         if str(config.getini(name)).strip():
-            found[metric] = _positive(config, name, quantities.A_TOLERANCE, quantities.is_tolerance)
+            found[metric] = _number(config, name, quantities.A_WRITTEN_TOLERANCE, quantities.tolerance)
     return found
 
 
@@ -254,12 +256,10 @@ def _environment(python: str) -> str:
     return answer[-1]
 
 
-def _positive(
-    config: pytest.Config, name: str, what: str, fits: Callable[[float], bool] = quantities.is_positive
-) -> float:
+def _number(config: pytest.Config, name: str, what: str, read: Callable[[str], float | None]) -> float:
     text = str(config.getini(name)).strip()
-    value = quantities.positive(text)
-    if value is None or not fits(value):
+    value = read(text)
+    if value is None:
         raise pytest.UsageError(f"ini {name} = {text}: must be {what}")
     return value
 

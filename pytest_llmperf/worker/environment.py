@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote
 
 import torch
 
@@ -84,7 +85,7 @@ def _version(distribution: metadata.Distribution) -> str:
     about = json.loads(distribution.read_text("direct_url.json") or "{}")
     commit = about.get("vcs_info", {}).get("commit_id", "")
     if about.get("dir_info", {}).get("editable"):
-        commit = _commit_of(about["url"].removeprefix("file://")) or "editable"
+        commit = _commit_of(unquote(about["url"].removeprefix("file://")))
     return f"{distribution.version} @{commit[:12]}" if commit else distribution.version
 
 
@@ -113,15 +114,19 @@ def _driver() -> str:
         return "unknown"
 
 
-# Put first by the launcher, so that any interpreter finds this package: none of the user's.
-_OWN_PATH = str(Path(__file__).resolve().parents[2])
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def _is_own(path: str) -> bool:
+    """Whether the launcher put it there, so that any interpreter finds this package: none of the user's."""
+    return (Path(path) / _PACKAGE.name).resolve() == _PACKAGE
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name, value in sorted(environment.items()) if _is_cause(name)}
     if "PYTHONPATH" in found:
         found["PYTHONPATH"] = os.pathsep.join(
-            path for path in found["PYTHONPATH"].split(os.pathsep) if path != _OWN_PATH
+            path for path in found["PYTHONPATH"].split(os.pathsep) if not _is_own(path)
         )
     return {name: value for name, value in found.items() if value}
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf import injection
 from pytest_llmperf.choices import FP8_RECIPES
+from pytest_llmperf.shape import flat
 from pytest_llmperf.worker.setup import setup
 
 
@@ -108,10 +109,13 @@ def _optimizer_states(optimizer: Any) -> dict[str, Any]:
 def merged(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Rank 0's evidence; what other ranks saw differently is in ``other_ranks``, by name and then by rank."""
     worst = {name: of(seen[name] for seen in by_rank) for name, of in _COUNTS.items()}
+    facts = [dict(flat({name: seen[name] for name in seen if name not in _COUNTS})) for seen in by_rank]
+    names = dict.fromkeys(name for seen in facts for name in seen if name not in _OF_THE_HOST)
     others = {
-        name: {str(rank): seen[name] for rank, seen in enumerate(by_rank) if _differ(seen[name], value)}
-        for name, value in by_rank[0].items()
-        if name not in _COUNTS
+        name: {
+            str(rank): seen.get(name) for rank, seen in enumerate(facts) if _differ(seen.get(name), facts[0].get(name))
+        }
+        for name in names
     }
     others = {name: ranks for name, ranks in others.items() if ranks}
     return {**by_rank[0], **worst, **({"other_ranks": others} if others else {})}
@@ -123,6 +127,10 @@ _COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {
     "graph_breaks": max,
     "recompilations": max,
 }
+
+
+# Ranks of one training may run on processors of two generations; what that does is seen in the clock.
+_OF_THE_HOST = frozenset({"setup.torch.cpu_capability"})
 
 
 def _differ(a: object, b: object) -> bool:

@@ -97,7 +97,8 @@ class Headroom:
             room = Room("its limit", self._limit_bytes, max(0, self._limit_bytes - held))
         else:
             room = min((_of_the_host(), *_of_the_process()), key=lambda room: room.share)
-        if self.least is None or room.share < self.least.share:
+        least = self.least  # a look of another thread, or forget(), may come between
+        if least is None or room.share < least.share:
             self.least = room
         return room
 

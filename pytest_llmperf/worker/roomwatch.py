@@ -50,6 +50,7 @@ def _watch(headroom: Headroom, file: int, stop: threading.Event, seconds: float)
         # disk ends the run where its results are written, not here.
         with suppress(OSError, MemoryError):
             headroom.look()
-            if headroom.least is not None and headroom.least != told:
-                os.pwrite(file, json.dumps(headroom.least.to_dict()).ljust(_WIDTH).encode(), 0)
-                told = headroom.least
+            least = headroom.least
+            if least is not None and least != told:
+                os.pwrite(file, json.dumps(least.to_dict()).ljust(_WIDTH).encode(), 0)
+                told = least

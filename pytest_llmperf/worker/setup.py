@@ -9,9 +9,12 @@ from __future__ import annotations
 import gc
 import hashlib
 import inspect
+import re
 import sys
+import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,8 +36,15 @@ _NOT_WORK = frozenset(
 # Enough to tell two files apart, and short enough for a line.
 _DIGITS = 12
 
-# Whose code runs in a step beside the model's own.
-_ALWAYS = ("transformers.trainer", "transformers.loss.loss_utils", "accelerate.accelerator", "accelerate.optimizer")
+# Whose code runs in a step beside the model's own, of a package too large to be read as a whole.
+_OF_A_STEP = re.compile(
+    r"transformers\.(trainer\w*|optimization|masking_utils|cache_utils|activations|pytorch_utils|modeling_\w+"
+    r"|loss\.loss_utils|data\.data_collator|utils\.(generic|output_capturing)"
+    r"|integrations\.(\w*attention|moe|liger|fsdp|accelerate))"
+)
+
+# Packages of which each file may have a part in a step.
+_WHOLE = ("accelerate", "liger_kernel", "flash_attn", "torchao", "bitsandbytes")
 
 # Run by Python itself at its start, where they are.
 _AT_START = ("sitecustomize", "usercustomize")
@@ -72,16 +82,19 @@ def _modules(model: nn.Module) -> dict[str, int]:
     return dict(sorted(Counter(_name(type(module)) for module in model.modules()).items()))
 
 
-def _dropout(model: nn.Module) -> dict[str, float]:
-    """Every probability that is not zero, by who has it: a dropout module, or a module's own field."""
-    found: dict[str, float] = {}
+def _dropout(model: nn.Module) -> dict[str, str]:
+    """Every probability that is not zero and how often, by who has it: a dropout module, or a module's own field."""
+    found: dict[str, Counter[float]] = {}
     for module in model.modules():
         own = {"p": module.p} if isinstance(module, nn.modules.dropout._DropoutNd) else {}  # noqa: SLF001 - their base
-        fields = {name: value for name, value in vars(module).items() if "drop" in name and isinstance(value, float)}
+        fields = {name: value for name, value in vars(module).items() if "drop" in name}
         for name, value in {**own, **fields}.items():
-            if value:
-                found[f"{type(module).__name__}.{name}"] = float(value)
-    return dict(sorted(found.items()))
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and value:
+                found.setdefault(f"{type(module).__name__}.{name}", Counter())[float(value)] += 1
+    return {
+        name: ", ".join(f"{p:g} x{number}" for p, number in sorted(counts.items()))
+        for name, counts in sorted(found.items())
+    }
 
 
 def _has_tied_weights(model: PreTrainedModel) -> bool:
@@ -95,7 +108,12 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 def _hooks(model: nn.Module) -> dict[str, int]:
     """How many hooks run in a step, by kind; whoever looks at every activation has some."""
     counts = {name: sum(len(getattr(module, name)) for module in model.modules()) for name in _HOOKS}
-    counts["parameters"] = sum(len(p._backward_hooks or ()) for p in model.parameters())  # noqa: SLF001 - told nowhere
+    of_parameters = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    counts |= {
+        f"parameters{name}": sum(len(getattr(p, name, None) or ()) for p in model.parameters())
+        for name in of_parameters
+    }
+    counts |= {f"global{name}": len(getattr(nn.modules.module, f"_global{name}", ())) for name in _HOOKS}
     return {name.strip("_"): count for name, count in counts.items() if count}
 
 
@@ -159,16 +177,40 @@ def _sdpa_kernels() -> Iterator[tuple[str, bool]]:
 
 
 def _sources(model: PreTrainedModel, optimizer: Any) -> Iterator[tuple[str, str]]:
-    """A digest of each file of Python whose code ran in a step, by module: a patched one has the same version."""
+    """Digests of the Python files whose code a step runs, by module: a patched one has the same version.
+
+    Of transformers each module of the model's side that was imported, of smaller packages all of their files at once.
+    """
     classes: list[Any] = [*type(model).__mro__, *(type(module) for module in model.modules()), type(optimizer)]
     functions = [_attention_function(model), _loss_function(model)]
     functions += [inspect.unwrap(getattr(m.forward, "__func__", m.forward)) for m in model.modules()]
-    names = {getattr(each, "__module__", None) for each in (*classes, *functions)} | {*_ALWAYS, *_AT_START}
-    for name in sorted(filter(None, names)):
+    names = {getattr(each, "__module__", None) or "" for each in (*classes, *functions)} | {*_AT_START}
+    names |= {name for name in sys.modules if _OF_A_STEP.fullmatch(name)}
+    for name in sorted(names):
         module = sys.modules.get(name)
-        digest = "" if module is None or name.startswith("torch.") else _digest(module)
+        if module is None or name.partition(".")[0] in ("torch", *_WHOLE):
+            continue
+        digest = "" if name in _AT_START and _is_the_interpreters(module) else _digest(module)
         if digest:
             yield name, digest
+    for name in _WHOLE:
+        if name in sys.modules:
+            yield name, _digest_of_all(sys.modules[name])
+
+
+def _is_the_interpreters(module: ModuleType) -> bool:
+    """Whether it came with Python, as Debian's does: another machine's Python has another, or none."""
+    folder = Path(getattr(module, "__file__", None) or "").parent
+    return folder in {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+
+
+def _digest_of_all(package: ModuleType) -> str:
+    hashed = hashlib.sha256()
+    for folder in package.__path__:
+        for path in sorted(Path(folder).rglob("*.py")):
+            with suppress(OSError):
+                hashed.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return hashed.hexdigest()[:_DIGITS]
 
 
 def _digest(module: ModuleType) -> str:

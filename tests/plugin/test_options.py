@@ -138,7 +138,8 @@ def test_an_ini_tolerance_that_is_none_is_a_usage_error(project: Project, value:
 def test_an_ini_tolerance_in_per_cent_is_a_usage_error(project: Project, name: str, value: str) -> None:
     result = project.run("-o", f"{name}={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    said = f"ERROR: ini {name} = {value}: must be a positive fraction of at most 1, e.g. 0.03 for 3 %"
+    expected = "a positive fraction of at most 1, e.g. 0.03 for 3 %, or per cent with their sign, e.g. 3 %"
+    said = f"ERROR: ini {name} = {value}: must be {expected}"
     assert [line for line in result.stderr.lines if line.strip()] == [said]
     assert project.launches == []
 

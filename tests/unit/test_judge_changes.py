@@ -104,7 +104,11 @@ class TestVersions:
         new = {"config": {"hidden_act": "silu", "added": 1}}
         assert changes([launch(setup=new, versions={"transformers": "5.23.0"})], [then]) == ()
         assert changes([launch(setup=new, versions={"transformers": "5.17.0"})], [then]) == ("config added: none -> 1",)
-        # A default that it turns round is one.
+        # A default that it turns round is one, also where there was none.
+        window = [{"config": {"hidden_act": "silu", "window": value}} for value in (None, 4096)]
+        then_none = launch(setup=window[0], versions={"transformers": "5.17.0"})
+        now_some = launch(setup=window[1], versions={"transformers": "5.23.0"})
+        assert changes([now_some], [then_none]) == ("config window: none -> 4096",)
         other = launch(setup={"config": {"hidden_act": "gelu"}}, versions={"transformers": "5.23.0"})
         assert changes([other], [then]) == ("config hidden_act: silu -> gelu",)
 
@@ -174,9 +178,19 @@ class TestLosses:
         assert len(list(changed_losses([now], [then]))) == 1
 
     def test_a_training_that_scatters_is_given_that(self) -> None:
+        known = [launch(losses=self.LOSSES), launch(losses=self.moved(4, 0.001))]
+        assert not list(changed_losses([launch(losses=self.moved(4, 0.003))], known))
+        assert list(changed_losses([launch(losses=self.moved(4, 0.005))], known))
+
+    def test_of_several_first_losses_it_is_one_of_them(self) -> None:
         known = [launch(losses=self.LOSSES), launch(losses=self.moved(1, 0.001))]
-        assert not list(changed_losses([launch(losses=self.moved(1, 0.003))], known))
-        assert list(changed_losses([launch(losses=self.moved(1, 0.005))], known))
+        assert not list(changed_losses([known[0], known[1]], known))
+        assert list(changed_losses([launch(losses=self.moved(1, 0.0005))], known))
+
+    def test_what_is_compiled_on_a_cpu_goes_on_as_far_apart_as_it_began(self) -> None:
+        apart = tuple(loss + 5e-5 for loss in self.LOSSES)
+        now, then = (launch(losses=each, torch_compile=True) for each in (apart, self.LOSSES))
+        assert not list(changed_losses([now], [then]))
 
     @pytest.mark.parametrize("setup", [{"samples": "shuffled"}, {"torch": {"threads": 2}}])
     def test_other_samples_and_other_hardware_are_not_compared(self, setup: dict[str, Any]) -> None:

@@ -195,6 +195,13 @@ class TestBothSidesReplaced:
         with pytest.raises(BaselineError, match="tokens_per_second_per_gpu was accepted as"):
             united(None, BASE, accepted(None, 2, launch(0.11)))
 
+    def test_what_is_exact_and_changed_on_one_side_is_one_too(self) -> None:
+        ours = accepted(BASE, 20, launch(evidence={"liger_modules": 3}), reason="fewer kernels")
+        theirs = accepted(BASE, 21, launch())
+        with pytest.raises(BaselineError, match="not the same in theirs and ours"):
+            united(BASE, ours, theirs)
+        assert united(BASE, ours, BASE).history == ours.history
+
     def test_a_specs_own_tolerance_decides(self) -> None:
         wide = {**BASE.spec, "throughput_tolerance": 0.2}
         one = united(None, replace(BASE, spec=wide), replace(accepted(None, 2, launch(0.11)), spec=wide))

@@ -106,3 +106,15 @@ def test_an_argument_says_what_was_expected() -> None:
 )
 def test_a_currency_is_a_short_word(text: str, is_one: bool) -> None:
     assert quantities.currency(text) == (text if is_one else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0.03", 0.03), ("3 %", 0.03), ("3%", 0.03), ("1", 1.0), ("900 %", 9.0), (" 0.5 ", 0.5)]
+)
+def test_a_tolerance_is_a_fraction_or_has_its_sign(text: str, value: float) -> None:
+    assert quantities.tolerance(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["3", "1.01", "0", "-3 %", "%", "3 % of it", "nan", "inf %", ""])
+def test_what_is_no_tolerance(text: str) -> None:
+    assert quantities.tolerance(text) is None

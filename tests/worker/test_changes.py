@@ -108,7 +108,7 @@ def test_dropout_that_was_left_on_is_named_and_moves_the_first_loss(
         "    module.LlamaAttention.__init__ = left_on"
     )
     said = changes([patched(tmp_path, monkeypatch, "transformers.models.llama.modeling_llama", patch)], [before])
-    assert "dropout LlamaAttention.attention_dropout: none -> 0.3" in said
+    assert "dropout LlamaAttention.attention_dropout: none -> 0.3 x2" in said
     assert any(line.startswith(f"numerics changed at step 1: {before.losses[0]:.6f} -> ") for line in said)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 import time
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import pytest
 
 from pytest_llmperf import models
-from pytest_llmperf.judge import settings
+from pytest_llmperf.judge import settings, validity
 from pytest_llmperf.judge.settings import optimizer_class
 from pytest_llmperf.spec import ATTENTIONS, OPTIMIZERS, TrainSpec
 
@@ -22,7 +24,7 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.worker import canary, environment, evidence, probe  # noqa: E402
+from pytest_llmperf.worker import canary, environment, evidence, probe, setup  # noqa: E402
 from pytest_llmperf.worker.build import build_model  # noqa: E402
 from pytest_llmperf.worker.data import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.exchange import Exchange  # noqa: E402
@@ -84,6 +86,41 @@ def test_evidence_of_all_ranks() -> None:
         "recompilations": 1,
         "other_ranks": {"liger_modules": {"2": 0}},
     }
+
+
+def test_of_a_setup_only_what_ranks_saw_differently_is_told() -> None:
+    setups = [{"torch": {"cpu_capability": "AVX2"}, "sources": {"a": "1", "b": "2"}} for _ in range(2)]
+    setups[1] = {"torch": {"cpu_capability": "AVX512"}, "sources": {"a": "1", "b": "3"}}
+    merged = evidence.merged([{**dict.fromkeys(evidence._COUNTS, 0), "setup": each} for each in setups])
+    assert merged["other_ranks"] == {"setup.sources.b": {"1": "3"}}
+    assert list(validity._disagreements(merged)) == ["sources.b: rank 1 has 3, rank 0 has 2"]
+
+
+def test_every_dropout_of_a_class_is_told() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Dropout(0.3), torch.nn.Dropout(0.1), torch.nn.Dropout(0.1), torch.nn.Dropout(0.0)
+    )
+    assert setup._dropout(model) == {"Dropout.p": "0.1 x2, 0.3 x1"}
+
+
+def test_a_hook_of_whatever_kind_is_counted() -> None:
+    model = torch.nn.Linear(2, 2)
+    assert setup._hooks(model) == {}
+    model.weight.register_post_accumulate_grad_hook(lambda _: None)
+    model.register_forward_hook(lambda *_: None)
+    everywhere = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        counts = {"forward_hooks": 1, "parameters_post_accumulate_grad_hooks": 1, "global_forward_hooks": 1}
+        assert setup._hooks(model) == counts
+    finally:
+        everywhere.remove()
+
+
+def test_the_interpreters_own_customisation_is_none_of_the_users(tmp_path: Path) -> None:
+    own, users = ModuleType("sitecustomize"), ModuleType("sitecustomize")
+    own.__file__, users.__file__ = f"{sysconfig.get_path('stdlib')}/sitecustomize.py", f"{tmp_path}/sitecustomize.py"
+    assert setup._is_the_interpreters(own)
+    assert not setup._is_the_interpreters(users)
 
 
 def test_the_canary_is_the_slowest_ranks() -> None:
@@ -214,8 +251,9 @@ def test_host_memory_sees_what_was_held_and_given_back() -> None:
     assert 190 * 2**20 < memory.peak_reserved() < 400 * 2**20
 
 
-def test_the_launchers_own_path_is_none_of_the_users() -> None:
-    own = environment._OWN_PATH
-    told = environment._variables({"PYTHONPATH": f"{own}:/a:/b", "HOME": "/root", "OMP_NUM_THREADS": "1"})
-    assert told == {"PYTHONPATH": "/a:/b", "OMP_NUM_THREADS": "1"}
-    assert environment._variables({"PYTHONPATH": own}) == {}
+def test_the_launchers_own_path_is_none_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / environment._PACKAGE.name).symlink_to(environment._PACKAGE)  # as another interpreter is given it
+    for own in (str(environment._PACKAGE.parent), str(tmp_path)):
+        told = environment._variables({"PYTHONPATH": f"{own}:/a:/b", "HOME": "/root", "OMP_NUM_THREADS": "1"})
+        assert told == {"PYTHONPATH": "/a:/b", "OMP_NUM_THREADS": "1"}
+        assert environment._variables({"PYTHONPATH": own}) == {}
