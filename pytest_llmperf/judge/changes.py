@@ -86,7 +86,7 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
             if _UNKNOWN in (value, seen[-1]) or any(_same(value, each) for each in seen):
                 continue
             came_or_went = _ABSENT in (value, seen[-1])
-            if not _is_explained(topic, name, came_or_went, partial(_upgraded, launch, newest)):
+            if not _is_explained(topic, name, value, came_or_went, partial(_upgraded, launch, newest)):
                 yield f"{_label(topic, name)}: {_shown(seen[-1])} -> {_shown(value)}"
 
 
@@ -109,16 +109,23 @@ _DISTRIBUTIONS = {
 }
 
 
-def _is_explained(topic: str, name: str, came_or_went: bool, upgraded: Callable[[str], bool]) -> bool:
+def _is_explained(topic: str, name: str, value: Any, came_or_went: bool, upgraded: Callable[[str], bool]) -> bool:
     """Whether another version, which is told by itself, brings another file, or a key of the configuration."""
     if topic == "setup.sources":
         package = _DISTRIBUTIONS.get(name.partition(".")[0])
         # Which modules of a package there are follows from the model's classes, which are told.
         return package is not None and (came_or_went or upgraded(package))
+    if topic == "setup.step":  # decorators of the packages' own come and go
+        known = {module.partition(".")[0] for module in str(value).split(" > ")} <= _OF_THE_STACK
+        return known and any(map(upgraded, ("torch", "transformers", "accelerate")))
     if topic in _OWNERS:
         return came_or_went and upgraded(_OWNERS[topic])
     return False
 
+
+_OF_THE_STACK = frozenset(
+    {"torch", "transformers", "accelerate", "liger_kernel", "contextlib", "functools", "built in", "none"}
+)
 
 # Whose fields a setup's topic lists.
 _OWNERS = {"setup.config": "transformers", "setup.torch": "torch", "setup.optimizer": "torch"}

@@ -23,8 +23,8 @@ class Revision:
 def find_revision(root: Path, baselines: Path) -> Revision:
     """The revision of ``root``; none where it is no git checkout or git is absent."""
     commit = _git(root, "rev-parse", "--short=12", "HEAD").strip()
-    if not commit:
-        return Revision("", ())
+    if not commit:  # before the first one, nothing is committed; outside of version control nothing can be
+        return Revision("", tuple(_untracked(root, baselines)))
     listed = _git(root, "status", "--porcelain", "--untracked-files=no", "-z")
     home = Path(_git(root, "rev-parse", "--show-toplevel").strip() or root)
     # Recording changes baselines. A rename's second entry is its old name, without the three characters of a state.

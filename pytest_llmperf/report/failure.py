@@ -46,7 +46,7 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
 
 def _header(result: CaseResult, reason: str) -> str:
     if result.changed and result.verdict in ("pass", "improved"):  # what it fails for in a strict run
-        reason = f"{reason}; changed since the baseline: {result.changed[0]}"
+        reason = f"{changed_title(result)}: {result.changed[0]}; {reason}"
     return one_line(f"{result.id}: {result.verdict}: {reason}")
 
 
@@ -140,11 +140,19 @@ def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
+def changed_title(result: CaseResult) -> str:
+    """What the lines are about; where two sides took turns there is no baseline."""
+    return "not the same on both sides" if result.launches_before else "changed since the baseline"
+
+
 def _changed(result: CaseResult) -> list[str]:
-    return ["changed since the baseline:", *_some(result.changed, _MOST_CHANGES)] if result.changed else []
+    return [f"{changed_title(result)}:", *_some(result.changed, _MOST_CHANGES)] if result.changed else []
 
 
 def _differences(result: CaseResult) -> list[str]:
     if not result.differences:
         return []
-    return ["different from the baseline's environment:", *_some(result.differences, _MOST_DIFFERENCES)]
+    title = (
+        "different between the environments" if result.launches_before else "different from the baseline's environment"
+    )
+    return [f"{title}:", *_some(result.differences, _MOST_DIFFERENCES)]

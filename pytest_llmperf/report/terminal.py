@@ -29,11 +29,15 @@ def summary_lines(
     if not results:
         return []
     glyphs = glyphs_of(encoding)
+    stored = [result for result in results if not result.launches_before]
+    in_turns = [result for result in results if result.launches_before]
     below = [
         *_sources(results),
         *(f"{result.id}: {result.verdict}: {result.reason}" for result in results if result.verdict not in _EXPLAINED),
-        *_grouped("changed since the baseline", results, lambda result: result.changed),
-        *_grouped("different from the baseline's environment", results, lambda result: result.differences),
+        *_grouped("changed since the baseline", stored, lambda result: result.changed),
+        *_grouped("not the same on both sides", in_turns, lambda result: result.changed),
+        *_grouped("different from the baseline's environment", stored, lambda result: result.differences),
+        *_grouped("different between the two sides", in_turns, lambda result: result.differences),
         *(f"{result.id}: {note}" for result in results for note in result.notes),
         *(line for result in results for line in _recorded(result)),
         _totals(results, spent or Spent(), glyphs),

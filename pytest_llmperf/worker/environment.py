@@ -25,7 +25,7 @@ _GIT_SECONDS = 2.0
 _VARIABLE_PREFIXES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVSHMEM_", "GLOO_", "OMP_", "MKL_", "KMP_", "LLMPERF_INJECT"),
     # Where packages come from, and with them all that is imported.
-    *("PYTHONPATH", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONMALLOC", "LD_PRELOAD", "MALLOC_"),
+    *("PYTHONPATH", "PYTHONOPTIMIZE", "PYTHONMALLOC", "LD_PRELOAD", "MALLOC_"),
     *("ATEN_", "ONEDNN_", "DNNL_"),
     *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "LIGER_", "FLASH_ATTENTION_", "ACCELERATE_", "NVIDIA_TF32"),
 )

@@ -24,6 +24,7 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from pytest_llmperf.worker import callables
 from pytest_llmperf.worker.data import ORDER, RandomTokens
 
 # What a configuration says of its file, of who wrote it, of other tasks, or of what evidence tells by itself.
@@ -73,6 +74,8 @@ def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str,
         "max_grad_norm": float(trainer.args.max_grad_norm),
         "torch": _torch_settings(),
         "python": _python_settings(),
+        "step": callables.of_a_step(model, optimizer),
+        "overhead": _overhead(optimizer),
         "sources": dict(_sources(model, optimizer)),
     }
 
@@ -147,6 +150,17 @@ def _parameter_groups(optimizer: Any) -> list[str]:
 def _python_settings() -> dict[str, Any]:
     """What slows every line, and is switched on by a debugger, a profiler or a measurement of coverage."""
     return {"traced": sys.gettrace() is not None, "profiled": sys.getprofile() is not None, "gc": gc.isenabled()}
+
+
+_STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def _overhead(optimizer: Any) -> dict[str, Any]:
+    """What costs time beside the work: how often garbage is looked for, and who listens to the optimizer."""
+    of_all = sys.modules.get(torch.optim.Optimizer.__module__)
+    everybodys = [len(getattr(of_all, f"_global{name}", ())) for name in _STEP_HOOKS]
+    own = [len(getattr(optimizer, name, ())) for name in _STEP_HOOKS]
+    return {"gc_threshold": list(gc.get_threshold()), "optimizer_hooks": sum(everybodys) + sum(own)}
 
 
 def _torch_settings() -> dict[str, Any]:

@@ -182,10 +182,10 @@ class TestRevision:
         (checkout / "new.py").write_text("")
         assert find_revision(checkout / "tests", checkout / "baselines").changed == ()
 
-    def test_before_the_first_commit_there_is_no_revision(self, tmp_path: Path) -> None:
+    def test_before_the_first_commit_nothing_is_committed(self, tmp_path: Path) -> None:
         (tmp_path / "new.py").write_text("")
         git(tmp_path, "init", "-q")
-        assert find_revision(tmp_path, tmp_path / "baselines") == Revision("", ())
+        assert find_revision(tmp_path, tmp_path / "baselines") == Revision("", ("new.py",))
 
 
 def git(root: Path, *arguments: str) -> None:

@@ -112,6 +112,13 @@ class TestVersions:
         other = launch(setup={"config": {"hidden_act": "gelu"}}, versions={"transformers": "5.23.0"})
         assert changes([other], [then]) == ("config hidden_act: silu -> gelu",)
 
+    def test_a_decorator_that_an_upgrade_brings_is_none_and_somebody_elses_is(self) -> None:
+        then = launch(setup={"step": {"A.forward": "transformers.a"}}, versions={"transformers": "5.17.0"})
+        for outermost, is_told in (("transformers.b", False), ("mine", True)):
+            chain = f"{outermost} > transformers.a"
+            now = launch(setup={"step": {"A.forward": chain}}, versions={"transformers": "5.23.0"})
+            assert changes([now], [then]) == (f"step A.forward: transformers.a -> {chain}",) * is_told
+
     def test_another_commit_of_the_same_version_is_told(self) -> None:
         a, b = (launch(versions={"accelerate": f"1.15.0 @{commit}"}) for commit in ("aaa", "bbb"))
         assert changed_evidence([b], [a]) == ("accelerate: 1.15.0 @aaa -> 1.15.0 @bbb",)

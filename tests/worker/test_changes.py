@@ -125,3 +125,22 @@ def test_a_function_that_the_registry_holds_instead_is_named(
     was = "transformers.integrations.sdpa_attention.sdpa_attention_forward"
     assert f"attention_function: {was} -> sitecustomize.patch.<locals>.another" in said
     assert not any("numerics" in line for line in said)
+
+
+def test_work_behind_a_well_written_decorator_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Launch
+) -> None:
+    patch = (
+        "import functools, gc\n"
+        "    forward = module.LlamaMLP.forward\n"
+        "    @functools.wraps(forward)\n"
+        "    def twice(self, states):\n"
+        "        forward(self, states)\n"
+        "        return forward(self, states)\n"
+        "    module.LlamaMLP.forward = twice\n"
+        "    gc.set_threshold(1)"
+    )
+    said = changes([patched(tmp_path, monkeypatch, "transformers.models.llama.modeling_llama", patch)], [before])
+    chain = "sitecustomize > transformers.models.llama.modeling_llama"
+    assert f"step LlamaMLP.forward: none -> {chain}" in said
+    assert any(line.startswith("overhead gc_threshold: ") for line in said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.worker import canary, environment, evidence, probe, setup  # noqa: E402
+from pytest_llmperf.worker import callables, canary, environment, evidence, probe, setup  # noqa: E402
 from pytest_llmperf.worker.build import build_model  # noqa: E402
 from pytest_llmperf.worker.data import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.exchange import Exchange  # noqa: E402
@@ -114,6 +115,23 @@ def test_a_hook_of_whatever_kind_is_counted() -> None:
         assert setup._hooks(model) == counts
     finally:
         everywhere.remove()
+
+
+def test_what_a_step_calls_is_told_by_whose_code_it_is() -> None:
+    def plain() -> None: ...
+
+    @functools.wraps(plain)
+    def decorated() -> None: ...
+
+    assert list(callables.defining(plain)) == [__name__]
+    assert list(callables.defining(decorated)) == [__name__, __name__]
+    assert list(callables.defining(torch.nn.functional.scaled_dot_product_attention)) == ["built in"]
+    model = torch.nn.Linear(2, 2)
+    told = callables.of_a_step(model, torch.optim.AdamW(model.parameters()))
+    assert told["Trainer.training_step"] == "transformers.trainer"
+    assert told["functional.scaled_dot_product_attention"] == "built in"
+    with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", plain):
+        assert callables.of_a_step(model, None)["functional.scaled_dot_product_attention"] == __name__
 
 
 def test_the_interpreters_own_customisation_is_none_of_the_users(tmp_path: Path) -> None:
