@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from tests.worker.user import make, run
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
+
+_RANKS = 2
 
 CASE = """
 from dataclasses import replace
@@ -23,6 +26,7 @@ def test_width(perf, train_spec):
 """
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < _RANKS, reason="a CPU's ranks are no more than its cores")
 def test_two_ranks_show_their_efficiency_over_one(tmp_path: Path) -> None:
     document = run(make(tmp_path, CASE), "--update-baselines=new")
     told = (tmp_path / "log").read_text()
