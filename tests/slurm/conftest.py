@@ -30,7 +30,7 @@ def test_tiny(perf, gpus):
 _INI = """
 [pytest]
 perf_throughput_tolerance = 900 %
-perf_memory_tolerance = 900 %
+perf_memory_tolerance = 300 %
 perf_machine = cluster
 """
 
