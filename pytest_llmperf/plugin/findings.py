@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin.unused import ALL, SOME, STOPPED
+from pytest_llmperf.judge.coverage import ALL, SOME, STOPPED
 from pytest_llmperf.result import CaseResult, Spent
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_llmperf.judge.coverage import file_of, unused_baselines
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.store import BaselineStore, Entry
 from pytest_llmperf.plugin.session import PerfSession
-from pytest_llmperf.plugin.unused import file_of, gaps, partly, unused_baselines
+from pytest_llmperf.plugin.narrowing import gaps, partly
 
 
 def _entries(session: PerfSession) -> list[Entry]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_llmperf.judge.coverage import Coverage
 from pytest_llmperf.launch.allocation import job_key
 from pytest_llmperf.plugin.failed import failed
 from pytest_llmperf.plugin.findings import Findings
@@ -22,7 +23,6 @@ from pytest_llmperf.plugin.old_runs import prune
 from pytest_llmperf.plugin.options import Settings
 from pytest_llmperf.plugin.revision import Revision, find_revision
 from pytest_llmperf.plugin.slurm_options import uses_slurm
-from pytest_llmperf.plugin.unused import Coverage
 from pytest_llmperf.report import formats
 
 if TYPE_CHECKING:

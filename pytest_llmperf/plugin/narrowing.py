@@ -1,0 +1,69 @@
+"""Why a run's options may have left out tests: what it does not ask for may then be in use all the same."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+# Ini values that, given for one run, change what is collected.
+_COLLECTING = (
+    "collect_imported_tests norecursedirs python_classes python_files python_functions pythonpath testpaths".split()
+)
+
+
+def partly(config: pytest.Config) -> Iterator[str]:
+    """Why this run's options may have left out tests of a file that was collected."""
+    for argument in config.args:
+        if "::" in argument:
+            yield argument
+    if config.getoption("lf", default=False):
+        yield "--last-failed"
+    yield from (f"-o {name}" for name in _overridden(config) if name in ("python_classes", "python_functions"))
+
+
+def gaps(config: pytest.Config, baselines: Path, recorded_by: Iterable[str]) -> Iterator[str]:
+    """Why tests that this run did not collect may use ``baselines``, which tests of these files recorded."""
+    root = config.rootpath.resolve()
+    for name in ("ignore", "ignore_glob"):
+        if config.getoption(name, default=None):
+            yield f"--{name.replace('_', '-')}"
+    yield from (f"-o {name}" for name in _overridden(config) if name in _COLLECTING)
+    if not _within(baselines.resolve(), [root]):
+        yield f"{baselines} is not under rootdir, other suites may use it"
+    collected = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
+    if _within(root, collected):
+        return
+    outside = sorted(file for file in set(recorded_by) if not _within((root / file).resolve(), collected))
+    whole = f"run `pytest {_shown(root, config)}`"
+    named = _testpaths(config)
+    if named and all(_within(path, collected) for path in named):
+        if outside:
+            yield f"{outside[0]}, which recorded a baseline, is not in testpaths; {whole}"
+    # A folder in which every baseline was recorded is where the suite lives.
+    elif outside or not all(folder.is_dir() for folder in collected):
+        yield f"{' '.join(config.args)}: not {'testpaths' if named else 'rootdir'}; {whole}"
+
+
+def _overridden(config: pytest.Config) -> list[str]:
+    return [item.partition("=")[0].strip() for item in config.getoption("override_ini", default=None) or ()]
+
+
+def _testpaths(config: pytest.Config) -> list[Path]:
+    """What the project's ini file names as its suite; nothing where another ini file was asked for."""
+    if config.getoption("inifilename", default=None):
+        return []
+    patterns = (str(config.rootpath / pattern) for pattern in config.getini("testpaths"))
+    found = (glob.glob(pattern, recursive=True) for pattern in patterns)  # noqa: PTH207 - as pytest reads them
+    return [Path(path).resolve() for paths in found for path in paths]
+
+
+def _within(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _shown(root: Path, config: pytest.Config) -> str:
+    here = config.invocation_params.dir.resolve()
+    return "." if root == here else str(root)
