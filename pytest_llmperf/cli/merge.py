@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.cli.joblog import ended
 from pytest_llmperf.cli.part import Part
+from pytest_llmperf.cli.unjudged import Tests, listed, silent, unjudged
+from pytest_llmperf.cli.unused import is_strict, unused
 from pytest_llmperf.report import formats
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.tables import escaped, markdown
@@ -23,6 +26,8 @@ class Night:
 
     parts: tuple[Part, ...]
     troubles: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What is told and keeps nothing from being green."""
 
     @property
     def results(self) -> list[Mapping[str, Any]]:
@@ -54,8 +59,8 @@ class Night:
     def page(self) -> list[str]:
         """Markdown: the headline, what is missing, and a line for each case."""
         lines = [f"# {self.headline}", ""]
-        lines += [f"- {escaped(trouble)}" for trouble in self.troubles]
-        lines += [""] if self.troubles else []
+        lines += [f"- {escaped(line)}" for line in (*self.troubles, *self.notes)]
+        lines += [""] if self.troubles or self.notes else []
         results = self.results
         if results:
             lines += markdown(
@@ -79,17 +84,65 @@ def gather(named: Sequence[Path], expected: Sequence[str]) -> Night:
     """The files named, those of folders that are, and what is wrong with them; ``expected`` names files of a folder."""
     paths = [path for one in named for path in (sorted(one.glob("gpus-*.json")) if one.is_dir() else [one])]
     folders = [one for one in named if one.is_dir()]
+    parts, troubles = _read(paths)
+    # A plan that is broken decides nothing that the widths do not tell.
+    plans, _ = _read(path for folder in folders for path in sorted(folder.glob("plan*.json")))
+    tests = Tests.of([part.document for part in parts], [plan.document for plan in plans])
+    missing = [name for name in expected if not any((folder / name).exists() for folder in folders)]
+    troubles += [_missing(name, folders, tests) for name in missing]
+    if not parts and not troubles:
+        troubles.append(f"no gpus-*.json in {', '.join(map(str, named))}; name a results folder or --perf-json files")
+    troubles += filter(None, (_trouble(part, tests) for part in parts))
+    ended_early = {part.width for part in parts if "unfinished" in part.document} | set(map(_width_of, missing))
+    widths = {part.width for part in parts} | set(map(_width_of, expected))
+    troubles += unjudged(tests, _known(widths), _known(ended_early))
+    documents = [part.document for part in (*parts, *plans)]
+    left = unused(documents)
+    if is_strict(documents):
+        return Night(tuple(parts), (*troubles, *left), tuple(silent(tests)))
+    return Night(tuple(parts), tuple(troubles), (*left, *silent(tests)))
+
+
+def _read(paths: Iterable[Path]) -> tuple[list[Part], list[str]]:
     parts, troubles = [], []
     for path in dict.fromkeys(paths):
         try:
             parts.append(Part.read(path))
         except (OSError, ValueError) as error:
             troubles.append(f"{path}: not a --perf-json file ({' '.join(str(error).split())})")
-    missing = [name for name in expected if not any((folder / name).exists() for folder in folders)]
-    troubles += [f"{name}: missing, its job wrote no results; look at its log" for name in missing]
-    if not parts and not troubles:
-        troubles.append(f"no gpus-*.json in {', '.join(map(str, named))}; name a results folder or --perf-json files")
-    return Night(tuple(parts), (*troubles, *filter(None, (part.trouble for part in parts))))
+    return parts, troubles
+
+
+def _trouble(part: Part, tests: Tests) -> str:
+    """Why the night is not green for one width, and which of its tests it left."""
+    width, is_empty = part.width, part.document.get("exit_code") == _NO_TESTS
+    if is_empty and width is not None and tests.planned and not tests.of_width(width):
+        return f"{part.path.name}: no test asks for {width} GPU(s); leave {width} out of [suite] gpus"
+    return part.trouble + (_left(part.width, tests) if "unfinished" in part.document else "")
+
+
+def _missing(name: str, folders: Sequence[Path], tests: Tests) -> str:
+    how = next(filter(None, (ended(folder / name) for folder in folders)), None)
+    why = how.told if how else f"look at its log in {', '.join(map(str, folders))}"
+    return f"{name}: missing, its job wrote no results; {why}{_left(_width_of(name), tests)}"
+
+
+def _left(width: int | None, tests: Tests) -> str:
+    left = tests.not_reached(width) if width is not None else []
+    return f"; not judged: {listed(left)}" if left else ""
+
+
+# Pytest's own exit code.
+_NO_TESTS = 5
+
+
+def _width_of(name: str) -> int | None:
+    number = name.removesuffix(".json").rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdigit() else None
+
+
+def _known(widths: Iterable[int | None]) -> set[int]:
+    return {width for width in widths if width is not None}
 
 
 def _rank(result: Mapping[str, Any]) -> int:
@@ -104,7 +157,17 @@ def _why(result: Mapping[str, Any]) -> str:
     changed = result.get("changed", [])
     more = f" and {len(changed) - _MOST_CHANGES} more" if len(changed) > _MOST_CHANGES else ""
     told = f"changed since the baseline: {', '.join(changed[:_MOST_CHANGES])}{more}" if changed else ""
-    return "; ".join(filter(None, [str(result.get("reason", "")), told]))
+    return "; ".join(filter(None, [str(result.get("reason", "")), told, *_circumstances(result)]))
+
+
+def _circumstances(result: Mapping[str, Any]) -> list[str]:
+    """Of what is no ``pass``: where it ran, and what was otherwise there."""
+    if result["verdict"] == "pass":
+        return []
+    launches = [launch.get("evidence") for launch in result.get("launches", [])]
+    nodes = {str(evidence.get("slurm_nodes", "")) for evidence in launches if isinstance(evidence, dict)} - {""}
+    differences = result.get("differences", [])
+    return [*([f"on {', '.join(sorted(nodes))}"] if nodes else []), *map(str, differences[:_MOST_CHANGES])]
 
 
 def _value(result: Mapping[str, Any], metric: str, field: str) -> float | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from pytest_llmperf.cli import submit
 from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job, check_budget, cost, jobs, shares
+from pytest_llmperf.cli.listing import listing
 from pytest_llmperf.cli.merge import Night
 from pytest_llmperf.cli.script import filled
 from pytest_llmperf.report.files import write_text
@@ -64,6 +65,7 @@ def _steps(
     yield f"{cost(cluster, planned)}; what cases cost is told by pytest --perf-dry-run"
     paths = list(scripts)
     if dry_run:
+        yield from listing(cluster)
         yield from ("", *scripts[paths[0]].splitlines())
         return
     _write(scripts, results)

@@ -9,10 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pytest_llmperf.cli.joblog import ended
+from pytest_llmperf.judge.coverage import SAID
 from pytest_llmperf.result import VERDICTS
 
 _TEXTS = ("id", "digest", "nodeid", "verdict")
 _FIGURES = ("value", "baseline", "limit", "change", "detectable")
+
+_SKIPPED = {"id": str, "reason": str}
+_PLANNED = {"id": str, "nodeid": str, "width": int}
+_OF_A_TEST = {"nodeid": str, "width": int}
+_ELSEWHERE = ("", "test", "case")
+_SUITE = {"rootdir": str, "baselines": str, "digests": list, "coverage": dict}
+
+# What ended a run, as SLURM sends it: the nightly script asks for USR1 before the time limit.
+_ENDED_BY = {
+    "SIGUSR1": "the time limit was near",
+    "SIGTERM": "ended from outside: scancel, preemption or the time limit",
+}
 
 # A record has about ten levels; where Python cannot write any deeper depends on who calls.
 _DEEPEST = 100
@@ -46,15 +60,23 @@ class Part:
         return cls(path, {"machine": {}, **values})
 
     @property
+    def width(self) -> int | None:
+        """Of its tests, where it says; a plan's are of all."""
+        width = self.document.get("suite", {}).get("perf_width")
+        return None if width is None else int(width)
+
+    @property
     def trouble(self) -> str:
         """Why the night is not green for this part; empty where it is."""
         unfinished, code = self.document.get("unfinished"), self.document.get("exit_code")
         if unfinished:
-            return f"{self.path.name}: unfinished ({unfinished})"
+            return f"{self.path.name}: unfinished ({_ENDED_BY.get(unfinished, unfinished)})"
         if code is None:  # of a version that did not say: its verdicts do
             code = int(any(result["verdict"] in {"invalid", "regressed", "new"} for result in self.document["results"]))
         if code:
-            return f"{self.path.name}: pytest ended with exit code {code}"
+            # With 1 the cases below tell; all else is told by pytest alone.
+            how = ended(self.path) if code != 1 else None
+            return f"{self.path.name}: {how.told if how else f'pytest ended with exit code {code}'}"
         # Each file is of a width that somebody asked for.
         return "" if self.document["results"] else f"{self.path.name}: no case was measured, all were skipped"
 
@@ -70,6 +92,7 @@ def _check(values: object) -> None:
         raise ValueError("expected exit_code as a whole number, and unfinished as text")
     for result in values["results"]:
         _check_result(result)
+    _check_suite(values)
 
 
 def _check_result(result: object) -> None:
@@ -82,15 +105,51 @@ def _check_result(result: object) -> None:
         raise ValueError(f"{result['id']}: expected its launches in a list")
     if not isinstance(result.get("reason", ""), str):
         raise ValueError(f"{result['id']}: expected the reason as text")
-    changed = result.get("changed", [])
-    if not isinstance(changed, list) or not all(isinstance(line, str) for line in changed):
-        raise ValueError(f"{result['id']}: expected what changed in a list of lines")
+    for name in ("changed", "differences"):
+        lines = result.get(name, [])
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise ValueError(f"{result['id']}: expected its {name} in a list of lines")
     metrics = result.get("metrics")
     if not isinstance(metrics, dict) or not all(isinstance(metric, dict) for metric in metrics.values()):
         raise ValueError(f"{result['id']} has no metrics by name")
     for name, metric in metrics.items():
         if not all(_is_figure(metric.get(figure)) for figure in _FIGURES):
             raise ValueError(f"{result['id']}: {name} has a figure that is no number")
+
+
+def _check_suite(values: dict[str, Any]) -> None:
+    """What a run says of its tests, where it does."""
+    for name, fields in (("skipped", _SKIPPED), ("planned", _PLANNED)):
+        cases = values.get(name, [])
+        if not isinstance(cases, list) or not all(_has(case, fields) for case in cases):
+            raise ValueError(f"expected {name} cases in a list, each with {', '.join(fields)}")
+    for case in values.get("skipped", []):
+        if "nodeid" in case and not (_has(case, _OF_A_TEST) and case.get("elsewhere", "") in _ELSEWHERE):
+            raise ValueError(f"{case['id']}: expected a skipped case with {', '.join(_OF_A_TEST)}")
+    if "suite" not in values:
+        return
+    suite = values["suite"]
+    if not _has(suite, _SUITE) or not all(isinstance(digest, str) for digest in suite["digests"]):
+        raise ValueError(f"expected a suite with {', '.join(_SUITE)}")
+    if not isinstance(suite.get("strict"), bool) or not (
+        suite.get("perf_width") is None or _is_whole(suite["perf_width"])
+    ):
+        raise ValueError("expected the suite's width as a whole number, and strict as yes or no")
+    coverage = suite["coverage"]
+    names = [coverage.get(name) for name in ("nodes", "parts", "gaps")]
+    if not all(isinstance(each, list) and all(isinstance(name, str) for name in each) for each in names):
+        raise ValueError("expected the suite's coverage as lists of names")
+    said = coverage.get("said")
+    if not isinstance(said, dict) or not all(word in SAID for word in said.values()):
+        raise ValueError(f"expected what each test said, one of {', '.join(SAID)}")
+
+
+def _has(value: object, fields: Mapping[str, type]) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(
+        isinstance(value.get(name), type_) and not isinstance(value[name], bool) for name, type_ in fields.items()
+    )
 
 
 def _is_whole(value: object) -> bool:

@@ -43,16 +43,17 @@ def log_name(results: Path, pattern: str) -> str:
     return f"{str(results).replace('%', '%%')}/{pattern}"
 
 
+def pytest_options(cluster: ClusterFile) -> list[str]:
+    """What every pytest of a night is given: the suite's own options, and what the site says once."""
+    said = {ini: cluster.text("launch", key) for key, ini in _LAUNCH_INI.items()}
+    launch = [word for ini, value in said.items() if value for word in ("-o", f"{ini}={value}")]
+    return [*cluster.words("suite", "options"), *launch]
+
+
 def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> Mapping[str, str]:
     per_node = cluster.count("cluster", "gpus_per_node")
     on_cpu = cluster.text("cluster", "on_cpu") == "yes"
     gpus = min(per_node, max(job.widths))
-    options = cluster.words("suite", "options")
-    for key, ini in _LAUNCH_INI.items():
-        if cluster.text("launch", key):
-            options += ["-o", f"{ini}={cluster.text('launch', key)}"]
-    if budget_share is not None:
-        options += ["--perf-budget", f"{budget_share:g}"]
     sbatch_values = {key: cluster.text("sbatch", key) for key in KEYS["sbatch"] if "options" not in key}
     return {
         **sbatch_values,
@@ -71,7 +72,8 @@ def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float |
         "on_cpu": "yes" if on_cpu else "no",
         "select": cluster.text("suite", "select"),
         "max_restarts": cluster.text("suite", "max_restarts"),
-        "options": shlex.join(options),
+        "budget": "" if budget_share is None else f"{budget_share:g}",
+        "options": shlex.join(pytest_options(cluster)),
     }
 
 

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 #: How much a test said of what it runs: every spec; those up to one that cannot run here; some, and then it ended.
 ALL, STOPPED, SOME = "all", "stopped", "some"
 
+SAID = (SOME, STOPPED, ALL)
+"""From the least to the most."""
+
 _MOST_NODES = 3
+
+_SETS = ("nodes", "parts", "gaps")
 
 
 @dataclass
@@ -33,18 +38,26 @@ class Coverage:
     """Why tests of a file that ran may be missing."""
     gaps: set[str] = field(default_factory=set)
     """Why whole files may be missing."""
+    width: int | None = None
+    """Only tests of so many GPUs were to run: who knows the other widths too can tell what no test asks for."""
 
     def note(self, node: str, said: str) -> None:
         self.nodes.add(node)  # also one that got ``perf`` only while it ran
-        self.said[node] = said
+        self.say(node, said)
+
+    def say(self, node: str, said: str) -> None:
+        """A test that ran more than once, at several widths say, has said what it said most fully."""
+        self.said[node] = max(self.said.get(node, SOME), said, key=SAID.index)
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: sorted(getattr(self, name)) for name in ("nodes", "parts", "gaps")}
+        return {name: sorted(getattr(self, name)) for name in _SETS} | {"said": self.said}
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Take in what another process collected; what its tests said came with their reports."""
-        for name in ("nodes", "parts", "gaps"):
+        """Take in what another process saw."""
+        for name in _SETS:
             getattr(self, name).update(values[name])
+        for node, said in values["said"].items():
+            self.say(node, said)
 
     @property
     def stopped(self) -> set[str]:
@@ -53,12 +66,14 @@ class Coverage:
     def files(self) -> set[str]:
         """Test files of which every perf test ran and said what it runs, as far as it can run here."""
         unsure = {file_of(node) for node in self.nodes if self.said.get(node, SOME) == SOME}
-        return set() if self.parts else {file_of(node) for node in self.nodes} - unsure
+        return set() if self.parts or self.width else {file_of(node) for node in self.nodes} - unsure
 
     def doubts(self) -> str:
         """Why a baseline that nobody asked for may be in use all the same, and what to do; empty where it cannot be."""
         if self.parts:
             return f"only some tests were selected ({'; '.join(sorted(self.parts))}); run the whole suite"
+        if self.width:
+            return f"only tests of {self.width} GPU(s) were selected (--perf-width); llmperf merge knows all widths"
         if self.gaps:
             return f"only a part of the suite may have been collected ({'; '.join(sorted(self.gaps))})"
         if not self.nodes:

@@ -14,12 +14,13 @@ from pytest_llmperf.plugin.plan import gpu_hours, plan_lines, skip_lines
 from pytest_llmperf.plugin.second import first, told
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.trouble import Trouble
+from pytest_llmperf.plugin.width import is_case
 from pytest_llmperf.result import CaseResult
 
 
 def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     """About where the cases run, and what they do not see; nothing where no perf test was collected."""
-    cases = sum("perf" in getattr(item, "fixturenames", ()) for item in items)
+    cases = sum(map(is_case, items))
     if not cases or session.config.get_verbosity() < 0:
         return []
     where = f"{session.num_gpus} GPU(s)" if not session.on_cpu else "the CPU (gloo)"
@@ -159,8 +160,27 @@ def _document(session: PerfSession, exit_code: int) -> dict[str, Any]:
     values |= cost_document(session.findings.spent.gpu_seconds, session.settings.price)
     if session.findings.skipped:
         values["skipped"] = [vars(case) for case in session.findings.skipped]
+    if session.settings.dry_run:
+        values["planned"] = [vars(case) for case in session.findings.planned]
+    if session.settings.dry_run or session.settings.width:
+        values["suite"] = _suite(session)
     unfinished = session.unfinished or ("interrupted" if exit_code == pytest.ExitCode.INTERRUPTED else "")
     return values | ({"unfinished": unfinished} if unfinished else {})
+
+
+def _suite(session: PerfSession) -> dict[str, Any]:
+    """What `llmperf merge` needs to tell of several widths together what each alone cannot."""
+    from pytest_llmperf.plugin import leftovers
+
+    settings = session.settings
+    return {
+        "perf_width": settings.width.gpus if settings.width else None,
+        "strict": settings.strict,
+        "rootdir": str(session.config.rootpath),
+        "baselines": str(settings.baselines),
+        "digests": sorted(set(session.findings.digests)),
+        "coverage": leftovers.seen(session).to_dict(),
+    }
 
 
 def _priced(session: PerfSession) -> list[CaseResult]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from pytest_llmperf.judge.coverage import ALL, SOME, STOPPED
 from pytest_llmperf.result import CaseResult, Spent
+
+Elsewhere = Literal["", "test", "case"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +19,9 @@ class Planned:
     """One case that a dry run would have launched."""
 
     id: str
+    nodeid: str
+    width: int
+    """GPUs, or ranks on the CPU, of its widest spec."""
     launches: int
     gpus: int
     seconds: float | None
@@ -30,9 +35,13 @@ class Skipped:
     """One case that cannot run here."""
 
     id: str
+    nodeid: str
+    width: int
     reason: str
     lost: bool
     """Whether it ran before: it has a baseline, and the environment lacks a package."""
+    elsewhere: Elsewhere = ""
+    """What of it is of another width than the run: the whole test, this case of it, or nothing."""
 
 
 @dataclass

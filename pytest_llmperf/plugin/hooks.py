@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, ending, options, plan, rootdir, signals, trouble
+from pytest_llmperf.plugin import benchmark, ending, options, plan, rootdir, signals, trouble, width
 from pytest_llmperf.plugin.attempts import Attempts
 from pytest_llmperf.plugin.failed import cause
 from pytest_llmperf.plugin.findings import FINDINGS, Findings
@@ -23,6 +23,7 @@ from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtur
 )
 from pytest_llmperf.plugin.refused import line_of
 from pytest_llmperf.plugin.session import SESSION, UNFINISHED, PerfSession
+from pytest_llmperf.plugin.width import is_case
 
 _MARKERS = (
     "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9')",
@@ -77,9 +78,14 @@ class _Collector:
 
     @pytest.hookimpl
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        if _is_case(item):
+        if is_case(item):
             benchmark.prepare(item)
             self._seen.add(item.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """After -k, -m and others have chosen: what they leave is what the night is of."""
+        self._seen -= width.select(self.session.settings.width, config, items)
 
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -89,13 +95,13 @@ class _Collector:
     @pytest.hookimpl(tryfirst=True, specname="pytest_collection_finish")
     def pytest_refuse_from_worker(self, session: pytest.Session) -> None:
         """Before the worker's own terminal, whose header nobody sees, asks for the hardware too."""
-        if hasattr(session.config, "workeroutput") and any(map(_is_case, session.items)):
+        if hasattr(session.config, "workeroutput") and any(map(is_case, session.items)):
             ending.refuse_from_worker(self.session)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         # Compared, since whoever leaves items out (a plugin that shards, say) may tell nobody.
-        cases = {item.nodeid for item in session.items if _is_case(item)}
+        cases = {item.nodeid for item in session.items if is_case(item)}
         left_out = len(self._seen - cases)
         self.session.coverage.nodes |= cases
         self.session.coverage.parts |= {f"{left_out} perf test(s) were left out"} if left_out else set()
@@ -133,7 +139,7 @@ class _Collector:
         if refused:
             report.longrepr = refused
         findings = item.stash.get(FINDINGS, None)
-        if _is_case(item):
+        if is_case(item):
             report.llmperf_case = True  # type: ignore[attr-defined]
             findings = item.stash.setdefault(FINDINGS, Findings())
         if findings is not None:
@@ -209,7 +215,3 @@ class _Collector:
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, list[Any], list[Any]]:
         groups = yield
         return benchmark.drop_from_table(config, groups, {result.nodeid for result in self.session.findings.results})
-
-
-def _is_case(item: pytest.Item) -> bool:
-    return "perf" in getattr(item, "fixturenames", ())

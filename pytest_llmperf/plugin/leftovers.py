@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_llmperf.judge.coverage import file_of, unused_baselines
+from pytest_llmperf.judge.coverage import Coverage, file_of, unused_baselines
 from pytest_llmperf.judge.document import BaselineError
 from pytest_llmperf.judge.store import BaselineStore, Entry
-from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.narrowing import gaps, partly
+from pytest_llmperf.plugin.session import PerfSession
 
 
 def _entries(session: PerfSession) -> list[Entry]:
@@ -18,10 +18,23 @@ def _entries(session: PerfSession) -> list[Entry]:
 
 def _unused(session: PerfSession, entries: Sequence[Entry]) -> list[Path]:
     """Baselines that no case of this run has; none where not every case was asked."""
+    return unused_baselines(entries, set(session.findings.digests), _seen(session, entries), session.config.rootpath)
+
+
+def _seen(session: PerfSession, entries: Sequence[Entry]) -> Coverage:
+    """What this run saw, and what its options may have hidden from it."""
     coverage, config = session.coverage, session.config
     coverage.parts |= set(partly(config))
     coverage.gaps |= set(gaps(config, session.settings.baselines, [file_of(entry.recorded_by) for entry in entries]))
-    return unused_baselines(entries, set(session.findings.digests), coverage, config.rootpath)
+    return coverage
+
+
+def seen(session: PerfSession) -> Coverage:
+    """What this run saw; without its baselines, where these cannot be read, nobody can tell what is unused."""
+    try:
+        return _seen(session, _entries(session))
+    except BaselineError:
+        return _seen(session, [])
 
 
 def listed(session: PerfSession) -> list[str]:

@@ -16,8 +16,9 @@ from pytest_llmperf.injection import Injection
 from pytest_llmperf.insight.cost import Price
 from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.nearest import hint
-from pytest_llmperf.plugin import cost_options, slurm_options
+from pytest_llmperf.plugin import cost_options, slurm_options, width
 from pytest_llmperf.plugin.second import refuse_second
+from pytest_llmperf.plugin.width import Width
 from pytest_llmperf.quantities import argument
 
 # A Python on a network's file system, at its first start.
@@ -48,6 +49,8 @@ class Settings:
     launcher: str
     """``auto``, ``local`` or ``slurm``."""
     slurm: SlurmOptions
+    width: Width | None
+    """Of which tests alone are run; ``None``: all."""
     resume: bool
     """Whether what this SLURM job concluded before a requeue is taken as concluded."""
     budget_gpu_hours: float | None
@@ -102,6 +105,7 @@ def add_options(parser: pytest.Parser) -> None:
     _add_baselines(group)
     _add_run(group)
     slurm_options.add_options(group)
+    width.add_options(group)
     cost_options.add_options(group, parser)
     _add_launches(group)
     parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.02)", default="")
@@ -174,6 +178,7 @@ def read_settings(config: pytest.Config) -> Settings:
         against=against,
         launcher=option.perf_launcher,
         slurm=slurm_options.read(config),
+        width=width.read(option.perf_width, _path(config, "--perf-plan", option.perf_plan)),
         resume=option.perf_resume,
         budget_gpu_hours=option.perf_budget,
         against_itself=bool(against) and _environment(against) == _environment(sys.executable),

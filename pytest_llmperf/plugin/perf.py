@@ -42,7 +42,7 @@ class Perf:
         self._marks = Marks.of(item)
         self._findings = item.stash.setdefault(FINDINGS, Findings())
         self._conclusions = Conclusions(request, session, self._marks, self._findings)
-        self._planner = Planner(session, self._findings)
+        self._planner = Planner(session, self._findings, item.nodeid)
         self._recorder = Recorder(session, item.nodeid)
         self._show = Show(item.config)
         self._runner = Runner(session, self._show, findings=self._findings)

@@ -10,6 +10,7 @@ import pytest
 from pytest_llmperf.plugin.findings import Findings, Planned, Skipped
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.skips import missing_package, why_skip
+from pytest_llmperf.plugin.width import Held
 from pytest_llmperf.spec import TrainSpec
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ class Planner:
     Where nothing is, the test goes on: whoever plans or prunes has to know its later specs too.
     """
 
-    def __init__(self, session: PerfSession, findings: Findings) -> None:
+    def __init__(self, session: PerfSession, findings: Findings, nodeid: str) -> None:
         self._session, self._settings, self._findings = session, session.settings, findings
+        self._nodeid, self._held = nodeid, Held(session.settings.width, nodeid)
 
     def name(self, *digests: str) -> None:
         """The baselines of these are in use, whatever becomes of the test."""
@@ -47,8 +49,10 @@ class Planner:
         to run into. It costs nothing where it ``shares`` what another test launches.
         """
         num_gpus, num_cores = self._session.num_gpus, self._session.machine.cores
+        width = max(spec.gpus for spec in specs)
+        elsewhere, why = self._held.elsewhere(specs, num_gpus or num_cores)
         hindrances = (why_skip(spec, num_gpus=num_gpus, num_cores=num_cores) for spec in specs)
-        hindrance = next(filter(None, hindrances), "")
+        hindrance = f"{name}: {why}" if elsewhere else next(filter(None, hindrances), "")
         if limited and not hindrance and not self._session.memory_bytes:
             hindrance = "a CPU's memory is everybody's: give this run a limit with --perf-memory-limit, e.g. 2GiB"
         launches_nothing = _launches_nothing(self._settings.update, dry_run=self._settings.dry_run)
@@ -56,13 +60,24 @@ class Planner:
             if hindrance:
                 self._findings.stopped = True
                 lost = baseline is not None and hindrance in map(missing_package, specs)
-                self._findings.skipped.append(Skipped(id=name, reason=hindrance, lost=lost))
+                self._findings.skipped.append(
+                    Skipped(
+                        id=name,
+                        nodeid=self._nodeid,
+                        width=width,
+                        reason=hindrance,
+                        lost=lost,
+                        elsewhere=elsewhere,
+                    )
+                )
                 pytest.skip(hindrance)
             return ""
         if self._settings.update != "prune":
             gpus = 0 if self._session.on_cpu else max(spec.gpus for spec in specs)
             case = Planned(
                 id=name,
+                nodeid=self._nodeid,
+                width=width,
                 launches=launches,
                 gpus=gpus,
                 seconds=_expected_seconds(baseline, launches),

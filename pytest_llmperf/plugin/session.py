@@ -48,7 +48,7 @@ class PerfSession:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config, self.settings = config, settings
         self.findings = Findings()
-        self.coverage = Coverage()
+        self.coverage = Coverage(width=settings.width.gpus if settings.width else None)
         self.notes: list[str] = []
         self.num_gates = 1
         self._launcher: SlurmLauncher | None = None

@@ -24,6 +24,8 @@ OPTIONS = [
     "--perf-launcher={auto,local,slurm}",
     "--perf-resume",
     "--perf-budget=GPU_HOURS",
+    "--perf-width=N",
+    "--perf-plan=FILE",
     "--perf-price=PRICE",
     "--perf-currency=NAME",
     "--perf-timeout=SECONDS",

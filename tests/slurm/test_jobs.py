@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
@@ -33,6 +34,7 @@ def test_workers_of_xdist_share_the_nodes(suite: Suite) -> None:
     assert results["2"]["launches"][0]["evidence"]["slurm_nodes"] == "n1 n2"
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a CPU's ranks are no more than its cores")
 def test_a_job_may_keep_its_launches_on_its_first_node(suite: Suite) -> None:
     suite.steps(ENDLESS)
     job = suite.submit("--perf-launcher", "local", "-n", "2")

@@ -247,6 +247,17 @@ _SCHEMA = {
     "reason": {'"x"', r'"\ud800"'},
     "nodeid": {'"x"', r'"\ud800"'},
     "launches": {"[]"},
+    "skipped": {"[]"},
+    "lost": {*_SOMETIMES},
+    "planned": {"[]"},
+    "width": {"7", "-1"},
+    "perf_width": {"null", "7", "-1"},
+    "strict": {"true"},
+    **{
+        name: {'"x"', r'"\ud800"'} for name in ("rootdir", "baselines", "one of digests", "one of parts", "one of gaps")
+    },
+    **{name: {"[]"} for name in ("digests", "nodes", "parts", "gaps")},
+    "said": {"{}"},
     "one of launches": {"{}"},
     "changed": {"[]"},
     "one of changed": {'"x"', r'"\ud800"'},
@@ -265,11 +276,22 @@ _SCHEMA = {
 def broken(draw: st.DrawFn) -> tuple[str, bool]:
     """A results file of which one place is something else, or whose end is missing; and whether it is whole still."""
     launches = [{"evidence": {"liger": "yes"}, "wall_seconds": 3.0}]
+    suite = {
+        "perf_width": 4,
+        "strict": True,
+        "rootdir": "/suite",
+        "baselines": "/suite/baselines",
+        "digests": ["d"],
+        "coverage": {"nodes": ["a"], "parts": ["p"], "gaps": ["g"], "said": {"a": "all"}},
+    }
     values = {
         "schema": 1,
         "machine": {},
         "results": [{**result("a"), "launches": launches, "changed": ["a: b -> c"]}, result("b")],
         "exit_code": 0,
+        "skipped": [{"id": "s", "nodeid": "a", "width": 4, "reason": "r", "lost": False, "elsewhere": ""}],
+        "planned": [{"id": "s", "nodeid": "a", "width": 4}],
+        "suite": suite,
     }
     places = list(_places(values))
     name, (holder, key) = draw(st.sampled_from(places))

@@ -188,7 +188,7 @@ class TestJobs:
         assert shares(file, planned) == [32, 8, 4]
         script = filled(TEMPLATE, file, planned[2], tmp_path, shares(file, planned)[2])
         assert "--array=4,2,1" in script
-        assert "--perf-budget 4)" in script
+        assert "budget=4 " in script
 
     def test_without_a_budget_nothing_is_shared(self, tmp_path: Path) -> None:
         file = cluster(tmp_path)
@@ -226,12 +226,11 @@ class TestScript:
         )
         script = script_of(tmp_path, text, budget=3.0)
         shown = subprocess.run(
-            ["bash", "-c", f"{_assignments(script)}\nprintf '%s\\n' \"$select\" \"${{options[@]}}\""],
+            ["bash", "-c", f"{_assignments(script)}\nprintf '%s\\n' \"$select\" \"$budget\" \"${{options[@]}}\""],
             capture_output=True, text=True, check=True,
         ).stdout.splitlines()  # fmt: skip
         assert shown == [
-            *('o\'b "b" $c } `d` \\ ~', "perf_tests", "-o", "x=a b", "-o", 'perf_slurm_prefix=run "a b"'),
-            *("--perf-budget", "3"),
+            *('o\'b "b" $c } `d` \\ ~', "3", "perf_tests", "-o", "x=a b", "-o", 'perf_slurm_prefix=run "a b"'),
         ]
 
     @pytest.mark.parametrize(
@@ -287,7 +286,7 @@ class TestMail:
 
 
 def _assignments(script: str) -> str:
-    return "\n".join(line for line in script.splitlines() if re.match(r"(select|options)=", line))
+    return "\n".join(line for line in script.splitlines() if re.match(r"(select|budget|options)=", line))
 
 
 def result(name: str, verdict: str = "pass", change: float = 0.0) -> dict[str, Any]:
@@ -388,7 +387,9 @@ class TestMerge:
 
     def test_an_unfinished_part_is_red(self, tmp_path: Path) -> None:
         write(tmp_path, 1, result("a"), unfinished="SIGTERM", exit_code=75)
-        assert merge.gather([tmp_path], []).troubles == ("gpus-1.json: unfinished (SIGTERM)",)
+        assert merge.gather([tmp_path], []).troubles == (
+            "gpus-1.json: unfinished (ended from outside: scancel, preemption or the time limit)",
+        )
 
     def test_an_empty_folder_is_red(self, tmp_path: Path) -> None:
         assert merge.gather([tmp_path], []).headline == "red: no case"

@@ -1,0 +1,60 @@
+"""What a night's script leaves of a width besides its results: pytest's exit code, and the log with its words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+# Of pytest: a line of its own about what it cannot do, else the closing one.
+_ERROR = re.compile(r"^(?:ERROR:? |INTERNALERROR> |E   +)(.+)$")
+_CLOSING = re.compile(r"^=+ (.+) in [0-9.]+s.* =+$")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How pytest ended at one width."""
+
+    exit_code: int
+    log: Path | None
+    line: str
+    """Pytest's own; empty where the log does not tell."""
+
+    @property
+    def told(self) -> str:
+        """For people."""
+        line = f": {self.line}" if self.line else ""
+        return f"pytest ended with exit code {self.exit_code}{line}{f'; log: {self.log}' if self.log else ''}"
+
+
+def ended(results: Path) -> Ended | None:
+    """Beside the results file of a width; ``None`` where the script did not come to write it."""
+    note = results.with_suffix(".exit")
+    width = results.stem.rpartition("-")[2]
+    try:
+        code, _, log = note.read_text(encoding="utf-8", errors="replace").strip().partition("\n")
+        number = int(code)
+    except (OSError, ValueError):
+        return None
+    path = Path(log) if log else None
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path is not None and path.is_file() else ""
+    except OSError:
+        text = ""
+    return Ended(number, path, pytest_line(text, width))
+
+
+def pytest_line(log: str, width: str) -> str:
+    """What pytest said last of what it could not do at ``width``, of a log that may have several."""
+    _, began, text = log.rpartition(f"llmperf: {width} GPU(s): begins\n")
+    return last_word(text.partition(f"llmperf: {width} GPU(s): exit code")[0] if began else "")
+
+
+def last_word(text: str) -> str:
+    """Of all that one pytest printed: what it could not do, else how it closed; empty where it says neither."""
+    lines = [line.rstrip() for line in text.splitlines()]
+    for pattern in (_ERROR, _CLOSING):
+        found = [match[1].strip() for match in map(pattern.match, lines) if match]
+        if found:
+            return found[-1]
+    return ""

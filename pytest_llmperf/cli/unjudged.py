@@ -1,0 +1,110 @@
+"""The tests of a night that no width has judged: what all its files together say was asked for, and was not told of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+_MOST_NAMES = 10
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What the files say of the suite's tests, by node id."""
+
+    collected: AbstractSet[str]
+    """By any process, also those that planned only."""
+    ended: AbstractSet[str]
+    """At a width."""
+    planned: Mapping[str, int]
+    """The width that the plan gives each."""
+    skipped: Sequence[Mapping[str, Any]]
+    judged: AbstractSet[tuple[str, str]]
+    """Node and case."""
+
+    @classmethod
+    def of(cls, widths: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]]) -> Tests:
+        """Of the documents of widths, and of those of plans."""
+        suites = [each["suite"]["coverage"] for each in (*widths, *plans) if "suite" in each]
+        results = [result for each in widths for result in each["results"]]
+        planned: dict[str, int] = {}
+        for case in (case for each in plans for case in each.get("planned", [])):
+            planned[case["nodeid"]] = max(case["width"], planned.get(case["nodeid"], 0))
+        return cls(
+            collected={node for suite in suites for node in suite["nodes"]},
+            ended={node for each in widths if "suite" in each for node in each["suite"]["coverage"]["said"]}
+            | {result["nodeid"] for result in results},
+            planned=planned,
+            skipped=[case for each in widths for case in each.get("skipped", []) if "nodeid" in case],
+            judged={(result["nodeid"], result["id"]) for result in results},
+        )
+
+    def of_width(self, width: int) -> bool:
+        """Whether the plan has a test of this width."""
+        return width in self.planned.values()
+
+    def not_reached(self, width: int) -> list[str]:
+        """Of the tests that the plan gives this width, those that never ended."""
+        return sorted(node for node, its in self.planned.items() if its == width and node not in self.ended)
+
+
+def unjudged(tests: Tests, widths: AbstractSet[int], told: AbstractSet[int]) -> list[str]:
+    """A line for each reason, with the tests; those of widths that are ``told`` of are left to whoever tells.
+
+    ``widths`` are the night's.
+    """
+    lines: dict[str, set[str]] = {}
+
+    def note(why: str, node: str) -> None:
+        lines.setdefault(why, set()).add(node)
+
+    for node in tests.collected - tests.ended:
+        width = tests.planned.get(node)
+        if width not in told:
+            note(_why(width, widths), node)
+    for case in tests.skipped:
+        node, width = case["nodeid"], case["width"]
+        if not case.get("elsewhere") or _is_told(case, tests):
+            continue
+        if width not in widths:
+            note(_why(width, widths), f"{node} ({case['id']})")
+        elif case["elsewhere"] == "case":
+            note(case["reason"].removeprefix(f"{case['id']}: "), f"{node} ({case['id']})")
+        elif width not in told:
+            note(_why(width, widths), node)
+    return [f"not judged: {listed(nodes)}: {why}" for why, nodes in sorted(lines.items())]
+
+
+def silent(tests: Tests) -> list[str]:
+    """A line with the tests that ran and of which nothing is known: that is their own doing."""
+    told = {node for node, _ in tests.judged} | {case["nodeid"] for case in tests.skipped} | {*tests.planned}
+    nodes = tests.ended - told
+    return [f"judged nothing: {listed(nodes)}: skipped, or it asked for nothing"] if nodes else []
+
+
+def listed(nodes: Iterable[str]) -> str:
+    """Some of them, and how many more."""
+    found = sorted(nodes)
+    more = [f"{len(found) - _MOST_NAMES} more"] if len(found) > _MOST_NAMES else []
+    return ", ".join([*found[:_MOST_NAMES], *more])
+
+
+def _is_told(case: Mapping[str, Any], tests: Tests) -> bool:
+    """Whether another width has judged it, or skipped it for what no number of GPUs changes."""
+    key = (case["nodeid"], case["id"])
+    others = (other for other in tests.skipped if not other.get("elsewhere"))
+    return key in tests.judged or any((other["nodeid"], other["id"]) == key for other in others)
+
+
+def _why(width: int | None, widths: AbstractSet[int]) -> str:
+    if width is None:
+        return "no width ran it, and it did not say what it asks for"
+    if width in widths:
+        return f"asks for {width} GPU(s), and that width did not come to it"
+    have = " ".join(map(str, sorted(widths)))
+    return f"asks for {width} GPU(s), and the night has {have}; add {width} to [suite] gpus"
+
+
+__all__ = ["Tests", "listed", "silent", "unjudged"]

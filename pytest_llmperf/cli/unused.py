@@ -1,0 +1,48 @@
+"""Baselines that no test of a whole night asks for: each width alone saw only its own tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.judge.coverage import Coverage, unused_baselines
+from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.store import BaselineStore
+
+
+def unused(documents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each, of all the files of one night together.
+
+    A file that says nothing of its suite was written by hand, or by an older version: then nobody knows.
+    """
+    suites = [document.get("suite") for document in documents]
+    if not suites or not all(suites):
+        return []
+    whole, digests = Coverage(), set[str]()
+    for suite in filter(None, suites):
+        whole.add(suite["coverage"])
+        digests |= set(suite["digests"])
+    places = {
+        (suite["baselines"], suite["rootdir"], document["machine"].get("kind", ""))
+        for document, suite in zip(documents, suites, strict=True)
+        if suite
+    }
+    lines = []
+    for baselines, root, kind in sorted(places):
+        try:
+            entries = BaselineStore(Path(baselines)).entries(kind) if kind else []
+        except BaselineError as error:
+            lines.append(str(error))
+            continue
+        lines += [
+            f"unused baseline: {path} (no case of any width has its settings; if they are gone, remove it with "
+            "--update-baselines=prune)"
+            for path in unused_baselines(entries, digests, whole, Path(root))
+        ]
+    return lines
+
+
+def is_strict(documents: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an unused baseline is red."""
+    return any(document.get("suite", {}).get("strict") for document in documents)

@@ -1,0 +1,123 @@
+"""What a night's files say together of the tests that none of them has judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.cli import merge
+from pytest_llmperf.cli.joblog import last_word, pytest_line
+from tests.unit.test_cli_submit import result, write
+
+LOG = """\
+llmperf: 2 GPU(s): begins
+ERROR: usage: of the first start
+llmperf: 2 GPU(s): exit code 4
+llmperf: 2 GPU(s): begins
+=== test session starts ===
+ERROR test_a.py - SyntaxError: invalid syntax
+!!!! Interrupted: 1 error during collection !!!!
+=== 1 error in 0.10s ===
+llmperf: 2 GPU(s): exit code 2
+llmperf: 1 GPU(s): begins
+=== 3 deselected in 0.10s ===
+llmperf: 1 GPU(s): exit code 5
+"""
+
+
+def suite(width: int | None, *nodes: str, said: dict[str, str] | None = None, strict: bool = True) -> dict[str, Any]:
+    coverage = {"nodes": list(nodes), "parts": [], "gaps": [], "said": said or {}}
+    return {
+        "perf_width": width,
+        "strict": strict,
+        "rootdir": "/none",
+        "baselines": "/none/baselines",
+        "digests": [],
+        "coverage": coverage,
+    }
+
+
+def plan(folder: Path, **widths: int) -> None:
+    """A night whose plan has a test of each name."""
+    planned = [{"id": name, "nodeid": name, "width": width} for name, width in widths.items()]
+    write(folder, 0, planned=planned, suite=suite(None, *widths))
+    (folder / "gpus-0.json").rename(folder / "plan.json")
+
+
+def test_a_width_that_met_its_time_limit_names_what_it_did_not_judge(tmp_path: Path) -> None:
+    plan(tmp_path, a=2, b=2, c=1)
+    ran = suite(2, "a", "b", said={"a": "all"})
+    write(tmp_path, 2, result("a"), unfinished="SIGUSR1", exit_code=75, suite=ran)
+    night = merge.gather([tmp_path], ["gpus-2.json", "gpus-1.json"])
+    assert night.troubles == (
+        f"gpus-1.json: missing, its job wrote no results; look at its log in {tmp_path}; not judged: c",
+        "gpus-2.json: unfinished (the time limit was near); not judged: b",
+    )
+
+
+def test_a_test_that_every_width_left_to_others_is_named(tmp_path: Path) -> None:
+    elsewhere = {"id": "x", "nodeid": "a", "width": 1, "reason": "x: of 1", "elsewhere": "test"}
+    write(tmp_path, 2, suite=suite(2, "a", said={"a": "stopped"}), skipped=[elsewhere])
+    write(tmp_path, 1, suite=suite(1, "a", "b", said={}))
+    night = merge.gather([tmp_path], [])
+    assert "not judged: b: no width ran it, and it did not say what it asks for" in night.troubles
+    assert "not judged: a: asks for 1 GPU(s), and that width did not come to it" in night.troubles
+
+
+def test_what_one_width_skipped_for_its_package_is_no_gap(tmp_path: Path) -> None:
+    here = {"id": "x", "nodeid": "a", "width": 2, "reason": "no Liger", "elsewhere": ""}
+    other = {**here, "reason": "of 2", "elsewhere": "test"}
+    write(tmp_path, 2, result("b"), suite=suite(2, "a", "b", said={"a": "stopped", "b": "all"}), skipped=[here])
+    write(tmp_path, 1, result("c"), suite=suite(1, "a", "c", said={"a": "stopped", "c": "all"}), skipped=[other])
+    assert merge.gather([tmp_path], []).troubles == ()
+
+
+def test_a_width_that_no_test_asks_for_is_told_so(tmp_path: Path) -> None:
+    plan(tmp_path, a=2)
+    write(tmp_path, 2, result("a"), suite=suite(2, "a", said={"a": "all"}))
+    write(tmp_path, 4, exit_code=5, suite=suite(4))
+    (line,) = merge.gather([tmp_path], []).troubles
+    assert line == "gpus-4.json: no test asks for 4 GPU(s); leave 4 out of [suite] gpus"
+
+
+@pytest.mark.parametrize(
+    ("width", "said"),
+    [
+        ("2", "test_a.py - SyntaxError: invalid syntax"),
+        ("1", "3 deselected"),
+        ("8", ""),
+    ],
+)
+def test_pytests_own_line_is_of_the_last_start_of_that_width(width: str, said: str) -> None:
+    assert pytest_line(LOG, width) == said
+
+
+def test_an_exit_code_comes_with_pytests_line_and_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "night-7.log"
+    log.write_text(LOG)
+    (tmp_path / "gpus-2.exit").write_text(f"4\n{log}\n")
+    (tmp_path / "gpus-1.exit").write_text(f"5\n{log}\n")
+    write(tmp_path, 1, exit_code=5)
+    night = merge.gather([tmp_path], ["gpus-2.json"])
+    error = "test_a.py - SyntaxError: invalid syntax"
+    assert night.troubles == (
+        f"gpus-2.json: missing, its job wrote no results; pytest ended with exit code 4: {error}; log: {log}",
+        f"gpus-1.json: pytest ended with exit code 5: 3 deselected; log: {log}",
+    )
+
+
+def test_a_log_without_a_word_of_pytest_says_nothing() -> None:
+    assert last_word("Segmentation fault\n") == ""
+
+
+def test_what_is_no_pass_says_where_it_ran_and_what_was_otherwise(tmp_path: Path) -> None:
+    launch = {"evidence": {"slurm_nodes": "n2"}}
+    slow = {**result("a", "regressed", -0.1), "launches": [launch], "differences": ["PYTHONPATH: none -> /mine"]}
+    write(tmp_path, 1, slow, {**result("b"), "launches": [launch]}, exit_code=1)
+    page = merge.gather([tmp_path], []).page()
+    (row,) = [line for line in page if line.startswith("| a ")]
+    assert "; on n2; PYTHONPATH: none -\\> /mine" in row or "; on n2; PYTHONPATH: none -> /mine" in row
+    (row,) = [line for line in page if line.startswith("| b ")]
+    assert "n2" not in row
