@@ -91,10 +91,13 @@ def _add_predict(rooms: Any, where: argparse.ArgumentParser) -> None:
 def _add_submit(rooms: Any) -> None:
     text = "the nightly job of a cluster file: its cost, then sbatch"
     send = rooms.add_parser("submit", help=text, description=text)
-    send.add_argument("cluster", metavar="CLUSTER.ini", type=Path, help="examples: slurm/clusters/")
+    send.add_argument("cluster", metavar="CLUSTER.ini", type=Path, nargs="?", help="what differs between sites")
     send.add_argument("--dry-run", action="store_true", help="only show what would be submitted and what it may cost")
-    send.add_argument("--script", metavar="FILE", type=Path, default=Path("slurm/nightly.sbatch"))
-    send.set_defaults(command="submit")
+    text = "a nightly script of your own, with the same placeholders; default: the one that comes with this package"
+    send.add_argument("--script", metavar="FILE", type=Path, help=text)
+    text = "print this cluster file, to start from; without a name: what there is"
+    send.add_argument("--example", metavar="NAME", nargs="?", const="", help=text)
+    send.set_defaults(command="submit", usage=send.error)
 
 
 def _add_merge(rooms: Any) -> None:

@@ -84,7 +84,7 @@ class ClusterFile:
         try:
             parser.read_string(path.read_text(encoding="utf-8-sig"), source=str(path))
         except (OSError, UnicodeDecodeError) as error:
-            raise ClusterError(f"{path}: not read ({error}); examples are in slurm/clusters/") from None
+            raise ClusterError(f"{path}: not read ({error}); llmperf submit --example has some to start from") from None
         except configparser.Error as error:
             raise ClusterError(f"{path}: not an ini file ({' '.join(str(error).split())})") from None
         for section in parser.sections():
@@ -246,7 +246,7 @@ def _value(path: Path, parser: configparser.ConfigParser, section: str, key: str
     default = KEYS[section][key]
     value = parser.get(section, key, fallback=default)
     if value is None:
-        raise ClusterError(f"{path}: [{section}] {key} is missing; expected it, as in slurm/clusters/workstation.ini")
+        raise ClusterError(f"{path}: [{section}] {key} is missing; for a whole file see llmperf submit --example")
     lines = value.strip().splitlines()
     text = " ".join(lines).replace("\t", " ")
     if (len(lines) > 1 and (section, key) not in _LONG) or not text.isprintable():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_llmperf.cli import answer, conflict, ladder, merge, night, predict, purpose, widths
+from pytest_llmperf.cli import answer, conflict, ladder, merge, night, predict, purpose, templates, widths
 from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.cli.clusterfile import ClusterError
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
@@ -229,7 +229,16 @@ def _extent(arguments: argparse.Namespace) -> Extent | None:
 
 
 def _submit(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
-    return _Answer(*night.submitted(arguments.cluster, arguments.script, dry_run=arguments.dry_run), acts=True)
+    usage: Callable[[str], NoReturn] = arguments.usage
+    if arguments.example is not None:
+        if arguments.cluster or arguments.script or arguments.dry_run:
+            usage("--example submits nothing; expected it alone")
+        lines = templates.example(arguments.example) if arguments.example else templates.listed()
+        return _Answer(lines, for_programs=True)
+    if arguments.cluster is None:
+        usage("expected CLUSTER.ini, or --example to start one")
+    script = arguments.script or templates.folder() / "nightly.sbatch"
+    return _Answer(*night.submitted(arguments.cluster, script, dry_run=arguments.dry_run), acts=True)
 
 
 def _merge(arguments: argparse.Namespace, _screen: Screen) -> _Answer:

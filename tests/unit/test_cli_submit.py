@@ -95,8 +95,8 @@ class TestClusterFile:
             *("perf_tests", "--perf-strict")
         ]
 
-    def test_a_file_that_is_not_there_names_the_examples(self, tmp_path: Path) -> None:
-        with pytest.raises(ClusterError, match="slurm/clusters/"):
+    def test_a_file_that_is_not_there_says_how_to_get_one(self, tmp_path: Path) -> None:
+        with pytest.raises(ClusterError, match="llmperf submit --example"):
             ClusterFile.read(tmp_path / "nothing.ini")
 
     @pytest.mark.parametrize(
