@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf import quantities
+from pytest_llmperf.cli.reserved import RESERVED, reserved_in
 from pytest_llmperf.nearest import hint
 
 #: Every key with its default; ``None``: it has to be there.
@@ -208,6 +209,8 @@ class ClusterFile:
             if key != "select":  # of pytest's own language
                 self.words(section, key)
         self._check_names()
+        self._check_options()
+        self._check_widths()
         for (section, key), known in _CHOICES.items():
             if self.text(section, key) not in known:
                 raise self._wrong(section, key, " or ".join(known))
@@ -223,6 +226,23 @@ class ClusterFile:
         if "\\" in str(self.results):  # with one in it, SLURM fills in nothing of a log's name
             raise self._wrong("suite", "results", f"a folder whose path, {self.results}, has no backslash")
 
+    def _check_options(self) -> None:
+        words = self.words("suite", "options")
+        option = reserved_in(words)
+        if option is not None:
+            raise self._wrong("suite", "options", f"no {option}, {RESERVED[option]}")
+        if self.budget is not None and any(word.partition("=")[0] == "--perf-budget" for word in words):
+            raise self._wrong("suite", "options", "no --perf-budget, which is each job's share of budget_gpu_hours")
+
+    def _check_widths(self) -> None:
+        per_node = self.count("cluster", "gpus_per_node")
+        for width in self.widths:
+            if not _fits(width, per_node):
+                below = next(each for each in range(width, 0, -1) if _fits(each, per_node))
+                above = next(each for each in range(width, 2 * width + 1) if _fits(each, per_node))
+                expected = f"the same number on each node, of which each has {per_node} (gpus_per_node); not {width}"
+                raise self._wrong("suite", "gpus", f"{expected}, but {below} or {above}")
+
     def _path(self, key: str) -> Path:
         try:
             return Path(self.text("suite", key)).expanduser()
@@ -231,6 +251,11 @@ class ClusterFile:
 
     def _wrong(self, section: str, key: str, expected: str) -> ClusterError:
         return ClusterError(f"{self.path}: [{section}] {key} = {self.text(section, key)}: expected {expected}")
+
+
+def _fits(width: int, per_node: int) -> bool:
+    nodes = -(-width // per_node)  # the fewest that have so many; every node gets the same number
+    return width % nodes == 0
 
 
 def _hours(days: str | None, parts: list[int]) -> float:

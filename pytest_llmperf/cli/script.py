@@ -60,7 +60,7 @@ def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float |
         "gres": sbatch_values["gres"] or ("" if on_cpu else f"gpu:{gpus}"),
         "nodes": str(job.nodes),
         "tasks_per_node": str(gpus) if on_cpu else "1",
-        "cpus_per_task": "1" if on_cpu else cluster.text("cluster", "cpus_per_node"),
+        "cpus_per_task": _cpus_per_task(cluster, gpus if on_cpu else 1),
         "array": ",".join(map(str, job.widths)) if job.is_array else "",
         "name": cluster.text("cluster", "name"),
         "output": log_name(results, "%x-%A_%a.log" if job.is_array else "%x-%j.log"),
@@ -75,6 +75,13 @@ def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float |
         "budget": "" if budget_share is None else f"{budget_share:g}",
         "options": shlex.join(pytest_options(cluster)),
     }
+
+
+def _cpus_per_task(cluster: ClusterFile, tasks: int) -> str:
+    """A node's cores shared among its tasks; on the CPU, where a task is a rank, 1 unless the file says more."""
+    if cluster.text("cluster", "cpus_per_node"):
+        return str(max(1, cluster.count("cluster", "cpus_per_node") // tasks))
+    return "1" if cluster.text("cluster", "on_cpu") == "yes" else ""
 
 
 def _directive(line: str, values: Mapping[str, str]) -> list[str]:

@@ -18,6 +18,7 @@ from pytest_llmperf.cli import merge, submit
 from pytest_llmperf.cli.clusterfile import KEYS, ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job, check_budget, cost, jobs, shares
 from pytest_llmperf.cli.script import filled
+from pytest_llmperf.launch.allocation import place
 from pytest_llmperf.report import formats
 
 REPOSITORY = Path(__file__).parents[2]
@@ -76,6 +77,12 @@ class TestClusterFile:
             (MINIMAL + f"checkout = {__file__}", "expected a folder that is there"),
             (MINIMAL + "checkout = ~nobody-here/x", "expected a folder, in the home folder of a user that is known"),
             (MINIMAL + '[launch]\nprefix = "abc', 'prefix = "abc: expected words as in a shell'),
+            (
+                MINIMAL.replace("32", "6 5"),
+                "[suite] gpus = 1 2 4 8 6 5: expected the same number on each node, of which",
+            ),
+            (MINIMAL.replace("32", "5"), "each has 4 (gpus_per_node); not 5, but 4 or 6"),
+            ("[cluster]\ngpus_per_node = 2\n[suite]\ngpus = 1 2 3\n", "not 3, but 2 or 4"),
             ("gpus = 1", "not an ini file"),
             (MINIMAL + "gpus = 2", "not an ini file"),
         ],
@@ -86,6 +93,54 @@ class TestClusterFile:
         assert said in str(raised.value)
         assert str(raised.value).startswith(str(tmp_path / "mine.ini"))
         assert "\n" not in str(raised.value)
+
+    @pytest.mark.parametrize(
+        ("options", "option"),
+        [
+            *((f"perf {written} batch", "-k") for written in ("-k", "-vk", "-xqk", "-k=a")),
+            *(
+                (f"perf {written}", "-k")
+                for written in ("-kbatch", '"-k batch"', "-lkbatch", "-m slow -p no:x -kbatch")
+            ),
+            *((f"perf {written}", "--gpus") for written in ("--gpus 2", "--gpus=2")),
+            ("perf --perf-json=x.json", "--perf-json"),
+            ("--perf-width=1", "--perf-width"),
+            ("--perf-resume perf", "--perf-resume"),
+            ("--perf-strict --perf-dry-run", "--perf-dry-run"),
+        ],
+    )
+    def test_what_the_job_gives_pytest_itself_is_refused(self, tmp_path: Path, options: str, option: str) -> None:
+        with pytest.raises(ClusterError) as raised:
+            cluster(tmp_path, MINIMAL + f"options = {options}")
+        said = str(raised.value)
+        assert f"[suite] options = {options}: expected no {option}, " in said
+        assert ("say it as [suite] select" in said) is (option == "-k")
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            *("perf -m kernels", "perf -mk", "perf -rk -pk -ok=k", "perf --keep", "perf --gpus-per-node=2"),
+            *("perf -vx -m 'not k'", "perf -- -k", "perf-k k", "--perf-json-indent 2", "perf --perf-budget 3"),
+        ],
+    )
+    def test_what_only_looks_like_it_is_left_alone(self, tmp_path: Path, options: str) -> None:
+        cluster(tmp_path, MINIMAL + f"options = {options}")
+
+    def test_two_budgets_are_one_too_many(self, tmp_path: Path) -> None:
+        with pytest.raises(ClusterError, match=r"expected no --perf-budget, which is each job's share"):
+            cluster(tmp_path, MINIMAL + "options = perf --perf-budget 3\nbudget_gpu_hours = 40")
+
+    @pytest.mark.parametrize("per_node", [1, 2, 3, 4, 6, 8])
+    def test_widths_that_are_taken_are_those_that_a_launch_can_place(self, tmp_path: Path, per_node: int) -> None:
+        for width in range(1, 26):
+            text = f"[cluster]\ngpus_per_node = {per_node}\n[suite]\ngpus = {width}\n"
+            if place(width, per_node, -(-width // per_node)) is not None:
+                assert cluster(tmp_path, text).widths == [width]
+                continue
+            with pytest.raises(ClusterError) as raised:
+                cluster(tmp_path, text)
+            for other in re.findall(r"but (\d+) or (\d+)$", str(raised.value))[0]:
+                cluster(tmp_path, text.replace(f"gpus = {width}", f"gpus = {other}"))
 
     def test_a_byte_order_mark_is_none_of_the_text(self, tmp_path: Path) -> None:
         assert cluster(tmp_path, "\N{BYTE ORDER MARK}" + MINIMAL).widths == [32, 8, 4, 2, 1]
@@ -210,6 +265,18 @@ class TestScript:
         lines = headers(script_of(tmp_path, MINIMAL + "[sbatch]\naccount = yes\npartition = no\nexclusive = no\n"))
         assert {"--account=yes", "--partition=no"} <= {*lines}
         assert not any(line.startswith("--exclusive") for line in lines)
+
+    @pytest.mark.parametrize(
+        ("site", "each"),
+        [
+            ("on_cpu = yes\n", {"--ntasks-per-node=4", "--cpus-per-task=1"}),
+            ("on_cpu = yes\ncpus_per_node = 48\n", {"--ntasks-per-node=4", "--cpus-per-task=12"}),
+            ("on_cpu = yes\ncpus_per_node = 2\n", {"--ntasks-per-node=4", "--cpus-per-task=1"}),
+            ("cpus_per_node = 48\n", {"--ntasks-per-node=1", "--cpus-per-task=48"}),
+        ],
+    )
+    def test_the_cores_of_a_node_are_shared_among_its_ranks(self, tmp_path: Path, site: str, each: set[str]) -> None:
+        assert each <= {*headers(script_of(tmp_path, MINIMAL.replace("[suite]", f"{site}[suite]")))}
 
     def test_an_option_and_its_value_are_one_line_that_sbatch_reads_as_it_was_written(self, tmp_path: Path) -> None:
         text = MINIMAL + """[sbatch]\noptions = --mem 100 --comment "a #b" --nice=-5 -C 'x"y\\z'\n"""
