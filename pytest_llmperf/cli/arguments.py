@@ -107,4 +107,10 @@ def _add_merge(rooms: Any) -> None:
     join.add_argument("--expect", metavar="NAME", action="append", default=[], help="a file that must be in the folder")
     join.add_argument("--json", metavar="FILE", type=Path)
     join.add_argument("--markdown", metavar="FILE", type=Path)
+    text = "add a line to this file; inside of a SLURM job, make it the job's comment too"
+    join.add_argument("--nights", metavar="FILE", type=Path, help=text)
+    join.add_argument("--mail", metavar="ADDRESS", default="", help="send the summary there, by the program mail")
+    join.add_argument(
+        "--name", default="llmperf-nightly", help="of the night, for the mail's subject; default: %(default)s"
+    )
     join.set_defaults(command="merge")

@@ -39,6 +39,7 @@ KEYS: Mapping[str, Mapping[str, str | None]] = {
         "checkout": ".",
         "results": ".llmperf/nightly",
         "python": sys.executable,
+        "check_python": "yes",
         "max_restarts": "2",
         "budget_gpu_hours": "",
         "mail": "",
@@ -50,6 +51,7 @@ _CHOICES = {
     ("cluster", "on_cpu"): ("yes", "no"),
     ("sbatch", "exclusive"): ("yes", "no"),
     ("suite", "mode"): ("packed", "array"),
+    ("suite", "check_python"): ("yes", "no"),
 }
 
 #: Words, of which there may be more than a line has.
@@ -109,7 +111,7 @@ class ClusterFile:
         try:
             return shlex.split(self.text(section, key))
         except ValueError as error:
-            raise self._wrong(section, key, f"words as in a shell ({error})") from None
+            raise self.wrong(section, key, f"words as in a shell ({error})") from None
 
     def count(self, section: str, key: str) -> int:
         """A whole number above 0.
@@ -119,7 +121,7 @@ class ClusterFile:
         """
         found = quantities.count(self.text(section, key))
         if found is None:
-            raise self._wrong(section, key, "a whole number of at least 1")
+            raise self.wrong(section, key, "a whole number of at least 1")
         return found
 
     @property
@@ -131,7 +133,7 @@ class ClusterFile:
         """
         found = self._path("checkout").absolute()
         if not found.is_dir():
-            raise self._wrong("suite", "checkout", "a folder that is there, with the suite")
+            raise self.wrong("suite", "checkout", "a folder that is there, with the suite")
         return found
 
     @property
@@ -153,7 +155,7 @@ class ClusterFile:
         found = {quantities.count(text) for text in self.text("suite", "gpus").replace(",", " ").split()}
         known = {gpus for gpus in found if gpus is not None}
         if not known or known != found:
-            raise self._wrong("suite", "gpus", "numbers of GPUs, e.g. 1 2 4 8")
+            raise self.wrong("suite", "gpus", "numbers of GPUs, e.g. 1 2 4 8")
         return sorted(known, reverse=True)
 
     @property
@@ -166,7 +168,7 @@ class ClusterFile:
         match = _TIME.fullmatch(self.text("sbatch", "time"))
         hours = 0.0 if match is None else _hours(match["days"], [int(part) for part in match["rest"].split(":")])
         if not hours:  # to SLURM a time of 0 is no limit at all
-            raise self._wrong("sbatch", "time", "a time above 0 as sbatch takes it, e.g. 02:00:00 or 1-12")
+            raise self.wrong("sbatch", "time", "a time above 0 as sbatch takes it, e.g. 02:00:00 or 1-12")
         return hours
 
     @property
@@ -183,7 +185,7 @@ class ClusterFile:
         """
         found = quantities.whole(self.text("suite", "max_restarts"))
         if found is None:
-            raise self._wrong("suite", "max_restarts", "a whole number")
+            raise self.wrong("suite", "max_restarts", "a whole number")
         return found
 
     @property
@@ -198,7 +200,7 @@ class ClusterFile:
             return None
         value = quantities.positive(text)
         if value is None:
-            raise self._wrong("suite", "budget_gpu_hours", "a number of GPU-hours above 0")
+            raise self.wrong("suite", "budget_gpu_hours", "a number of GPU-hours above 0")
         return value
 
     def _check(self) -> None:
@@ -213,26 +215,26 @@ class ClusterFile:
         self._check_widths()
         for (section, key), known in _CHOICES.items():
             if self.text(section, key) not in known:
-                raise self._wrong(section, key, " or ".join(known))
+                raise self.wrong(section, key, " or ".join(known))
         if self.budget is not None and self.is_local:
-            raise self._wrong("suite", "budget_gpu_hours", "none with scheduler = local, where nothing ends the run")
+            raise self.wrong("suite", "budget_gpu_hours", "none with scheduler = local, where nothing ends the run")
         for section, key in ((section, key) for section, keys in self.values.items() for key in keys):
             if "CHANGE-ME" in self.text(section, key):
-                raise self._wrong(section, key, "your site's own value; copy the example and change it")
+                raise self.wrong(section, key, "your site's own value; copy the example and change it")
 
     def _check_names(self) -> None:
         if _NAME.fullmatch(self.text("cluster", "name")) is None:
-            raise self._wrong("cluster", "name", "letters, digits and . _ -, since it names files")
+            raise self.wrong("cluster", "name", "letters, digits and . _ -, since it names files")
         if "\\" in str(self.results):  # with one in it, SLURM fills in nothing of a log's name
-            raise self._wrong("suite", "results", f"a folder whose path, {self.results}, has no backslash")
+            raise self.wrong("suite", "results", f"a folder whose path, {self.results}, has no backslash")
 
     def _check_options(self) -> None:
         words = self.words("suite", "options")
         option = reserved_in(words)
         if option is not None:
-            raise self._wrong("suite", "options", f"no {option}, {RESERVED[option]}")
+            raise self.wrong("suite", "options", f"no {option}, {RESERVED[option]}")
         if self.budget is not None and any(word.partition("=")[0] == "--perf-budget" for word in words):
-            raise self._wrong("suite", "options", "no --perf-budget, which is each job's share of budget_gpu_hours")
+            raise self.wrong("suite", "options", "no --perf-budget, which is each job's share of budget_gpu_hours")
 
     def _check_widths(self) -> None:
         per_node = self.count("cluster", "gpus_per_node")
@@ -241,15 +243,16 @@ class ClusterFile:
                 below = next(each for each in range(width, 0, -1) if _fits(each, per_node))
                 above = next(each for each in range(width, 2 * width + 1) if _fits(each, per_node))
                 expected = f"the same number on each node, of which each has {per_node} (gpus_per_node); not {width}"
-                raise self._wrong("suite", "gpus", f"{expected}, but {below} or {above}")
+                raise self.wrong("suite", "gpus", f"{expected}, but {below} or {above}")
 
     def _path(self, key: str) -> Path:
         try:
             return Path(self.text("suite", key)).expanduser()
         except RuntimeError:
-            raise self._wrong("suite", key, "a folder, in the home folder of a user that is known") from None
+            raise self.wrong("suite", key, "a folder, in the home folder of a user that is known") from None
 
-    def _wrong(self, section: str, key: str, expected: str) -> ClusterError:
+    def wrong(self, section: str, key: str, expected: str) -> ClusterError:
+        """Why a value cannot serve, to be raised."""
         return ClusterError(f"{self.path}: [{section}] {key} = {self.text(section, key)}: expected {expected}")
 
 

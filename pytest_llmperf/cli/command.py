@@ -16,6 +16,7 @@ from pytest_llmperf.cli import answer, conflict, ladder, merge, night, predict, 
 from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.cli.clusterfile import ClusterError
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
+from pytest_llmperf.cli.notice import Notice
 from pytest_llmperf.cli.outlook import outlook
 from pytest_llmperf.cli.pages import (
     Screen,
@@ -243,7 +244,8 @@ def _submit(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
 
 def _merge(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
     found = merge.gather(arguments.results, arguments.expect)
-    return _Answer(*night.merged(found, arguments.json, arguments.markdown), acts=True)
+    told = Notice(arguments.results[0].name, name=arguments.name, mail=arguments.mail, nights=arguments.nights)
+    return _Answer(*night.merged(found, arguments.json, arguments.markdown, told), acts=True)
 
 
 def _against(a: Shelf, b: Shelf, screen: Screen) -> _Answer:

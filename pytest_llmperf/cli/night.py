@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
-from pytest_llmperf.cli import submit
+from pytest_llmperf.cli import readiness, submit, templates
 from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job, check_budget, cost, jobs, shares
 from pytest_llmperf.cli.listing import listing
 from pytest_llmperf.cli.merge import Night
-from pytest_llmperf.cli.script import filled
+from pytest_llmperf.cli.notice import Notice
+from pytest_llmperf.cli.script import filled, filled_merge
+from pytest_llmperf.cli.submit import merge_arguments
 from pytest_llmperf.report.files import write_text
 from pytest_llmperf.report.results_json import write_json
+
+_MERGE = "merge.sbatch"
 
 
 def submitted(path: Path, template: Path, *, dry_run: bool) -> tuple[Iterator[str], list[str]]:
@@ -30,24 +35,33 @@ def submitted(path: Path, template: Path, *, dry_run: bool) -> tuple[Iterator[st
         results / f"nightly-{max(job.widths)}.sbatch": filled(text, cluster, job, results, share)
         for job, share in zip(planned, shares(cluster, planned), strict=True)
     }
-    troubles: list[str] = []
-    return _noting(_steps(cluster, planned, scripts, results, dry_run=dry_run), troubles), troubles
+    merging, arguments = (templates.folder() / _MERGE).read_text("utf-8"), merge_arguments(cluster, results, planned)
+    scripts[results / _MERGE] = filled_merge(merging, cluster, results, arguments)
+    warned, troubles = [f"warning: {line}" for line in readiness.warnings(cluster)], list[str]()
+    steps = _steps(cluster, planned, scripts, results, dry_run=dry_run)
+    return _noting(chain(warned, steps), troubles), troubles
 
 
-def merged(night: Night, json_file: Path | None, markdown_file: Path | None) -> tuple[list[str], list[str]]:
-    """Write the files that were asked for: the page as lines, and all that keeps the night from being green."""
-    page, troubles = night.page(), list(night.troubles)
+def merged(
+    night: Night, json_file: Path | None, markdown_file: Path | None, notice: Notice
+) -> tuple[list[str], list[str]]:
+    """Write the files that were asked for, and tell: the page as lines, and all that keeps the night from being green.
+
+    That nobody could be told does: of a green night too somebody waits for word.
+    """
+    page, unwritten = night.page(), list[str]()
     try:
         if json_file is not None:
             write_json(json_file, night.document())
     except OSError as error:
-        troubles.append(_not_written(json_file, error))
+        unwritten.append(_not_written(json_file, error))
     try:
         if markdown_file is not None:
             write_text(markdown_file, "\n".join([*page, ""]))
     except OSError as error:
-        troubles.append(_not_written(markdown_file, error))
-    return page, troubles
+        unwritten.append(_not_written(markdown_file, error))
+    untold = notice.tell(night.headline, page, unwritten, night.troubles)
+    return page, [*night.troubles, *unwritten, *untold]
 
 
 def _noting(lines: Iterator[str], troubles: list[str]) -> Iterator[str]:
@@ -63,7 +77,7 @@ def _steps(
     for job in planned:
         yield job.title
     yield f"{cost(cluster, planned)}; what cases cost is told by pytest --perf-dry-run"
-    paths = list(scripts)
+    *paths, merging = scripts
     if dry_run:
         yield from listing(cluster)
         yield from ("", *scripts[paths[0]].splitlines())
@@ -71,27 +85,40 @@ def _steps(
     _write(scripts, results)
     if cluster.is_local:
         yield f"results: {results}"
+        yield from _noted(cluster, results, "started on this machine")
         code = submit.run_here([str(paths[0])])
-        code = submit.run_here(["-c", submit.merge_line(cluster, results, planned)]) or code
+        code = submit.run_here([str(merging)]) or code
         if code:
             raise ClusterError(f"{results}: the night is not green (exit code {code})")
         return
-    yield from _submit(cluster, planned, paths, results)
+    yield from _submit(cluster, planned, paths, merging)
     yield f"results: {results}"
 
 
-def _submit(cluster: ClusterFile, planned: Sequence[Job], paths: Sequence[Path], results: Path) -> Iterator[str]:
-    ids: list[str] = []
+def _submit(cluster: ClusterFile, planned: Sequence[Job], paths: Sequence[Path], merging: Path) -> Iterator[str]:
+    ids, results = list[str](), merging.parent
     try:
         for path in paths:
             ids.append(submit.sbatch([str(path)]))
             yield f"submitted {ids[-1]}: {path}"
-        yield f"submitted {submit.sbatch(submit.merge_words(cluster, ids, results, planned))}: merges their results"
+        last = submit.sbatch([*submit.merge_options(cluster, ids), str(merging)])
+        yield f"submitted {last}: merges their results"
+        yield from _noted(cluster, results, f"submitted as {' '.join(ids)}, to be merged by {last}")
     except ClusterError as error:
+        if ids:
+            yield from _noted(cluster, results, f"submitted as {' '.join(ids)}, with no job that merges: {error}")
+        elif isinstance(error, submit.RefusedError):
+            shutil.rmtree(results, ignore_errors=True)  # this submission's own, and no job knows of it
         raise ClusterError(f"{error}{_left(cluster, planned, ids, results)}") from None
     except KeyboardInterrupt:
         yield f"interrupted; sbatch may have taken one more job, see squeue{_left(cluster, planned, ids, results)}"
         raise
+
+
+def _noted(cluster: ClusterFile, results: Path, line: str) -> Iterator[str]:
+    """A line about this night in the file of all: one that is never merged is seen there too."""
+    for trouble in Notice(results.name, nights=submit.nights_file(cluster)).note(line):
+        yield f"warning: {trouble}"
 
 
 def _left(cluster: ClusterFile, planned: Sequence[Job], ids: Sequence[str], results: Path) -> str:
@@ -111,7 +138,9 @@ def _read(template: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterError(f"{template}: not read ({error}); name the nightly script with --script") from None
     if not any(line.startswith("#SBATCH") for line in text.splitlines()):
-        raise ClusterError(f"{template}: no line begins with #SBATCH; expected a script like slurm/nightly.sbatch")
+        raise ClusterError(
+            f"{template}: no line begins with #SBATCH; expected a script like {templates.folder()}/nightly.sbatch"
+        )
     return text
 
 

@@ -1,14 +1,15 @@
-"""The nightly script, filled from a cluster file."""
+"""The scripts of a night, filled from a cluster file."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_llmperf.cli.clusterfile import KEYS, ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job
+from pytest_llmperf.cli.submit import nights_file
 
 _PLACEHOLDER = re.compile(r"@([a-z_]+)@")
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
@@ -36,6 +37,21 @@ def filled(template: str, cluster: ClusterFile, job: Job, results: Path, budget_
     # On one line, since only there an option and the word after it belong together.
     extra = " ".join(map(_sbatch_quoted, cluster.words("sbatch", "options")))
     return "\n".join([*lines[: last + 1], *([f"#SBATCH {extra}"] if extra else []), *lines[last + 1 :], ""])
+
+
+def filled_merge(template: str, cluster: ClusterFile, results: Path, arguments: Sequence[str]) -> str:
+    """The script that merges, with ``arguments`` for `llmperf merge`."""
+    values = {
+        "checkout": str(cluster.checkout),
+        "results": str(results),
+        "host_python": cluster.text("suite", "python"),
+        "name": cluster.text("cluster", "name"),
+        "mail": cluster.text("suite", "mail"),
+        "nights": str(nights_file(cluster)),
+        "log": "" if cluster.is_local else str(results / "merge.log"),
+        "options": shlex.join(arguments),
+    }
+    return _PLACEHOLDER.sub(lambda match: _quoted(match[1], values[match[1]]), template)
 
 
 def log_name(results: Path, pattern: str) -> str:

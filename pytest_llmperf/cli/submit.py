@@ -1,4 +1,4 @@
-"""`llmperf submit`: the scripts of a night given to sbatch, or run here; then the job that merges their results."""
+"""`llmperf submit`: the scripts of a night given to sbatch, or run here; the one that merges their results the last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from types import FrameType
 
 from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job
-from pytest_llmperf.cli.script import log_name
 
 # And the cluster's name, where there are several; a site's own words may stand before it.
 _NUMBER = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
@@ -23,6 +22,11 @@ _NUMBER = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
 def results_folder(cluster: ClusterFile) -> Path:
     """A new folder for this submission: two of one second do not meet in it."""
     return cluster.results / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def nights_file(cluster: ClusterFile) -> Path:
+    """Beside those folders: a line for each night that was submitted, and one for each that was merged."""
+    return cluster.results / "nights.txt"
 
 
 def run_here(words: Sequence[str]) -> int:
@@ -56,11 +60,16 @@ def _on_signal(number: int, _frame: FrameType | None) -> None:
     raise _SignalledError(number)
 
 
+class RefusedError(ClusterError):
+    """sbatch took no job."""
+
+
 def sbatch(words: Sequence[str]) -> str:
     """Submit; the job's number.
 
     Raises:
-        ClusterError: sbatch is missing, refuses, or does not say what it did.
+        RefusedError: sbatch is missing or refuses.
+        ClusterError: it does not say what it did.
     """
     command = ["sbatch", "--parsable", *words]
     try:
@@ -68,12 +77,12 @@ def sbatch(words: Sequence[str]) -> str:
             command, check=False, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
         )
     except OSError as error:
-        raise ClusterError(
+        raise RefusedError(
             f"sbatch: {error}; submit where SLURM is, or write scheduler = local to run on this machine"
         ) from None
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise ClusterError(f"sbatch refused: {said}")
+        raise RefusedError(f"sbatch refused: {said}")
     numbers = _NUMBER.findall(done.stdout)
     if not numbers:
         said = " ".join((done.stdout + done.stderr).split()) or "nothing"
@@ -81,8 +90,8 @@ def sbatch(words: Sequence[str]) -> str:
     return str(numbers[-1])
 
 
-def merge_words(cluster: ClusterFile, job_ids: Sequence[str], results: Path, planned: Sequence[Job]) -> list[str]:
-    """sbatch's arguments for the job that merges what the others leave, however they end."""
+def merge_options(cluster: ClusterFile, job_ids: Sequence[str]) -> list[str]:
+    """sbatch's options for the job that merges what the others leave, however they end."""
     known = [
         f"--{key}={cluster.text('sbatch', key)}"
         for key in ("account", "partition", "qos")
@@ -90,22 +99,23 @@ def merge_words(cluster: ClusterFile, job_ids: Sequence[str], results: Path, pla
     ]
     return [
         *(f"--dependency=afterany:{':'.join(job_ids)}", "--nodes=1", "--ntasks=1", "--time=00:10:00"),
-        *(f"--job-name={cluster.text('cluster', 'name')}-merge", f"--output={log_name(results, 'merge.log')}", *known),
+        # The script writes its own log: with one that cannot be opened SLURM would not start it.
+        *(f"--job-name={cluster.text('cluster', 'name')}-merge", f"--output={os.devnull}", *known),
         *cluster.words("sbatch", "merge_options"),
-        f"--wrap={merge_line(cluster, results, planned)}",
     ]
 
 
-def merge_line(cluster: ClusterFile, results: Path, planned: Sequence[Job]) -> str:
-    """The shell's line that merges, and mails the summary where an address is given."""
+def merge_arguments(cluster: ClusterFile, results: Path, planned: Sequence[Job]) -> list[str]:
+    """Those of `llmperf merge`, for a night's results."""
     expected = [f"--expect=gpus-{width}.json" for job in planned for width in job.widths]
-    merge = [cluster.text("suite", "python"), "-m", "pytest_llmperf.cli", "merge", str(results), *expected]
-    merge += ["--json", str(results / "merged.json"), "--markdown", str(results / "summary.md")]
-    line = f"cd {shlex.quote(str(cluster.checkout))} && {shlex.join(merge)}"
+    files = ["--json", str(results / "merged.json"), "--markdown", str(results / "summary.md")]
+    told = ["--nights", str(nights_file(cluster)), "--name", cluster.text("cluster", "name")]
     address = cluster.text("suite", "mail")
-    if not address:
-        return line
-    summary, name = shlex.quote(str(results / "summary.md")), shlex.quote(cluster.text("cluster", "name"))
-    text = f"{{ cat {summary} || echo no summary was written; }}"
-    mail = f'mail -s {name}": $([ $code -eq 0 ] && echo green || echo RED)" {shlex.quote(address)}'
-    return f"{line}; code=$?; {text} | {mail}; exit $code"
+    return [str(results), *expected, *files, *told, *(["--mail", address] if address else [])]
+
+
+def merge_line(cluster: ClusterFile, results: Path, planned: Sequence[Job]) -> str:
+    """The shell's line that merges by hand, and tells whom the job would tell."""
+    merge = [cluster.text("suite", "python"), "-m", "pytest_llmperf.cli", "merge"]
+    merge += merge_arguments(cluster, results, planned)
+    return f"cd {shlex.quote(str(cluster.checkout))} && {shlex.join(merge)}"

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.cli import merge, submit
+from pytest_llmperf.cli import merge
 from pytest_llmperf.cli.clusterfile import KEYS, ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job, check_budget, cost, jobs, shares
 from pytest_llmperf.cli.script import filled
@@ -332,24 +331,24 @@ class TestScript:
         assert said in done.stdout
         assert ("ran" in done.stdout) == ("ran" in said)
 
+    def test_where_nothing_can_be_written_nothing_is_run(self, tmp_path: Path) -> None:
+        (tmp_path / "python").write_text("#!/bin/sh\necho ran\n")
+        (tmp_path / "python").chmod(0o755)
+        variables = {
+            "PATH": os.environ["PATH"],
+            "LLMPERF_CHECKOUT": str(tmp_path),
+            "LLMPERF_PYTHON": str(tmp_path / "python"),
+            "LLMPERF_RESULTS": "/proc/self",  # a folder, where root cannot write either
+        }
+        words = ["bash", "-c", script_of(tmp_path)]
+        done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stdout == "llmperf: /proc/self cannot be written to; nothing was run\n"
+
     def test_a_template_that_asks_for_more_is_refused(self, tmp_path: Path) -> None:
         file = cluster(tmp_path)
         with pytest.raises(ClusterError, match="@colour@"):
             filled("#SBATCH --x=@colour@\n", file, jobs(file)[0], tmp_path, None)
-
-
-class TestMail:
-    def test_a_subject_is_text_and_a_night_without_a_summary_is_told_too(self, tmp_path: Path) -> None:
-        file = cluster(tmp_path, MINIMAL + f"mail = a b@c\ncheckout = {tmp_path}\npython = false\n")
-        values = {**file.values, "cluster": {**file.values["cluster"], "name": "x$(touch${IFS}y) 'z'"}}
-        (tmp_path / "mail").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\ncat\n')
-        (tmp_path / "mail").chmod(0o755)
-        line = submit.merge_line(replace(file, values=values), tmp_path / "re sults", [])
-        done = subprocess.run(
-            ["sh", "-c", f"PATH={tmp_path}:$PATH; {line}"], capture_output=True, text=True, check=False
-        )
-        assert done.stdout.splitlines() == ["-s", "x$(touch${IFS}y) 'z': RED", "a b@c", "no summary was written"]
-        assert done.returncode == 1
 
 
 def _assignments(script: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main, templates
+from pytest_llmperf.cli.clusterfile import ClusterError
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = sorted((REPOSITORY / "slurm" / "clusters").glob("*.ini"))
@@ -61,7 +62,7 @@ class TestInAProjectOfOnesOwn:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("pytest_llmperf.__file__", str(tmp_path / "pytest_llmperf" / "__init__.py"))
-        with pytest.raises(templates.ClusterError, match=r"no nightly.sbatch in .*/pytest_llmperf/slurm or .*/slurm;"):
+        with pytest.raises(ClusterError, match=r"no nightly.sbatch in .*/pytest_llmperf/slurm or .*/slurm;"):
             templates.folder()
 
 

@@ -1,0 +1,165 @@
+"""Who is told of a night, and that a merge which could tell nobody is not green."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf.cli import main
+from pytest_llmperf.cli.notice import Notice
+from pytest_llmperf.cli.script import filled_merge
+from tests.unit.test_cli_submit import MINIMAL, REPOSITORY, cluster, result, write
+
+TEMPLATE = (REPOSITORY / "slurm" / "merge.sbatch").read_text(encoding="utf-8")
+STAMP = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mail program but a test's own, and a scontrol that keeps what it is told."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "night").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    program("scontrol", f'echo "$@" >> {tmp_path}/commented')
+
+
+def program(name: str, text: str) -> Path:
+    path = Path("bin", name).absolute()
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def mailing(code: int = 0) -> None:
+    program(
+        "mail",
+        f'for word; do echo "$word"; done > mailed; while read -r line; do echo "$line"; done >> mailed; exit {code}',
+    )
+
+
+def merge(*options: str) -> int:
+    return main(["merge", "night", "--markdown", "night/summary.md", "--nights", "nights.txt", *options])
+
+
+class TestMerge:
+    def test_a_green_night_is_told_everywhere(self) -> None:
+        mailing()
+        write(Path("night"), 1, result("a"))
+        assert merge("--name", "big", "--mail", "a@b") == 0
+        lines = Path("mailed").read_text().splitlines()
+        assert lines[:4] == ["-s", "big: green", "a@b", "# green: 1 pass"]
+        assert re.fullmatch(rf"{STAMP}  night  green: 1 pass\n", Path("nights.txt").read_text())
+        assert Path("commented").read_text() == "update JobId=7 Comment=llmperf: green: 1 pass\n"
+
+    @pytest.mark.parametrize(
+        ("code", "why"), [(None, "mail: No such file or directory"), (3, "mail ended with exit code 3")]
+    )
+    def test_a_green_night_that_could_not_be_mailed_is_not_green(
+        self, capsys: pytest.CaptureFixture[str], code: int | None, why: str
+    ) -> None:
+        if code is not None:
+            mailing(code)
+        write(Path("night"), 1, result("a"))
+        assert merge("--mail", "a@b") == 1
+        said = f"a@b: not mailed ({why})"
+        assert capsys.readouterr().err == f"llmperf: {said}\n"
+        assert Path("nights.txt").read_text().endswith(f"  night  green: 1 pass; {said}\n")
+        assert f"Comment=llmperf: green: 1 pass; {said}" in Path("commented").read_text()
+
+    def test_what_was_not_written_is_mailed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        mailing()
+        write(Path("night"), 1, result("a"))
+        Path("night", "summary.md").mkdir()  # so that no file can have its place
+        assert merge("--mail", "a@b") == 1
+        mailed = Path("mailed").read_text()
+        assert "llmperf-nightly: RED\n" in mailed
+        assert "# green: 1 pass\n" in mailed
+        assert "night/summary.md: not written (" in mailed
+        assert "night/summary.md: not written (" in Path("nights.txt").read_text()
+        assert "night/summary.md: not written (" in capsys.readouterr().err
+
+    def test_a_line_that_nobody_can_read_is_told_to_the_job(self, capsys: pytest.CaptureFixture[str]) -> None:
+        write(Path("night"), 1, result("a"))
+        Path("nights.txt").mkdir()
+        assert merge() == 1
+        assert "nights.txt: not written (Is a directory)" in capsys.readouterr().err
+        assert "green: 1 pass; nights.txt: not written (Is a directory)" in Path("commented").read_text()
+
+    def test_why_a_night_is_red_is_told_and_not_at_any_length(self) -> None:
+        assert merge(*(f"--expect=gpus-{width}.json" for width in range(1, 20))) == 1
+        line = Path("nights.txt").read_text()
+        assert "  night  red: no case; gpus-1.json: missing, " in line
+        assert line.endswith(" ...\n")
+        assert len(line) < 450
+
+    def test_by_hand_nobody_is_told(self) -> None:
+        mailing()
+        write(Path("night"), 1, result("a"))
+        assert main(["merge", "night"]) == 0
+        assert {path.name for path in Path().iterdir()} == {"bin", "night"}
+
+    def test_a_mail_that_is_never_handed_over_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pytest_llmperf.cli.notice._SECONDS", 0.2)
+        program("mail", "exec /bin/sleep 60")
+        (said,) = Notice("night", mail="a@b").tell("green: 1 pass", ["#"], [], [])
+        assert said == "a@b: not mailed (mail did not end within 0.2 s)"
+
+
+class TestScript:
+    """slurm/merge.sbatch: what is told where `llmperf merge` cannot be run."""
+
+    def run(
+        self, tmp_path: Path, python: str, *, mail: str = "", log: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        path = f"{tmp_path}/bin:/usr/bin:/bin"
+        file = cluster(tmp_path, MINIMAL + f"checkout = {tmp_path}\nresults = .\npython = {python}\n")
+        suite = {**file.values["suite"], "mail": mail}
+        values = {**file.values, "suite": suite, "cluster": {**file.values["cluster"], "name": "x$(touch${IFS}y) 'z'"}}
+        script = filled_merge(
+            TEMPLATE, replace(file, values=values), tmp_path / "night", ["night", "--nights", "nights.txt"]
+        )
+        if log is not None:
+            script = re.sub("^log=.*", f"log={log}", script, flags=re.MULTILINE)
+        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+
+    def test_a_subject_is_text_and_a_night_without_a_summary_is_told_too(self, tmp_path: Path) -> None:
+        mailing()
+        assert self.run(tmp_path, "false", mail="a b@c").returncode == 1
+        said = f"red: not merged, false cannot run llmperf merge in {tmp_path} (exit code 1)"
+        assert Path("mailed").read_text().splitlines() == [
+            *("-s", "x$(touch${IFS}y) 'z': RED", "a b@c", said, f"no summary was written in {tmp_path}/night")
+        ]
+        assert re.fullmatch(rf"{STAMP}  night  {re.escape(said)}\n", Path("nights.txt").read_text())
+        assert Path("commented").read_text().splitlines() == [
+            "update JobId=7 Comment=llmperf: not merged",
+            f"update JobId=7 Comment=llmperf: {said}; {tmp_path}/night",
+        ]
+        assert said in Path("night", "merge.log").read_text()
+
+    @pytest.mark.parametrize(("verdict", "code"), [("pass", 0), ("regressed", 1)])
+    def test_what_the_merge_has_told_is_not_told_again(self, tmp_path: Path, verdict: str, code: int) -> None:
+        write(Path("night"), 1, result("a", verdict), exit_code=code)
+        assert self.run(tmp_path, sys.executable).returncode == code
+        assert len(Path("nights.txt").read_text().splitlines()) == 1
+        assert f"# {'red' if code else 'green'}: 1 {verdict}" in Path("night", "merge.log").read_text()
+
+    def test_a_merge_that_is_killed_is_told(self, tmp_path: Path) -> None:
+        python = program("python", '[ "$1" = -c ] || kill -9 $$')
+        assert self.run(tmp_path, str(python)).returncode == 137
+        assert "  night  red: not merged, " in Path("nights.txt").read_text()
+
+    def test_a_folder_that_became_read_only_costs_the_log_and_no_word(self, tmp_path: Path) -> None:
+        write(Path("night"), 1, result("a"))
+        done = self.run(tmp_path, sys.executable, log="/proc/self/merge.log")
+        assert done.returncode == 0
+        assert "# green: 1 pass" in done.stdout
+        assert "  night  green: 1 pass" in Path("nights.txt").read_text()

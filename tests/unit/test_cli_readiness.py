@@ -1,0 +1,157 @@
+"""What `llmperf submit` looks at before the night, when somebody is there to mend it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf.cli import main
+from tests.unit.test_cli_submit import MINIMAL, REPOSITORY
+
+ALONE = "[sbatch]\nexclusive = yes\n" + MINIMAL
+LOCAL = MINIMAL.replace("[suite]", "scheduler = local\n[suite]").replace("1 2 4 8 32", "1")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    (tmp_path / "perf_tests").mkdir()
+    (tmp_path / "bin").mkdir()
+    program("sbatch", "echo 1")
+
+
+def program(name: str, text: str) -> Path:
+    path = Path("bin", name).absolute()
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def submit(text: str, *options: str) -> int:
+    Path("mine.ini").write_text(text)
+    return main(["submit", "mine.ini", *options])
+
+
+class TestRefused:
+    """Nothing was submitted, no folder is left, and one line says why."""
+
+    def said(self, capsys: pytest.CaptureFixture[str], text: str) -> str:
+        program("sbatch", "echo x >> asked; echo 1")
+        assert submit(text) == 1
+        out, error = capsys.readouterr()
+        assert "submitted" not in out
+        assert not Path(".llmperf").exists()
+        assert not Path("asked").exists()
+        (line,) = error.splitlines()
+        return line
+
+    def test_a_python_that_is_not_there(self, capsys: pytest.CaptureFixture[str]) -> None:
+        line = self.said(capsys, ALONE + "python = /no/such/python\n")
+        assert line == (
+            "llmperf: mine.ini: [suite] python = /no/such/python: expected a Python that imports pytest and "
+            "pytest_llmperf (No such file or directory); where that holds on the nodes alone, write check_python = no"
+        )
+
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            (
+                "echo 'Traceback'; echo \"ModuleNotFoundError: No module named 'pytest_llmperf'\" >&2; exit 1",
+                "No module",
+            ),
+            ("exit 3", "(exit code 3)"),
+            ("printf '\\377\\n' >&2; exit 1", "(\N{REPLACEMENT CHARACTER})"),
+        ],
+    )
+    def test_a_python_that_cannot_import_us(self, capsys: pytest.CaptureFixture[str], text: str, why: str) -> None:
+        line = self.said(capsys, ALONE + f"python = {program('python', text)}\n")
+        assert "expected a Python that imports pytest and pytest_llmperf (" in line
+        assert why in line
+
+    def test_a_real_one_without_us(self, capsys: pytest.CaptureFixture[str]) -> None:
+        python = program("python", f'exec {sys.executable} -S -I "$@"')
+        assert "(ModuleNotFoundError: No module named 'pytest')" in self.said(capsys, ALONE + f"python = {python}\n")
+
+    def test_a_python_that_does_not_answer(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pytest_llmperf.cli.readiness._SECONDS", 0.2)
+        assert "(not within 0.2 s)" in self.said(capsys, ALONE + f"python = {program('python', 'exec sleep 60')}\n")
+
+    @pytest.mark.parametrize("options", ["perf_test --perf-strict", "perf_tests no/test_x.py::test_y[a] -q"])
+    def test_tests_that_are_not_there(self, capsys: pytest.CaptureFixture[str], options: str) -> None:
+        line = self.said(capsys, ALONE + f"options = {options}\n")
+        assert f"[suite] options = {options}: expected tests that are there, and " in line
+
+    def test_a_mail_that_this_machine_cannot_send(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        program("python", "exit 0")
+        monkeypatch.setenv("PATH", str(Path("bin").absolute()))
+        line = self.said(capsys, LOCAL + "mail = a@b\npython = python\n")
+        assert "[suite] mail = a@b: expected none here, where no program `mail` is on PATH" in line
+
+    def test_a_selection_that_the_environment_brings(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTEST_ADDOPTS", "-q -k batch")
+        line = self.said(capsys, ALONE)
+        assert "PYTEST_ADDOPTS=-q -k batch: sbatch hands it on; expected no -k, of which pytest knows the last" in line
+
+    @pytest.mark.parametrize("text", [ALONE, ALONE + "mode = array\n"])
+    def test_a_job_that_sbatch_refuses(self, capsys: pytest.CaptureFixture[str], text: str) -> None:
+        program("sbatch", "echo 'invalid account' >&2; exit 1")
+        assert submit(text) == 1
+        assert "sbatch refused: invalid account" in capsys.readouterr().err
+        assert [*Path(".llmperf/nightly").iterdir()] == []
+
+    def test_a_job_that_sbatch_may_have_taken_keeps_its_folder(self) -> None:
+        program("sbatch", "echo welcome")
+        assert submit(ALONE) == 1
+        assert len([*Path(".llmperf/nightly").iterdir()]) == 1
+
+
+class TestTaken:
+    def test_a_night_of_its_own_nodes_is_submitted_without_a_warning(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert submit(ALONE) == 0
+        assert "warning" not in capsys.readouterr().out
+
+    @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+    def test_a_night_beside_others_is_warned_of(self, capsys: pytest.CaptureFixture[str], dry: list[str]) -> None:
+        assert submit(MINIMAL, *dry) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("warning: [sbatch] exclusive = no: other jobs may run on the same nodes")
+        assert "write exclusive = yes" in lines[0]
+
+    @pytest.mark.parametrize("text", [MINIMAL + "[sbatch]\noptions = --exclusive=user\n", LOCAL])
+    def test_where_nobody_shares_nobody_is_warned(self, capsys: pytest.CaptureFixture[str], text: str) -> None:
+        assert submit(text, "--dry-run") == 0
+        assert "warning" not in capsys.readouterr().out
+
+    def test_a_python_of_the_nodes_alone_may_be_named(self) -> None:
+        assert submit(ALONE + "python = /no/such/python\ncheck_python = no\n") == 0
+
+    def test_a_python_in_the_checkout_is_found_there(self, tmp_path: Path) -> None:
+        Path("suite", "perf_tests").mkdir(parents=True)
+        program("python", "exit 0").rename(tmp_path / "suite" / "python")
+        assert submit(ALONE + "checkout = suite\npython = ./python\n") == 0
+
+    def test_where_the_nodes_may_mail_a_missing_program_is_a_warning(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+        assert submit(ALONE + "mail = a@b\n") == 0
+        warning = capsys.readouterr().out.splitlines()[0]
+        assert warning.startswith("warning: [suite] mail = a@b: no program `mail` is on PATH here; ")
+        assert f"{tmp_path}/.llmperf/nightly/nights.txt says why" in warning
+
+    def test_a_night_that_is_never_merged_is_seen_too(self, tmp_path: Path) -> None:
+        program("sbatch", f"echo x >> {tmp_path}/asked; /usr/bin/wc -l < {tmp_path}/asked")
+        assert submit(ALONE + "mode = array\n") == 0
+        (night,) = Path(".llmperf/nightly").glob("2*")
+        (line,) = Path(".llmperf/nightly/nights.txt").read_text().splitlines()
+        assert line.endswith(f"  {night.name}  submitted as 1 2 3, to be merged by 4")
