@@ -38,7 +38,7 @@ def program(path: Path, text: str) -> None:
 
 
 def submit(suite: Suite, mail: str) -> tuple[list[str], Path]:
-    """As somebody does who has no checkout of ours: the job and the one that merges, and the folder of their results."""
+    """As from a project that has no checkout of ours: the job and the one that merges; the folder of results."""
     folder = suite.folder
     (folder / "my.ini").write_text(_CLUSTER.format(folder=folder))
     program(folder / "python", f'exec {sys.executable} "$@"')
