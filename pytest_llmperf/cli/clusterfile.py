@@ -257,7 +257,7 @@ class ClusterFile:
 
 
 def _fits(width: int, per_node: int) -> bool:
-    nodes = -(-width // per_node)  # the fewest that have so many; every node gets the same number
+    nodes = -(-width // per_node)  # the fewest with so many; a launch puts the same number on each
     return width % nodes == 0
 
 

@@ -13,7 +13,7 @@ from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
 from pytest_llmperf.cli.reserved import RESERVED, reserved_in
 from pytest_llmperf.cli.submit import nights_file
 
-# On a file system that many share a first import of pytest was seen to take half a minute.
+# Much more than an import takes from a busy file system; a wrapper that asks for a password takes for ever.
 _SECONDS = 120
 
 

@@ -10,7 +10,7 @@ _JOB = "which the nightly job gives pytest itself"
 RESERVED: Mapping[str, str] = {
     "-k": "of which pytest knows the last alone; say it as [suite] select",
     "--gpus": "which the nightly job gives pytest for each width; say them as [suite] gpus",
-    **dict.fromkeys(("--perf-json", "--perf-resume", "--perf-width"), _JOB),
+    **dict.fromkeys(("--perf-json", "--perf-resume", "--perf-width", "--perf-plan"), _JOB),
     "--perf-dry-run": "of which no night has results; see llmperf submit --dry-run",
 }
 
