@@ -44,12 +44,14 @@ class Show:
     def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchShow]:
         """Show one launch from its start to its end, however it ends."""
         show = LaunchShow(self, spec_id, number, launches)
-        if not self._quiet and not self.is_live:
-            self.say(started_line(spec_id, number, launches))
         try:
             yield show
         finally:
             show.clear()
+
+    def started(self, spec_id: str, number: int, launches: int) -> None:
+        if not self._quiet and not self.is_live:
+            self.say(started_line(spec_id, number, launches))
 
     def finished(self, spec_id: str, number: int, launches: int, launch: Launch) -> None:
         if not self._quiet and not self.is_live:
@@ -76,9 +78,14 @@ class LaunchShow:
     def __init__(self, show: Show, spec_id: str, number: int, launches: int) -> None:
         self._show, self._spec_id, self._number, self._launches = show, spec_id, number, launches
         self._start = time.monotonic()
+        self._is_told = False
         self._line = LiveLine(write=show.write, width=_width) if show.is_live else None
 
     def update(self, progress: Progress) -> None:
+        """Of a launch that runs: one that waits for its nodes, or for which no time is left, has not started."""
+        if not self._is_told:
+            self._is_told = True
+            self._show.started(self._spec_id, self._number, self._launches)
         if self._line is not None:
             seconds = time.monotonic() - self._start
             text = live_line(self._spec_id, self._number, self._launches, progress, seconds, _width())
