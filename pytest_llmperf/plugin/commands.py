@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.result import CaseResult
+
+if TYPE_CHECKING:
+    from pytest_llmperf.launch.cluster import Cluster
 
 # Options that decide what a case is held against, or how, and their defaults.
 _DECIDING = {
@@ -23,7 +28,7 @@ _DECIDING = {
 
 
 def rerun(item: pytest.Item, session: PerfSession) -> str:
-    """The command that runs this test alone, from where pytest was started."""
+    """The command that runs this test alone, from where pytest was started; of a SLURM job's run, in one like it."""
     return _command(item, session)
 
 
@@ -34,10 +39,30 @@ def accept(item: pytest.Item, session: PerfSession, result: CaseResult) -> str:
     return f"{_command(item, session)} {flags}" + (' --perf-reason "why"' if needs_reason else "")
 
 
+# What a job was asked for, of what its variables tell.
+_ASKED = {
+    "--account": "SLURM_JOB_ACCOUNT",
+    "--partition": "SLURM_JOB_PARTITION",
+    "--qos": "SLURM_JOB_QOS",
+    "--reservation": "SLURM_JOB_RESERVATION",
+    "--cpus-per-task": "SLURM_CPUS_PER_TASK",
+}
+
+
+def salloc_words(cluster: Cluster | None, variables: Mapping[str, str]) -> list[str]:
+    """What takes as many nodes, tasks and GPUs as this job has; nothing outside of one."""
+    if cluster is None:
+        return []
+    words = [f"--nodes={len(cluster.allocation.nodes)}", f"--ntasks-per-node={cluster.tasks_per_node}"]
+    words += [f"{option}={variables[name]}" for option, name in _ASKED.items() if variables.get(name)]
+    granted = cluster.nodes[0].granted_gpus
+    return ["salloc", *words, *([f"--gres=gpu:{granted}"] if granted else [])]
+
+
 def _command(item: pytest.Item, session: PerfSession) -> str:
     path, separator, name = item.nodeid.partition("::")
     node = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir) + separator + name
-    parts = ["pytest", node, "--gpus", str(session.num_gpus)]
+    parts = [*salloc_words(session.cluster, os.environ), "pytest", node, "--gpus", str(session.num_gpus)]
     for name, usual in _DECIDING.items():
         value = item.config.getoption(name)
         parts += [f"{name}={value}"] if value != usual else []
