@@ -36,12 +36,18 @@ class Cluster:
 
     @property
     def machine(self) -> Machine:
-        """All of it as one machine: its GPUs in the order of the nodes, its cores where there are none."""
-        gpus = [gpu for node in self.nodes for gpu in node.gpus]
+        """All of it as one machine: its GPUs in the order of the nodes, and as many cores as it has tasks.
+
+        A node that did not answer counts, as one like the others: a case that needs it has to say that it is lost.
+        """
+        first, answered = self.nodes[0], {node.node: node.gpus for node in self.nodes}
+        unseen = tuple(replace(gpu, uuid="") for gpu in first.gpus)
+        gpus = [gpu for name in self.allocation.nodes for gpu in answered.get(name, unseen)]
         return Machine(
             gpus=tuple(replace(gpu, index=index) for index, gpu in enumerate(gpus)),
-            cpu_name=self.nodes[0].cpu_name,
-            cores=self.tasks_per_node * len(self.nodes),
+            cpu_name=first.cpu_name,
+            cores=self.tasks_per_node * len(self.allocation.nodes),
+            node_cores=first.cores,
         )
 
     @property

@@ -28,6 +28,8 @@ class NodeFacts:
     granted_gpus: int
     """What SLURM says that the job has there; 0 where it does not say."""
     cpu_name: str
+    cores: int = 0
+    """All its logical ones, those that other jobs have too."""
     switch: str = ""
     """Its place in the network, by ``SLURM_TOPOLOGY_ADDR``, without the node itself."""
 
@@ -35,7 +37,7 @@ class NodeFacts:
     def kind(self) -> str:
         """What must be the same on every node of a launch."""
         if not self.gpus:
-            return self.cpu_name
+            return f"{self.cpu_name}, {self.cores} cores"
         names = sorted({f"{gpu.name} {gpu.memory_bytes / GIB:.0f} GiB" for gpu in self.gpus})
         return f"{len(self.gpus)} × {' and '.join(names)}"
 
@@ -68,6 +70,7 @@ def find_facts() -> NodeFacts:
         gpus=machine.gpus,
         granted_gpus=int(granted) if granted.isdigit() else 0,
         cpu_name=machine.cpu_name,
+        cores=os.cpu_count() or 0,
         switch=switch(),
     )
 

@@ -38,7 +38,9 @@ class Machine:
     gpus: tuple[Gpu, ...]
     cpu_name: str
     cores: int
-    """Logical cores this process may run on."""
+    """Logical cores this process may run on; in a SLURM job, ranks that it has room for."""
+    node_cores: int = 0
+    """All logical cores of a node, where a scheduler gives some of them; 0: those are all that is known."""
 
     @property
     def gpu_kind(self) -> str:
@@ -56,8 +58,8 @@ class Machine:
 
     @property
     def cpu_kind(self) -> str:
-        """The machine kind of its CPU, e.g. ``cpu-amd-epyc-2c``."""
-        return f"cpu-{_slug(self.cpu_name)}-{self.cores}c"
+        """The machine kind of its CPU, e.g. ``cpu-amd-epyc-2c``; of a node what it is, whatever a job has of it."""
+        return f"cpu-{_slug(self.cpu_name)}-{self.node_cores or self.cores}c"
 
 
 def find_machine() -> Machine:

@@ -41,6 +41,8 @@ for node in nodes:
     running.append(subprocess.Popen(command, env=environment))
 signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in running])
 codes = [process.wait() for process in running]
+if plan.get("then") and "pytest_llmperf.worker" in words:
+    pathlib.Path(PLAN).write_text(json.dumps({**plan, **plan["then"], "then": None}))
 sys.exit(max([abs(code) for code in codes], default=1) or int(len(running) < len(nodes)))
 """
 
@@ -67,7 +69,7 @@ module = sys.argv[2]
 if module.endswith("facts"):
     gpu = {"name": node.get("gpu", "H100"), "memory_bytes": node.get("gib", 64) * 2**30}
     gpus = [{"index": i, "uuid": f"GPU-{i}", **gpu} for i in range(node.get("gpus", 0))]
-    facts = {"node": name, "host": name, "gpus": gpus, "cpu_name": node.get("cpu", "EPYC")}
+    facts = {"node": name, "host": name, "gpus": gpus, "cpu_name": node.get("cpu", "EPYC"), "cores": node.get("cores", 64)}
     facts |= {"granted_gpus": node.get("granted", len(gpus)), "switch": node.get("switch", "")}
     print("Welcome to the cluster\\nllmperf-node " + json.dumps(facts))
 elif module.endswith("node"):

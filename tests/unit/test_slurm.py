@@ -177,6 +177,26 @@ class TestCluster:
         cluster = find_cluster(SlurmOptions(python=str(slurm.python)))
         assert ([node.node for node in cluster.nodes], cluster.lost) == (["n1"], ("n2",))
 
+    def test_a_node_that_does_not_answer_is_the_jobs_all_the_same(self, slurm: FakeSlurm) -> None:
+        slurm.allocate({"n1": GPUS, "n2": {**GPUS, "dead": True}}, tasks=2)
+        machine = find_cluster(SlurmOptions(python=str(slurm.python))).machine
+        assert [gpu.uuid for gpu in machine.gpus] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3", "", "", "", ""]
+        assert (machine.gpu_kind, machine.cores) == ("h100-64gib", 4)
+
+    def test_a_cpus_kind_is_the_nodes_and_not_what_a_job_has_of_it(self, slurm: FakeSlurm) -> None:
+        kinds = set()
+        for nodes, tasks in ((["n1", "n2"], 1), (["n1"], 1), (["n1"], 2)):
+            slurm.allocate({name: {"cores": 64} for name in nodes}, tasks=tasks)
+            machine = find_cluster(SlurmOptions(python=str(slurm.python))).machine
+            assert machine.cores == len(nodes) * tasks, "as many ranks fit"
+            kinds.add(machine.cpu_kind)
+        assert kinds == {"cpu-epyc-64c"}
+
+    def test_nodes_of_different_size_are_refused_on_the_cpu_too(self, slurm: FakeSlurm) -> None:
+        slurm.allocate({"n1": {"cores": 64}, "n2": {"cores": 128}})
+        with pytest.raises(AllocationError, match="n1: EPYC, 64 cores; n2: EPYC, 128 cores"):
+            find_cluster(SlurmOptions(python=str(slurm.python))).check(on_cpu=True)
+
 
 class TestCommand:
     def test_a_case_gets_the_nodes_and_gpus_it_needs(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
@@ -326,7 +346,7 @@ class TestLaunch:
         assert said == [
             f"{SPEC.id}: node n2 was given up (SLURM: down+not_responding); tried once more without n2",
         ]
-        assert "--nodelist=n1,n3" in slurm.calls[-1]
+        assert any("--nodelist=n1,n3" in call for call in slurm.calls)
 
     def test_a_step_that_srun_refuses_is_no_broken_node(
         self, slurm: FakeSlurm, said: list[str], tmp_path: Path
@@ -356,6 +376,36 @@ class TestLaunch:
         assert again.message == (
             "needs 2 task(s), the same number on each node; SLURM job 7 has 1 node(s) with 1 each left (n2 failed)"
         )
+
+    def test_a_node_that_is_lost_to_the_job_is_named_to_whoever_may_begin_anew(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path
+    ) -> None:
+        slurm.allocate({"n1": {}, "n2": {}})
+        start = launcher(slurm, said)
+        slurm.plan(nodes={"n1": {}, "n2": {"dead": True, "state": "MIXED"}})  # SLURM has not given it up yet
+        for name in ("run", "next"):  # found by the first, known to the second
+            failure = start.launch(replace(request(tmp_path), folder=tmp_path / name), lambda _: None)
+            assert isinstance(failure, Failure)
+            assert failure.lost_nodes == ("n2",)
+
+    def test_a_node_that_broke_a_launch_and_works_is_not_lost(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path
+    ) -> None:
+        slurm.allocate({"n1": {}, "n2": {}})
+        start = launcher(slurm, said)
+        slurm.plan(nodes={"n1": {}, "n2": {"silent": True}})
+        failure = start.launch(request(tmp_path), lambda _: None)
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.lost_nodes) == ("node-failure", ())
+
+    def test_a_case_that_was_always_too_large_lacks_no_lost_node(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path
+    ) -> None:
+        slurm.allocate({"n1": {}, "n2": {"dead": True}})
+        spec = TrainSpec(model="llama-tiny", gpus=4, sequence_length=16)
+        failure = launcher(slurm, said).launch(request(tmp_path, spec), lambda _: None)
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.lost_nodes) == ("never-started", ())
 
     def test_a_torchrun_that_was_killed_is_told_with_its_node(
         self, slurm: FakeSlurm, said: list[str], tmp_path: Path
@@ -404,6 +454,7 @@ class TestLaunch:
         failure = start.launch(request(tmp_path), lambda _: None)
         assert isinstance(failure, Failure)
         assert failure.kind == "node-failure"
+        assert failure.lost_nodes == (), "the node works: another start would find it as it is"
         assert any("fake-python" in line for line in failure.tail)
 
 
