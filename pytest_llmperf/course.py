@@ -24,6 +24,8 @@ class Failure:
     rank: int | None = None
     health: Health = field(default_factory=Health)
     """What else happened on its hardware, as far as somebody looked: a neighbour may hold the memory it lacked."""
+    lost_nodes: tuple[str, ...] = ()
+    """Nodes of its job that answer nobody any more, and without which it could not run: others may stand in."""
 
     @property
     def reason(self) -> str:

@@ -13,6 +13,7 @@ from pytest_llmperf.cli.submit import nights_file
 
 _PLACEHOLDER = re.compile(r"@([a-z_]+)@")
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
+_SIGNAL_SECONDS = 60
 _LAUNCH_INI = {key: f"perf_slurm_{key}" for key in KEYS["launch"]}
 
 
@@ -54,6 +55,14 @@ def filled_merge(template: str, cluster: ClusterFile, results: Path, arguments: 
     return _PLACEHOLDER.sub(lambda match: _quoted(match[1], values[match[1]]), template)
 
 
+def signal_seconds(hours: float) -> int:
+    """How long before its end a job is told to stop: a minute, or an eighth of a short job.
+
+    SLURM tells it up to half a minute earlier, and by then pytest has seen to it that no launch is in the way.
+    """
+    return max(1, min(_SIGNAL_SECONDS, int(hours * 3600 / 8)))
+
+
 def log_name(results: Path, pattern: str) -> str:
     """A log's name as sbatch takes it: a % of the folder's own name is none of SLURM's."""
     return f"{str(results).replace('%', '%%')}/{pattern}"
@@ -77,6 +86,7 @@ def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float |
         "nodes": str(job.nodes),
         "tasks_per_node": str(gpus) if on_cpu else "1",
         "cpus_per_task": _cpus_per_task(cluster, gpus if on_cpu else 1),
+        "signal_seconds": str(signal_seconds(cluster.hours)),
         "array": ",".join(map(str, job.widths)) if job.is_array else "",
         "name": cluster.text("cluster", "name"),
         "output": log_name(results, "%x-%A_%a.log" if job.is_array else "%x-%j.log"),

@@ -16,6 +16,10 @@ class AllocationError(ValueError):
     """The allocation cannot serve, in one line."""
 
 
+class NoNodeAnswersError(AllocationError):
+    """Whatever the nodes are, none of them says so."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
     """One job's nodes."""

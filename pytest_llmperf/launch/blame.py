@@ -29,15 +29,18 @@ def failed_nodes(log: str) -> set[str]:
     return _nodes(_FAILED.findall(log))
 
 
+def is_gone(state: str) -> bool:
+    """Whether SLURM calls a node so that it cannot work."""
+    return bool(_GONE.search(state))
+
+
 def broken(nodes: Sequence[str], silent: Collection[str], states: Mapping[str, str], log: str) -> list[str]:
     """Those of a launch's ``nodes`` that broke it; ``silent`` left no last word, ``states`` are SLURM's."""
     failed = failed_nodes(log)
     gone = [
         node
         for node in nodes
-        if node in failed
-        or _GONE.search(states.get(node, ""))
-        or (node in silent and _LEAVING.search(states.get(node, "")))
+        if node in failed or is_gone(states.get(node, "")) or (node in silent and _LEAVING.search(states.get(node, "")))
     ]
     ended_by_themselves = _nodes(_TASK_ENDED.findall(_SRUN_ENDS.split(log)[0])) & {*silent}
     return gone or [node for node in nodes if node in (ended_by_themselves or silent)]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.launch.allocation import Allocation, AllocationError, listed
+from pytest_llmperf.launch.allocation import Allocation, AllocationError, NoNodeAnswersError, listed
 from pytest_llmperf.launch.blame import word
 from pytest_llmperf.launch.facts import MARK, NodeFacts, parse
 from pytest_llmperf.launch.local import package_path
@@ -27,7 +27,7 @@ _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The nodes of one allocation that answered."""
+    """The nodes of one allocation, of which those that answered are known."""
 
     allocation: Allocation
     nodes: tuple[NodeFacts, ...]
@@ -112,7 +112,7 @@ def find_cluster(options: SlurmOptions) -> Cluster:
         raise AllocationError(f"SLURM job {allocation.job_id}: a node's answer makes no sense ({error})") from None
     nodes = tuple(answers[name] for name in allocation.nodes if name in answers)
     if not nodes:
-        raise AllocationError(
+        raise NoNodeAnswersError(
             f"SLURM job {allocation.job_id}: no node answered a step that asked what it is ({trouble}); "
             f"try by hand: srun --overlap {shlex.join([*options.srun, *options.wrapped([_python(options), '-V'], {})])}"
         )

@@ -21,6 +21,7 @@ from pytest_llmperf.launch.facts import NodeFacts
 from pytest_llmperf.launch.files import means_no_room
 from pytest_llmperf.launch.leases import lease_nodes
 from pytest_llmperf.launch.local import LaunchRequest, lifeline, torchrun_command, worker_environment, write_request
+from pytest_llmperf.launch.lost import unreachable
 from pytest_llmperf.launch.node import SCRATCH
 from pytest_llmperf.launch.progress import ProgressReader
 from pytest_llmperf.launch.site import SlurmOptions
@@ -79,6 +80,8 @@ class SlurmLauncher:
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
         """See ``Launcher``. A launch that its nodes broke is tried once more on others, where there are any.
 
+        A failure names the nodes that are lost to the job where the case could run with them.
+
         Raises:
             OutOfTimeError: the job ends too soon.
         """
@@ -92,19 +95,27 @@ class SlurmLauncher:
         self._lost |= first.lost
         names = listed(tuple(first.lost))
         if self._placement(request) is None:
-            return first.failure
+            return self._for_want_of_nodes(first.failure, request)
         self._say(f"{request.spec.id}: {first.failure.message}; tried once more without {names}")
         again = replace(request, folder=request.folder.with_name(f"{request.folder.name}-again"))
         second = self._attempt(again, watch)
         if isinstance(second, Aftermath):
             self._lost |= second.lost
-            return second.failure
+            return self._for_want_of_nodes(second.failure, request)
         return second
+
+    def _for_want_of_nodes(self, failure: Failure, request: LaunchRequest) -> Failure:
+        """``failure`` with the nodes that are lost to the job, where all of its nodes would have been enough."""
+        all_nodes = self._cluster.allocation.nodes
+        if place(request.spec.gpus, self._per_node, len(all_nodes)) is None:
+            return failure
+        missing = [name for name in all_nodes if name in self._cluster.lost or name in self._lost]
+        return replace(failure, lost_nodes=unreachable(missing))
 
     def _attempt(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure | Aftermath:
         placement = self._placement(request)
         if placement is None:
-            return _refused(request, self._what_is_left(request))
+            return self._for_want_of_nodes(_refused(request, self._what_is_left(request)), request)
         names = [node.node for node in self._cluster.nodes if node.node not in self._lost]
         try:
             with lease_nodes(placement.num_nodes, self._cluster.allocation.key, names, self._say) as held:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from pytest_llmperf.launch import scheduler
-from pytest_llmperf.launch.allocation import AllocationError, job_key
+from pytest_llmperf.launch.allocation import Allocation, AllocationError, NoNodeAnswersError, job_key, listed
 from pytest_llmperf.launch.cluster import Cluster, find_cluster
+from pytest_llmperf.launch.lost import unreachable
 from pytest_llmperf.launch.site import SlurmOptions
 from pytest_llmperf.launch.slurm import SlurmLauncher
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin.journal import Journal, Kept
+
+
+class AllNodesLostError(Exception):
+    """No node of the job starts anything any more: another start of it gets others."""
 
 
 def hold(launcher: str, options: SlurmOptions, gpus: int | None) -> Cluster:
@@ -22,10 +29,16 @@ def hold(launcher: str, options: SlurmOptions, gpus: int | None) -> Cluster:
 
     Raises:
         pytest.UsageError: there is none, or no figure may come from it.
+        AllNodesLostError: there was one.
     """
     try:
         cluster = find_cluster(options)
         cluster.check(on_cpu=gpus == 0)
+    except NoNodeAnswersError as error:
+        nodes = Allocation.of(os.environ).nodes
+        if unreachable(nodes) == nodes:
+            raise AllNodesLostError(f"node {listed(nodes)} failed, and the job has no other") from None
+        raise pytest.UsageError(f"--perf-launcher {launcher}: {error}") from None
     except AllocationError as error:
         raise pytest.UsageError(f"--perf-launcher {launcher}: {error}") from None
     return cluster
@@ -71,6 +84,14 @@ class Job:
         """Write down what was concluded, and what was spent so far: a node that dies tells nothing any more."""
         self.note_spent()
         return self.journal.keep(kept)
+
+    def begun(self, nodeid: str, digest: str) -> tuple[Launch, ...]:
+        """Launches of a case that an earlier start of the job did not conclude."""
+        return self.journal.begun(nodeid, digest, self._restarts)
+
+    def begin(self, nodeid: str, digest: str, launches: Sequence[Launch]) -> None:
+        """Note what a case has launched."""
+        self.journal.begin(nodeid, digest, self._restarts, launches)
 
     def note_spent(self) -> None:
         """GPU-hours so far, idle ones too: they are what the job is charged for."""

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import pytest
 
 from pytest_llmperf.capacity import Search
 from pytest_llmperf.course import Failure, LaunchFailed, Progress
+from pytest_llmperf.launch.allocation import listed
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
 from pytest_llmperf.launch.machine import Gpu
@@ -71,6 +72,9 @@ class Runner:
         with self._lease(spec.gpus) as gpus, self._show.launch(name, number, total) as live:
             outcome = self._run(self._launch, self._request(spec, gpus, python=python), live)
             if isinstance(outcome, Failure):
+                if outcome.lost_nodes and self._session.settings.resume:  # else nobody would go on with it
+                    lost = f"node {listed(outcome.lost_nodes)} failed"
+                    self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)
                 raise LaunchFailed(spec.id, outcome)
             live.finished(outcome)
         return outcome
@@ -126,11 +130,7 @@ class Runner:
             raise LaunchFailed(request.spec.id, broken_off(request.folder, why, last)) from None
         except OutOfTimeError as error:
             live.clear()
-            self._session.unfinished = str(error)
-            self._session.ends_with = OVER_BUDGET if error.over_budget else UNFINISHED
-            if hasattr(self._session.config, "workerinput"):
-                pytest.skip(str(error))  # the controller of a parallel run would take an exit for a crash
-            pytest.exit(str(error), returncode=self._session.ends_with)
+            self._end(str(error), OVER_BUDGET if error.over_budget else UNFINISHED)
         except KeyboardInterrupt:
             live.clear()
             self._show.say(f"{request.spec.id}: interrupted; its logs are in {request.folder}")
@@ -141,6 +141,13 @@ class Runner:
             if seconds:  # else nothing was started
                 gpus = 0 if self._session.on_cpu else request.spec.gpus
                 self._findings.spent += Spent(launches=1, seconds=seconds, gpu_seconds=gpus * seconds)
+
+    def _end(self, why: str, exit_code: int) -> NoReturn:
+        """End the run before its end; what is known is written."""
+        self._session.unfinished, self._session.ends_with = why, exit_code
+        if hasattr(self._session.config, "workerinput"):
+            pytest.skip(why)  # the controller of a parallel run would take an exit for a crash
+        pytest.exit(why, returncode=exit_code)
 
     def _request(
         self, spec: TrainSpec, gpus: tuple[Gpu, ...], *, python: str = sys.executable, search: Search | None = None

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.cluster import Cluster
     from pytest_llmperf.launch.machine import Gpu, Machine
     from pytest_llmperf.launch.slurm import SlurmLauncher
-    from pytest_llmperf.plugin.allocated import Job
+    from pytest_llmperf.plugin.allocated import AllNodesLostError, Job
     from pytest_llmperf.plugin.widths import Widths
 
-#: The run ended before its end and can go on: time limit, preemption, scancel. Shells know 75 as "try again later".
+#: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells know 75 as "try again
+#: later".
 UNFINISHED = 75
 #: The GPU-hours are used up: another start would change nothing.
 OVER_BUDGET = 76
@@ -52,6 +53,7 @@ class PerfSession:
         self.notes: list[str] = []
         self.num_gates = 1
         self._launcher: SlurmLauncher | None = None
+        self._all_lost: AllNodesLostError | None = None
         self.unfinished = ""
         """What ended this run before its end."""
         self.ends_with = 0
@@ -91,13 +93,22 @@ class PerfSession:
 
         Raises:
             pytest.UsageError: there is none, or no figure may come from it.
+            pytest.exit.Exception: all of its nodes are lost, and this run may go on in another start.
         """
         settings = self.settings
         if not uses_slurm(settings.launcher, os.environ):
             return None
-        from pytest_llmperf.plugin.allocated import hold
+        from pytest_llmperf.plugin.allocated import AllNodesLostError, hold
 
-        cluster = hold(settings.launcher, settings.slurm, settings.gpus)
+        try:
+            if self._all_lost is not None:
+                raise self._all_lost  # asked again, they would take as long
+            cluster = hold(settings.launcher, settings.slurm, settings.gpus)
+        except AllNodesLostError as error:
+            self._all_lost = error
+            if settings.resume and not hasattr(self.config, "workerinput"):  # an exit of xdist's worker is a crash
+                pytest.exit(str(error), returncode=UNFINISHED)
+            raise pytest.UsageError(f"--perf-launcher {settings.launcher}: {error}") from None
         if self.job is not None:
             self.job.holds(len(cluster.machine.gpus))
         return cluster
@@ -111,7 +122,7 @@ class PerfSession:
         """
         settings = self.settings
         if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
-            from pytest_llmperf.plugin.allocated import Job
+            from pytest_llmperf.plugin.allocated import AllNodesLostError, Job
 
             arguments = tuple(map(str, self.config.invocation_params.args))
             return Job(self.config.rootpath / ".llmperf", os.environ, arguments, resume=settings.resume)

@@ -148,6 +148,16 @@ class Slurm:
         if daemon is not None:
             daemon.kill()
 
+    def give_up_after(self, seconds: int) -> None:
+        """How long SLURM waits for a node that does not answer."""
+        path = self.home / "slurm.conf"
+        path.write_text(re.sub(r"SlurmdTimeout=\d+", f"SlurmdTimeout={seconds}", path.read_text()))
+        self.command("scontrol", "reconfigure")
+
+    def give_up(self, node: str) -> None:
+        """What an administrator says of a node that is gone, or SLURM itself once its time is over."""
+        self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=gone")
+
     def start_node(self, node: str) -> None:
         """Start its slurmd and wait until it takes work."""
         if _slurmd(self.home, node) is None:

@@ -25,14 +25,21 @@ time = 5
 [suite]
 gpus = 1 2
 mode = {mode}
-options = -p no:randomly --perf-max-launches 1
+options = {options}
 results = results
+{more}
 """
+_ONCE = "-p no:randomly --perf-max-launches 1"
 
 
-def submit(suite: Suite, mode: str, inject: str = "") -> tuple[list[str], Path]:
-    """The jobs that ``llmperf submit`` submitted, the merging one last; and the folder of their results."""
-    (suite.folder / "cluster.ini").write_text(_CLUSTER.format(mode=mode))
+def submit(
+    suite: Suite, mode: str, inject: str = "", *, options: str = _ONCE, more: str = ""
+) -> tuple[list[str], Path]:
+    """The jobs that ``llmperf submit`` submitted, the merging one last; and the folder of their results.
+
+    ``more`` are lines of ``[suite]``.
+    """
+    (suite.folder / "cluster.ini").write_text(_CLUSTER.format(mode=mode, options=options, more=more))
     done = subprocess.run(
         [sys.executable, "-m", "pytest_llmperf.cli", "submit", "cluster.ini", "--script", str(_SCRIPT)],
         cwd=suite.folder,

@@ -1,0 +1,126 @@
+"""Nodes that are lost while SLURM still waits for them: five minutes, as SLURM comes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Slurm
+from tests.slurm.conftest import Suite
+from tests.slurm.test_jobs import ENDLESS
+from tests.slurm.test_nightly import logs, submit
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
+
+_PATIENT_SECONDS = 300
+_TWICE = "-p no:randomly --perf-launches 2 --perf-max-launches 2"
+
+
+@pytest.fixture
+def patient(slurm: Slurm) -> Iterator[Slurm]:
+    """A SLURM that gives no node up within these tests."""
+    slurm.give_up_after(_PATIENT_SECONDS)
+    yield slurm
+    slurm.give_up_after(10)
+
+
+def lose(suite: Suite, node: str, how: str) -> None:
+    (suite.slurm.kill_daemon if how == "daemon" else suite.slurm.kill_node)(node)
+
+
+@pytest.mark.parametrize(
+    ("mode", "node", "how"),
+    [
+        ("packed", "n2", "daemon"),
+        ("packed", "n1", "daemon"),
+        ("packed", "n2", "node"),
+        ("array", "n2", "daemon"),
+        ("array", "n1", "daemon"),
+        ("array", "n2", "node"),
+    ],
+)
+def test_a_night_that_loses_a_node_begins_anew_before_slurm_gives_it_up(
+    suite: Suite, patient: Slurm, mode: str, node: str, how: str
+) -> None:
+    # Where the ranks live on, the launch that runs ends well, and the next one meets the loss.
+    suite.steps(ENDLESS if how == "node" else 600)
+    (job, *_, merging), results = submit(suite, mode, options=_TWICE)
+    wide = f"{job}_2" if mode == "array" else job
+    suite.until(wide, lambda: suite.training("gpus2"))
+    lose(suite, node, how)
+    suite.until(wide, lambda: "llmperf: unfinished; requeued" in logs(results), 300)
+    assert f"node {node} failed, and llama-tiny" in logs(results)
+    suite.steps(12)
+    patient.give_up(node)  # until then the job waits for its old start to end there
+    patient.wait(lambda: patient.job(wide)["Restarts"] == "1", 90, lambda: logs(results))
+    fields = patient.ended(wide, 240)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), logs(results)
+    assert patient.ended(merging, 240)["JobState"] == "COMPLETED", logs(results)
+    document = json.loads((results / "merged.json").read_text())
+    wide_case = next(result for result in document["results"] if "gpus2" in result["nodeid"])
+    places = [launch["evidence"]["slurm_nodes"] for launch in wide_case["launches"]]
+    assert node not in places[-1].split()
+    kept = "1 of its launches ran before the job was requeued"
+    assert (kept in wide_case["notes"]) == (how == "daemon"), "a launch that ended well is not run again"
+    assert (places[0] == "n1 n2") == (how == "daemon")
+
+
+@pytest.mark.parametrize(("node", "left"), [("n2", "n1"), ("n1", "n2")], ids=["other", "first"])
+def test_the_last_start_goes_on_with_what_fits_on_the_nodes_that_work(
+    suite: Suite, patient: Slurm, node: str, left: str
+) -> None:
+    suite.steps(600)
+    (job, merging), results = submit(suite, "packed", options=_TWICE, more="max_restarts = 0")
+    suite.until(job, lambda: suite.training("gpus2"))
+    patient.kill_daemon(node)
+    suite.until(job, (results / "gpus-1.json").exists)
+    suite.until(job, lambda: "llmperf: 1 GPU(s): exit code 0" in logs(results))
+    patient.give_up(node)
+    patient.ended(job)
+    assert patient.ended(merging)["ExitCode"] == "1:0", logs(results)
+    document = json.loads((results / "merged.json").read_text())
+    places = {result["launches"][0]["evidence"]["slurm_nodes"] for result in document["results"]}
+    assert [result["verdict"] for result in document["results"]] == ["pass"]
+    assert places == {left}
+    assert f"node {node} failed, and llama-tiny" in (results / "summary.md").read_text()
+
+
+def test_a_job_of_ones_own_that_may_resume_ends_unfinished(suite: Suite, patient: Slurm) -> None:
+    job = suite.submit("--perf-resume")
+    suite.until(job, lambda: "gpus1: launch 1/1 started" in suite.log(job))
+    patient.kill_daemon("n2")
+    suite.until(job, (suite.folder / f"out-{job}.json").exists)
+    results = suite.results(job)
+    assert results["exit_code"] == 75
+    assert results["unfinished"].startswith("node n2 failed, and llama-tiny")
+    assert results["1"]["verdict"] == "pass"
+    assert "2" not in results
+
+
+def test_one_that_may_not_names_the_node_and_says_how_to_get_nodes_like_these(suite: Suite, patient: Slurm) -> None:
+    job = suite.submit()
+    suite.until(job, lambda: "gpus1: launch 1/1 started" in suite.log(job))
+    patient.kill_daemon("n2")
+    suite.until(job, (suite.folder / f"out-{job}.json").exists)
+    results = suite.results(job)
+    assert results["exit_code"] == 1
+    assert "node-failure): node n2 did not begin" in results["2"]["reason"]
+    again = "run it again: salloc --nodes=2 --ntasks-per-node=1 --partition=main pytest "
+    suite.until(job, lambda: again in suite.log(job))
+
+
+def test_however_many_nodes_a_job_has_a_cpus_kind_is_the_nodes(suite: Suite) -> None:
+    (suite.folder / "pytest.ini").write_text("[pytest]\n")
+    kinds = set()
+    for nodes, tasks in ((2, 1), (1, 1), (1, 2)):
+        spread = (f"--nodes={nodes}", f"--ntasks-per-node={tasks}")
+        job = suite.slurm.ended(suite.submit("--perf-dry-run", sbatch=spread))["JobId"]
+        document = json.loads((suite.folder / f"out-{job}.json").read_text())
+        assert document["machine"]["cores"] == nodes * tasks
+        kinds.add(document["machine"]["kind"])
+    assert len(kinds) == 1
+    assert kinds.pop().endswith(f"-{os.cpu_count()}c")
