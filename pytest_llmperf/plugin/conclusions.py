@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from pytest_llmperf.course import LaunchFailed
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.plugin import benchmark, commands
 from pytest_llmperf.plugin.failed import did_not_train, failed
 from pytest_llmperf.plugin.findings import Findings
@@ -50,6 +52,16 @@ class Conclusions:
             return None
         result = replace(kept.result, notes=tuple(dict.fromkeys((*kept.result.notes, _BEFORE))))
         return result, kept.held_against, kept.refused
+
+    def begun(self, digest: str) -> tuple[Launch, ...]:
+        """What the job has launched of this case, and not concluded, before it was requeued."""
+        job = self._session.job
+        return () if job is None else job.begun(self._item.nodeid, digest)
+
+    def begin(self, digest: str, launches: Sequence[Launch]) -> None:
+        """Keep launches that decide nothing yet for a start that goes on with them."""
+        if self._session.job is not None:
+            self._session.job.begin(self._item.nodeid, digest, launches)
 
     def conclude(self, result: CaseResult, held_against: str = "none", refused: str = "") -> CaseResult:
         """Keep ``result``, and fail the test unless it holds or was recorded."""

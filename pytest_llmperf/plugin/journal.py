@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_llmperf.measurement import Launch
 from pytest_llmperf.report.files import write_text
 from pytest_llmperf.result import CaseResult
 
@@ -31,7 +32,7 @@ class Kept:
 
 
 class Journal:
-    """What one job has concluded."""
+    """What one job has concluded, and what it has begun."""
 
     def __init__(self, home: Path, key: str, arguments: Sequence[str], *, resume: bool) -> None:
         """``arguments`` are pytest's: a job may run the suite more than once, each time with others."""
@@ -59,6 +60,24 @@ class Journal:
             return f"{result.id}: not kept for a requeue ({error})"
         return ""
 
+    def begun(self, nodeid: str, digest: str, restarts: int) -> tuple[Launch, ...]:
+        """Launches of a case that an earlier start did not conclude, where this run goes on with that."""
+        if not self._resume:
+            return ()
+        try:
+            values = json.loads(self._begun_path(nodeid, digest).read_text(encoding="utf-8"))
+            # This start's own are of an attempt of this test that is over.
+            earlier = [] if values["restarts"] == restarts else values["launches"]
+            return tuple(Launch.from_dict(launch) for launch in earlier)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return ()
+
+    def begin(self, nodeid: str, digest: str, restarts: int, launches: Sequence[Launch]) -> None:
+        """Note what a case has launched, which decides nothing yet: all that is lost otherwise is time."""
+        values = {"restarts": restarts, "launches": [launch.to_dict() for launch in launches]}
+        with suppress(OSError):
+            write_text(self._begun_path(nodeid, digest), json.dumps(values))
+
     def spent_before(self, restarts: int) -> float:
         """GPU-hours of this job's earlier starts; infinite where a note of one makes no sense."""
         others = self.folder.glob("spent-*.json")
@@ -73,6 +92,10 @@ class Journal:
         """Of one start, so far."""
         with suppress(OSError):
             write_text(self.folder / f"spent-{restarts}.json", json.dumps([gpu_hours, until]))
+
+    def _begun_path(self, nodeid: str, digest: str) -> Path:
+        path = self._path(nodeid, digest)
+        return path.with_name(f"begun-{path.name}")
 
     def _path(self, nodeid: str, digest: str) -> Path:
         what = json.dumps([nodeid, digest, self._arguments])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -177,6 +178,8 @@ class Perf:
             launch=self._runner.launch,
             say=self._show.say,
             launches=same.result.launches if same else (),
+            keep=partial(self._conclusions.begin, spec.digest),
+            begun=self._conclusions.begun(spec.digest),
         )
 
         def judge(baseline: Baseline | None) -> CaseResult:

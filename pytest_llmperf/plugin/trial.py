@@ -40,14 +40,20 @@ class Trial:
         launch: Callable[[TrainSpec, int], Launch],
         say: Callable[[str], None],
         launches: tuple[Launch, ...] = (),
+        keep: Callable[[tuple[Launch, ...]], None] = lambda _: None,
+        begun: tuple[Launch, ...] = (),
     ) -> None:
-        """``launches`` are those that another test of this run has made of the same spec."""
+        """``launches`` are those that another test of this run has made of the same spec, ``begun`` an earlier start's.
+
+        ``keep`` is told of launches that count and do not decide yet.
+        """
         self._session, self._spec, self._policy = session, spec, policy
         self._inactive, self._launch = inactive, launch
         self._baseline: Baseline | None = None
         self._scaling: Scaling | None = None
         self._sound = SoundLaunches(self._circumstances, say)
-        self.launches = launches
+        self._keep, self._num_begun = keep, 0 if launches else len(begun)
+        self.launches = launches or begun
 
     def run(self, baseline: Baseline | None, scaling: Scaling | None = None) -> Judgement:
         """Launch until there is a verdict; every launch but one that was set aside counts, also an earlier run's.
@@ -57,7 +63,8 @@ class Trial:
         """
         settings = self._session.settings
         self._baseline, self._scaling = baseline, scaling
-        if self.launches:
+        is_begun = bool(self._num_begun) and len(self.launches) < settings.launches and not self._sound.spoilt
+        if self.launches and not is_begun:
             judgement = self._judge()
             if not judgement.undecided or len(self.launches) >= settings.max_launches:
                 return judgement
@@ -65,11 +72,12 @@ class Trial:
             number = len(self.launches) + 1
             launch = self._sound.launch(self._spec, lambda spec: self._launch(spec, number))  # noqa: B023 - called now
             self.launches = (*self.launches, launch)
-            if number < settings.launches and not self._sound.spoilt:
-                continue
-            judgement = self._judge()
-            if not judgement.undecided or number >= settings.max_launches:
-                return judgement
+            if number >= settings.launches or self._sound.spoilt:
+                judgement = self._judge()
+                if not judgement.undecided or number >= settings.max_launches:
+                    return judgement
+            if not self._sound.spoilt:
+                self._keep(self.launches)
 
     def _circumstances(self, launch: Launch) -> tuple[str, ...]:
         policy = self._policy.at([launch], self._baseline) if self._baseline else self._policy
@@ -111,6 +119,8 @@ class Trial:
     def _notes(self) -> tuple[str, ...]:
         """What the verdict does not say of these launches."""
         notes = [*self._sound.notes]
+        if self._num_begun:
+            notes.append(f"{self._num_begun} of its launches ran before the job was requeued")
         if any(launch.steady.bimodal for launch in self.launches):
             was = self._baseline and any(launch.steady.bimodal for launch in self._baseline.launches)
             notes += [] if was else ["the steps have two speeds"]

@@ -58,6 +58,18 @@ class TestJournal:
         Journal(tmp_path, "7", ["a"], resume=True).keep(concluded())
         assert Journal(tmp_path, key, arguments, resume=resume).find("t.py::t", SPEC.digest) is None
 
+    def test_launches_that_decided_nothing_are_another_starts(self, tmp_path: Path) -> None:
+        journal, launches = Journal(tmp_path, "7", [], resume=True), concluded().result.launches
+        assert journal.begun("t.py::t", SPEC.digest, 0) == ()
+        journal.begin("t.py::t", SPEC.digest, 0, launches)
+        assert journal.begun("t.py::t", SPEC.digest, 1) == launches
+        assert journal.begun("t.py::t", SPEC.digest, 0) == (), "a test that is run again begins again"
+        assert Journal(tmp_path, "7", [], resume=False).begun("t.py::t", SPEC.digest, 1) == ()
+        assert journal.find("t.py::t", SPEC.digest) is None, "nothing is concluded"
+        (path,) = (tmp_path / "7").iterdir()
+        path.write_text('{"restarts": 0, "launches": [1]}')
+        assert journal.begun("t.py::t", SPEC.digest, 1) == ()
+
     def test_a_loss_that_is_no_number_survives(self, tmp_path: Path) -> None:
         journal = Journal(tmp_path, "7", [], resume=True)
         journal.keep(concluded(math.nan))

@@ -1,0 +1,125 @@
+"""A run inside a SLURM job whose nodes fail, whose time ends, and that begins anew; SLURM's commands are scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf import TrainSpec
+from tests.plugin.conftest import Project
+from tests.slurm.fakes import FakeSlurm
+
+SPEC = TrainSpec(model="llama-tiny", gpus=2, sequence_length=16)
+_TEST = """
+from pytest_llmperf import TrainSpec
+
+def test_mine(perf):
+    perf.check(TrainSpec(model="llama-tiny", gpus=2, sequence_length=16))
+"""
+
+
+class Job:
+    """A job of two nodes, and what it runs."""
+
+    def __init__(self, project: Project, slurm: FakeSlurm) -> None:
+        self.project, self.slurm = project, slurm
+        slurm.allocate({"n1": {}, "n2": {}})
+        slurm.yields(SPEC)
+
+    def run(self, *options: str) -> pytest.RunResult:
+        # Not by pytester, whose folders make other arguments of each run, and another run of them.
+        words = ["-o", f"perf_slurm_python={self.slurm.python}", "--perf-json", "out.json", *options]
+        return self.project.pytester.run(sys.executable, "-m", "pytest", "-p", "no:randomly", "--gpus", "0", *words)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.project.path / "out.json").read_text())
+        return document
+
+    @property
+    def launches(self) -> int:
+        """That srun has started so far."""
+        return sum("pytest_llmperf.worker" in words for words in self.slurm.calls)
+
+
+@pytest.fixture
+def job(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    home = tmp_path / "slurm"
+    home.mkdir()
+    project.pytester.makepyfile(test_mine=_TEST)
+    return Job(project, FakeSlurm(home, monkeypatch))
+
+
+DEAD: dict[str, dict[str, object]] = {"n1": {}, "n2": {"dead": True}}
+
+
+def test_a_lost_node_leaves_the_run_unfinished_where_another_start_can_go_on(job: Job) -> None:
+    job.slurm.plan(nodes=DEAD)
+    result = job.run("--perf-resume")
+    assert result.ret == 75
+    assert job.document["exit_code"] == 75
+    assert job.document["unfinished"].startswith(f"node n2 failed, and {SPEC.id} was not judged: needs 2 task(s)")
+    assert job.document["results"] == []
+    assert "launch 1/1 started" not in result.stdout.str()
+
+
+def test_where_none_can_the_case_is_red_and_not_skipped(job: Job) -> None:
+    job.slurm.plan(nodes=DEAD)
+    result = job.run()
+    assert result.ret == 1
+    (case,) = job.document["results"]
+    assert (case["verdict"], "(n2 failed)" in case["reason"]) == ("invalid", True)
+
+
+def test_without_any_node_left_the_run_is_unfinished_too(job: Job) -> None:
+    job.slurm.plan(nodes={"n1": {"dead": True}, "n2": {"dead": True}})
+    result = job.run("--perf-resume")
+    assert result.ret == 75
+    assert "node n1, n2 failed, and the job has no other" in result.stdout.str() + result.stderr.str()
+    assert job.run().ret == 4
+
+
+def test_nodes_that_answer_and_have_no_python_are_a_mistake(job: Job) -> None:
+    job.slurm.python.unlink()
+    result = job.run("--perf-resume")
+    assert result.ret == 4
+    assert "no node answered a step that asked what it is" in result.stdout.str() + result.stderr.str()
+
+
+def test_a_launch_for_which_no_time_is_left_is_not_said_to_have_started(job: Job) -> None:
+    job.slurm.plan(seconds_left=50)
+    result = job.run("--perf-resume")
+    assert result.ret == 75
+    assert "was not started" in result.stdout.str()
+    assert "launch 1/1 started" not in result.stdout.str()
+
+
+def test_a_launch_that_ended_well_is_not_run_again_by_the_next_start(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twice = ("--perf-resume", "--perf-launches", "2", "--perf-max-launches", "2", "--update-baselines=new")
+    job.slurm.plan(then={"nodes": DEAD})
+    assert job.run(*twice).ret == 75
+    assert job.launches == 2, "one ended well, one met the loss"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    job.slurm.plan(nodes={"n1": {}, "n2": {}}, restarts=1, then=None)
+    result = job.run(*twice)
+    assert result.ret == 0, result.stdout.str()
+    assert job.launches == 3
+    assert "launch 1/2 started" not in result.stdout.str()
+    (case,) = job.document["results"]
+    assert len(case["launches"]) == 2
+    assert "1 of its launches ran before the job was requeued" in case["notes"]
+
+
+def test_a_failure_says_how_to_get_nodes_like_these(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_PARTITION", "acc")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "20")
+    job.slurm.plan(nodes={"n1": {}, "n2": {"fails": "rank 1: ValueError: no"}})
+    job.run().stdout.fnmatch_lines(
+        ["*run it again: salloc --nodes=2 --ntasks-per-node=1 --partition=acc --cpus-per-task=20 pytest test_mine.py::*"]
+    )
