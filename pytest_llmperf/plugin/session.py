@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pytest_llmperf.plugin.allocated import AllNodesLostError, Job
     from pytest_llmperf.plugin.widths import Widths
 
-#: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells know 75 as "try again
-#: later".
+#: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
+#: "try again later".
 UNFINISHED = 75
 #: The GPU-hours are used up: another start would change nothing.
 OVER_BUDGET = 76
@@ -122,7 +122,7 @@ class PerfSession:
         """
         settings = self.settings
         if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
-            from pytest_llmperf.plugin.allocated import AllNodesLostError, Job
+            from pytest_llmperf.plugin.allocated import Job
 
             arguments = tuple(map(str, self.config.invocation_params.args))
             return Job(self.config.rootpath / ".llmperf", os.environ, arguments, resume=settings.resume)

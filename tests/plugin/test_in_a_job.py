@@ -98,9 +98,7 @@ def test_a_launch_for_which_no_time_is_left_is_not_said_to_have_started(job: Job
     assert "launch 1/1 started" not in result.stdout.str()
 
 
-def test_a_launch_that_ended_well_is_not_run_again_by_the_next_start(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_that_ended_well_is_not_run_again_by_the_next_start(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     twice = ("--perf-resume", "--perf-launches", "2", "--perf-max-launches", "2", "--update-baselines=new")
     job.slurm.plan(then={"nodes": DEAD})
     assert job.run(*twice).ret == 75
@@ -120,6 +118,5 @@ def test_a_failure_says_how_to_get_nodes_like_these(job: Job, monkeypatch: pytes
     monkeypatch.setenv("SLURM_JOB_PARTITION", "acc")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "20")
     job.slurm.plan(nodes={"n1": {}, "n2": {"fails": "rank 1: ValueError: no"}})
-    job.run().stdout.fnmatch_lines(
-        ["*run it again: salloc --nodes=2 --ntasks-per-node=1 --partition=acc --cpus-per-task=20 pytest test_mine.py::*"]
-    )
+    words = "salloc --nodes=2 --ntasks-per-node=1 --partition=acc --cpus-per-task=20 pytest test_mine.py::"
+    job.run().stdout.fnmatch_lines([f"*run it again: {words}*"])

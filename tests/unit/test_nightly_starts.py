@@ -1,4 +1,4 @@
-"""The nightly script's starts: when one goes on in another, and what the last one does. SLURM's commands are scripts."""
+"""The nightly script's starts: when one goes on in another, and what the last one does. SLURM's are scripts."""
 
 from __future__ import annotations
 
