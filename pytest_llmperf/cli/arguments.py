@@ -105,6 +105,8 @@ def _add_merge(rooms: Any) -> None:
     join = rooms.add_parser("merge", help=text, description=text)
     join.add_argument("results", metavar="DIR|FILE", type=Path, nargs="+", help="gpus-*.json of a folder, or files")
     join.add_argument("--expect", metavar="NAME", action="append", default=[], help="a file that must be in the folder")
+    text = "tests of so many GPUs are not missed; wider: of more than the night has"
+    join.add_argument("--without", metavar="N|wider", action="append", default=[], help=text)
     join.add_argument("--json", metavar="FILE", type=Path)
     join.add_argument("--markdown", metavar="FILE", type=Path)
     text = "add a line to this file; inside of a SLURM job, make it the job's comment too"
@@ -113,4 +115,4 @@ def _add_merge(rooms: Any) -> None:
     join.add_argument(
         "--name", default="llmperf-nightly", help="of the night, for the mail's subject; default: %(default)s"
     )
-    join.set_defaults(command="merge")
+    join.set_defaults(command="merge", usage=join.error)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf import quantities
+from pytest_llmperf.cli.leftout import LeftOut, left_out
 from pytest_llmperf.cli.reserved import RESERVED, reserved_in
 from pytest_llmperf.nearest import hint
 
@@ -33,6 +34,7 @@ KEYS: Mapping[str, Mapping[str, str | None]] = {
     "launch": dict.fromkeys(("modules", "prefix", "srun", "python", "scratch", "cpu_bind"), ""),
     "suite": {
         "gpus": None,
+        "without": "",
         "mode": "packed",
         "select": "",
         "options": "perf_tests --perf-strict",
@@ -159,6 +161,22 @@ class ClusterFile:
         return sorted(known, reverse=True)
 
     @property
+    def without(self) -> LeftOut:
+        """The widths of tests that this night is not for.
+
+        Raises:
+            ClusterError: something else is among them, or what ``gpus`` has too.
+        """
+        words = self.text("suite", "without").replace(",", " ").split()
+        found = left_out(words)
+        if found is None:
+            raise self.wrong("suite", "without", "numbers of GPUs, or the word wider, e.g. 16 32")
+        both = sorted({*self.widths} & found.widths)
+        if both:
+            raise self.wrong("suite", "without", f"none of gpus, and {both[0]} is in both")
+        return found
+
+    @property
     def hours(self) -> float:
         """The time limit of a job.
 
@@ -204,7 +222,7 @@ class ClusterFile:
         return value
 
     def _check(self) -> None:
-        _ = self.widths, self.hours, self.budget, self.restarts, self.count("cluster", "gpus_per_node")
+        _ = self.widths, self.without, self.hours, self.budget, self.restarts, self.count("cluster", "gpus_per_node")
         if self.text("cluster", "cpus_per_node"):
             self.count("cluster", "cpus_per_node")
         for section, key in _LONG:

@@ -16,6 +16,7 @@ from pytest_llmperf.cli import answer, conflict, ladder, merge, night, predict, 
 from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.cli.clusterfile import ClusterError
 from pytest_llmperf.cli.diff import against_page, diff_page, pairs_of
+from pytest_llmperf.cli.leftout import left_out
 from pytest_llmperf.cli.notice import Notice
 from pytest_llmperf.cli.outlook import outlook
 from pytest_llmperf.cli.pages import (
@@ -243,7 +244,10 @@ def _submit(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
 
 
 def _merge(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
-    found = merge.gather(arguments.results, arguments.expect)
+    without = left_out(arguments.without)
+    if without is None:
+        arguments.usage(f"--without {' '.join(arguments.without)}: expected numbers of GPUs, or the word wider")
+    found = merge.gather(arguments.results, arguments.expect, without)
     told = Notice(arguments.results[0].name, name=arguments.name, mail=arguments.mail, nights=arguments.nights)
     return _Answer(*night.merged(found, arguments.json, arguments.markdown, told), acts=True)
 

@@ -36,9 +36,12 @@ def listing(cluster: ClusterFile) -> Iterator[str]:
         yield from _tests(f"{width} GPU(s)", tests.not_reached(width))
     have = " ".join(map(str, widths))
     for width in sorted({*tests.planned.values()} - {*widths}):
-        yield from _tests(
-            f"{width} GPU(s), not among gpus = {have}: add it, or the night is red", tests.not_reached(width)
-        )
+        nodes = tests.not_reached(width)
+        if cluster.without.has(width, {*widths}):
+            yield f"{width} GPU(s): {len(nodes)} test(s), which this night is without"
+            continue
+        title = f"{width} GPU(s), not among gpus = {have}: add it there, or to without, or the night is red"
+        yield from _tests(title, nodes)
     silent = sorted(tests.collected - {*tests.planned})
     if silent:
         yield from _tests("known when it runs, each at the width that it asks for first", silent)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.joblog import ended
+from pytest_llmperf.cli.leftout import LeftOut
 from pytest_llmperf.cli.part import Part
 from pytest_llmperf.cli.unjudged import Tests, listed, silent, unjudged
 from pytest_llmperf.cli.unused import is_strict, unused
@@ -80,8 +81,11 @@ class Night:
         return lines
 
 
-def gather(named: Sequence[Path], expected: Sequence[str]) -> Night:
-    """The files named, those of folders that are, and what is wrong with them; ``expected`` names files of a folder."""
+def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | None = None) -> Night:
+    """The files named, those of folders that are, and what is wrong with them; ``expected`` names files of a folder.
+
+    Tests of widths that the night is ``without`` are noted, not missed.
+    """
     paths = [path for one in named for path in (sorted(one.glob("gpus-*.json")) if one.is_dir() else [one])]
     folders = [one for one in named if one.is_dir()]
     parts, troubles = _read(paths)
@@ -95,12 +99,13 @@ def gather(named: Sequence[Path], expected: Sequence[str]) -> Night:
     troubles += filter(None, (_trouble(part, tests) for part in parts))
     ended_early = {part.width for part in parts if "unfinished" in part.document} | set(map(_width_of, missing))
     widths = {part.width for part in parts} | set(map(_width_of, expected))
-    troubles += unjudged(tests, _known(widths), _known(ended_early))
+    missed, meant = unjudged(tests, _known(widths), _known(ended_early), without or LeftOut())
+    troubles += missed
     documents = [part.document for part in (*parts, *plans)]
     left = unused(documents)
     if is_strict(documents):
-        return Night(tuple(parts), (*troubles, *left), tuple(silent(tests)))
-    return Night(tuple(parts), tuple(troubles), (*left, *silent(tests)))
+        return Night(tuple(parts), (*troubles, *left), (*meant, *silent(tests)))
+    return Night(tuple(parts), tuple(troubles), (*left, *meant, *silent(tests)))
 
 
 def _read(paths: Iterable[Path]) -> tuple[list[Part], list[str]]:

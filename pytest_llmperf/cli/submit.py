@@ -111,6 +111,7 @@ def merge_arguments(cluster: ClusterFile, results: Path, planned: Sequence[Job])
     files = ["--json", str(results / "merged.json"), "--markdown", str(results / "summary.md")]
     told = ["--nights", str(nights_file(cluster)), "--name", cluster.text("cluster", "name")]
     address = cluster.text("suite", "mail")
+    told += [f"--without={word}" for word in cluster.text("suite", "without").replace(",", " ").split()]
     return [str(results), *expected, *files, *told, *(["--mail", address] if address else [])]
 
 

@@ -7,6 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_llmperf.cli.leftout import LeftOut
+
 _MOST_NAMES = 10
 
 
@@ -50,31 +52,41 @@ class Tests:
         return sorted(node for node, its in self.planned.items() if its == width and node not in self.ended)
 
 
-def unjudged(tests: Tests, widths: AbstractSet[int], told: AbstractSet[int]) -> list[str]:
-    """A line for each reason, with the tests; those of widths that are ``told`` of are left to whoever tells.
+def unjudged(
+    tests: Tests, widths: AbstractSet[int], told: AbstractSet[int], without: LeftOut
+) -> tuple[list[str], list[str]]:
+    """A line for each reason, with the tests: of those that were missed, and of those that the night is ``without``.
 
-    ``widths`` are the night's.
+    ``widths`` are the night's; tests of widths that are ``told`` of are left to whoever tells.
     """
-    lines: dict[str, set[str]] = {}
+    missed: dict[str, set[str]] = {}
+    meant: dict[str, set[str]] = {}
 
-    def note(why: str, node: str) -> None:
-        lines.setdefault(why, set()).add(node)
+    def note(node: str, width: int | None, why: str, case: str = "") -> None:
+        if width is not None and without.has(width, widths):
+            meant.setdefault(f"asks for {width} GPU(s), which this night is without", set()).add(node)
+        else:
+            missed.setdefault(why, set()).add(f"{node} ({case})" if case else node)
 
     for node in tests.collected - tests.ended:
         width = tests.planned.get(node)
         if width not in told:
-            note(_why(width, widths), node)
+            note(node, width, _why(width, widths))
     for case in tests.skipped:
         node, width = case["nodeid"], case["width"]
         if not case.get("elsewhere") or _is_told(case, tests):
             continue
         if width not in widths:
-            note(_why(width, widths), f"{node} ({case['id']})")
+            note(node, width, _why(width, widths), case["id"])
         elif case["elsewhere"] == "case":
-            note(case["reason"].removeprefix(f"{case['id']}: "), f"{node} ({case['id']})")
+            note(node, width, case["reason"].removeprefix(f"{case['id']}: "), case["id"])
         elif width not in told:
-            note(_why(width, widths), node)
-    return [f"not judged: {listed(nodes)}: {why}" for why, nodes in sorted(lines.items())]
+            note(node, width, _why(width, widths))
+    return _lines("not judged", missed), _lines("left out", meant)
+
+
+def _lines(what: str, reasons: Mapping[str, AbstractSet[str]]) -> list[str]:
+    return [f"{what}: {listed(nodes)}: {why}" for why, nodes in sorted(reasons.items())]
 
 
 def silent(tests: Tests) -> list[str]:
@@ -104,7 +116,7 @@ def _why(width: int | None, widths: AbstractSet[int]) -> str:
     if width in widths:
         return f"asks for {width} GPU(s), and that width did not come to it"
     have = " ".join(map(str, sorted(widths)))
-    return f"asks for {width} GPU(s), and the night has {have}; add {width} to [suite] gpus"
+    return f"asks for {width} GPU(s), and the night has {have}; add {width} to [suite] gpus, or to without"
 
 
 __all__ = ["Tests", "listed", "silent", "unjudged"]

@@ -77,10 +77,11 @@ def test_each_test_runs_at_the_width_of_its_widest_spec_and_the_night_names_what
     assert narrow == {"test_attention[sdpa]", "test_attention[eager]"}
     assert wide == {"test_wide", "test_series", "test_asked_for_late"}
     found = merge.gather([night.path / "night"], [])
+    three = "asks for 3 GPU(s), and the night has 1 2"
     late = "asked for 2 GPUs after 1, at whose width the test runs: ask for the widest first"
     assert [line for line in found.troubles if "not judged" in line] == [
         f"not judged: test_mine.py::test_figures (llama-tiny-bf16-sdpa-seq64-mbs5-gpus2): {late}",
-        "not judged: test_mine.py::test_three: asks for 3 GPU(s), and the night has 1 2; add 3 to [suite] gpus",
+        f"not judged: test_mine.py::test_three: {three}; add 3 to [suite] gpus, or to without",
     ]
     assert found.notes == ("judged nothing: test_mine.py::test_not_today: skipped, or it asked for nothing",)
 

@@ -25,6 +25,7 @@ exclusive = yes
 options = --begin=now+600
 [suite]
 gpus = 1
+without = wider
 options = -p no:randomly --perf-max-launches 1
 results = nights
 python = {folder}/python

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_llmperf.cli import merge
 from pytest_llmperf.cli.joblog import last_word, pytest_line
+from pytest_llmperf.cli.leftout import LeftOut, left_out
 from tests.unit.test_cli_submit import result, write
 
 LOG = """\
@@ -121,3 +122,20 @@ def test_what_is_no_pass_says_where_it_ran_and_what_was_otherwise(tmp_path: Path
     assert "; on n2; PYTHONPATH: none -\\> /mine" in row or "; on n2; PYTHONPATH: none -> /mine" in row
     (row,) = [line for line in page if line.startswith("| b ")]
     assert "n2" not in row
+
+
+def test_tests_that_a_night_is_without_are_noted_and_not_missed(tmp_path: Path) -> None:
+    plan(tmp_path, a=1, b=4, c=8, d=3)
+    write(tmp_path, 1, result("a"), suite=suite(1, "a", said={"a": "all"}))
+    write(tmp_path, 4, result("b"), suite=suite(4, "b", said={"b": "all"}))
+    night = merge.gather([tmp_path], [], LeftOut(wider=True))
+    assert night.troubles == (
+        "not judged: d: asks for 3 GPU(s), and the night has 1 4; add 3 to [suite] gpus, or to without",
+    )
+    assert night.notes == ("left out: c: asks for 8 GPU(s), which this night is without",)
+    assert merge.gather([tmp_path], [], LeftOut(frozenset({3, 8}))).troubles == ()
+
+
+@pytest.mark.parametrize(("words", "found"), [("", LeftOut()), ("8 wider", LeftOut(frozenset({8}), True)), ("0", None)])
+def test_what_is_left_out_is_widths_or_the_word_wider(words: str, found: LeftOut | None) -> None:
+    assert left_out(words.split()) == found
