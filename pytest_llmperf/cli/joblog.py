@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Of pytest: a line of its own about what it cannot do, else the closing one.
-_ERROR = re.compile(r"^(?:ERROR:? |INTERNALERROR> |E   +)(.+)$")
-_CLOSING = re.compile(r"^=+ (.+) in [0-9.]+s.* =+$")
+_ERROR = re.compile(r"^(?:ERROR:? |INTERNALERROR> |E   +|!+ _pytest\.outcomes\.Exit: )(.+?)(?: !+)?$")
+_CLOSING = re.compile(r"^(?:=+ )?((?:[0-9]+ \w+(?:, )?|no tests ran)+) in [0-9.]+s.*$")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ def ended(results: Path) -> Ended | None:
         number = int(code)
     except (OSError, ValueError):
         return None
-    path = Path(log) if log else None
+    path = Path(log) if log and Path(log).is_file() else None  # a pipe, or a terminal
     try:
-        text = path.read_text(encoding="utf-8", errors="replace") if path is not None and path.is_file() else ""
+        text = path.read_text(encoding="utf-8", errors="replace") if path is not None else ""
     except OSError:
         text = ""
     return Ended(number, path, pytest_line(text, width))
@@ -52,7 +53,7 @@ def pytest_line(log: str, width: str) -> str:
 
 def last_word(text: str) -> str:
     """Of all that one pytest printed: what it could not do, else how it closed; empty where it says neither."""
-    lines = [line.rstrip() for line in text.splitlines()]
+    lines = [line.rstrip() for line in _COLOUR.sub("", text).splitlines()]
     for pattern in (_ERROR, _CLOSING):
         found = [match[1].strip() for match in map(pattern.match, lines) if match]
         if found:

@@ -12,7 +12,7 @@ from pytest_llmperf.cli.joblog import ended
 from pytest_llmperf.cli.leftout import LeftOut
 from pytest_llmperf.cli.part import Part
 from pytest_llmperf.cli.unjudged import Tests, listed, silent, unjudged
-from pytest_llmperf.cli.unused import is_strict, unused
+from pytest_llmperf.cli.unused import is_strict, is_whole, unused
 from pytest_llmperf.report import formats
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.tables import escaped, markdown
@@ -89,8 +89,8 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     paths = [path for one in named for path in (sorted(one.glob("gpus-*.json")) if one.is_dir() else [one])]
     folders = [one for one in named if one.is_dir()]
     parts, troubles = _read(paths)
-    # A plan that is broken decides nothing that the widths do not tell.
-    plans, _ = _read(path for folder in folders for path in sorted(folder.glob("plan*.json")))
+    plans, broken = _read(path for folder in folders for path in sorted(folder.glob("plan*.json")))
+    troubles += broken
     tests = Tests.of([part.document for part in parts], [plan.document for plan in plans])
     missing = [name for name in expected if not any((folder / name).exists() for folder in folders)]
     troubles += [_missing(name, folders, tests) for name in missing]
@@ -103,6 +103,11 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     troubles += missed
     documents = [part.document for part in (*parts, *plans)]
     left = unused(documents)
+    meant += [
+        f"{plan.path.name}: not every test was asked, see {plan.path.name}.log"
+        for plan in plans
+        if not is_whole(plan.document)
+    ]
     if is_strict(documents):
         return Night(tuple(parts), (*troubles, *left), (*meant, *silent(tests)))
     return Night(tuple(parts), tuple(troubles), (*left, *meant, *silent(tests)))

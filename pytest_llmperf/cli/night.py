@@ -20,6 +20,9 @@ from pytest_llmperf.report.results_json import write_json
 
 _MERGE = "merge.sbatch"
 
+# Of a script of one's own: without it a night would leave out tests, or know no bound, and say nothing.
+_NEEDED = {"--perf-width": "by which pytest runs the tests of a width", "@budget@": "which budget_gpu_hours needs"}
+
 
 def submitted(path: Path, template: Path, *, dry_run: bool) -> tuple[Iterator[str], list[str]]:
     """Submit what the cluster file at ``path`` says: lines, each once it is done, and what goes wrong meanwhile.
@@ -30,7 +33,7 @@ def submitted(path: Path, template: Path, *, dry_run: bool) -> tuple[Iterator[st
     cluster = ClusterFile.read(path)
     planned = jobs(cluster)
     check_budget(cluster, planned)
-    text, results = _read(template), submit.results_folder(cluster)
+    text, results = _read(template, cluster), submit.results_folder(cluster)
     scripts = {
         results / f"nightly-{max(job.widths)}.sbatch": filled(text, cluster, job, results, share)
         for job, share in zip(planned, shares(cluster, planned), strict=True)
@@ -132,7 +135,7 @@ def _left(cluster: ClusterFile, planned: Sequence[Job], ids: Sequence[str], resu
     )
 
 
-def _read(template: Path) -> str:
+def _read(template: Path, cluster: ClusterFile) -> str:
     try:
         text = template.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -141,6 +144,9 @@ def _read(template: Path) -> str:
         raise ClusterError(
             f"{template}: no line begins with #SBATCH; expected a script like {templates.folder()}/nightly.sbatch"
         )
+    for word, what in _NEEDED.items():
+        if word not in text and (word != "@budget@" or cluster.budget is not None):
+            raise ClusterError(f"{template}: no {word} in it, {what}; begin with a copy of slurm/nightly.sbatch")
     return text
 
 

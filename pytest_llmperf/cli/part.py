@@ -25,7 +25,7 @@ _SUITE = {"rootdir": str, "baselines": str, "digests": list, "coverage": dict}
 # What ended a run, as SLURM sends it: the nightly script asks for USR1 before the time limit.
 _ENDED_BY = {
     "SIGUSR1": "the time limit was near",
-    "SIGTERM": "ended from outside: scancel, preemption or the time limit",
+    "SIGTERM": "ended from outside: scancel or preemption",
 }
 
 # A record has about ten levels; where Python cannot write any deeper depends on who calls.
@@ -73,9 +73,10 @@ class Part:
             return f"{self.path.name}: unfinished ({_ENDED_BY.get(unfinished, unfinished)})"
         if code is None:  # of a version that did not say: its verdicts do
             code = int(any(result["verdict"] in {"invalid", "regressed", "new"} for result in self.document["results"]))
-        if code:
-            # With 1 the cases below tell; all else is told by pytest alone.
-            how = ended(self.path) if code != 1 else None
+        how = ended(self.path)
+        if how is not None and how.exit_code in (code, 1) and code == 1:
+            how = None  # the cases below tell
+        if code or (how is not None and how.exit_code not in (0, code)):
             return f"{self.path.name}: {how.told if how else f'pytest ended with exit code {code}'}"
         # Each file is of a width that somebody asked for.
         return "" if self.document["results"] else f"{self.path.name}: no case was measured, all were skipped"

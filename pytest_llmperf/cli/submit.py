@@ -16,6 +16,8 @@ from pytest_llmperf.cli.clusterfile import ClusterError, ClusterFile
 from pytest_llmperf.cli.jobs import Job
 
 # And the cluster's name, where there are several; a site's own words may stand before it.
+# The controller may have taken a job and not come to say so.
+_UNSURE = re.compile(r"timed out|Unable to contact|Zero Bytes", re.IGNORECASE)
 _NUMBER = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
 
 
@@ -82,6 +84,8 @@ def sbatch(words: Sequence[str]) -> str:
         ) from None
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        if _UNSURE.search(said):
+            raise ClusterError(f"sbatch: {said}; see squeue whether it took the job")
         raise RefusedError(f"sbatch refused: {said}")
     numbers = _NUMBER.findall(done.stdout)
     if not numbers:

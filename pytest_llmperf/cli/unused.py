@@ -14,10 +14,12 @@ from pytest_llmperf.judge.store import BaselineStore
 def unused(documents: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each, of all the files of one night together.
 
-    A file that says nothing of its suite was written by hand, or by an older version: then nobody knows.
+    Nobody knows where a file says nothing of its suite, being of an older version, or where no plan asked every test:
+    a width alone has seen its own.
     """
     suites = [document.get("suite") for document in documents]
-    if not suites or not all(suites):
+    plans = [document for document in documents if document.get("suite", {}).get("perf_width") is None]
+    if not all(suites) or not plans or not all(map(is_whole, plans)):
         return []
     whole, digests = Coverage(), set[str]()
     for suite in filter(None, suites):
@@ -41,6 +43,13 @@ def unused(documents: Sequence[Mapping[str, Any]]) -> list[str]:
             for path in unused_baselines(entries, digests, whole, Path(root))
         ]
     return lines
+
+
+def is_whole(plan: Mapping[str, Any]) -> bool:
+    """Whether every test was asked."""
+    suite = plan.get("suite", {})
+    coverage = suite.get("coverage", {"nodes": [""], "said": {}})
+    return {*coverage["nodes"]} <= {*coverage["said"]} and not suite.get("stopped") and "unfinished" not in plan
 
 
 def is_strict(documents: Sequence[Mapping[str, Any]]) -> bool:

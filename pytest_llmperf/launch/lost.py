@@ -24,7 +24,8 @@ def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
     states = scheduler.node_states(nodes) if nodes else {}
     gone = {node for node in nodes if blame.is_gone(states.get(node, ""))}
     asked = [node for node in nodes if node not in gone]  # for a step with one that is down, srun would wait
-    return tuple(node for node in nodes if node in gone or node in _silent(asked))
+    silent = _silent(asked)
+    return tuple(node for node in nodes if node in gone or node in silent)
 
 
 def _silent(nodes: Sequence[str]) -> set[str]:

@@ -70,7 +70,8 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
     path = session.settings.json
     if path is not None:
         try:
-            write_json(path, _document(session, int(pytest_session.exitstatus)))
+            stopped = bool(pytest_session.shouldstop or pytest_session.shouldfail)
+            write_json(path, _document(session, int(pytest_session.exitstatus), stopped=stopped))
         except OSError as error:
             troubles.append(Trouble("--perf-json", [f"--perf-json {path}: not written ({error})"]))
             _fail(pytest_session)
@@ -152,7 +153,7 @@ def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:
 _SHORT = 1
 
 
-def _document(session: PerfSession, exit_code: int) -> dict[str, Any]:
+def _document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict[str, Any]:
     from pytest_llmperf.plugin.costs import cost_document
     from pytest_llmperf.report.results_json import document
 
@@ -163,7 +164,7 @@ def _document(session: PerfSession, exit_code: int) -> dict[str, Any]:
     if session.settings.dry_run:
         values["planned"] = [vars(case) for case in session.findings.planned]
     if session.settings.dry_run or session.settings.width:
-        values["suite"] = _suite(session)
+        values["suite"] = _suite(session) | {"stopped": stopped}
     unfinished = session.unfinished or ("interrupted" if exit_code == pytest.ExitCode.INTERRUPTED else "")
     return values | ({"unfinished": unfinished} if unfinished else {})
 

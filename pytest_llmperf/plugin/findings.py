@@ -28,6 +28,8 @@ class Planned:
     """Expected wall seconds of all its launches, from its baseline; ``None`` where there is none."""
     skipped: str = ""
     """Why it would not run here."""
+    judges: bool = True
+    """Whether a result comes of it; launches alone are what ``perf.measure`` returns."""
 
 
 @dataclass(frozen=True, kw_only=True)

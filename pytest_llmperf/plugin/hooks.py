@@ -150,7 +150,8 @@ class _Collector:
             if report.failed and report.when != "teardown" and not findings.results:
                 findings.results.append(ending.unjudged(self.session, item.nodeid, report.longreprtext))
             # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
-            report.llmperf = findings.take(findings.said(report))  # type: ignore[attr-defined]
+            said = "" if self.session.unfinished else findings.said(report)  # what ended the run says it of no test
+            report.llmperf = findings.take(said)  # type: ignore[attr-defined]
         if self.session.unfinished and hasattr(item.config, "workerinput"):
             report.llmperf_unfinished = (self.session.unfinished, self.session.ends_with)  # type: ignore[attr-defined]
             item.session.shouldstop = self.session.unfinished

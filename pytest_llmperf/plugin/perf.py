@@ -55,7 +55,7 @@ class Perf:
         """
         need_specs("measure", spec)
         self._planner.name(spec.digest)
-        withheld = self._planner.ask(spec, name=spec.id, launches=self._settings.launches)
+        withheld = self._planner.ask(spec, name=spec.id, launches=self._settings.launches, judges=False)
         if withheld:
             self._findings.cut = True  # whoever asked computes with launches: there is no going on without
             pytest.skip(withheld)
@@ -81,6 +81,7 @@ class Perf:
         self._planner.name(spec.digest)
         concluded = self._conclusions.earlier(spec.digest)
         if concluded is not None:
+            self._planner.goes_on()
             self._session.widths.add(Measured(spec, concluded[0], self._recorder.find(spec)))
             return self._conclusions.conclude(*concluded)
         return (self._check_against if self._settings.against else self._check)(spec, scaled_from)
@@ -121,6 +122,7 @@ class Perf:
         result = replace(self._conclusions.result(after), id=both, digest=f"{after.digest}-{before.digest}")
         concluded = self._conclusions.earlier(result.digest)
         if concluded is not None:
+            self._planner.goes_on()
             return self._conclusions.conclude(*concluded)
         withheld = self._planner.ask(before, after, name=both, launches=2 * self._settings.launches)
         if withheld:
@@ -147,6 +149,7 @@ class Perf:
         result = replace(self._conclusions.result(spec), id=spec.capacity_id, digest=spec.capacity_digest)
         concluded = self._conclusions.earlier(result.digest)
         if concluded is not None:
+            self._planner.goes_on()
             return self._conclusions.conclude(*concluded)
         withheld = self._planner.ask(spec, name=result.id, launches=LAUNCHES, limited=True)
         if withheld:

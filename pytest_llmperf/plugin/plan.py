@@ -34,7 +34,11 @@ class Planner:
         self._findings.digests += [digest for digest in digests if digest not in self._findings.digests]
         self._findings.named = True
 
-    def ask(
+    def goes_on(self) -> None:
+        """The test asks for more after what its SLURM job concluded before: that was not the first."""
+        self._held.begun = True
+
+    def ask(  # noqa: PLR0913 - one argument for each thing that a plan tells
         self,
         *specs: TrainSpec,
         name: str,
@@ -42,6 +46,7 @@ class Planner:
         baseline: Baseline | None = None,
         limited: bool = False,
         shares: str = "",
+        judges: bool = True,
     ) -> str:
         """Why these specs, of one case, are not launched; empty where they are.
 
@@ -82,6 +87,7 @@ class Planner:
                 gpus=gpus,
                 seconds=_expected_seconds(baseline, launches),
                 skipped=hindrance or shares,
+                judges=judges,
             )
             self._findings.planned.append(case)
         if not hindrance or not self._findings.withheld:

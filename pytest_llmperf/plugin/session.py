@@ -124,7 +124,9 @@ class PerfSession:
         if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
             from pytest_llmperf.plugin.allocated import Job
 
-            arguments = tuple(map(str, self.config.invocation_params.args))
+            # Whether there is a plan says nothing of what was concluded.
+            words = map(str, self.config.invocation_params.args)
+            arguments = tuple(word for word in words if not word.startswith("--perf-plan="))
             return Job(self.config.rootpath / ".llmperf", os.environ, arguments, resume=settings.resume)
         if settings.resume or (settings.budget_gpu_hours is not None and not settings.dry_run):
             option = "--perf-resume" if settings.resume else "--perf-budget"

@@ -26,12 +26,14 @@ class Width:
     gpus: int
     plan: Mapping[str, int] | None = None
     """By node id, the widest spec that a test asks for; ``None``: nobody has asked them."""
+    is_whole: bool = True
+    """Whether every test was asked."""
 
     def selects(self, nodeid: str, *, is_case: bool) -> bool:
-        """Whether a test may be of this width; without ``perf`` it is of none, as far as one can know."""
-        if self.plan is None:
-            return True
-        return self.plan[nodeid] == self.gpus if nodeid in self.plan else is_case
+        """Whether a test may be of this width; one that asked for nothing, and has no ``perf``, is of none."""
+        if self.plan is not None and nodeid in self.plan:
+            return self.plan[nodeid] == self.gpus
+        return is_case or self.plan is None or not self.is_whole
 
     def knows(self, nodeid: str) -> bool:
         """Whether the plan tells what the test asks for."""
@@ -44,7 +46,8 @@ class Held:
 
     width: Width | None
     nodeid: str
-    _begun: bool = field(default=False, init=False)
+    begun: bool = field(default=False, init=False)
+    """Whether it has asked for anything yet."""
 
     def elsewhere(self, specs: Sequence[TrainSpec], most: int) -> tuple[Elsewhere, str]:
         """What is not of this width where specs that belong together are, and why; empty where they are.
@@ -54,8 +57,8 @@ class Held:
         if self.width is None:
             return "", ""
         asked, gpus = max(spec.gpus for spec in specs), self.width.gpus
-        first = not self._begun and not self.width.knows(self.nodeid)
-        self._begun = True
+        first = not self.begun and not self.width.knows(self.nodeid)
+        self.begun = True
         if first and asked != gpus:
             return "test", f"asks for {asked} GPU(s), and this run is for tests of {gpus} (--perf-width)"
         if asked > gpus:
@@ -91,21 +94,25 @@ def read(gpus: int | None, plan: Path | None) -> Width | None:
         if plan is not None:
             raise pytest.UsageError("--perf-plan tells which tests are of a width; it goes with --perf-width")
         return None
-    return Width(gpus=gpus, plan=_widest(plan) if plan is not None else None)
+    return _planned(gpus, plan) if plan is not None else Width(gpus=gpus)
 
 
-def _widest(path: Path) -> dict[str, int]:
+def _planned(gpus: int, path: Path) -> Width:
     try:
+        values = json.loads(path.read_text(encoding="utf-8"))
         found: dict[str, int] = {}
-        for case in json.loads(path.read_text(encoding="utf-8"))["planned"]:
+        for case in values["planned"]:
             nodeid, width = str(case["nodeid"]), int(case["width"])
             found[nodeid] = max(width, found.get(nodeid, width))
+        suite = values["suite"]
+        asked_all = {*suite["coverage"]["nodes"]} <= {*suite["coverage"]["said"]}
+        is_whole = asked_all and not suite["stopped"] and not values.get("unfinished")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise pytest.UsageError(
             f"--perf-plan {path}: not a plan ({type(error).__name__}: {error}); "
             "write one with --perf-dry-run --perf-json FILE"
         ) from None
-    return found
+    return Width(gpus=gpus, plan=found, is_whole=is_whole)
 
 
 def select(width: Width | None, config: pytest.Config, items: list[pytest.Item]) -> set[str]:

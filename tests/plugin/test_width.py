@@ -107,6 +107,7 @@ def test_baselines_that_no_width_has_are_found_by_all_of_them_together(night: Pr
         if not any(map(part.__contains__, unsure))
     ]
     night.pytester.makepyfile(test_mine="\n\n".join(kept))
+    plan(night)
     for width in (1, 2, 3):
         measured, document = at_width(night, width, "--perf-strict")
         assert (len(measured), document["exit_code"]) == (2 if width == 2 else 1, 0)
@@ -120,6 +121,13 @@ def test_baselines_that_no_width_has_are_found_by_all_of_them_together(night: Pr
         "eager-seq64-mbs1-gpus1",
         *("sdpa-seq64-mbs2-gpus1", "sdpa-seq64-mbs2-gpus2", "sdpa-seq64-mbs5-gpus2"),
     ]
+
+
+def test_of_a_plan_that_stopped_early_nothing_is_left_out_that_it_does_not_know(night: Project) -> None:
+    (night.path / "test_a.py").write_text("def test_that_fails():\n    assert False\n")
+    night.run("--perf-dry-run", "-x", "--perf-json", "night/plan.json")
+    wide, _ = at_width(night, 2, *PLANNED)
+    assert "test_asked_for_late" in wide
 
 
 @pytest.mark.parametrize(

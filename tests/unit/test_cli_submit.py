@@ -454,7 +454,7 @@ class TestMerge:
     def test_an_unfinished_part_is_red(self, tmp_path: Path) -> None:
         write(tmp_path, 1, result("a"), unfinished="SIGTERM", exit_code=75)
         assert merge.gather([tmp_path], []).troubles == (
-            "gpus-1.json: unfinished (ended from outside: scancel, preemption or the time limit)",
+            "gpus-1.json: unfinished (ended from outside: scancel or preemption)",
         )
 
     def test_an_empty_folder_is_red(self, tmp_path: Path) -> None:

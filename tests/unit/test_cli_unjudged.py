@@ -43,7 +43,7 @@ def suite(width: int | None, *nodes: str, said: dict[str, str] | None = None, st
 def plan(folder: Path, **widths: int) -> None:
     """A night whose plan has a test of each name."""
     planned = [{"id": name, "nodeid": name, "width": width} for name, width in widths.items()]
-    write(folder, 0, planned=planned, suite=suite(None, *widths))
+    write(folder, 0, planned=planned, suite=suite(None, *widths, said=dict.fromkeys(widths, "all")))
     (folder / "gpus-0.json").rename(folder / "plan.json")
 
 
@@ -139,3 +139,57 @@ def test_tests_that_a_night_is_without_are_noted_and_not_missed(tmp_path: Path) 
 @pytest.mark.parametrize(("words", "found"), [("", LeftOut()), ("8 wider", LeftOut(frozenset({8}), True)), ("0", None)])
 def test_what_is_left_out_is_widths_or_the_word_wider(words: str, found: LeftOut | None) -> None:
     assert left_out(words.split()) == found
+
+
+def test_what_was_planned_and_not_asked_for_is_missed_unless_its_test_failed(tmp_path: Path) -> None:
+    plan(tmp_path, a=1, b=1, c=1)
+    said = {"a": "all", "b": "all", "c": "some"}
+    failed = {**result("another", "regressed"), "nodeid": "c"}
+    write(tmp_path, 1, result("a"), failed, exit_code=1, suite=suite(1, *said, said=said))
+    troubles = merge.gather([tmp_path], []).troubles
+    assert [line for line in troubles if "not judged" in line] == [
+        "not judged: b (b): planned, and not asked for when the test ran"
+    ]
+
+
+def test_launches_alone_are_no_result_that_is_missed(tmp_path: Path) -> None:
+    planned = [{"id": "a", "nodeid": "a", "width": 1, "judges": False}]
+    write(tmp_path, 0, planned=planned, suite=suite(None, "a", said={"a": "some"}))
+    (tmp_path / "gpus-0.json").rename(tmp_path / "plan.json")
+    write(tmp_path, 1, suite=suite(1, "a", said={"a": "all"}), skipped=[{"id": "z", "reason": "r"}])
+    assert not any("not judged" in line for line in merge.gather([tmp_path], []).troubles)
+
+
+def test_a_test_that_its_own_width_ran_was_left_by_others_for_good_reason(tmp_path: Path) -> None:
+    left = {"id": "x", "nodeid": "a", "width": 2, "reason": "x: of 2", "elsewhere": "test"}
+    write(tmp_path, 1, result("b"), suite=suite(1, "a", "b", said={"a": "stopped", "b": "all"}), skipped=[left])
+    write(tmp_path, 2, result("c"), suite=suite(2, "a", "c", said={"a": "all", "c": "all"}))
+    assert merge.gather([tmp_path], []).troubles == ()
+
+
+def test_a_plan_that_is_broken_or_asked_only_some_is_told(tmp_path: Path) -> None:
+    write(tmp_path, 1, result("a"), suite=suite(1, "a", said={"a": "all"}))
+    (tmp_path / "plan.json").write_text("{")
+    assert "plan.json: not a --perf-json file" in merge.gather([tmp_path], []).troubles[0]
+    write(tmp_path, 0, planned=[], suite=suite(None, "a", "b", said={"a": "all"}))
+    (tmp_path / "gpus-0.json").rename(tmp_path / "plan.json")
+    assert "plan.json: not every test was asked, see plan.json.log" in merge.gather([tmp_path], []).notes
+
+
+def test_a_pytest_that_died_after_its_results_is_red(tmp_path: Path) -> None:
+    write(tmp_path, 1, result("a"))
+    (tmp_path / "gpus-1.exit").write_text("139\n\n")
+    assert merge.gather([tmp_path], []).troubles == ("gpus-1.json: pytest ended with exit code 139",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("4 deselected in 0.01s\n", "4 deselected"),
+        ("\x1b[31m=== \x1b[33m3 passed, 1 warning\x1b[0m in 1.00s ===\x1b[0m\n", "3 passed, 1 warning"),
+        ("!!!!! _pytest.outcomes.Exit: node n2 failed !!!!!\n== no tests ran in 0.10s ==\n", "node n2 failed"),
+        ("== no tests ran in 0.10s ==\n", "no tests ran"),
+    ],
+)
+def test_the_last_word_is_found_however_pytest_says_it(text: str, said: str) -> None:
+    assert last_word(text) == said

@@ -16,6 +16,12 @@ _PYTHON = """#!/bin/sh
 case "$*" in *gpus-2.json*) exit ${WIDE_ENDS} ;; esac
 exit 0
 """
+_WAITING = """#!/bin/bash
+trap 'echo "pytest got USR1"; exit 75' USR1
+trap 'echo "pytest got TERM"; exit 75' TERM
+kill -USR1 $PPID
+for _ in {1..100}; do sleep 0.1; done
+"""
 _SCONTROL = """#!/bin/sh
 echo "$@" >> "$CALLS"
 case "$*" in *"show job"*) echo "JobId=7 Name=x Restarts=$SLURM_RESTART_COUNT BatchFlag=1" ;; esac
@@ -52,8 +58,17 @@ class Night:
         }
         script = script_of(self._home, text).replace("sleep 60", ":")
         done = subprocess.run(["bash", "-c", script], env=variables, capture_output=True, text=True, check=False)
-        said = [line for line in done.stdout.splitlines() if "exit code" in line or "requeued" in line]
+        words = ("exit code", "requeued", "pytest got")
+        said = [line for line in done.stdout.splitlines() if any(word in line for word in words)]
         return done.returncode, said, (self._home / "calls").read_text()
+
+
+def test_the_time_limits_signal_reaches_pytest_as_what_it_is(night: Night, tmp_path: Path) -> None:
+    (tmp_path / "python").write_text(_WAITING)
+    code, said, asked = night.start(restarts=0, wide_ends=0)
+    assert code == 75
+    assert "pytest got TERM" not in said
+    assert "requeue 7" in asked
 
 
 def test_a_start_that_can_go_on_in_another_stops_where_it_was(night: Night) -> None:
