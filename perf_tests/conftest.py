@@ -12,9 +12,9 @@ from perf_tests.gains import GAINS, Gain, specs_of
 from perf_tests.ladder import LADDER, Rung
 from perf_tests.optimisations import OPTIMISATIONS, Optimisation
 from perf_tests.scaling import SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
-from pytest_llmperf.plugin.failed import DidNotTrain
+from pytest_llmperf.plugin.outcomes import DidNotTrain
 from pytest_llmperf.plugin.session import SESSION
-from pytest_llmperf.result import GIB
+from pytest_llmperf.records.result import GIB
 
 _NOT_HERE = pytest.param(None, id="on-a-gpu", marks=pytest.mark.skip(reason="these settings are for a GPU: --gpus 1"))
 

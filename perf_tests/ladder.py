@@ -12,7 +12,7 @@ from typing import Any
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Rung as Step
-from pytest_llmperf.result import GIB, Reference
+from pytest_llmperf.records.result import GIB, Reference
 
 
 @dataclass(frozen=True)

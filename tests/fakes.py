@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pytest_llmperf.course import Failure, Progress
+from pytest_llmperf.engine import launch_retry, runner
 from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.measurement import Environment, Health, Launch, RankRecord
-from pytest_llmperf.plugin import runner, sound
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.launch import Environment, Health, Launch, RankRecord
+from pytest_llmperf.spec.train_spec import TrainSpec
 
 MACHINE = Machine(gpus=(), cpu_name="Fake CPU", cores=8)
 
@@ -152,5 +152,5 @@ class FakeLauncher:
 def install() -> None:
     """Put the fakes in the place of the launcher and of the hardware."""
     mock.patch.object(runner, "LocalLauncher", FakeLauncher).start()
-    mock.patch.object(sound, "_PAUSE_SECONDS", 0.0).start()
+    mock.patch.object(launch_retry, "_PAUSE_SECONDS", 0.0).start()
     mock.patch.object(machine, "find_machine", return_value=MACHINE).start()

@@ -10,10 +10,10 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.document import Accepted
+from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.measurement import Health
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.launch import Health
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 #: Arguments in; exit code, output and errors out.

@@ -22,12 +22,12 @@ from statistics import median
 from typing import Any, cast
 
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential import Rule, decide
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.steady import find_steady
+from pytest_llmperf.judge.sequential_test import Rule, decide
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.steady_state import find_steady
 
 RATE = "tokens_per_second_per_gpu"
 

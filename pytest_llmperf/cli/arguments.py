@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf import __version__
-from pytest_llmperf.cli import predict, purpose
-from pytest_llmperf.cli.quantities import amount, count
+from pytest_llmperf.cli.option_types import amount, count
+from pytest_llmperf.cli.predict import forecast_pages
+from pytest_llmperf.cli.report import purpose
 from pytest_llmperf.insight import cost
 from pytest_llmperf.insight.chapter15 import STEPS
-from pytest_llmperf.report.tables import FORMATS
+from pytest_llmperf.report.exports import FORMATS
 
 
 def arguments_parser() -> argparse.ArgumentParser:
@@ -84,7 +85,7 @@ def _add_report(rooms: Any, where: argparse.ArgumentParser) -> None:
 def _add_predict(rooms: Any, where: argparse.ArgumentParser) -> None:
     text = "the throughput at numbers of GPUs that were not measured, from those that were, with its uncertainty"
     ahead = rooms.add_parser("predict", parents=[where], help=text, description=text)
-    predict.add_options(ahead)
+    forecast_pages.add_options(ahead)
     ahead.set_defaults(command="predict")
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.result import Reference
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.result import Reference
+from pytest_llmperf.spec.train_spec import TrainSpec
 
 _HOUR = 3600
 

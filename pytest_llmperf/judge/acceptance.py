@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.document import Accepted, BaselineChangedError, BaselineError
+from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
 from pytest_llmperf.judge.figures import figure
 from pytest_llmperf.judge.validity import injected
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.result import Check
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import Check
+from pytest_llmperf.spec.train_spec import TrainSpec
 
 #: More would only slow reading: what a verdict can see is decided by the first dozen.
 MAX_LAUNCHES = 24

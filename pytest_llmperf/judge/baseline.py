@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llmperf.judge.agreement import same_anchor, same_figures, same_settings
-from pytest_llmperf.judge.document import (
+from pytest_llmperf.judge.baseline_file import (
     SCHEMA,
     Accepted,
     BaselineError,
@@ -18,11 +17,12 @@ from pytest_llmperf.judge.document import (
     side_by_side,
 )
 from pytest_llmperf.judge.figures import figure, percent
+from pytest_llmperf.judge.integrity import same_anchor, same_figures, same_settings
 from pytest_llmperf.judge.noise import labels
 from pytest_llmperf.judge.validity import unusable
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.result import Check
-from pytest_llmperf.shape import typed
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import Check
+from pytest_llmperf.support.json_fields import typed
 
 #: Sessions from which on a baseline says how sessions differ.
 CALIBRATED_SESSIONS = 3

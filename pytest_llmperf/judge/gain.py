@@ -11,11 +11,11 @@ from typing import Any
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.judge.policy import METRICS
-from pytest_llmperf.judge.sequential import Outlook, Rule
+from pytest_llmperf.judge.sequential_test import Outlook, Rule
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.quantities import is_positive
-from pytest_llmperf.result import VERDICTS, Check
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import VERDICTS, Check
+from pytest_llmperf.support.quantities import is_positive
 
 # A bound counts as broken only once this many pairs broke it, each by itself.
 _CONFIRMED = 2

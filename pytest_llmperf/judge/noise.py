@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.steady import robust_sd
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.steady_state import robust_sd
 
 # Of a robust standard deviation, and the fewest launches among which one can be called out.
 _OUTLYING, _CALLED_OUT_FROM = 5.0, 3

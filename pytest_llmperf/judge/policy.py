@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import Noise, Spread
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.nearest import hint
-from pytest_llmperf.quantities import is_positive
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support.quantities import is_positive
+from pytest_llmperf.support.suggestions import hint
 
 
 @dataclass(frozen=True)

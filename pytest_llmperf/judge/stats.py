@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from pytest_llmperf.judge.noise import Noise, Spread, Squares, labels, log_of, sum_of_squares, without_outliers
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.records.launch import Launch
 
 # Up to here the centre of some launches is their mean; from here on their median, which one outlier cannot move.
 _MEAN_UP_TO = 2

@@ -15,10 +15,10 @@ from typing import TypeVar
 from filelock import FileLock
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.capacity import CapacityBaseline
-from pytest_llmperf.judge.document import WHAT_TO_DO, BaselineError
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.judge.baseline_file import WHAT_TO_DO, BaselineError
+from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.spec.train_spec import TrainSpec
 
 # Not beside the baselines: a lock file is litter in version control. Not under TMPDIR, which schedulers set for each
 # job: all processes of a host must meet in one place. Not on the file system of the baselines: a cluster's may be

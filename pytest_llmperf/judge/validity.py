@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from pytest_llmperf.judge.experience import Experience
-from pytest_llmperf.judge.settings import contradictions, undeclarable
-from pytest_llmperf.measurement import Health, Launch
-from pytest_llmperf.shape import flat
-from pytest_llmperf.spec import TrainSpec
-from pytest_llmperf.steady import LONGEST_SECONDS, SHORTEST_SECONDS
+from pytest_llmperf.judge.evidence_checks import contradictions, undeclarable
+from pytest_llmperf.judge.machine_profile import Experience
+from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.json_fields import flat
 
 # Clocks lowered for one of these reasons say something of the room or the board, nothing of the software. The power
 # limit is not among them: a chip that trains at full speed lives there.

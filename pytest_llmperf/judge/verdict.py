@@ -12,14 +12,14 @@ from statistics import median_high, median_low
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.experience import Experience
 from pytest_llmperf.judge.figures import figure, percent
+from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.policy import METRICS, Metric, Policy
-from pytest_llmperf.judge.sequential import Decision, Rule, decide
+from pytest_llmperf.judge.sequential_test import Decision, Rule, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.result import VERDICTS, Check, joined_reasons
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import VERDICTS, Check, joined_reasons
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeVar
 
-from pytest_llmperf.course import Progress
 from pytest_llmperf.launch.machine import Gpu, foreign_processes, nvml_session, process_line
-from pytest_llmperf.measurement import Health
+from pytest_llmperf.records.failure import Progress
+from pytest_llmperf.records.launch import Health
 
 _Number = TypeVar("_Number", int, float)
 

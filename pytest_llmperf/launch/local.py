@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from pytest_llmperf.boot import boot_id
-from pytest_llmperf.capacity import Search
-from pytest_llmperf.course import Failure, Progress
-from pytest_llmperf.launch import outcome, process, stacks
-from pytest_llmperf.launch.files import means_no_room, write_whole
+from pytest_llmperf.launch import hang_report, outcome, process
+from pytest_llmperf.launch.disk_space import means_no_room, write_whole
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
-from pytest_llmperf.launch.meter import Meter
-from pytest_llmperf.launch.progress import ProgressReader
-from pytest_llmperf.measurement import Health, Launch
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.launch.progress_reader import ProgressReader
+from pytest_llmperf.launch.stopwatch import Meter
+from pytest_llmperf.records.batch_size_search import Search
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.boot_id import boot_id
 
 _PACKAGE = Path(__file__).parents[1]
 _PACKAGE_PARENT = _PACKAGE.parent
@@ -113,7 +113,7 @@ class LocalLauncher:
                         timeout_seconds=request.timeout_seconds,
                         pid_files=lambda: folder.glob("rank-*.pid"),
                         poll=lambda: watched.look(progress.poll()),
-                        at_timeout=lambda: stacks.ask(folder),
+                        at_timeout=lambda: hang_report.ask(folder),
                     )
                 watched.look(progress.read())
                 return _Run(ended, watched.health(), progress.last)

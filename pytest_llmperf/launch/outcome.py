@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_llmperf.course import Failure, Progress
-from pytest_llmperf.launch import stacks
-from pytest_llmperf.launch.files import unwritable
+from pytest_llmperf.launch import hang_report
+from pytest_llmperf.launch.disk_space import unwritable
 from pytest_llmperf.launch.process import Ended, signal_name
-from pytest_llmperf.launch.starved import want_of_memory
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.launch.starved_process import want_of_memory
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.spec.train_spec import TrainSpec
 
 _TAIL_LINES = 12
 _TAIL_WIDTH = 160
@@ -115,7 +115,7 @@ def _where(progress: Progress) -> str:
 
 
 def _timed_out(folder: Path, message: str) -> Failure:
-    hang = stacks.read(folder)
+    hang = hang_report.read(folder)
     limit = "a longer limit is --perf-timeout"
     if hang is None:
         return _failure(folder, "timeout", f"{message}; {limit}", 0)

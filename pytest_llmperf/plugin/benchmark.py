@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.result import CaseResult
+from pytest_llmperf.records.result import CaseResult
 
 
 class ReplayClock:

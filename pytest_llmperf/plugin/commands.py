@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_llmperf.plugin.session import PerfSession
-from pytest_llmperf.result import CaseResult
+from pytest_llmperf.records.result import CaseResult
 
 if TYPE_CHECKING:
-    from pytest_llmperf.launch.cluster import Cluster
+    from pytest_llmperf.launch.slurm.cluster import Cluster
 
 # Options that decide what a case is held against, or how, and their defaults.
 _DECIDING = {

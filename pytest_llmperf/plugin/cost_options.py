@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from pytest_llmperf import quantities
 from pytest_llmperf.insight.cost import Price
+from pytest_llmperf.support import quantities
 
 _DEFAULT_CURRENCY = "EUR"
 

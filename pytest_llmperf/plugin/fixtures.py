@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llmperf.plugin.failed import failed
+from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.plugin.session import SESSION
-from pytest_llmperf.spec import TrainSpec, precision_fields
+from pytest_llmperf.spec.train_spec import TrainSpec, precision_fields
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.perf import Perf

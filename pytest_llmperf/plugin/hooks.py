@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, ending, options, plan, rootdir, signals, trouble, width
+from pytest_llmperf.engine import dry_run
+from pytest_llmperf.plugin import benchmark, options, rootdir, signals, summary, trouble, width
 from pytest_llmperf.plugin.attempts import Attempts
-from pytest_llmperf.plugin.failed import cause
-from pytest_llmperf.plugin.findings import FINDINGS, Findings
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
     gpus,
@@ -21,9 +20,11 @@ from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtur
     precision,
     train_spec,
 )
+from pytest_llmperf.plugin.outcomes import cause
 from pytest_llmperf.plugin.refused import line_of
 from pytest_llmperf.plugin.session import SESSION, UNFINISHED, PerfSession
 from pytest_llmperf.plugin.width import is_case
+from pytest_llmperf.run.findings import FINDINGS, Findings
 
 _MARKERS = (
     "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9')",
@@ -96,7 +97,7 @@ class _Collector:
     def pytest_refuse_from_worker(self, session: pytest.Session) -> None:
         """Before the worker's own terminal, whose header nobody sees, asks for the hardware too."""
         if hasattr(session.config, "workeroutput") and any(map(is_case, session.items)):
-            ending.refuse_from_worker(self.session)
+            summary.refuse_from_worker(self.session)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -111,7 +112,7 @@ class _Collector:
 
     @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
-        return ending.header(self.session, items)
+        return summary.header(self.session, items)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -127,7 +128,7 @@ class _Collector:
         """Before anybody else sees the report: to all of them the test was skipped."""
         report = yield
         if FINDINGS in item.stash:
-            plan.withhold(item, call, report, item.stash[FINDINGS])
+            dry_run.withhold(item, call, report, item.stash[FINDINGS])
         return report
 
     @pytest.hookimpl(wrapper=True)
@@ -148,7 +149,7 @@ class _Collector:
             if crash is not None and len(findings.results) == 1:
                 crash.message = cause(crash.message, findings.results[0].id)
             if report.failed and report.when != "teardown" and not findings.results:
-                findings.results.append(ending.unjudged(self.session, item.nodeid, report.longreprtext))
+                findings.results.append(summary.unjudged(self.session, item.nodeid, report.longreprtext))
             # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
             said = "" if self.session.unfinished else findings.said(report)  # what ended the run says it of no test
             report.llmperf = findings.take(said)  # type: ignore[attr-defined]
@@ -192,8 +193,8 @@ class _Collector:
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker of xdist ended: it collected, and the controller did not."""
         output = getattr(node, "workeroutput", {})
-        if ending.REFUSED in output:
-            raise pytest.UsageError(output[ending.REFUSED])
+        if summary.REFUSED in output:
+            raise pytest.UsageError(output[summary.REFUSED])
         collected = output.get("llmperf")
         if collected is None:
             self.session.coverage.parts.add("a worker of pytest-xdist crashed")  # what it knew is lost
@@ -206,11 +207,11 @@ class _Collector:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        ending.finish(self.session, session)
+        summary.finish(self.session, session)
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        ending.summarise(self.session, terminalreporter)
+        summary.summarise(self.session, terminalreporter)
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, list[Any], list[Any]]:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf import quantities
-from pytest_llmperf.injection import Injection
 from pytest_llmperf.insight.cost import Price
-from pytest_llmperf.launch.site import SlurmOptions
-from pytest_llmperf.nearest import hint
+from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.plugin import cost_options, slurm_options, width
 from pytest_llmperf.plugin.second import refuse_second
 from pytest_llmperf.plugin.width import Width
-from pytest_llmperf.quantities import argument
+from pytest_llmperf.spec.fault_injection import Injection
+from pytest_llmperf.support import quantities
+from pytest_llmperf.support.quantities import argument
+from pytest_llmperf.support.suggestions import hint
 
 # A Python on a network's file system, at its first start.
 _ASK_SECONDS = 120.0

@@ -7,31 +7,31 @@ from functools import partial
 
 import pytest
 
-from pytest_llmperf.course import LaunchFailed
+from pytest_llmperf.engine.baseline_comparison import Trial
+from pytest_llmperf.engine.conclusion import Conclusions
+from pytest_llmperf.engine.dry_run import Planner
+from pytest_llmperf.engine.launch_retry import SoundLaunches
+from pytest_llmperf.engine.max_batch_size import LAUNCHES, Capacity
+from pytest_llmperf.engine.paired_comparison import Duel
+from pytest_llmperf.engine.preconditions import need_a_narrower_training, need_nats, need_specs, need_the_same_tokens
+from pytest_llmperf.engine.recorder import Recorder
+from pytest_llmperf.engine.runner import Runner
+from pytest_llmperf.engine.scaling_reference import Scaling, stored_narrow
+from pytest_llmperf.engine.terms import policy_of
 from pytest_llmperf.judge.baseline import Baseline, size_of
-from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.plugin.asked import need_a_narrower_training, need_nats, need_specs, need_the_same_tokens
-from pytest_llmperf.plugin.capacity import LAUNCHES, Capacity
-from pytest_llmperf.plugin.comparing import Duel
-from pytest_llmperf.plugin.conclusions import Conclusions
-from pytest_llmperf.plugin.failed import failed
-from pytest_llmperf.plugin.findings import FINDINGS, Findings
-from pytest_llmperf.plugin.marks import Marks
-from pytest_llmperf.plugin.plan import Planner
-from pytest_llmperf.plugin.policy import policy_of
-from pytest_llmperf.plugin.recording import Recorder
-from pytest_llmperf.plugin.runner import Runner
-from pytest_llmperf.plugin.scaling import Scaling, stored_narrow
+from pytest_llmperf.plugin.console import Show
+from pytest_llmperf.plugin.markers import Marks
+from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.plugin.session import PerfSession
-from pytest_llmperf.plugin.show import Show
-from pytest_llmperf.plugin.sound import SoundLaunches
-from pytest_llmperf.plugin.trial import Trial
-from pytest_llmperf.plugin.widths import Measured
-from pytest_llmperf.result import CaseResult
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run.findings import FINDINGS, Findings
+from pytest_llmperf.run.result_cache import Measured
+from pytest_llmperf.spec.train_spec import TrainSpec
 
 
 class Perf:

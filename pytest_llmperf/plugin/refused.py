@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.spec import SpecError
+from pytest_llmperf.spec.train_spec import SpecError
 
 
 def line_of(excinfo: pytest.ExceptionInfo[BaseException] | None, source: Path) -> str | None:

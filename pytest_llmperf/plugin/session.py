@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_llmperf.judge.coverage import Coverage
-from pytest_llmperf.launch.allocation import job_key
-from pytest_llmperf.plugin.failed import failed
-from pytest_llmperf.plugin.findings import Findings
-from pytest_llmperf.plugin.old_runs import prune
+from pytest_llmperf.launch.slurm.allocation import job_key
 from pytest_llmperf.plugin.options import Settings
-from pytest_llmperf.plugin.revision import Revision, find_revision
+from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.plugin.slurm_options import uses_slurm
-from pytest_llmperf.report import formats
+from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.folders import prune
+from pytest_llmperf.run.revision import Revision, find_revision
+from pytest_llmperf.support import formats
 
 if TYPE_CHECKING:
-    from pytest_llmperf.judge.experience import Experience
-    from pytest_llmperf.judge.sequential import Rule
-    from pytest_llmperf.launch.cluster import Cluster
+    from pytest_llmperf.judge.machine_profile import Experience
+    from pytest_llmperf.judge.sequential_test import Rule
     from pytest_llmperf.launch.machine import Gpu, Machine
-    from pytest_llmperf.launch.slurm import SlurmLauncher
-    from pytest_llmperf.plugin.allocated import AllNodesLostError, Job
-    from pytest_llmperf.plugin.widths import Widths
+    from pytest_llmperf.launch.slurm.cluster import Cluster
+    from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
+    from pytest_llmperf.run.result_cache import Widths
+    from pytest_llmperf.run.slurm_job import AllNodesLostError, Job
 
 #: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
 #: "try again later".
@@ -61,14 +61,14 @@ class PerfSession:
 
     @cached_property
     def widths(self) -> Widths:
-        from pytest_llmperf.plugin.widths import Widths
+        from pytest_llmperf.run.result_cache import Widths
 
         return Widths()
 
     @cached_property
     def experience(self) -> Experience:
         """What all baselines of this machine kind show; read once, before anything of this run is recorded."""
-        from pytest_llmperf.judge.experience import Experience
+        from pytest_llmperf.judge.machine_profile import Experience
         from pytest_llmperf.judge.policy import Policy
         from pytest_llmperf.judge.store import BaselineStore
 
@@ -83,7 +83,7 @@ class PerfSession:
     @property
     def rule(self) -> Rule:
         """How strict this run's verdicts are."""
-        from pytest_llmperf.judge.sequential import Rule
+        from pytest_llmperf.judge.sequential_test import Rule
 
         return Rule.allowing(self.settings.alarms_a_month, self.num_gates, self.settings.max_launches)
 
@@ -98,7 +98,7 @@ class PerfSession:
         settings = self.settings
         if not uses_slurm(settings.launcher, os.environ):
             return None
-        from pytest_llmperf.plugin.allocated import AllNodesLostError, hold
+        from pytest_llmperf.run.slurm_job import AllNodesLostError, hold
 
         try:
             if self._all_lost is not None:
@@ -122,7 +122,7 @@ class PerfSession:
         """
         settings = self.settings
         if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
-            from pytest_llmperf.plugin.allocated import Job
+            from pytest_llmperf.run.slurm_job import Job
 
             # Whether there is a plan says nothing of what was concluded.
             words = map(str, self.config.invocation_params.args)
@@ -166,7 +166,7 @@ class PerfSession:
             have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {where}"
             if not self.settings.dry_run:
                 raise pytest.UsageError(f"{have}; {what}, or ask for fewer (--gpus 0 is the CPU)")
-            from pytest_llmperf.plugin.assumed import with_assumed
+            from pytest_llmperf.run.assumed_gpus import with_assumed
 
             machine, line = with_assumed(machine, self.settings, asked, have)
             self.notes.append(line)

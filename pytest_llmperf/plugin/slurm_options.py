@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from pytest_llmperf import quantities
-from pytest_llmperf.launch.site import SlurmOptions
-from pytest_llmperf.quantities import argument
+from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.support import quantities
+from pytest_llmperf.support.quantities import argument
 
 # The step of `salloc`'s shell, from which further steps may start, unlike from any other.
 _INTERACTIVE_STEP = "4294967290"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf import quantities
-from pytest_llmperf.plugin.findings import Elsewhere
-from pytest_llmperf.quantities import argument
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.run.findings import Elsewhere
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support import quantities
+from pytest_llmperf.support.quantities import argument
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.report.files import write_text
-from pytest_llmperf.result import CaseResult, Check
+from pytest_llmperf.records.result import CaseResult, Check
+from pytest_llmperf.support.files import write_text
 
 SCHEMA = 1
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.report import formats
 from pytest_llmperf.report.text import Glyphs, fold
+from pytest_llmperf.support import formats
 
 _GAP = 2
 _INDENT = "  "

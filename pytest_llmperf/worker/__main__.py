@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.capacity import Search
-from pytest_llmperf.spec import TrainSpec
-from pytest_llmperf.worker.files import write_failure, write_json
+from pytest_llmperf.records.batch_size_search import Search
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.worker.failure_file import write_failure, write_json
 from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.lastwords import LastWords
-from pytest_llmperf.worker.memory import Headroom, lack_of_memory
+from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory
 from pytest_llmperf.worker.refusal import RefusedError
 from pytest_llmperf.worker.roomwatch import watched
+from pytest_llmperf.worker.stack_dump import LastWords
 
 
 def main(folder: Path) -> None:
@@ -58,9 +58,9 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
-    from pytest_llmperf.injection import Injection  # noqa: PLC0415
-    from pytest_llmperf.worker.record import launch_record, rank_share  # noqa: PLC0415
-    from pytest_llmperf.worker.sizes import try_sizes  # noqa: PLC0415
+    from pytest_llmperf.spec.fault_injection import Injection  # noqa: PLC0415
+    from pytest_llmperf.worker.batch_size_trials import try_sizes  # noqa: PLC0415
+    from pytest_llmperf.worker.launch_record import launch_record, rank_share  # noqa: PLC0415
     from pytest_llmperf.worker.train import train  # noqa: PLC0415
 
     device, limit_bytes = torch.device("cpu"), request.get("memory_limit_bytes")

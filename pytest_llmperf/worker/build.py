@@ -25,8 +25,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from pytest_llmperf.choices import LIGER_KERNELS
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.spec.choices import LIGER_KERNELS
+from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import torch
 
-from pytest_llmperf.measurement import Environment
+from pytest_llmperf.records.launch import Environment
 
 _PACKAGES = (
     "torch transformers accelerate triton liger-kernel flash-attn bitsandbytes torchao numpy nvidia-cudnn-cu13".split()

@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Trainer
 
-from pytest_llmperf import injection
-from pytest_llmperf.choices import FP8_RECIPES
-from pytest_llmperf.shape import flat
+from pytest_llmperf.spec import fault_injection
+from pytest_llmperf.spec.choices import FP8_RECIPES
+from pytest_llmperf.support.json_fields import flat
 from pytest_llmperf.worker.setup import setup
 
 
@@ -91,7 +91,7 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "compiled_graphs": dict(dynamo.counters["stats"]).get("unique_graphs", 0),
         "graph_breaks": sum(dynamo.counters["graph_break"].values()),
         "recompilations": sum(times - 1 for times in FRAME_COMPILE_COUNTER.values()),
-        "injected": os.environ.get(injection.VARIABLE, ""),
+        "injected": os.environ.get(fault_injection.VARIABLE, ""),
         "setup": setup(trainer, model, optimizer),
         "attention_kernel": _attention_kernel(trainer, model),
     }

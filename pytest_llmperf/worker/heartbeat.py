@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from pytest_llmperf.boot import boot_id
-from pytest_llmperf.worker.files import write_json
-from pytest_llmperf.worker.lastwords import LastWords
+from pytest_llmperf.support.boot_id import boot_id
+from pytest_llmperf.worker.failure_file import write_json
+from pytest_llmperf.worker.stack_dump import LastWords
 
 _INTERVAL_SECONDS = 0.5
 

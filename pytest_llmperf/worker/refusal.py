@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from pytest_llmperf.choices import ATTENTIONS
+from pytest_llmperf.spec.choices import ATTENTIONS
 
 # An attention, and the class attribute by which a family says that it has it.
 _SAID_BY = {

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pytest_llmperf.worker.memory import Headroom
+from pytest_llmperf.worker.memory_limit import Headroom
 
 _INTERVAL_SECONDS = 0.5
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, Trainer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pytest_llmperf.worker import callables
-from pytest_llmperf.worker.data import ORDER, RandomTokens
+from pytest_llmperf.worker.random_tokens import ORDER, RandomTokens
 
 # What a configuration says of its file, of who wrote it, of other tasks, or of what evidence tells by itself.
 _NOT_WORK = frozenset(

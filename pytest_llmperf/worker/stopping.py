@@ -12,8 +12,8 @@ from typing import Protocol
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from pytest_llmperf.spec import TrainSpec
-from pytest_llmperf.steady import find_steady
+from pytest_llmperf.records.steady_state import find_steady
+from pytest_llmperf.spec.train_spec import TrainSpec
 
 # Launches of one spec scatter by 0.3 % and more (docs/verdicts.md): a median known to this adds little to that.
 ENOUGH = 0.002

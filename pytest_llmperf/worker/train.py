@@ -13,16 +13,16 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
-from pytest_llmperf.injection import Injection
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.spec.fault_injection import Injection
+from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
 from pytest_llmperf.worker.canary import sing
-from pytest_llmperf.worker.data import RandomTokens
-from pytest_llmperf.worker.exchange import Exchange
+from pytest_llmperf.worker.faults import Burner
+from pytest_llmperf.worker.gradient_exchange import Exchange
 from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.inject import Burner
-from pytest_llmperf.worker.probe import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
+from pytest_llmperf.worker.instruments import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
+from pytest_llmperf.worker.random_tokens import RandomTokens
 from pytest_llmperf.worker.stopping import Stopping
 
 

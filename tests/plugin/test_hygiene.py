@@ -25,7 +25,7 @@ def test_the_pytest_process_never_imports_torch(project: Project) -> None:
 def test_the_real_launcher_imports_no_torch_either(pytester: pytest.Pytester) -> None:
     script = f"""
 import sys
-import pytest_llmperf.plugin.hooks, pytest_llmperf.launch.local, pytest_llmperf.report.terminal
+import pytest_llmperf.plugin.hooks, pytest_llmperf.launch.local, pytest_llmperf.report.summary_table
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
     assert pytester.runpython_c(script).stdout.str().strip() == "[]"

@@ -12,7 +12,7 @@ from tests.plugin.conftest import Project
 SLOW = """
 import time
 
-from pytest_llmperf.course import Progress
+from pytest_llmperf.records.failure import Progress
 from tests import fakes
 
 fakes.install()

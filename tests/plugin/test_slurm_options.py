@@ -43,7 +43,7 @@ def test_srun_outside_of_a_job_is_a_usage_error(project: Project, monkeypatch: p
 _TOO_LATE = """
 from unittest import mock
 
-from pytest_llmperf.launch.slurm import OutOfTimeError
+from pytest_llmperf.launch.slurm.launcher import OutOfTimeError
 from pytest_llmperf.plugin import runner
 from tests import fakes
 

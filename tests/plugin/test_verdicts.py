@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin.revision import Revision, find_revision
+from pytest_llmperf.run.revision import Revision, find_revision
 from tests.plugin.conftest import Project
 
 
@@ -140,7 +140,7 @@ def test_a_case_that_does_not_train_is_told_from_one_that_fails(project: Project
     project.pytester.makepyfile(
         test_mine=f"""
         import pytest
-        from pytest_llmperf.plugin.failed import DidNotTrain
+        from pytest_llmperf.plugin.outcomes import DidNotTrain
 
         @pytest.mark.xfail(raises=DidNotTrain, strict=True, reason="known")
         def test_it(perf, train_spec):

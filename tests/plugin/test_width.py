@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli import merge
+from pytest_llmperf.cli.merge import night_results
 from tests.plugin.conftest import Project
 
 TESTS = """
@@ -76,7 +76,7 @@ def test_each_test_runs_at_the_width_of_its_widest_spec_and_the_night_names_what
     wide, _ = at_width(night, 2, *PLANNED)
     assert narrow == {"test_attention[sdpa]", "test_attention[eager]"}
     assert wide == {"test_wide", "test_series", "test_asked_for_late"}
-    found = merge.gather([night.path / "night"], [])
+    found = night_results.gather([night.path / "night"], [])
     three = "asks for 3 GPU(s), and the night has 1 2"
     late = "asked for 2 GPUs after 1, at whose width the test runs: ask for the widest first"
     assert [line for line in found.troubles if "not judged" in line] == [
@@ -93,7 +93,7 @@ def test_without_a_plan_the_first_spec_decides(night: Project) -> None:
     assert wide == {"test_wide", "test_asked_for_late"}
     reasons = {case["nodeid"].partition("::")[2]: case["reason"] for case in document["skipped"]}
     assert reasons["test_three"].endswith("asks for 3 GPU(s), and this run is for tests of 2 (--perf-width)")
-    troubles = "\n".join(merge.gather([night.path / "night"], []).troubles)
+    troubles = "\n".join(night_results.gather([night.path / "night"], []).troubles)
     assert "test_mine.py::test_series (llama-tiny-bf16-sdpa-seq64-mbs2-gpus2): asked for 2 GPUs after 1" in troubles
     assert "test_three (llama-tiny-bf16-sdpa-seq64-mbs1-gpus3): asks for 3 GPU(s), and the night has 1 2" in troubles
 
@@ -111,7 +111,7 @@ def test_baselines_that_no_width_has_are_found_by_all_of_them_together(night: Pr
     for width in (1, 2, 3):
         measured, document = at_width(night, width, "--perf-strict")
         assert (len(measured), document["exit_code"]) == (2 if width == 2 else 1, 0)
-    found = merge.gather([night.path / "night"], [])
+    found = night_results.gather([night.path / "night"], [])
     lines = [line for line in found.troubles if "unused" in line]
     of = [
         line.partition(".json (no case of any width has its settings")[0].rpartition("llama-tiny-bf16-")[2]

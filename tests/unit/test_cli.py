@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.diff import diff_page, settings_differences
-from pytest_llmperf.cli.pages import Screen, history_page, list_page, short_site, show_page
-from pytest_llmperf.cli.shelf import Stored, read
+from pytest_llmperf.cli.baseline_folder import Stored, read
+from pytest_llmperf.cli.baselines.diff import diff_page, settings_differences
+from pytest_llmperf.cli.baselines.views import Screen, history_page, list_page, short_site, show_page
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.document import Accepted
+from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.report.text import ASCII
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import Run, keep, llmperf_on
 

@@ -14,10 +14,10 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.capacity import METRIC, CapacityBaseline
-from pytest_llmperf.judge.document import Accepted
+from pytest_llmperf.judge.baseline_file import Accepted
+from pytest_llmperf.judge.batch_size_baseline import METRIC, CapacityBaseline
 from pytest_llmperf.judge.policy import METRICS
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 REPOSITORY = Path(__file__).parents[2]

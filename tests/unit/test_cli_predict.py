@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.insight import chapter15
-from pytest_llmperf.insight.training import training_of
+from pytest_llmperf.spec.same_training import training_of
 from tests.shelf import Run, baseline_at, keep, llmperf_on
 
 LLAMA, OPT = chapter15.LLAMA_WIDTHS[0].spec, chapter15.OPT_WIDTHS[0].spec

@@ -79,7 +79,7 @@ class TestRefused:
     def test_a_python_that_does_not_answer(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pytest_llmperf.cli.readiness._SECONDS", 0.2)
+        monkeypatch.setattr("pytest_llmperf.cli.submit.readiness._SECONDS", 0.2)
         assert "(not within 0.2 s)" in self.said(capsys, ALONE + f"python = {program('python', 'exec sleep 60')}\n")
 
     @pytest.mark.parametrize("options", ["perf_test --perf-strict", "perf_tests no/test_x.py::test_y[a] -q"])

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.cli import merge
-from pytest_llmperf.cli.clusterfile import KEYS, ClusterError, ClusterFile
-from pytest_llmperf.cli.jobs import Job, check_budget, cost, jobs, shares
-from pytest_llmperf.cli.script import filled
-from pytest_llmperf.launch.allocation import place
-from pytest_llmperf.report import formats
+from pytest_llmperf.cli.merge import night_results
+from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterError, ClusterFile
+from pytest_llmperf.cli.submit.sbatch_jobs import Job, check_budget, cost, jobs, shares
+from pytest_llmperf.cli.submit.sbatch_script import filled
+from pytest_llmperf.launch.slurm.allocation import place
+from pytest_llmperf.support import formats
 
 REPOSITORY = Path(__file__).parents[2]
 TEMPLATE = (REPOSITORY / "slurm" / "nightly.sbatch").read_text(encoding="utf-8")
@@ -369,14 +369,14 @@ class TestMerge:
     def test_a_green_night(self, tmp_path: Path) -> None:
         write(tmp_path, 1, result("a"))
         write(tmp_path, 8, result("b"), result("c"))
-        night = merge.gather([tmp_path], ["gpus-1.json", "gpus-8.json"])
+        night = night_results.gather([tmp_path], ["gpus-1.json", "gpus-8.json"])
         assert (night.headline, night.troubles) == ("green: 3 pass", ())
         assert night.document()["machine"] == {"kind": "h100"}
 
     def test_a_red_case_comes_first(self, tmp_path: Path) -> None:
         write(tmp_path, 1, result("a"))
         write(tmp_path, 8, result("b"), result("c", "regressed", -0.1), exit_code=1)
-        night = merge.gather([tmp_path], [])
+        night = night_results.gather([tmp_path], [])
         assert night.headline == "red: 1 regressed, 2 pass"
         assert [each["id"] for each in night.results] == ["c", "a", "b"]
         page = "\n".join(night.page())
@@ -397,7 +397,7 @@ class TestMerge:
         write(tmp_path, 1, result("a"))
         if text is not None:
             (tmp_path / "gpus-8.json").write_text(text)
-        assert said in merge.gather([tmp_path], ["gpus-1.json", "gpus-8.json"]).troubles[0]
+        assert said in night_results.gather([tmp_path], ["gpus-1.json", "gpus-8.json"]).troubles[0]
 
     @pytest.mark.parametrize("widths", [(1, 8), (8, 1)])
     def test_a_case_that_two_parts_ran_is_told_by_its_worst_verdict(
@@ -406,7 +406,7 @@ class TestMerge:
         red, green = widths
         write(tmp_path, red, result("a", "regressed", -0.1), exit_code=1)
         write(tmp_path, green, result("a"), result("b"))
-        assert merge.gather([tmp_path], []).headline == "red: 1 regressed, 1 pass"
+        assert night_results.gather([tmp_path], []).headline == "red: 1 regressed, 1 pass"
 
     @pytest.mark.parametrize(
         ("change", "said"),
@@ -421,19 +421,19 @@ class TestMerge:
     )
     def test_a_part_of_other_types_is_red(self, tmp_path: Path, change: dict[str, Any], said: str) -> None:
         write(tmp_path, 1, {**result("a"), **change})
-        (trouble,) = merge.gather([tmp_path], []).troubles
+        (trouble,) = night_results.gather([tmp_path], []).troubles
         assert "gpus-1.json: not a --perf-json file" in trouble
         assert said in trouble
 
     @pytest.mark.parametrize("value", ["1" + "0" * 400, "1e999", "-Infinity", "NaN", '"fast"', "true"])
     def test_a_figure_that_is_no_number_is_red(self, tmp_path: Path, value: str) -> None:
-        night = merge.gather([self.with_figure(tmp_path, value)], [])
+        night = night_results.gather([self.with_figure(tmp_path, value)], [])
         assert night.headline == "red: no case"
         (trouble,) = night.troubles
         assert "gpus-1.json: not a --perf-json file (" in trouble
 
     def test_a_figure_that_is_absent_is_a_dash(self, tmp_path: Path) -> None:
-        night = merge.gather([self.with_figure(tmp_path, "null")], [])
+        night = night_results.gather([self.with_figure(tmp_path, "null")], [])
         assert night.headline == "green: 1 pass"
         assert night.page()[-1].split("|")[3].strip() == formats.ABSENT
 
@@ -447,15 +447,15 @@ class TestMerge:
         """All its cases were skipped: a package is missing, or GPUs are."""
         write(tmp_path, 1, result("a"))
         write(tmp_path, 8)
-        night = merge.gather([tmp_path], [])
+        night = night_results.gather([tmp_path], [])
         assert night.headline == "red: 1 pass"
         assert night.troubles == ("gpus-8.json: no case was measured, all were skipped",)
 
     def test_an_unfinished_part_is_red(self, tmp_path: Path) -> None:
         write(tmp_path, 1, result("a"), unfinished="SIGTERM", exit_code=75)
-        assert merge.gather([tmp_path], []).troubles == (
+        assert night_results.gather([tmp_path], []).troubles == (
             "gpus-1.json: unfinished (ended from outside: scancel or preemption)",
         )
 
     def test_an_empty_folder_is_red(self, tmp_path: Path) -> None:
-        assert merge.gather([tmp_path], []).headline == "red: no case"
+        assert night_results.gather([tmp_path], []).headline == "red: no case"

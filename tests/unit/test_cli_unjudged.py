@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli import merge
-from pytest_llmperf.cli.joblog import last_word, pytest_line
-from pytest_llmperf.cli.leftout import LeftOut, left_out
+from pytest_llmperf.cli.left_out_widths import LeftOut, left_out
+from pytest_llmperf.cli.merge import night_results
+from pytest_llmperf.cli.merge.job_log import last_word, pytest_line
 from tests.unit.test_cli_submit import result, write
 
 LOG = """\
@@ -51,7 +51,7 @@ def test_a_width_that_met_its_time_limit_names_what_it_did_not_judge(tmp_path: P
     plan(tmp_path, a=2, b=2, c=1)
     ran = suite(2, "a", "b", said={"a": "all"})
     write(tmp_path, 2, result("a"), unfinished="SIGUSR1", exit_code=75, suite=ran)
-    night = merge.gather([tmp_path], ["gpus-2.json", "gpus-1.json"])
+    night = night_results.gather([tmp_path], ["gpus-2.json", "gpus-1.json"])
     assert night.troubles == (
         f"gpus-1.json: missing, its job wrote no results; look at its log in {tmp_path}; not judged: c",
         "gpus-2.json: unfinished (the time limit was near); not judged: b",
@@ -62,7 +62,7 @@ def test_a_test_that_every_width_left_to_others_is_named(tmp_path: Path) -> None
     elsewhere = {"id": "x", "nodeid": "a", "width": 1, "reason": "x: of 1", "elsewhere": "test"}
     write(tmp_path, 2, suite=suite(2, "a", said={"a": "stopped"}), skipped=[elsewhere])
     write(tmp_path, 1, suite=suite(1, "a", "b", said={}))
-    night = merge.gather([tmp_path], [])
+    night = night_results.gather([tmp_path], [])
     assert "not judged: b: no width ran it, and it did not say what it asks for" in night.troubles
     assert "not judged: a: asks for 1 GPU(s), and that width did not come to it" in night.troubles
 
@@ -72,14 +72,14 @@ def test_what_one_width_skipped_for_its_package_is_no_gap(tmp_path: Path) -> Non
     other = {**here, "reason": "of 2", "elsewhere": "test"}
     write(tmp_path, 2, result("b"), suite=suite(2, "a", "b", said={"a": "stopped", "b": "all"}), skipped=[here])
     write(tmp_path, 1, result("c"), suite=suite(1, "a", "c", said={"a": "stopped", "c": "all"}), skipped=[other])
-    assert merge.gather([tmp_path], []).troubles == ()
+    assert night_results.gather([tmp_path], []).troubles == ()
 
 
 def test_a_width_that_no_test_asks_for_is_told_so(tmp_path: Path) -> None:
     plan(tmp_path, a=2)
     write(tmp_path, 2, result("a"), suite=suite(2, "a", said={"a": "all"}))
     write(tmp_path, 4, exit_code=5, suite=suite(4))
-    (line,) = merge.gather([tmp_path], []).troubles
+    (line,) = night_results.gather([tmp_path], []).troubles
     assert line == "gpus-4.json: no test asks for 4 GPU(s); leave 4 out of [suite] gpus"
 
 
@@ -101,7 +101,7 @@ def test_an_exit_code_comes_with_pytests_line_and_the_log(tmp_path: Path) -> Non
     (tmp_path / "gpus-2.exit").write_text(f"4\n{log}\n")
     (tmp_path / "gpus-1.exit").write_text(f"5\n{log}\n")
     write(tmp_path, 1, exit_code=5)
-    night = merge.gather([tmp_path], ["gpus-2.json"])
+    night = night_results.gather([tmp_path], ["gpus-2.json"])
     error = "test_a.py - SyntaxError: invalid syntax"
     assert night.troubles == (
         f"gpus-2.json: missing, its job wrote no results; pytest ended with exit code 4: {error}; log: {log}",
@@ -117,7 +117,7 @@ def test_what_is_no_pass_says_where_it_ran_and_what_was_otherwise(tmp_path: Path
     launch = {"evidence": {"slurm_nodes": "n2"}}
     slow = {**result("a", "regressed", -0.1), "launches": [launch], "differences": ["PYTHONPATH: none -> /mine"]}
     write(tmp_path, 1, slow, {**result("b"), "launches": [launch]}, exit_code=1)
-    page = merge.gather([tmp_path], []).page()
+    page = night_results.gather([tmp_path], []).page()
     (row,) = [line for line in page if line.startswith("| a ")]
     assert "; on n2; PYTHONPATH: none -\\> /mine" in row or "; on n2; PYTHONPATH: none -> /mine" in row
     (row,) = [line for line in page if line.startswith("| b ")]
@@ -128,12 +128,12 @@ def test_tests_that_a_night_is_without_are_noted_and_not_missed(tmp_path: Path) 
     plan(tmp_path, a=1, b=4, c=8, d=3)
     write(tmp_path, 1, result("a"), suite=suite(1, "a", said={"a": "all"}))
     write(tmp_path, 4, result("b"), suite=suite(4, "b", said={"b": "all"}))
-    night = merge.gather([tmp_path], [], LeftOut(wider=True))
+    night = night_results.gather([tmp_path], [], LeftOut(wider=True))
     assert night.troubles == (
         "not judged: d: asks for 3 GPU(s), and the night has 1 4; add 3 to [suite] gpus, or to without",
     )
     assert night.notes == ("left out: c: asks for 8 GPU(s), which this night is without",)
-    assert merge.gather([tmp_path], [], LeftOut(frozenset({3, 8}))).troubles == ()
+    assert night_results.gather([tmp_path], [], LeftOut(frozenset({3, 8}))).troubles == ()
 
 
 @pytest.mark.parametrize(("words", "found"), [("", LeftOut()), ("8 wider", LeftOut(frozenset({8}), True)), ("0", None)])
@@ -146,7 +146,7 @@ def test_what_was_planned_and_not_asked_for_is_missed_unless_its_test_failed(tmp
     said = {"a": "all", "b": "all", "c": "some"}
     failed = {**result("another", "regressed"), "nodeid": "c"}
     write(tmp_path, 1, result("a"), failed, exit_code=1, suite=suite(1, *said, said=said))
-    troubles = merge.gather([tmp_path], []).troubles
+    troubles = night_results.gather([tmp_path], []).troubles
     assert [line for line in troubles if "not judged" in line] == [
         "not judged: b (b): planned, and not asked for when the test ran"
     ]
@@ -157,29 +157,29 @@ def test_launches_alone_are_no_result_that_is_missed(tmp_path: Path) -> None:
     write(tmp_path, 0, planned=planned, suite=suite(None, "a", said={"a": "some"}))
     (tmp_path / "gpus-0.json").rename(tmp_path / "plan.json")
     write(tmp_path, 1, suite=suite(1, "a", said={"a": "all"}), skipped=[{"id": "z", "reason": "r"}])
-    assert not any("not judged" in line for line in merge.gather([tmp_path], []).troubles)
+    assert not any("not judged" in line for line in night_results.gather([tmp_path], []).troubles)
 
 
 def test_a_test_that_its_own_width_ran_was_left_by_others_for_good_reason(tmp_path: Path) -> None:
     left = {"id": "x", "nodeid": "a", "width": 2, "reason": "x: of 2", "elsewhere": "test"}
     write(tmp_path, 1, result("b"), suite=suite(1, "a", "b", said={"a": "stopped", "b": "all"}), skipped=[left])
     write(tmp_path, 2, result("c"), suite=suite(2, "a", "c", said={"a": "all", "c": "all"}))
-    assert merge.gather([tmp_path], []).troubles == ()
+    assert night_results.gather([tmp_path], []).troubles == ()
 
 
 def test_a_plan_that_is_broken_or_asked_only_some_is_told(tmp_path: Path) -> None:
     write(tmp_path, 1, result("a"), suite=suite(1, "a", said={"a": "all"}))
     (tmp_path / "plan.json").write_text("{")
-    assert "plan.json: not a --perf-json file" in merge.gather([tmp_path], []).troubles[0]
+    assert "plan.json: not a --perf-json file" in night_results.gather([tmp_path], []).troubles[0]
     write(tmp_path, 0, planned=[], suite=suite(None, "a", "b", said={"a": "all"}))
     (tmp_path / "gpus-0.json").rename(tmp_path / "plan.json")
-    assert "plan.json: not every test was asked, see plan.json.log" in merge.gather([tmp_path], []).notes
+    assert "plan.json: not every test was asked, see plan.json.log" in night_results.gather([tmp_path], []).notes
 
 
 def test_a_pytest_that_died_after_its_results_is_red(tmp_path: Path) -> None:
     write(tmp_path, 1, result("a"))
     (tmp_path / "gpus-1.exit").write_text("139\n\n")
-    assert merge.gather([tmp_path], []).troubles == ("gpus-1.json: pytest ended with exit code 139",)
+    assert night_results.gather([tmp_path], []).troubles == ("gpus-1.json: pytest ended with exit code 139",)
 
 
 @pytest.mark.parametrize(

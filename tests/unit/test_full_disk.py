@@ -13,11 +13,11 @@ from unittest import mock
 
 import pytest
 
-from pytest_llmperf.course import Failure, Progress
-from pytest_llmperf.launch import files, local, outcome
+from pytest_llmperf.launch import disk_space, local, outcome
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.process import Ended
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.spec.train_spec import TrainSpec
 
 SPEC = TrainSpec(model="llama-tiny")
 
@@ -52,16 +52,16 @@ def test_a_launch_that_cannot_begin_for_want_of_room_says_so(tmp_path: Path, num
 
 
 def test_a_folder_with_room_has_nothing_to_tell_and_keeps_nothing(tmp_path: Path) -> None:
-    assert files.unwritable(tmp_path) == ""
+    assert disk_space.unwritable(tmp_path) == ""
     with room_for(100):
-        assert files.unwritable(tmp_path) == f"{tmp_path} cannot be written to (File too large)"
+        assert disk_space.unwritable(tmp_path) == f"{tmp_path} cannot be written to (File too large)"
     assert [*tmp_path.iterdir()] == []
 
 
 def test_what_cannot_be_written_names_its_file_and_leaves_the_one_before(tmp_path: Path) -> None:
-    files.write_whole(tmp_path / "word.json", "before")
+    disk_space.write_whole(tmp_path / "word.json", "before")
     with room_for(3), pytest.raises(OSError, match=r"File too large: '.*/word.json'"):
-        files.write_whole(tmp_path / "word.json", "after")
+        disk_space.write_whole(tmp_path / "word.json", "after")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 

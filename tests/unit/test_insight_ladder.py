@@ -9,7 +9,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Extent, Gain, Rung, gains, largest_jump, step_before
-from pytest_llmperf.result import Reference
+from pytest_llmperf.records.result import Reference
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64)
 FITS, DOES_NOT = (

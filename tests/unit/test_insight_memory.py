@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf import TrainSpec, models
-from pytest_llmperf.cli import command, main, plan
-from pytest_llmperf.cli.pages import Screen
-from pytest_llmperf.cli.plan import Prediction, document, page, predictions
-from pytest_llmperf.cli.shelf import CaseError
-from pytest_llmperf.cli.specs import Named, named
-from pytest_llmperf.insight.memory import (
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.cli import main
+from pytest_llmperf.cli import main as command
+from pytest_llmperf.cli.baseline_folder import CaseError
+from pytest_llmperf.cli.baselines.views import Screen
+from pytest_llmperf.cli.plan import memory_pages
+from pytest_llmperf.cli.plan.memory_pages import Prediction, document, page, predictions
+from pytest_llmperf.cli.spec_arguments import Named, named
+from pytest_llmperf.insight.memory_formulas import (
     MemoryPlan,
     caveats,
     chapter_activation_bytes,
@@ -28,6 +30,7 @@ from pytest_llmperf.insight.memory import (
 )
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.report.text import ASCII
+from pytest_llmperf.spec import models
 from tests.fakes import Fake, launch_of
 
 BASELINES = Path(__file__).parents[2] / "baselines"
@@ -170,7 +173,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         code = main(["plan", "--perf-baselines", str(BASELINES), *words])
         return code, *capsys.readouterr()
 
-    monkeypatch.setattr(plan, "predict", predict)
+    monkeypatch.setattr(memory_pages, "predict", predict)
     return called
 
 
@@ -237,7 +240,7 @@ def test_predictions_come_in_their_order_each_as_soon_as_it_is_known(monkeypatch
             assert first_was_read.wait(60)
         return MemoryPlan({"weights": spec.micro_batch_size})
 
-    monkeypatch.setattr(plan, "predict", predict)
+    monkeypatch.setattr(memory_pages, "predict", predict)
     found = predictions([Named(TrainSpec(model="llama-tiny", micro_batch_size=size)) for size in (1, 2, 3)])
     first = next(found)
     first_was_read.set()

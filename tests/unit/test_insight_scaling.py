@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_llmperf.insight import chapter15
-from pytest_llmperf.insight.communication import (
+from pytest_llmperf.insight.communication_model import (
     BUCKET_BYTES,
     NAMES,
     Coefficients,
@@ -22,8 +22,8 @@ from pytest_llmperf.insight.communication import (
     step_seconds,
 )
 from pytest_llmperf.insight.ladder import Rung
-from pytest_llmperf.insight.scaling import POINT_NOISE, Fit, fit, predict, transferred
-from pytest_llmperf.models import resolve
+from pytest_llmperf.insight.scaling_model import POINT_NOISE, Fit, fit, predict, transferred
+from pytest_llmperf.spec.models import resolve
 
 KNOWN = Coefficients(
     compute_seconds=1.0,

@@ -19,12 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch import scheduler
-from pytest_llmperf.launch.cluster import Cluster
-from pytest_llmperf.launch.site import SlurmOptions
-from pytest_llmperf.plugin import allocated, signals, slurm_options
-from pytest_llmperf.plugin.journal import Journal, Kept
-from pytest_llmperf.result import CaseResult
+from pytest_llmperf.launch.slurm import controller
+from pytest_llmperf.launch.slurm.cluster import Cluster
+from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.plugin import signals, slurm_options
+from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run import slurm_job
+from pytest_llmperf.run.journal import Journal, Kept
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=16)
@@ -133,22 +134,22 @@ def clock() -> Iterator[Clock]:
         return told.start
 
     with (
-        mock.patch.object(allocated, "time", told),
-        mock.patch.object(scheduler, "start_time", start_time),
-        mock.patch.object(allocated, "SlurmLauncher", lambda *_, budget_ends, **__: budget_ends),
+        mock.patch.object(slurm_job, "time", told),
+        mock.patch.object(controller, "start_time", start_time),
+        mock.patch.object(slurm_job, "SlurmLauncher", lambda *_, budget_ends, **__: budget_ends),
     ):
         yield told
 
 
-def job_of(folder: Path, gpus: int, restarts: int = 0) -> allocated.Job:
-    job = allocated.Job(
+def job_of(folder: Path, gpus: int, restarts: int = 0) -> slurm_job.Job:
+    job = slurm_job.Job(
         folder, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}, (f"gpus{gpus}",), resume=True
     )
     job.holds(gpus)
     return job
 
 
-def budget_ends(job: allocated.Job, budget: float) -> float:
+def budget_ends(job: slurm_job.Job, budget: float) -> float:
     """In hours since the epoch."""
     nodes = cast("Cluster", SimpleNamespace(lost=()))
     ends = job.launcher(nodes, SlurmOptions(), on_cpu=False, budget_gpu_hours=budget, say=lambda _: None)

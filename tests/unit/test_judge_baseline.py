@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline, creep, describe, size_of
-from pytest_llmperf.judge.capacity import CapacityBaseline
-from pytest_llmperf.judge.document import BaselineError
-from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
+from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential import Rule
+from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.judge.validity import circumstances
 from pytest_llmperf.judge.verdict import judge
-from pytest_llmperf.measurement import Environment, Launch
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.launch import Environment, Launch
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)

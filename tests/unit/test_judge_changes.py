@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.changes import changed_evidence, changes, lost_attention_kernel
-from pytest_llmperf.judge.numerics import changed_losses
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.judge.exact_changes import changed_evidence, changes, lost_attention_kernel
+from pytest_llmperf.judge.first_losses import changed_losses
+from pytest_llmperf.records.launch import Launch
 from tests.fakes import ENVIRONMENT, Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", steps=8, min_steps=8, warmup_steps=2)

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.insight.widths import is_narrower, narrower
 from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline, creep
-from pytest_llmperf.judge.document import BaselineError
-from pytest_llmperf.judge.efficiency import Efficiency, Narrow, Terms, judge_efficiency, less, milder
+from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential import Rule
+from pytest_llmperf.judge.scaling_efficiency import Efficiency, Narrow, Terms, judge_efficiency, less, milder
+from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.verdict import Judgement, joined, judge
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.result import VERDICTS, Check
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import VERDICTS, Check
+from pytest_llmperf.spec.equivalence import is_narrower, narrower
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 WIDE = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, gpus=4)

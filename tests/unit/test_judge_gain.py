@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_llmperf.judge.common import host_shift
 from pytest_llmperf.judge.gain import Bounds, judge_gain
+from pytest_llmperf.judge.host_shift import host_shift
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential import Rule
+from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.judge.verdict import judge_pairs
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.result import CaseResult, Check
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import CaseResult, Check
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 SMALL = TrainSpec(model="llama-tiny", sequence_length=64, steps=12)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge.acceptance import MAX_LAUNCHES, accept
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.capacity import CapacityBaseline, accept_capacity
-from pytest_llmperf.judge.document import Accepted, BaselineError
+from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
+from pytest_llmperf.judge.baseline_union import united, united_capacity
+from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, accept_capacity
 from pytest_llmperf.judge.policy import METRICS, Policy
-from pytest_llmperf.judge.union import united, united_capacity
 from pytest_llmperf.judge.verdict import judge
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)

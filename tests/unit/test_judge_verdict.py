@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import METRICS, Policy
-from pytest_llmperf.judge.sequential import Rule
+from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.judge.verdict import Judgement, judge
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.result import VERDICTS, Check
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import VERDICTS, Check
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4, gpus=2)

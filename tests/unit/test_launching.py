@@ -22,14 +22,14 @@ import pytest
 from filelock import FileLock
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.boot import boot_id
-from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.launch import health, leases, machine, outcome, process
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, worker_environment
 from pytest_llmperf.launch.machine import Gpu, Machine, select
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.worker import heartbeat
-from pytest_llmperf.worker.files import write_failure
+from pytest_llmperf.worker.failure_file import write_failure
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny")

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.capacity import Search
-from pytest_llmperf.course import Failure, LaunchFailed
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.plugin.fitting import Fitted, fit, short
-from pytest_llmperf.plugin.patience import Patience
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.engine.batch_size_finder import Fitted, fit, short
+from pytest_llmperf.engine.search_deadline import Patience
+from pytest_llmperf.records.batch_size_search import Search
+from pytest_llmperf.records.failure import Failure, LaunchFailed
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64)

@@ -16,21 +16,21 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.capacity import Search
-from pytest_llmperf.course import Failure, Progress
-from pytest_llmperf.judge.experience import Experience
+from pytest_llmperf.engine import runner as runner_module
+from pytest_llmperf.engine.baseline_comparison import Trial
+from pytest_llmperf.engine.runner import Runner
+from pytest_llmperf.engine.search_deadline import Patience
+from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential import Rule
+from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.plugin import runner as runner_module
-from pytest_llmperf.plugin.old_runs import prune
-from pytest_llmperf.plugin.patience import Patience
-from pytest_llmperf.plugin.runner import Runner
+from pytest_llmperf.plugin.console import Show
 from pytest_llmperf.plugin.session import PerfSession
-from pytest_llmperf.plugin.show import Show
-from pytest_llmperf.plugin.trial import Trial
+from pytest_llmperf.records.batch_size_search import Search
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run.folders import prune
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny")

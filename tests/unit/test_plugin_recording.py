@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.engine.baseline_comparison import figures
+from pytest_llmperf.engine.recorder import Recorder
 from pytest_llmperf.judge import store as store_module
-from pytest_llmperf.judge.document import BaselineError
+from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import judge
-from pytest_llmperf.plugin.recording import Recorder
-from pytest_llmperf.plugin.revision import Revision
-from pytest_llmperf.plugin.trial import figures
-from pytest_llmperf.result import CaseResult
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run.revision import Revision
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import launch_of
 from tests.shelf import baseline_at
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.course import Failure, LaunchFailed
+from pytest_llmperf.engine import launch_retry
+from pytest_llmperf.engine.launch_retry import SoundLaunches
 from pytest_llmperf.judge import validity
-from pytest_llmperf.measurement import Health, Launch
-from pytest_llmperf.plugin import sound
-from pytest_llmperf.plugin.sound import SoundLaunches
+from pytest_llmperf.records.failure import Failure, LaunchFailed
+from pytest_llmperf.records.launch import Health, Launch
 from tests.fakes import launch_of
 
 
@@ -21,7 +21,7 @@ from tests.fakes import launch_of
 def test_after_drift_it_takes_twice_the_steps(
     monkeypatch: pytest.MonkeyPatch, steps: int, min_steps: int, expected: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(sound, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(launch_retry, "_PAUSE_SECONDS", 0.0)
     started: list[TrainSpec] = []
 
     def start(spec: TrainSpec) -> Launch:
@@ -57,7 +57,7 @@ def failure(kind: str, *neighbours: str) -> Failure:
 
 @pytest.fixture
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sound, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(launch_retry, "_PAUSE_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("_no_pause")

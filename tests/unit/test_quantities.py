@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf import quantities
-from pytest_llmperf.quantities import argument, count, duration_hours, is_positive, positive, size_bytes, tokens, whole
+from pytest_llmperf.support import quantities
+from pytest_llmperf.support.quantities import (
+    argument,
+    count,
+    duration_hours,
+    is_positive,
+    positive,
+    size_bytes,
+    tokens,
+    whole,
+)
 
 
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False))

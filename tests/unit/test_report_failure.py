@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.measurement import Environment, Launch, RankRecord
-from pytest_llmperf.report.failure import MAX_LINES, failure_message
-from pytest_llmperf.result import GIB, CaseResult, Check
+from pytest_llmperf.records.launch import Environment, Launch, RankRecord
+from pytest_llmperf.records.result import GIB, CaseResult, Check
+from pytest_llmperf.report.failure_message import MAX_LINES, failure_message
 
 RERUN = "pytest 'perf_tests/test_ladder.py::test_rung[15.9]' --gpus 8"
 ACCEPT = RERUN + ' --update-baselines --perf-reason "why"'

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.course import Progress
-from pytest_llmperf.report.live import LiveLine, finished_line, live_line, started_line
+from pytest_llmperf.records.failure import Progress
+from pytest_llmperf.report.progress_line import LiveLine, finished_line, live_line, started_line
 from tests.unit.test_report_failure import launch_of
 
 SPEC_ID = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import CaseResult, Check, Reference
 from pytest_llmperf.report.results_json import document, write_json
-from pytest_llmperf.result import CaseResult, Check, Reference
 from tests.unit.test_report_failure import REGRESSED, RESULTS, launch_of
 
 

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.cli import command, ladder
-from pytest_llmperf.cli.pages import Screen
-from pytest_llmperf.cli.shelf import Shelf
+from pytest_llmperf.cli import main
+from pytest_llmperf.cli.baseline_folder import Shelf
+from pytest_llmperf.cli.baselines.views import Screen
+from pytest_llmperf.cli.report import ladder_tables
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Extent, Rung
 from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.report.exports import comma_separated, escaped, markdown
 from pytest_llmperf.report.table import Column
-from pytest_llmperf.report.tables import comma_separated, escaped, markdown
 from pytest_llmperf.report.text import ASCII
-from pytest_llmperf.spec import TrainSpec
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.shelf import Run, baseline_at, keep, llmperf_on
 
 REPOSITORY = Path(__file__).parents[2]
@@ -95,8 +96,8 @@ class TestText:
 
     @pytest.mark.parametrize("width", [1, 20, 40, 80, 100, 200])
     def test_a_narrow_terminal_loses_nothing(self, root: Path, width: int) -> None:
-        machine, found = ladder.ladders(Shelf.read(root))
-        lines = ladder.text_page(machine, found, Extent(samples=10_000, steps=450), Screen(width, ASCII))
+        machine, found = ladder_tables.ladders(Shelf.read(root))
+        lines = ladder_tables.text_page(machine, found, Extent(samples=10_000, steps=450), Screen(width, ASCII))
         kept = "".join(lines).replace(" ", "")
         for figure in ("10,485", "20,000", "61.9GiB", "1.66", "15.9"):
             assert figure in kept
@@ -160,7 +161,7 @@ class TestDocuments:
     @pytest.mark.parametrize("form", ["markdown", "csv"])
     def test_no_width_breaks_a_line(self, report: Run, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
         expected = report("--format", form)[1]
-        monkeypatch.setattr(command, "_screen", lambda: Screen(20, ASCII))
+        monkeypatch.setattr(main, "_screen", lambda: Screen(20, ASCII))
         assert report("--format", form)[1] == expected
 
 

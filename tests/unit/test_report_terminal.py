@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.measurement import Environment, Launch, RankRecord
-from pytest_llmperf.report.terminal import summary_lines
-from pytest_llmperf.result import GIB, VERDICTS, CaseResult, Check, Reference, Spent
+from pytest_llmperf.records.launch import Environment, Launch, RankRecord
+from pytest_llmperf.records.result import GIB, VERDICTS, CaseResult, Check, Reference, Spent
+from pytest_llmperf.report.summary_table import summary_lines
 
 LONG_ID = "llama-3.2-1b-bf16-flash_attention_2-liger-compile-checkpointing-seq4096-mbs37-accum4-gpus32"
 SOURCE = "EuroHPC course, chapter 15, MareNostrum 5 (H100 64 GB)"
@@ -211,7 +211,7 @@ def test_many_sources_are_not_all_listed() -> None:
 
 
 def test_rich_is_not_loaded_before_a_table_is_drawn() -> None:
-    code = "import sys, pytest_llmperf.report.terminal as _; print('rich' in sys.modules)"
+    code = "import sys, pytest_llmperf.report.summary_table as _; print('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.report import formats
 from pytest_llmperf.report.text import ASCII, UNICODE, fold, glyphs_of, one_line, shorten_middle
+from pytest_llmperf.support import formats
 
 
 @pytest.mark.parametrize(

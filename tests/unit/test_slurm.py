@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.course import Failure, Progress
-from pytest_llmperf.launch import aftermath
-from pytest_llmperf.launch import slurm as slurm_module
-from pytest_llmperf.launch.allocation import Allocation, AllocationError, Placement, expand_nodes, job_key, place
-from pytest_llmperf.launch.cluster import find_cluster, passed_on
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.process import Ended
-from pytest_llmperf.launch.scheduler import step_environment
-from pytest_llmperf.launch.site import SlurmOptions
-from pytest_llmperf.launch.slurm import OutOfTimeError, SlurmLauncher
-from pytest_llmperf.measurement import Health, Launch
+from pytest_llmperf.launch.slurm import launcher as slurm_module
+from pytest_llmperf.launch.slurm import step_outcome
+from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, Placement, expand_nodes, job_key, place
+from pytest_llmperf.launch.slurm.cluster import find_cluster, passed_on
+from pytest_llmperf.launch.slurm.controller import step_environment
+from pytest_llmperf.launch.slurm.launcher import OutOfTimeError, SlurmLauncher
+from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.launch import Health, Launch
 from tests.slurm.fakes import FakeSlurm
 
 SPEC = TrainSpec(model="llama-tiny", gpus=2, sequence_length=16)
@@ -31,7 +31,7 @@ GPUS: dict[str, object] = {"gpus": 4}
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    monkeypatch.setattr(aftermath, "_LAST_WORDS_SECONDS", 0.5)
+    monkeypatch.setattr(step_outcome, "_LAST_WORDS_SECONDS", 0.5)
     return FakeSlurm(tmp_path, monkeypatch)
 
 
@@ -298,7 +298,7 @@ class TestLaunch:
     def test_a_record_that_never_appears_is_told(
         self, slurm: FakeSlurm, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(aftermath, "LATE_SECONDS", 1.0)
+        monkeypatch.setattr(step_outcome, "LATE_SECONDS", 1.0)
         slurm.allocate({"n1": {}, "n2": {}})
         failure = launcher(slurm, said).launch(request(tmp_path), lambda _: None)
         assert isinstance(failure, Failure)
@@ -315,7 +315,7 @@ class TestLaunch:
             end = {"returncode": 1, "timed_out": False, "signalled": False, "health": {"foreign_processes": lines}}
             (tmp_path / f"node-{node}.end.json").write_text(json.dumps(end))
         ended = Ended(returncode=1, timed_out=False, seconds=1.0)
-        failure = aftermath.gather(tmp_path, SPEC, ["n1", "n2"], ended, Progress(phase="training"))
+        failure = step_outcome.gather(tmp_path, SPEC, ["n1", "n2"], ended, Progress(phase="training"))
         assert isinstance(failure, Failure)
         assert failure.health.foreign_processes == ("GPU 3: pid 7",)
 
@@ -469,7 +469,7 @@ class TestTime:
     def test_a_launch_that_runs_into_the_limit_is_ended_before_it(
         self, slurm: FakeSlurm, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pytest_llmperf.launch.slurm._UNKNOWN_SECONDS", 1.0)
+        monkeypatch.setattr("pytest_llmperf.launch.slurm.launcher._UNKNOWN_SECONDS", 1.0)
         slurm.allocate({"n1": {}, "n2": {"hangs": True}}, seconds_left=34)
         with pytest.raises(OutOfTimeError, match="was ended"):
             launcher(slurm, said).launch(request(tmp_path), lambda _: None)
@@ -495,10 +495,10 @@ class TestTime:
 def test_health_of_several_nodes_is_the_worst() -> None:
     one = Health(sm_clock_mhz=1900, power_watts=600, memory_errors=1, clock_reasons={"idle": 0.1})
     other = Health(sm_clock_mhz=1700, temperature_celsius=80, power_watts=500, foreign_processes=("GPU 0: pid 1",))
-    both = aftermath.worst([one, other])
+    both = step_outcome.worst([one, other])
     assert (both.sm_clock_mhz, both.power_watts, both.temperature_celsius, both.memory_errors) == (1700, 1100, 80, 1)
     assert both.foreign_processes == ("GPU 0: pid 1",)
 
 
 def test_energy_that_one_node_does_not_tell_is_unknown() -> None:
-    assert aftermath.worst([Health(power_watts=600), Health()]).power_watts == 0
+    assert step_outcome.worst([Health(power_watts=600), Health()]).power_watts == 0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.steady import Steady, find_steady
+from pytest_llmperf.records.steady_state import Steady, find_steady
 
 
 def noisy(number: int, level: float = 0.2, spread: float = 0.003, seed: int = 1) -> list[float]:

@@ -22,7 +22,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.worker import train
 from pytest_llmperf.worker.build import training_arguments
 from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.lastwords import LastWords
+from pytest_llmperf.worker.stack_dump import LastWords
 
 
 def main(folder: Path, text: str) -> None:

@@ -26,9 +26,9 @@ import torch.distributed as dist
 from safetensors import torch as safetensors
 from torch.utils.data import DataLoader, Dataset
 
-from pytest_llmperf.launch.starved import want_of_memory
-from pytest_llmperf.worker.files import write_json
-from pytest_llmperf.worker.memory import Headroom, lack_of_memory
+from pytest_llmperf.launch.starved_process import want_of_memory
+from pytest_llmperf.worker.failure_file import write_json
+from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory
 from pytest_llmperf.worker.roomwatch import watched
 
 _MIB = 2**20

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.course import Failure
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
+from pytest_llmperf.records.failure import Failure
 from tests.worker.user import make, run_one
 
 pytest.importorskip("torch")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.changes import changes, lost_attention_kernel
+from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.records.launch import Launch
 from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.course import Failure
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.records.failure import Failure
+from pytest_llmperf.records.launch import Launch
 from tests.worker.families import ENCODERS, FAMILIES, NO_SDPA
 
 pytest.importorskip("torch")

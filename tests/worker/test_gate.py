@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.insight.straggling import by_work
+from pytest_llmperf.insight.stragglers import by_work
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.records.launch import Launch
 from tests.worker.user import make, run_one
 
 torch = pytest.importorskip("torch")

@@ -18,11 +18,11 @@ import psutil
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.course import Failure, Progress
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
-from pytest_llmperf.measurement import Launch
-from pytest_llmperf.spec import SpecError
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.spec.train_spec import SpecError
 
 pytestmark = pytest.mark.torchrun
 

@@ -14,10 +14,10 @@ from unittest import mock
 
 import pytest
 
-from pytest_llmperf import models
-from pytest_llmperf.judge import settings, validity
-from pytest_llmperf.judge.settings import optimizer_class
-from pytest_llmperf.spec import ATTENTIONS, OPTIMIZERS, TrainSpec
+from pytest_llmperf.judge import evidence_checks, validity
+from pytest_llmperf.judge.evidence_checks import optimizer_class
+from pytest_llmperf.spec import models
+from pytest_llmperf.spec.train_spec import ATTENTIONS, OPTIMIZERS, TrainSpec
 
 torch = pytest.importorskip("torch")
 
@@ -25,10 +25,17 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.worker import callables, canary, environment, evidence, probe, setup  # noqa: E402
+from pytest_llmperf.worker import (  # noqa: E402
+    callables,
+    canary,
+    environment,
+    evidence,
+    instruments,
+    setup,
+)
 from pytest_llmperf.worker.build import build_model  # noqa: E402
-from pytest_llmperf.worker.data import RandomTokens  # noqa: E402
-from pytest_llmperf.worker.exchange import Exchange  # noqa: E402
+from pytest_llmperf.worker.gradient_exchange import Exchange  # noqa: E402
+from pytest_llmperf.worker.random_tokens import RandomTokens  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -198,7 +205,7 @@ def test_a_choice_of_ligers_kernels_is_what_is_patched(kernels: str, functions: 
     assert json.loads(done.stdout.splitlines()[-1]) == [functions, forwards]
     spec = TrainSpec(model="llama-tiny", liger=True, liger_kernels=kernels)
     ran = {"liger_modules": len(forwards), "liger_forwards": forwards, "liger_functions": functions}
-    assert settings._liger(spec, ran) is None
+    assert evidence_checks._liger(spec, ran) is None
 
 
 def test_tokens_are_the_same_for_one_seed_and_within_the_vocabulary() -> None:
@@ -213,7 +220,7 @@ def test_tokens_are_the_same_for_one_seed_and_within_the_vocabulary() -> None:
 
 
 def test_the_host_clock_tells_the_time_between_marks() -> None:
-    clock = probe.HostClock()
+    clock = instruments.HostClock()
     clock.mark()
     time.sleep(0.05)
     clock.mark()
@@ -243,7 +250,7 @@ def test_the_exchange_is_watched_by_the_last_gradient_alone() -> None:
 
 def test_a_pass_without_that_gradient_leaves_nothing_to_tell() -> None:
     first, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    watch = Exchange(probe.HostClock())
+    watch = Exchange(instruments.HostClock())
     watch.watch([*first.parameters(), *second.parameters()])
     for layer in (first, second):
         layer(torch.ones(1, 2)).sum().backward()
@@ -252,7 +259,7 @@ def test_a_pass_without_that_gradient_leaves_nothing_to_tell() -> None:
     assert watch.seconds() == ()
 
 
-class CountingClock(probe.HostClock):
+class CountingClock(instruments.HostClock):
     """Each instant is one second after the one before."""
 
     instants = 0
@@ -263,7 +270,7 @@ class CountingClock(probe.HostClock):
 
 
 def test_host_memory_sees_what_was_held_and_given_back() -> None:
-    memory = probe.HostMemory()
+    memory = instruments.HostMemory()
     held = torch.ones(50 * 2**20)
     del held
     assert 190 * 2**20 < memory.peak_reserved() < 400 * 2**20

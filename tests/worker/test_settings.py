@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.settings import contradictions
+from pytest_llmperf.judge.evidence_checks import contradictions
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
-from pytest_llmperf.measurement import Launch
+from pytest_llmperf.records.launch import Launch
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(600)]
 

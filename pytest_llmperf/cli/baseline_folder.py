@@ -1,0 +1,240 @@
+"""Shelf: the baselines under one folder, the files that cannot serve, and the one case that somebody names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pytest_llmperf.judge import store
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
+from pytest_llmperf.judge.policy import METRICS
+from pytest_llmperf.judge.store import CAPACITY, BaselineStore
+from pytest_llmperf.support.suggestions import nearest
+from pytest_llmperf.support.worktree import baselines_above
+
+# Fewer digits of a digest are as likely a word.
+_DIGEST = re.compile(r"[0-9a-f]{6,16}")
+
+# What a field of the wrong type or size raises where something is computed from it.
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+class CaseError(Exception):
+    """No baselines, or no such case: one line with who, what was expected, the nearest known name and what to do."""
+
+
+class NotStoredError(CaseError):
+    """Nothing of that name is stored, or nothing at all: what its settings name can do without."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A baseline and its file."""
+
+    path: Path
+    baseline: Baseline
+
+
+@dataclass(frozen=True)
+class StoredCapacity:
+    """The baseline of a largest micro-batch, which holds no launches, and its file."""
+
+    path: Path
+    baseline: CapacityBaseline
+
+
+_Found = TypeVar("_Found", Stored, StoredCapacity)
+_Baseline = TypeVar("_Baseline", Baseline, CapacityBaseline)
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """What one folder of baselines holds."""
+
+    root: Path
+    stored: tuple[Stored, ...]
+    broken: Mapping[Path, str]
+    """What is wrong with each file that cannot serve, a line each."""
+    capacities: tuple[StoredCapacity, ...] = ()
+    """The largest micro-batches."""
+    copies: Mapping[Path, Path] = field(default_factory=dict)
+    """Files that somebody left beside the one of their case, which is what counts; none of them is in the others."""
+
+    @property
+    def troubles(self) -> list[str]:
+        """A line for each file that cannot serve, or that is one too many."""
+        spare = (
+            f"{path}: a stray copy of {right}, which is the one that counts; delete it"
+            for path, right in self.copies.items()
+        )
+        return [*self.broken.values(), *spare]
+
+    @classmethod
+    def read(cls, root: Path, machine: str | None = None) -> Shelf:
+        """Everything under ``root``, or what is of ``machine`` there.
+
+        Raises:
+            CaseError: there is nothing, or nothing of that machine kind.
+        """
+        machines = BaselineStore(root).machines()
+        if not machines:
+            found = baselines_above(root.absolute())
+            what = "name their folder with --perf-baselines, or record some with pytest --update-baselines=new"
+            raise NotStoredError(
+                f"{root.absolute()}: no baselines here, expected MACHINE/MODEL/ID.json in it; "
+                + (f"{found} has some: name it with --perf-baselines" if found else what)
+            )
+        if machine is not None and machine not in machines:
+            raise CaseError(
+                f"{machine}: {root} has no baselines of this machine kind, expected one of {', '.join(machines)}; "
+                f"the nearest is {nearest(machine, machines, at_least=0.0)!r}: name it with --machine"
+            )
+        kinds = machines if machine is None else [machine]
+        broken: dict[Path, str] = {}
+        stored = [*_each(root, kinds, "*/*.json", read, broken)]
+        capacities = [*_each(root, kinds, f"*/{CAPACITY}/*.json", read_capacity, broken)]
+        every: tuple[Stored | StoredCapacity, ...] = (*stored, *capacities)
+        copies = BaselineStore(root).copies({one.path: one.baseline for one in every})
+        return cls(
+            root,
+            tuple(one for one in stored if one.path not in copies),
+            broken,
+            tuple(one for one in capacities if one.path not in copies),
+            copies,
+        )
+
+    def find(self, case: str) -> Stored | StoredCapacity:
+        """The one baseline with this id or digest.
+
+        Raises:
+            BaselineError: the file of that name cannot serve.
+            CaseError: none, or several.
+        """
+        unreadable = [line for path, line in self.broken.items() if path.stem == case]
+        if unreadable:
+            raise BaselineError("\n".join(unreadable))
+        found = [one for one in self._all if one.baseline.id == case]
+        if not found and _DIGEST.fullmatch(case):
+            found = [one for one in self._all if one.baseline.digest.startswith(case)]
+        if not found:
+            raise NotStoredError(self._no_such(case))
+        if len(found) > 1:
+            files = ", ".join(str(one.path) for one in found)
+            raise CaseError(
+                f"{case}: {len(found)} baselines, expected one; choose with --machine, or name a file: {files}"
+            )
+        return found[0]
+
+    @property
+    def _all(self) -> tuple[Stored | StoredCapacity, ...]:
+        return (*self.stored, *self.capacities)
+
+    def _no_such(self, case: str) -> str:
+        line = (
+            f"{case}: no such case in {self.root}, expected an id, 6 digits or more of a digest, or a baseline's file"
+        )
+        if self._all:
+            line += f"; the nearest id is {nearest(case, [one.baseline.id for one in self._all], at_least=0.0)!r}"
+        if self.broken:
+            line += f"; {len(self.broken)} more cannot be read"
+        return f"{line}; llmperf baselines list names them all"
+
+
+def find(case: str, root: Path, machine: str | None) -> Stored:
+    """The baseline of launches that ``case`` names.
+
+    Raises:
+        BaselineError: its file cannot serve.
+        CaseError: as ``find_any``, or what it names is a largest micro-batch.
+    """
+    found = find_any(case, root, machine)
+    if isinstance(found, StoredCapacity):
+        raise CaseError(
+            f"{case}: a largest micro-batch, which has no launches, expected a case that has; "
+            "llmperf baselines show tells what is stored of it"
+        )
+    return found
+
+
+def find_any(case: str, root: Path, machine: str | None) -> Stored | StoredCapacity:
+    """The baseline that ``case`` names: a file, or an id or digest under ``root``.
+
+    Raises:
+        BaselineError: its file cannot serve.
+        CaseError: as ``Shelf.read`` and ``Shelf.find``.
+    """
+    # An id has neither. A file is read alone, whatever is wrong with its neighbours.
+    is_path = os.sep in case or case.endswith(".json")
+    path = Path(case)
+    if not is_path or not path.exists():
+        return Shelf.read(root, machine).find(case)
+    return read_capacity(path) if path.absolute().parent.name == CAPACITY else read(path)
+
+
+def read(path: Path) -> Stored:
+    """The baseline in this file, of which everything that is shown can be computed.
+
+    Raises:
+        BaselineError: it cannot be read, or cannot serve.
+    """
+    baseline = _there(path, store.read(path, Baseline.from_json))
+    try:
+        for launch in baseline.launches:
+            launch.differences(baseline.launches[-1])
+        for metric in METRICS.values():
+            metric.of(baseline.launches)
+        _ = baseline.sessions
+    except _MALFORMED as error:
+        raise _malformed(path, error) from error
+    return Stored(path, baseline)
+
+
+def read_capacity(path: Path) -> StoredCapacity:
+    """The largest micro-batch in this file.
+
+    Raises:
+        BaselineError: it cannot be read, or cannot serve.
+    """
+    return StoredCapacity(path, _there(path, store.read(path, CapacityBaseline.from_json)))
+
+
+def _there(path: Path, baseline: _Baseline | None) -> _Baseline:
+    if baseline is None:
+        raise BaselineError(f"{path}: it is gone; look again")
+    return baseline
+
+
+def _each(
+    root: Path, machines: Sequence[str], pattern: str, reader: Callable[[Path], _Found], broken: dict[Path, str]
+) -> Iterator[_Found]:
+    """What is stored of these machines; what cannot serve goes to ``broken``."""
+    for machine in machines:
+        for path in sorted((root / machine).glob(pattern)):
+            try:
+                found = reader(path)
+                _refuse_misplaced(path, found.baseline.machine, machine)
+            except BaselineError as error:
+                broken[path] = str(error)
+            else:
+                yield found
+
+
+def _malformed(path: Path, error: Exception) -> BaselineError:
+    return BaselineError(
+        f"{path}: a field has a value that cannot be computed with ({error}); "
+        "restore it from version control, or delete it and record anew with --update-baselines=new"
+    )
+
+
+def _refuse_misplaced(path: Path, found: str, machine: str) -> None:
+    if found != machine:
+        raise BaselineError(
+            f"{path}: it is of machine {found}, expected {machine}; "
+            "move it where it belongs, or delete it and record anew with --update-baselines=new"
+        )

@@ -1,0 +1,255 @@
+"""What ``list``, ``show`` and ``history`` say: baselines in, lines out. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+from pytest_llmperf.cli.baseline_folder import Stored, StoredCapacity
+from pytest_llmperf.judge.baseline import Baseline, size_of
+from pytest_llmperf.judge.baseline_file import Accepted
+from pytest_llmperf.judge.batch_size_baseline import METRIC
+from pytest_llmperf.judge.policy import METRICS
+from pytest_llmperf.records.launch import Environment, Launch
+from pytest_llmperf.report.table import Column, render
+from pytest_llmperf.report.text import Glyphs, one_line
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support import formats
+
+RATE, MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
+
+# As many hex digits of a commit as git shows at most on its own.
+_REVISION = 12
+
+_UUID = re.compile(r"([0-9a-f]{8})(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Where lines go: how wide it is (``None`` for a file or a pipe), and what it can show."""
+
+    width: int | None
+    glyphs: Glyphs
+
+
+def list_page(stored: Sequence[Stored], screen: Screen) -> list[str]:
+    """A table of its baselines for each machine kind."""
+    lines: list[str] = []
+    for machine, group in by_machine(stored):
+        lines += [*([""] if lines else []), plain(machine), *_list_table([one.baseline for one in group], screen)]
+    return lines
+
+
+def _list_table(baselines: Sequence[Baseline], screen: Screen) -> list[str]:
+    return table(
+        [
+            Column("case", [plain(one.id) for one in baselines], right=False),
+            Column(formats.label(RATE), [shown(RATE, figure(one, RATE)) for one in baselines]),
+            Column(formats.label(MEMORY), [shown(MEMORY, figure(one, MEMORY)) for one in baselines]),
+            Column("launches", [str(len(one.launches)) for one in baselines]),
+            Column("sessions", [str(one.sessions) for one in baselines]),
+            Column("maturity", [one.maturity for one in baselines], right=False),
+            Column("accepted", [_day(one.history[-1]) for one in baselines], right=False),
+        ],
+        screen,
+    )
+
+
+def capacity_page(capacities: Sequence[StoredCapacity], screen: Screen) -> list[str]:
+    """A table of the largest micro-batches, or nothing."""
+    if not capacities:
+        return []
+    baselines = [one.baseline for one in capacities]
+    columns = [
+        Column("machine", [plain(one.machine) for one in baselines], right=False),
+        Column("largest micro-batch of", [plain(one.id) for one in baselines], right=False),
+        Column("sequences", [str(one.size) for one in baselines]),
+        Column("accepted", [_day(one.history[-1]) for one in baselines], right=False),
+    ]
+    return ["", *table(columns, screen)]
+
+
+def show_capacity_page(stored: StoredCapacity) -> list[str]:
+    """Everything about one largest micro-batch."""
+    baseline = stored.baseline
+    spec = {name: value for name, value in baseline.spec.items() if name != "micro_batch_size"}  # what was searched for
+    return [
+        plain(baseline.id),
+        *facts(
+            {
+                **_about(stored, spec),
+                "largest micro-batch": f"{baseline.size} sequences",
+                "anchor": f"{_sequences(baseline.anchor)} sequences of {_day(baseline.anchor)}",
+            }
+        ),
+    ]
+
+
+def _about(stored: Stored | StoredCapacity, spec: Mapping[str, Any]) -> dict[str, object]:
+    baseline = stored.baseline
+    return {
+        "machine": baseline.machine,
+        "digest": baseline.digest,
+        "file": stored.path,
+        "recorded by": baseline.recorded_by + ", uncommitted" * baseline.history[-1].uncommitted,
+        "settings": ", ".join(f"{name}={value}" for name, value in _chosen(spec).items()),
+    }
+
+
+def history_capacity_page(stored: StoredCapacity, screen: Screen) -> list[str]:
+    """A line for each acceptance of a largest micro-batch, oldest first."""
+    baseline, history = stored.baseline, stored.baseline.history
+    columns = [
+        Column("accepted", [_day(entry) for entry in history], right=False),
+        Column("sequences", [_sequences(entry) for entry in history]),
+        *_why(history),
+    ]
+    return [f"{plain(baseline.id)} on {plain(baseline.machine)}", *table(columns, screen)]
+
+
+def _sequences(entry: Accepted) -> str:
+    return f"{entry.metrics[METRIC]:.0f}" if METRIC in entry.metrics else formats.ABSENT
+
+
+def show_page(stored: Stored, screen: Screen) -> list[str]:
+    """Everything about one baseline that a person asks for."""
+    baseline = stored.baseline
+    return [
+        plain(baseline.id),
+        *facts(
+            {
+                **_about(stored, baseline.spec),
+                "baseline": f"{_figures({name: figure(baseline, name) for name in METRICS})} ({size_of(baseline)})",
+                "anchor": f"{_figures(baseline.anchor.metrics)} of {_day(baseline.anchor)}",
+                "since then": _since_the_anchor(baseline),
+            }
+        ),
+        "",
+        "launches",
+        *_launch_table(baseline.launches, screen),
+        "",
+        "environment of the newest launch",
+        *_environment(baseline.launches[-1].environment),
+    ]
+
+
+def _chosen(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are not TrainSpec's defaults."""
+    defaults = spec_defaults()
+    return {name: value for name, value in spec.items() if name not in defaults or value != defaults[name]}
+
+
+def _figures(metrics: Mapping[str, float]) -> str:
+    return f"{shown(RATE, metrics.get(RATE))} {formats.label(RATE)}, {shown(MEMORY, metrics.get(MEMORY))}"
+
+
+def _since_the_anchor(baseline: Baseline) -> str:
+    changes = {name: change(figure(baseline, name), baseline.anchor.metrics.get(name)) for name in (RATE, MEMORY)}
+    return ", ".join(f"{formats.label(name)} {formats.percent(value)}" for name, value in changes.items())
+
+
+def _launch_table(launches: Sequence[Launch], screen: Screen) -> list[str]:
+    mean = fmean(launch.tokens_per_second_per_gpu for launch in launches)
+    return table(
+        [
+            Column("started", [plain(launch.started_at) for launch in launches], right=False),
+            Column("site", [short_site(launch.site) for launch in launches], right=False),
+            Column("median step", [f"{launch.median_step_seconds:.4g} s" for launch in launches]),
+            Column(formats.label(RATE), [shown(RATE, launch.tokens_per_second_per_gpu) for launch in launches]),
+            Column("vs mean", [formats.percent(launch.tokens_per_second_per_gpu / mean - 1) for launch in launches]),
+            Column(formats.label(MEMORY), [shown(MEMORY, float(launch.peak_reserved_bytes)) for launch in launches]),
+            Column("steps", [str(len(launch.step_seconds)) for launch in launches]),
+            Column("steady from", [f"step {launch.steady.start + 1}" for launch in launches], right=False),
+        ],
+        screen,
+    )
+
+
+def short_site(site: str) -> str:
+    """``NVIDIA H200 0f5ddc53``: eight digits tell a GPU; of several the first, and how many more."""
+    first, *others = site.split(" + ")
+    return plain(_UUID.sub(r"\1", first)) + (f" + {len(others)} more" if others else "")
+
+
+def _environment(environment: Environment) -> list[str]:
+    hardware = {"gpu": environment.gpu, "driver": environment.driver, "platform": environment.platform}
+    return facts({**hardware, **dict(sorted(dict(environment.versions).items()))})
+
+
+def history_page(stored: Stored, screen: Screen) -> list[str]:
+    """A line for each acceptance, oldest first."""
+    baseline, history = stored.baseline, stored.baseline.history
+    rates = [entry.metrics.get(RATE) for entry in history]
+    anchor = baseline.anchor.metrics.get(RATE)
+    columns = [
+        Column("accepted", [_day(entry) for entry in history], right=False),
+        Column(formats.label(RATE), [shown(RATE, rate) for rate in rates]),
+        Column("vs before", [formats.percent(change(*pair)) for pair in zip(rates, [None, *rates], strict=False)]),
+        Column("vs anchor", [formats.percent(change(rate, anchor)) for rate in rates]),
+        Column(formats.label(MEMORY), [shown(MEMORY, entry.metrics.get(MEMORY)) for entry in history]),
+        *_why(history),
+    ]
+    return [f"{plain(baseline.id)} on {plain(baseline.machine)}", *table(columns, screen)]
+
+
+def _why(history: Sequence[Accepted]) -> list[Column]:
+    return [
+        Column("launches", [str(entry.launches) for entry in history]),
+        Column("revision", [_revision(entry) for entry in history], right=False),
+        Column("reason", [plain(entry.reason) or formats.ABSENT for entry in history], right=False),
+    ]
+
+
+def by_machine(stored: Iterable[Stored]) -> list[tuple[str, list[Stored]]]:
+    """Machine kinds and their baselines, both sorted."""
+    ordered = sorted(stored, key=lambda one: (one.baseline.machine, one.baseline.id))
+    return [(machine, list(group)) for machine, group in groupby(ordered, key=lambda one: one.baseline.machine)]
+
+
+def table(columns: Sequence[Column], screen: Screen) -> list[str]:
+    """The project's table; a terminal's width, else none."""
+    return render(columns, screen.width, color=False, glyphs=screen.glyphs)
+
+
+def facts(values: Mapping[str, object]) -> list[str]:
+    """Names and values, the values in a column."""
+    width = max(map(len, values), default=0)
+    return [f"  {plain(name):{width}}  {plain(value) or formats.ABSENT}" for name, value in values.items()]
+
+
+def plain(value: object) -> str:
+    """What a file says, as one line: whatever its type, it moves no cursor."""
+    return one_line(str(value))
+
+
+def figure(baseline: Baseline, metric: str) -> float:
+    """A metric of all launches of ``baseline``, as a verdict is held against them."""
+    return METRICS[metric].of(baseline.launches)
+
+
+def shown(metric: str, value: float | None) -> str:
+    """A metric's value for people."""
+    return formats.figure(metric, value, METRICS[metric].unit)
+
+
+def change(value: float | None, reference: float | None) -> float | None:
+    """As a fraction; ``None`` where there is nothing to compare."""
+    return value / reference - 1 if value is not None and reference else None
+
+
+def spec_defaults() -> dict[str, Any]:
+    """TrainSpec's settings that have a default."""
+    return {one.name: one.default for one in fields(TrainSpec) if one.default is not MISSING}
+
+
+def _revision(entry: Accepted) -> str:
+    """The commit that was measured, and whether it was all that was."""
+    return plain(entry.revision)[:_REVISION] + " uncommitted" * entry.uncommitted or formats.ABSENT
+
+
+def _day(entry: Accepted) -> str:
+    return plain(entry.recorded_at)[:10] or formats.ABSENT

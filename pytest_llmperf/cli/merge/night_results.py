@@ -1,0 +1,185 @@
+"""`llmperf merge`: the --perf-json files of one night as one document, and as a page for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.cli.left_out_widths import LeftOut
+from pytest_llmperf.cli.merge.job_log import ended
+from pytest_llmperf.cli.merge.results_file import Part
+from pytest_llmperf.cli.merge.unjudged import Tests, listed, silent, unjudged
+from pytest_llmperf.cli.merge.unused import is_strict, is_whole, unused
+from pytest_llmperf.records.result import VERDICTS
+from pytest_llmperf.report.exports import escaped, markdown
+from pytest_llmperf.report.table import Column
+from pytest_llmperf.support import formats
+
+_RATE, _MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
+
+
+@dataclass(frozen=True)
+class Night:
+    """All parts, and what is missing."""
+
+    parts: tuple[Part, ...]
+    troubles: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What is told and keeps nothing from being green."""
+
+    @property
+    def results(self) -> list[Mapping[str, Any]]:
+        """Every case once, by its worst verdict; the worst first."""
+        found = [result for part in self.parts for result in part.document["results"]]
+        unique: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for result in sorted(found, key=lambda result: (_rank(result), result["id"])):
+            unique.setdefault((result["nodeid"], result["digest"]), result)
+        return list(unique.values())
+
+    @property
+    def headline(self) -> str:
+        """One line: how it went."""
+        counts = Counter(result["verdict"] for result in self.results)
+        told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]) or "no case"
+        return f"{'red' if self.troubles else 'green'}: {told}"
+
+    def document(self) -> dict[str, Any]:
+        """As one run's --perf-json, with the parts' machines side by side."""
+        machines = [part.document["machine"] for part in self.parts]
+        return {
+            "schema": 1,
+            "machine": machines[0] if machines and all(each == machines[0] for each in machines) else {},
+            "machines": {part.path.name: part.document["machine"] for part in self.parts},
+            "troubles": list(self.troubles),
+            "results": self.results,
+        }
+
+    def page(self) -> list[str]:
+        """Markdown: the headline, what is missing, and a line for each case."""
+        lines = [f"# {self.headline}", ""]
+        lines += [f"- {escaped(line)}" for line in (*self.troubles, *self.notes)]
+        lines += [""] if self.troubles or self.notes else []
+        results = self.results
+        if results:
+            lines += markdown(
+                [
+                    Column("case", [str(result["id"]) for result in results], right=False),
+                    Column("verdict", [str(result["verdict"]) for result in results], right=False),
+                    Column(
+                        "tokens/s/GPU",
+                        [formats.tokens_per_second(_value(result, _RATE, "value")) for result in results],
+                    ),
+                    Column("change", [formats.percent(_value(result, _RATE, "change")) for result in results]),
+                    Column("memory", [formats.memory(_value(result, _MEMORY, "value")) for result in results]),
+                    Column("change", [formats.percent(_value(result, _MEMORY, "change")) for result in results]),
+                    Column("why", [_why(result) for result in results], right=False),
+                ]
+            )
+        return lines
+
+
+def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | None = None) -> Night:
+    """The files named, those of folders that are, and what is wrong with them; ``expected`` names files of a folder.
+
+    Tests of widths that the night is ``without`` are noted, not missed.
+    """
+    paths = [path for one in named for path in (sorted(one.glob("gpus-*.json")) if one.is_dir() else [one])]
+    folders = [one for one in named if one.is_dir()]
+    parts, troubles = _read(paths)
+    plans, broken = _read(path for folder in folders for path in sorted(folder.glob("plan*.json")))
+    troubles += broken
+    tests = Tests.of([part.document for part in parts], [plan.document for plan in plans])
+    missing = [name for name in expected if not any((folder / name).exists() for folder in folders)]
+    troubles += [_missing(name, folders, tests) for name in missing]
+    if not parts and not troubles:
+        troubles.append(f"no gpus-*.json in {', '.join(map(str, named))}; name a results folder or --perf-json files")
+    troubles += filter(None, (_trouble(part, tests) for part in parts))
+    ended_early = {part.width for part in parts if "unfinished" in part.document} | set(map(_width_of, missing))
+    widths = {part.width for part in parts} | set(map(_width_of, expected))
+    missed, meant = unjudged(tests, _known(widths), _known(ended_early), without or LeftOut())
+    troubles += missed
+    documents = [part.document for part in (*parts, *plans)]
+    left = unused(documents)
+    meant += [
+        f"{plan.path.name}: not every test was asked, see {plan.path.name}.log"
+        for plan in plans
+        if not is_whole(plan.document)
+    ]
+    if is_strict(documents):
+        return Night(tuple(parts), (*troubles, *left), (*meant, *silent(tests)))
+    return Night(tuple(parts), tuple(troubles), (*left, *meant, *silent(tests)))
+
+
+def _read(paths: Iterable[Path]) -> tuple[list[Part], list[str]]:
+    parts, troubles = [], []
+    for path in dict.fromkeys(paths):
+        try:
+            parts.append(Part.read(path))
+        except (OSError, ValueError) as error:
+            troubles.append(f"{path}: not a --perf-json file ({' '.join(str(error).split())})")
+    return parts, troubles
+
+
+def _trouble(part: Part, tests: Tests) -> str:
+    """Why the night is not green for one width, and which of its tests it left."""
+    width, is_empty = part.width, part.document.get("exit_code") == _NO_TESTS
+    if is_empty and width is not None and tests.planned and not tests.of_width(width):
+        return f"{part.path.name}: no test asks for {width} GPU(s); leave {width} out of [suite] gpus"
+    return part.trouble + (_left(part.width, tests) if "unfinished" in part.document else "")
+
+
+def _missing(name: str, folders: Sequence[Path], tests: Tests) -> str:
+    how = next(filter(None, (ended(folder / name) for folder in folders)), None)
+    why = how.told if how else f"look at its log in {', '.join(map(str, folders))}"
+    return f"{name}: missing, its job wrote no results; {why}{_left(_width_of(name), tests)}"
+
+
+def _left(width: int | None, tests: Tests) -> str:
+    left = tests.not_reached(width) if width is not None else []
+    return f"; not judged: {listed(left)}" if left else ""
+
+
+# Pytest's own exit code.
+_NO_TESTS = 5
+
+
+def _width_of(name: str) -> int | None:
+    number = name.removesuffix(".json").rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdigit() else None
+
+
+def _known(widths: Iterable[int | None]) -> set[int]:
+    return {width for width in widths if width is not None}
+
+
+def _rank(result: Mapping[str, Any]) -> int:
+    return VERDICTS.index(result["verdict"])
+
+
+_MOST_CHANGES = 3
+
+
+def _why(result: Mapping[str, Any]) -> str:
+    """The reason, and what is exact and not as in the baseline: that is told of a ``pass`` too."""
+    changed = result.get("changed", [])
+    more = f" and {len(changed) - _MOST_CHANGES} more" if len(changed) > _MOST_CHANGES else ""
+    told = f"changed since the baseline: {', '.join(changed[:_MOST_CHANGES])}{more}" if changed else ""
+    return "; ".join(filter(None, [str(result.get("reason", "")), told, *_circumstances(result)]))
+
+
+def _circumstances(result: Mapping[str, Any]) -> list[str]:
+    """Of what is no ``pass``: where it ran, and what was otherwise there."""
+    if result["verdict"] == "pass":
+        return []
+    launches = [launch.get("evidence") for launch in result.get("launches", [])]
+    nodes = {str(evidence.get("slurm_nodes", "")) for evidence in launches if isinstance(evidence, dict)} - {""}
+    differences = result.get("differences", [])
+    return [*([f"on {', '.join(sorted(nodes))}"] if nodes else []), *map(str, differences[:_MOST_CHANGES])]
+
+
+def _value(result: Mapping[str, Any], metric: str, field: str) -> float | None:
+    value: float | None = result["metrics"].get(metric, {}).get(field)
+    return value

@@ -1,0 +1,163 @@
+"""The tests of a night that no width has judged: what all its files together say was asked for, and was not told of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llmperf.cli.left_out_widths import LeftOut
+
+_MOST_NAMES = 10
+
+_FAILING = ("invalid", "regressed", "new")
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What the files say of the suite's tests, by node id."""
+
+    collected: AbstractSet[str]
+    """By any process, also those that planned only."""
+    ended: AbstractSet[str]
+    """At a width."""
+    planned: Mapping[str, int]
+    """The width that the plan gives each."""
+    to_judge: AbstractSet[tuple[str, str]]
+    """Node and case, of which the plan says that a result comes."""
+    at_home: AbstractSet[str]
+    """That ended at a width which was theirs, as far as they said."""
+    failed: AbstractSet[str]
+    """Of which a case does not hold: what it would have asked for after that is no riddle."""
+    skipped: Sequence[Mapping[str, Any]]
+    judged: AbstractSet[tuple[str, str]]
+    """Node and case."""
+
+    @classmethod
+    def of(cls, widths: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]]) -> Tests:
+        """Of the documents of widths, and of those of plans."""
+        suites = [each["suite"]["coverage"] for each in (*widths, *plans) if "suite" in each]
+        results = [result for each in widths for result in each["results"]]
+        planned: dict[str, int] = {}
+        at_home: set[str] = set()
+        for each in widths:
+            left = {case.get("nodeid") for case in each.get("skipped", []) if case.get("elsewhere") == "test"}
+            at_home |= {*each["suite"]["coverage"]["said"]} - left if "suite" in each else set()
+        for case in (case for each in plans for case in each.get("planned", [])):
+            planned[case["nodeid"]] = max(case["width"], planned.get(case["nodeid"], 0))
+        return cls(
+            collected={node for suite in suites for node in suite["nodes"]},
+            ended={node for each in widths if "suite" in each for node in each["suite"]["coverage"]["said"]}
+            | {result["nodeid"] for result in results},
+            planned=planned,
+            to_judge={
+                (case["nodeid"], case["id"])
+                for each in plans
+                for case in each.get("planned", [])
+                if case.get("judges", True)
+            },
+            at_home=at_home,
+            failed={result["nodeid"] for result in results if result["verdict"] in _FAILING},
+            skipped=[case for each in widths for case in each.get("skipped", []) if "nodeid" in case],
+            judged={(result["nodeid"], result["id"]) for result in results},
+        )
+
+    def of_width(self, width: int) -> bool:
+        """Whether the plan has a test of this width."""
+        return width in self.planned.values()
+
+    def not_reached(self, width: int) -> list[str]:
+        """Of the tests that the plan gives this width, those that never ended."""
+        return sorted(node for node, its in self.planned.items() if its == width and node not in self.ended)
+
+
+def unjudged(
+    tests: Tests, widths: AbstractSet[int], told: AbstractSet[int], without: LeftOut
+) -> tuple[list[str], list[str]]:
+    """A line for each reason, with the tests: of those that were missed, and of those that the night is ``without``.
+
+    ``widths`` are the night's; tests of widths that are ``told`` of are left to whoever tells.
+    """
+    reasons = {False: dict[str, set[str]](), True: dict[str, set[str]]()}
+    found = (*_never_ended(tests, widths, told), *_elsewhere(tests, widths, told), *_not_asked_for(tests))
+    for node, width, why, case in found:
+        is_meant = width is not None and without.has(width, widths)
+        if is_meant:
+            reasons[True].setdefault(f"asks for {width} GPU(s), which this night is without", set()).add(node)
+        else:
+            reasons[False].setdefault(why, set()).add(f"{node} ({case})" if case else node)
+    return _lines("not judged", reasons[False]), _lines("left out", reasons[True])
+
+
+# Its node, its width where that is known, why, and its case where the test has others.
+_Missed = tuple[str, int | None, str, str]
+
+
+def _never_ended(tests: Tests, widths: AbstractSet[int], told: AbstractSet[int]) -> Iterator[_Missed]:
+    for node in tests.collected - tests.ended:
+        width = tests.planned.get(node)
+        if width not in told:
+            yield node, width, _why(width, widths), ""
+
+
+def _elsewhere(tests: Tests, widths: AbstractSet[int], told: AbstractSet[int]) -> Iterator[_Missed]:
+    """Left by every width that came to it to another one."""
+    for case in tests.skipped:
+        node, width = case["nodeid"], case["width"]
+        if not case.get("elsewhere") or _is_told(case, tests):
+            continue
+        if width not in widths:
+            yield node, width, _why(width, widths), case["id"]
+        elif case["elsewhere"] == "case":
+            yield node, width, case["reason"].removeprefix(f"{case['id']}: "), case["id"]
+        elif width not in told:
+            yield node, width, _why(width, widths), ""
+
+
+def _not_asked_for(tests: Tests) -> Iterator[_Missed]:
+    """Planned, and not heard of from a test that ended well."""
+    skipped = {(case["nodeid"], case["id"]) for case in tests.skipped}
+    for node, name in tests.to_judge - tests.judged - skipped:
+        if node in tests.ended - tests.failed:
+            yield node, tests.planned[node], "planned, and not asked for when the test ran", name
+
+
+def _lines(what: str, reasons: Mapping[str, AbstractSet[str]]) -> list[str]:
+    return [f"{what}: {listed(nodes)}: {why}" for why, nodes in sorted(reasons.items())]
+
+
+def silent(tests: Tests) -> list[str]:
+    """A line with the tests that ran and of which nothing is known: that is their own doing."""
+    # Of those that the plan knows something is missed, or launches are all that they wanted.
+    told = {node for node, _ in tests.judged} | {case["nodeid"] for case in tests.skipped} | {*tests.planned}
+    nodes = tests.ended - told
+    return [f"judged nothing: {listed(nodes)}: skipped, or it asked for nothing"] if nodes else []
+
+
+def listed(nodes: Iterable[str]) -> str:
+    """Some of them, and how many more."""
+    found = sorted(nodes)
+    more = [f"{len(found) - _MOST_NAMES} more"] if len(found) > _MOST_NAMES else []
+    return ", ".join([*found[:_MOST_NAMES], *more])
+
+
+def _is_told(case: Mapping[str, Any], tests: Tests) -> bool:
+    """Whether another width has judged it, or skipped it for what no number of GPUs changes."""
+    if case["elsewhere"] == "test" and case["nodeid"] in tests.at_home:
+        return True
+    key = (case["nodeid"], case["id"])
+    others = (other for other in tests.skipped if not other.get("elsewhere"))
+    return key in tests.judged or any((other["nodeid"], other["id"]) == key for other in others)
+
+
+def _why(width: int | None, widths: AbstractSet[int]) -> str:
+    if width is None:
+        return "no width ran it, and it did not say what it asks for"
+    if width in widths:
+        return f"asks for {width} GPU(s), and that width did not come to it"
+    have = " ".join(map(str, sorted(widths)))
+    return f"asks for {width} GPU(s), and the night has {have}; add {width} to [suite] gpus, or to without"
+
+
+__all__ = ["Tests", "listed", "silent", "unjudged"]

@@ -1,0 +1,57 @@
+"""Baselines that no test of a whole night asks for: each width alone saw only its own tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.coverage import Coverage, unused_baselines
+from pytest_llmperf.judge.store import BaselineStore
+
+
+def unused(documents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each, of all the files of one night together.
+
+    Nobody knows where a file says nothing of its suite, being of an older version, or where no plan asked every test:
+    a width alone has seen its own.
+    """
+    suites = [document.get("suite") for document in documents]
+    plans = [document for document in documents if document.get("suite", {}).get("perf_width") is None]
+    if not all(suites) or not plans or not all(map(is_whole, plans)):
+        return []
+    whole, digests = Coverage(), set[str]()
+    for suite in filter(None, suites):
+        whole.add(suite["coverage"])
+        digests |= set(suite["digests"])
+    places = {
+        (suite["baselines"], suite["rootdir"], document["machine"].get("kind", ""))
+        for document, suite in zip(documents, suites, strict=True)
+        if suite
+    }
+    lines = []
+    for baselines, root, kind in sorted(places):
+        try:
+            entries = BaselineStore(Path(baselines)).entries(kind) if kind else []
+        except BaselineError as error:
+            lines.append(str(error))
+            continue
+        lines += [
+            f"unused baseline: {path} (no case of any width has its settings; if they are gone, remove it with "
+            "--update-baselines=prune)"
+            for path in unused_baselines(entries, digests, whole, Path(root))
+        ]
+    return lines
+
+
+def is_whole(plan: Mapping[str, Any]) -> bool:
+    """Whether every test was asked."""
+    suite = plan.get("suite", {})
+    coverage = suite.get("coverage", {"nodes": [""], "said": {}})
+    return {*coverage["nodes"]} <= {*coverage["said"]} and not suite.get("stopped") and "unfinished" not in plan
+
+
+def is_strict(documents: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an unused baseline is red."""
+    return any(document.get("suite", {}).get("strict") for document in documents)

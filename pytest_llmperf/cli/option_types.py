@@ -1,0 +1,43 @@
+"""What the command's options take, for argparse: each refuses in one line what it is not."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+from pytest_llmperf.support import quantities
+from pytest_llmperf.support.quantities import argument
+
+# No machine of today has more, and a slip of the finger should say so.
+_WIDEST = 1_000_000
+_width = partial(quantities.whole, least=1, most=_WIDEST)
+
+count = argument(quantities.count, "a whole number of at least 1")
+amount = argument(quantities.positive, "a number above 0")
+duration = argument(quantities.duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
+tokens = argument(quantities.tokens, "a number of tokens, e.g. 1e9, 300B or 1.5T")
+currency = argument(quantities.currency, "a currency, e.g. EUR")
+width = argument(_width, f"a number of GPUs, 1 to {_WIDEST:,}")
+
+
+def points(text: str) -> dict[int, float]:
+    """``1:72300,2:70100``: GPUs and tokens/s per GPU."""
+    found: dict[int, float] = {}
+    for word in text.split(","):
+        left, _, right = word.strip().partition(":")
+        gpus, rate = quantities.count(left), quantities.positive(right)
+        if gpus is None or rate is None:
+            raise argparse.ArgumentTypeError(f"{word.strip()!r}: expected GPUS:TOKENS_PER_SECOND_PER_GPU, e.g. 8:69200")
+        if gpus in found:
+            raise argparse.ArgumentTypeError(f"{gpus} GPUs are given twice, expected once")
+        found[gpus] = rate
+    return found
+
+
+def widths(text: str) -> list[int]:
+    """``16,32,256``: numbers of GPUs, sorted."""
+    found = {word.strip(): _width(word.strip()) for word in text.split(",")}
+    wrong = [word for word, gpus in found.items() if gpus is None]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r}: expected numbers of GPUs, 1 to {_WIDEST:,}, e.g. 16,32,256")
+    return sorted({gpus for gpus in found.values() if gpus is not None})

@@ -1,0 +1,1 @@
+"""``llmperf plan``: the memory that specs will need."""

@@ -1,0 +1,150 @@
+"""``llmperf plan``: the memory that specs will need, predicted on any machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llmperf.cli.baseline_folder import CaseError
+from pytest_llmperf.cli.spec_arguments import Named
+from pytest_llmperf.insight import memory_formulas
+from pytest_llmperf.insight.memory_formulas import MemoryPlan
+from pytest_llmperf.launch import memory_estimate as prediction
+from pytest_llmperf.launch.memory_estimate import PredictionError
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.text import one_line
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support import formats
+
+# A prediction takes one core and 1 GB.
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A spec's predicted memory, and the newest launch that is stored of it, if it is one on a GPU."""
+
+    spec: TrainSpec
+    plan: MemoryPlan
+    machine: str = ""
+    launch: Launch | None = None
+
+
+def predictions(cases: Sequence[Named]) -> Iterator[Prediction | CaseError]:
+    """The prediction for each case, or why there is none, in their order and each as soon as it is known."""
+    pool = ThreadPoolExecutor(max(1, min(_AT_ONCE, len(os.sched_getaffinity(0)))))
+    try:
+        yield from pool.map(_prediction, cases)
+    finally:
+        pool.shutdown(cancel_futures=True)  # whoever stops waits for no prediction that has not begun
+
+
+def _prediction(case: Named) -> Prediction | CaseError:
+    try:
+        plan = predict(case.spec)
+    except CaseError as error:
+        return error
+    if case.stored is None:
+        return Prediction(case.spec, plan)
+    baseline = case.stored.baseline
+    return Prediction(case.spec, plan, baseline.machine, memory_formulas.newest_on_a_gpu(baseline.launches))
+
+
+def predict(spec: TrainSpec) -> MemoryPlan:
+    """The prediction for ``spec``.
+
+    Raises:
+        CaseError: it cannot be predicted; one line.
+    """
+    try:
+        return MemoryPlan(prediction.predict(spec))
+    except PredictionError as error:
+        raise CaseError(str(error)) from error
+
+
+def page(prediction: Prediction) -> list[str]:
+    """What is predicted, part by part, what was measured, and the chapter's formulas beside it."""
+    spec, plan = prediction.spec, prediction.plan
+    lines = [spec.id, _fact("peak allocated", plan.peak_allocated_bytes, "of each rank's GPU")]
+    lines += [
+        f"    {name:12}  {formats.memory(plan.parts[name], 2):>10}  {text}"
+        for name, text in memory_formulas.PARTS.items()
+        if plan.parts.get(name)
+    ]
+    if prediction.launch is not None:
+        text = f"{_where(prediction)}; the prediction's error: {_error(prediction)}"
+        lines.append(_fact("measured", prediction.launch.peak_allocated_bytes, text))
+    elif prediction.machine:
+        lines.append(_fact("measured", None, f"on {one_line(prediction.machine)} is no GPU's memory"))
+    lines += [f"  note: {line}" for line in memory_formulas.caveats(spec)]
+    return [*lines, *_chapter(spec)]
+
+
+def _fact(name: str, num_bytes: int | None, text: str) -> str:
+    return f"  {name:14}  {formats.memory(num_bytes, 2):>10}  {text}"
+
+
+def _where(prediction: Prediction) -> str:
+    started = prediction.launch.started_at[:10] if prediction.launch else ""
+    return one_line(f"on {prediction.machine}, {started}")
+
+
+def _error(prediction: Prediction) -> str:
+    if prediction.launch is None:
+        return formats.ABSENT
+    text = f"{prediction.plan.error(prediction.launch) * 100:+.2f} %"
+    return "0.00 %" if text in ("+0.00 %", "-0.00 %") else text  # neither sign is true of what rounds to nothing
+
+
+def _chapter(spec: TrainSpec) -> list[str]:
+    geometry = spec.architecture.geometry
+    if geometry is None:
+        return []
+    num_parameters = memory_formulas.chapter_parameters(geometry)
+    states = formats.memory(memory_formulas.chapter_model_bytes(num_parameters), 2)
+    activations = formats.memory(memory_formulas.chapter_activation_bytes(geometry, spec), 2)
+    return [
+        "  the chapter's formulas, for comparison",
+        f"    parameters    {num_parameters / 1e9:>9.3f}B  N = h*v + L*(12*h^2 + 13*h) + 2*h",
+        f"    model states  {states:>10}  16 bytes a parameter",
+        f"    activations   {activations:>10}  s*b*h*L*(34 + 5*a*s/h)",
+    ]
+
+
+def document(prediction: Prediction) -> dict[str, Any]:
+    """The same for programs."""
+    spec, plan, launch = prediction.spec, prediction.plan, prediction.launch
+    return {
+        "id": spec.id,
+        "digest": spec.digest,
+        "peak_allocated_bytes": plan.peak_allocated_bytes,
+        "parts": dict(plan.parts),
+        "notes": memory_formulas.caveats(spec),
+        "machine": prediction.machine or None,
+        "measured_peak_allocated_bytes": launch.peak_allocated_bytes if launch else None,
+        "error": plan.error(launch) if launch else None,
+    }
+
+
+def record(prediction: Prediction) -> dict[str, Any]:
+    """The same as one row: its parts have columns of their own."""
+    values = document(prediction)
+    parts, _ = values.pop("parts"), values.pop("notes")
+    return {**values, **{f"{name}_bytes": parts.get(name, 0) for name in memory_formulas.PARTS}}
+
+
+def columns(found: Iterable[Prediction]) -> list[Column]:
+    """A line for each: predicted beside measured."""
+    rows = list(found)
+    launches = [row.launch for row in rows]
+    return [
+        Column("case", [row.spec.id for row in rows], right=False),
+        Column("predicted", [formats.memory(row.plan.peak_allocated_bytes, 2) for row in rows]),
+        Column("measured", [formats.memory(launch.peak_allocated_bytes if launch else None, 2) for launch in launches]),
+        Column("error", [_error(row) for row in rows]),
+        Column("measured on", [one_line(row.machine) if row.launch else formats.ABSENT for row in rows], right=False),
+    ]

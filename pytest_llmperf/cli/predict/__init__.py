@@ -1,0 +1,1 @@
+"""``llmperf predict``: throughput at numbers of GPUs that were not measured."""

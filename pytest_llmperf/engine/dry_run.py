@@ -1,0 +1,160 @@
+"""Runs that launch nothing (``--perf-dry-run``, ``--update-baselines=prune``): every test says what it would launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin.width import Held
+from pytest_llmperf.run.findings import Findings, Planned, Skipped
+from pytest_llmperf.spec.requirements import missing_package, why_skip
+from pytest_llmperf.spec.train_spec import TrainSpec
+
+if TYPE_CHECKING:
+    from pytest_llmperf.judge.baseline import Baseline
+
+_MOST_SKIPS = 4
+
+
+class Planner:
+    """What one test asks for, before anything is launched.
+
+    Where nothing is, the test goes on: whoever plans or prunes has to know its later specs too.
+    """
+
+    def __init__(self, session: PerfSession, findings: Findings, nodeid: str) -> None:
+        self._session, self._settings, self._findings = session, session.settings, findings
+        self._nodeid, self._held = nodeid, Held(session.settings.width, nodeid)
+
+    def name(self, *digests: str) -> None:
+        """The baselines of these are in use, whatever becomes of the test."""
+        self._findings.digests += [digest for digest in digests if digest not in self._findings.digests]
+        self._findings.named = True
+
+    def goes_on(self) -> None:
+        """The test asks for more after what its SLURM job concluded before: that was not the first."""
+        self._held.begun = True
+
+    def ask(  # noqa: PLR0913 - one argument for each thing that a plan tells
+        self,
+        *specs: TrainSpec,
+        name: str,
+        launches: int,
+        baseline: Baseline | None = None,
+        limited: bool = False,
+        shares: str = "",
+        judges: bool = True,
+    ) -> str:
+        """Why these specs, of one case, are not launched; empty where they are.
+
+        A run that launches ends the test here where one of them cannot run; a ``limited`` one needs a limit of memory
+        to run into. It costs nothing where it ``shares`` what another test launches.
+        """
+        num_gpus, num_cores = self._session.num_gpus, self._session.machine.cores
+        width = max(spec.gpus for spec in specs)
+        elsewhere, why = self._held.elsewhere(specs, num_gpus or num_cores)
+        hindrances = (why_skip(spec, num_gpus=num_gpus, num_cores=num_cores) for spec in specs)
+        hindrance = f"{name}: {why}" if elsewhere else next(filter(None, hindrances), "")
+        if limited and not hindrance and not self._session.memory_bytes:
+            hindrance = "a CPU's memory is everybody's: give this run a limit with --perf-memory-limit, e.g. 2GiB"
+        launches_nothing = _launches_nothing(self._settings.update, dry_run=self._settings.dry_run)
+        if not launches_nothing:
+            if hindrance:
+                self._findings.stopped = True
+                lost = baseline is not None and hindrance in map(missing_package, specs)
+                self._findings.skipped.append(
+                    Skipped(
+                        id=name,
+                        nodeid=self._nodeid,
+                        width=width,
+                        reason=hindrance,
+                        lost=lost,
+                        elsewhere=elsewhere,
+                    )
+                )
+                pytest.skip(hindrance)
+            return ""
+        if self._settings.update != "prune":
+            gpus = 0 if self._session.on_cpu else max(spec.gpus for spec in specs)
+            case = Planned(
+                id=name,
+                nodeid=self._nodeid,
+                width=width,
+                launches=launches,
+                gpus=gpus,
+                seconds=_expected_seconds(baseline, launches),
+                skipped=hindrance or shares,
+                judges=judges,
+            )
+            self._findings.planned.append(case)
+        if not hindrance or not self._findings.withheld:
+            self._findings.withheld = hindrance or launches_nothing
+        return hindrance or launches_nothing
+
+
+def withhold(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, findings: Findings) -> None:
+    """Show a test for which nothing was launched as skipped, also where it failed for want of figures."""
+    if not findings.withheld or findings.results or report.skipped:
+        return
+    if report.when == "teardown" or (report.when == "setup" and report.passed):
+        return
+    reason = findings.withheld
+    if call.excinfo is not None:
+        reason += f" (it ended early: {call.excinfo.exconly(tryshort=True).splitlines()[0]})"
+    path, line = item.reportinfo()[:2]
+    report.outcome, report.longrepr = "skipped", (str(path), (line or 0) + 1, f"Skipped: {reason}")
+
+
+def gpu_hours(planned: Sequence[Planned]) -> float:
+    """What the launches would take, of cases that have a baseline."""
+    return sum((case.seconds or 0.0) * case.gpus for case in planned if not case.skipped) / 3600
+
+
+def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None) -> list[str]:
+    """Each case in the order it would run, what all of them would cost, and which would be skipped and why."""
+    hours = gpu_hours(planned)
+    skipped = [f"      skipped: {case.skipped}" for case in planned if case.skipped]
+    planned = [case for case in planned if not case.skipped]
+    lines = [_line(number, case) for number, case in enumerate(planned, 1)]
+    known = [case for case in planned if case.seconds is not None]
+    wall = sum(case.seconds or 0.0 for case in known)
+    launches = sum(case.launches for case in planned)
+    budget = f" of {budget_gpu_hours:g}" if budget_gpu_hours is not None else ""
+    total = (
+        f"{len(planned)} case(s), {launches} launch(es), {hours:.2f}{budget} GPU-hours, {wall / 60:.0f} min in a row"
+    )
+    unknown = len(planned) - len(known)
+    if unknown:
+        total += f"; {unknown} case(s) without a baseline are not counted in the time"
+    over = budget_gpu_hours is not None and hours > budget_gpu_hours
+    return [*lines, *skipped, total, *(["over the budget of --perf-budget"] if over else [])]
+
+
+def skip_lines(skipped: Sequence[Skipped]) -> list[str]:
+    """Why cases did not run: all that ran before, and some of the others."""
+    lost = [f"skipped, and has a baseline: {case.reason}" for case in skipped if case.lost]
+    others = [f"skipped: {case.reason}" for case in skipped if not case.lost]
+    more = len(others) - _MOST_SKIPS
+    return [*lost, *others[:_MOST_SKIPS], *([f"skipped: {more} more; -rs shows why"] if more > 0 else [])]
+
+
+def _line(number: int, case: Planned) -> str:
+    where = f"{case.gpus} GPU(s)" if case.gpus else "CPU"
+    seconds = "unknown" if case.seconds is None else f"{case.seconds:.0f} s"
+    return f"{number:4d}. {case.id}  {case.launches} launch(es) on {where}, {seconds}"
+
+
+def _launches_nothing(update: str | None, *, dry_run: bool) -> str:
+    if update == "prune":
+        return "--update-baselines=prune: nothing is launched"
+    return "dry run: nothing is launched" if dry_run else ""
+
+
+def _expected_seconds(baseline: Baseline | None, launches: int) -> float | None:
+    if baseline is None:
+        return None
+    walls = [launch.wall_seconds for launch in baseline.launches]
+    return launches * sum(walls) / len(walls)

@@ -1,0 +1,165 @@
+"""Recorder: puts what a case measured into its baseline, where the run asks for it and the rules allow it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from pytest_llmperf.judge.acceptance import accept, refuse_injected
+from pytest_llmperf.judge.baseline import Baseline, describe
+from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
+from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, accept_capacity, describe_capacity
+from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.spec.train_spec import TrainSpec
+
+_MOST_FILES = 3
+
+_Figures = TypeVar("_Figures", Baseline, CapacityBaseline)
+
+
+class Recorder:
+    """The baselines of one run, as one test sees them."""
+
+    def __init__(self, session: PerfSession, nodeid: str) -> None:
+        self._session, self._settings, self._nodeid = session, session.settings, nodeid
+        self._store = BaselineStore(session.settings.baselines)
+
+    def load(self, spec: TrainSpec) -> Baseline | None:
+        """The baseline of ``spec``, if there is one.
+
+        Raises:
+            BaselineError: it cannot be read.
+        """
+        return self._store.load(self._session.machine_kind, spec)
+
+    def find(self, spec: TrainSpec) -> Baseline | None:
+        """The same for a case that is only compared with: a file that cannot be read is told of where it is used."""
+        try:
+            return self.load(spec)
+        except BaselineError:
+            return None
+
+    def load_capacity(self, spec: TrainSpec) -> CapacityBaseline | None:
+        """The largest micro-batch of ``spec``, if one was recorded.
+
+        Raises:
+            BaselineError: it cannot be read.
+        """
+        return self._store.load_capacity(self._session.machine_kind, spec)
+
+    def prepare(self, spec: TrainSpec, baseline: Baseline | CapacityBaseline | None) -> None:
+        """Find out, before GPU time is spent, whether ``spec`` can be recorded if the run asks for it.
+
+        Raises:
+            BaselineError: it cannot, and why.
+        """
+        if self.wants(baseline):
+            self._store.check_writable(self._session.machine_kind, spec)
+            changed = self._session.revision.changed
+            # A test that nobody has committed yet is what everybody records first, and replaces nothing.
+            if changed and baseline is not None and not self._settings.reason:
+                more = f" and {len(changed) - _MOST_FILES} more" if len(changed) > _MOST_FILES else ""
+                raise BaselineError(
+                    f"{spec.id}: not recorded over what is stored, the working tree has uncommitted changes "
+                    f"({', '.join(changed[:_MOST_FILES])}{more}); commit them, or say why with --perf-reason"
+                )
+
+    def wants(self, baseline: Baseline | CapacityBaseline | None) -> bool:
+        """Whether this run records a case with this baseline."""
+        return self._settings.update == "all" or (self._settings.update == "new" and baseline is None)
+
+    def settle(
+        self,
+        baseline: _Figures | None,
+        judge: Callable[[_Figures | None], CaseResult],
+        record: Callable[[CaseResult, _Figures | None], CaseResult],
+    ) -> tuple[CaseResult, _Figures | None, str]:
+        """A case as ``judge`` finds it against ``baseline``, recorded where the run asks for that, and why it was not.
+
+        Where another run changes the baseline meanwhile, it is judged once more, against what is there now.
+        """
+        result = judge(baseline)
+        while self.wants(baseline):
+            try:
+                return record(result, baseline), baseline, ""
+            except BaselineChangedError as changed:
+                baseline = changed.now
+                result = judge(baseline)
+            except BaselineError as error:
+                return result, baseline, f"not recorded: {error}"
+        return result, baseline, ""
+
+    def record_capacity(self, spec: TrainSpec, result: CaseResult, judged: CapacityBaseline | None) -> CaseResult:
+        """``result``, whose first check is the largest micro-batch, held against ``judged``, with what was recorded.
+
+        Raises:
+            BaselineError: nothing was, and why.
+        """
+        entry = Accepted(
+            recorded_at=_now(),
+            reason=self._settings.reason,
+            launches=len(result.launches),
+            metrics={check.metric: check.value for check in result.checks},
+            revision=self._session.revision.commit,
+            uncommitted=bool(self._session.revision.changed),
+        )
+        new = CapacityBaseline(
+            id=spec.capacity_id,
+            digest=spec.capacity_digest,
+            machine=self._session.machine_kind,
+            spec=spec.to_dict(),
+            recorded_by=self._nodeid,
+            anchor=entry,
+            history=(entry,),
+        )
+        refuse_injected(new.id, result.launches)
+
+        def change(old: CapacityBaseline | None) -> CapacityBaseline:
+            if old != judged:
+                raise BaselineChangedError(new.id, old)
+            return accept_capacity(old, new)
+
+        old, stored = self._store.update_capacity(self._session.machine_kind, spec, change)
+        return replace(result, updated="\n".join(describe_capacity(old, stored)))
+
+    def record(
+        self, spec: TrainSpec, result: CaseResult, judged: Baseline | None, disagreement: str = ""
+    ) -> CaseResult:
+        """``result``, which was held against ``judged``, with what was recorded.
+
+        Raises:
+            BaselineError: nothing was, and why: ``disagreement`` says that its launches are not of one speed.
+        """
+        if disagreement and not self._settings.reason:
+            raise BaselineError(
+                f"{spec.id}: {disagreement}; record it when the machine is quiet, or say with "
+                "--perf-reason that it is never quieter"
+            )
+
+        def change(old: Baseline | None) -> Baseline:
+            return accept(
+                old,
+                judged=judged,
+                spec=spec,
+                machine=self._session.machine_kind,
+                launches=result.launches,
+                verdict=result.verdict,
+                checks=result.checks,
+                changed=result.changed,
+                reason=self._settings.reason,
+                recorded_at=_now(),
+                recorded_by=self._nodeid,
+                revision=self._session.revision.commit,
+                uncommitted=bool(self._session.revision.changed),
+            )
+
+        old, new = self._store.update(self._session.machine_kind, spec, change)
+        return replace(result, updated="\n".join(describe(old, new)))
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,188 @@
+"""Document: what every file of figures has in common: who accepted what, and JSON that shows in a diff. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pytest_llmperf.support.json_fields import fields_of, typed
+
+SCHEMA = 1
+
+_KINDS = {
+    **dict.fromkeys(("id", "digest", "machine", "recorded_by"), "str"),
+    **dict.fromkeys(("spec", "environments", "setups"), "Mapping[str, Any]"),
+    **dict.fromkeys(("launches", "history"), "tuple[Any, ...]"),
+}
+
+
+class BaselineError(Exception):
+    """A baseline that cannot be read, written or accepted: one line with the file, what is wrong and what to do."""
+
+
+class BaselineChangedError(BaselineError):
+    """Another run changed the baseline that a case was held against: to replace or to join it could hide a loss."""
+
+    def __init__(self, name: str, now: Any) -> None:
+        self.now = now
+        """What is there by now, if anything: of the kind that was judged against."""
+        there = f"there is one of {now.history[-1].recorded_at} ({now.recorded_by})" if now else "it is gone"
+        super().__init__(
+            f"{name}: another run changed the baseline meanwhile, {there}; run again to be held against it"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """Figures somebody accepted, when and why."""
+
+    recorded_at: str
+    """UTC, ISO 8601."""
+    reason: str
+    launches: int
+    metrics: Mapping[str, float]
+    revision: str = ""
+    """Commit of the tree that ran; empty where there is none."""
+    uncommitted: bool = False
+    """Whether something in that tree was in no commit, so that the commit alone does not make it again."""
+
+    def to_dict(self) -> dict[str, Any]:
+        # Bytes are whole numbers: as such none of their digits is rounded away.
+        metrics = {
+            name: int(value) if name.endswith(("_bytes", "_size")) and float(value).is_integer() else value
+            for name, value in self.metrics.items()
+        }
+        absent = {"revision": "", "uncommitted": False}
+        values = {name: value for name, value in asdict(self).items() if name not in absent or value}
+        return {**values, "metrics": metrics}
+
+    @classmethod
+    def from_dict(cls, values: object) -> Accepted:
+        """The acceptance as ``to_dict`` wrote it.
+
+        Raises:
+            ValueError: it is none.
+        """
+        entry = cls(**fields_of(cls, values, "an acceptance"))
+        return replace(entry, metrics={name: float(value) for name, value in entry.metrics.items()})
+
+
+def side_by_side(
+    old: Accepted | None, new: Accepted, anchor: Accepted, figures: Callable[[Accepted], str]
+) -> list[str]:
+    """What was accepted before, now and first, a line each, for people."""
+    entries = (("old", old), ("new", new), ("anchor", anchor))
+    return [
+        f"  {label:6} {figures(entry)}  {entry.recorded_at[:10]}"
+        + "  uncommitted" * entry.uncommitted
+        + (f"  ({entry.reason})" if entry.reason else "")
+        for label, entry in entries
+        if entry is not None
+    ]
+
+
+WHAT_TO_DO = "restore it from version control, or delete it and record anew with --update-baselines=new"
+
+
+# No line of ours begins so.
+_CONFLICT = re.compile(r"^(<<<<<<< |>>>>>>> )", re.MULTILINE)
+
+
+def _refuse(constant: str) -> float:
+    # Python reads NaN and Infinity; a limit made from one would let everything pass.
+    raise ValueError(f"{constant} is no figure")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse(digits)  # 1e999 is infinity too
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """The document in ``text``; ``source`` names it in errors.
+
+    Raises:
+        BaselineError: empty, truncated, of another schema, or no document of ours.
+    """
+    if not text.strip():
+        raise BaselineError(f"{source}: the file is empty, expected a baseline; {WHAT_TO_DO}")
+    if _CONFLICT.search(text):
+        raise BaselineError(
+            f"{source}: in a merge conflict; make one of both with llmperf baselines merge, {WHAT_TO_DO}"
+        )
+    try:
+        document = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise BaselineError(f"{source}: not JSON, perhaps truncated ({error}); {WHAT_TO_DO}") from error
+    if not isinstance(document, dict) or "schema" not in document:
+        raise BaselineError(f'{source}: not a baseline, it has no "schema"; {WHAT_TO_DO}')
+    schema = document["schema"]
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise BaselineError(
+            f"{source}: schema {schema} is newer than this version understands ({SCHEMA}); upgrade pytest-llmperf"
+        )
+    if schema != SCHEMA:
+        raise BaselineError(f"{source}: unknown schema {schema!r}, expected {SCHEMA}; {WHAT_TO_DO}")
+    with refusing(source, "a baseline"):
+        return typed(document, _KINDS, "it")
+
+
+@contextmanager
+def refusing(source: str, what: str) -> Iterator[None]:
+    """Where the document of ``source`` is made ``what`` it should be.
+
+    Raises:
+        BaselineError: something in it is missing, or makes no sense.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise BaselineError(f"{source}: it has no {str(error.args[0])!r}, expected one; {WHAT_TO_DO}") from error
+    except ValueError as error:
+        said = " ".join(str(error).split())  # it may quote the file
+        raise BaselineError(f"{source}: not {what} of schema {SCHEMA} ({said}); {WHAT_TO_DO}") from error
+
+
+def shared(values: Mapping[str, Any], kept: dict[str, Any]) -> str:
+    """The key under which ``values``, which many launches have in common, stand once in ``kept``."""
+    key = hashlib.sha256(json.dumps(_rounded(dict(values)), sort_keys=True).encode()).hexdigest()[:8]
+    kept[key] = values
+    return key
+
+
+def dump(document: Mapping[str, Any]) -> str:
+    """Sorted and stable; arrays of numbers on one line.
+
+    Raises:
+        ValueError: a figure that is not finite, which no reader would take back.
+    """
+    return _compact(json.dumps(_rounded(document), indent=1, sort_keys=True, allow_nan=False)) + "\n"
+
+
+# A tenth of what a step's clock resolves, and half the bytes in version control. Of losses, which are exact, as many as
+# tell all values of float32 apart.
+_DIGITS, _DIGITS_OF = 6, {"losses": 9}
+
+
+def _rounded(value: Any, digits: int = _DIGITS) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item, _DIGITS_OF.get(key, digits)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item, digits) for item in value]
+    return value
+
+
+# The line break after the bracket keeps strings as they are: "test[1,2]" is a node id, and no JSON string holds one.
+_NUMBERS = re.compile(r"\[\n\s*((?:[\d.eE+-]+,\s*)*[\d.eE+-]+)\s*\]")
+
+
+def _compact(text: str) -> str:
+    return _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", "", match[1]).replace(",", ", ") + "]", text)

@@ -1,0 +1,94 @@
+"""CapacityBaseline: the largest micro-batch of one spec on one machine kind, its history, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pytest_llmperf.judge.baseline_file import SCHEMA, Accepted, BaselineError, dump, parse, refusing, side_by_side
+from pytest_llmperf.judge.figures import figure
+from pytest_llmperf.judge.integrity import same_anchor
+from pytest_llmperf.records.result import Check
+
+METRIC = "max_micro_batch_size"
+_MEMORY = "peak_reserved_bytes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityBaseline:
+    """What the largest micro-batch of a spec is held against."""
+
+    id: str
+    digest: str
+    machine: str
+    spec: Mapping[str, Any]
+    recorded_by: str
+    anchor: Accepted
+    history: tuple[Accepted, ...]
+    """Every acceptance, newest last; the anchor is the first."""
+
+    @property
+    def size(self) -> int:
+        """Sequences per rank and forward pass."""
+        return int(self.history[-1].metrics[METRIC])
+
+    def to_json(self) -> str:
+        values = asdict(self) | {"anchor": self.anchor.to_dict(), "history": [one.to_dict() for one in self.history]}
+        return dump({"schema": SCHEMA, **values})
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> CapacityBaseline:
+        """The baseline in ``text``; ``source`` names it in errors.
+
+        Raises:
+            BaselineError: empty, truncated, of a newer schema, or of something else.
+        """
+        document = parse(text, source)
+        with refusing(source, "a baseline of a largest micro-batch"):
+            baseline = cls(
+                **{name: document[name] for name in ("id", "digest", "machine", "recorded_by")},
+                spec=dict(document["spec"]),
+                anchor=Accepted.from_dict(document["anchor"]),
+                history=tuple(Accepted.from_dict(entry) for entry in document["history"]),
+            )
+            if not baseline.history:
+                raise ValueError("it holds no history")
+            same_anchor(baseline.anchor, baseline.history)
+            if not baseline.size >= 1:
+                raise ValueError(f"{METRIC} is {baseline.size}")
+        return baseline
+
+
+def describe_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> list[str]:
+    """Old, new and anchor side by side, for people."""
+
+    def figures(entry: Accepted) -> str:
+        memory = figure(entry.metrics[_MEMORY], "bytes") if _MEMORY in entry.metrics else "-"
+        return f"{entry.metrics[METRIC]:>13.0f} sequences  {memory:>10}"
+
+    before = old.history[-1] if old else None
+    return [f"recorded {new.id}", *side_by_side(before, new.history[-1], new.anchor, figures)]
+
+
+def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:
+    """The check of the largest micro-batch: memory is nearly exact, so one that is gone is a loss."""
+    check = Check(metric=METRIC, value=size, unit="1", higher_is_better=True, tolerance=0.0, verdict="new")
+    if baseline is None:
+        return check
+    stored = baseline.size
+    verdict = "regressed" if size < stored else "improved" if size > stored else "pass"
+    return replace(check, baseline=stored, limit=stored, change=size / stored - 1, verdict=verdict)
+
+
+def accept_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> CapacityBaseline:
+    """``new``, of one acceptance, after those of ``old``.
+
+    Raises:
+        BaselineError: it is smaller, and nobody said why.
+    """
+    if old is None:
+        return new
+    if new.size < old.size and not new.anchor.reason:
+        raise BaselineError(f'{new.id}: worse ({METRIC} {old.size} -> {new.size}); accept it with --perf-reason "why"')
+    return replace(new, anchor=old.anchor, history=(*old.history, *new.history))

@@ -1,0 +1,49 @@
+"""What the cases of a run have in common: whether they moved together, and whether their gates hold anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from pytest_llmperf.judge.figures import percent
+from pytest_llmperf.records.result import CaseResult
+
+# Of fewer cases "most" means nothing, and a shift within the noise of hosts is no news.
+_FEWEST, _MOST, _NEWS = 4, 0.75, 0.005
+
+_RATE = "tokens_per_second_per_gpu"
+
+
+def wide_gates(results: Sequence[CaseResult]) -> str:
+    """A line where a slow-down by a multiple passes, as on a CPU unless somebody chose a tolerance; else empty."""
+    held = [check.tolerance or 0.0 for result in results if (check := result.check(_RATE)) is not None]
+    widest = max(held, default=0.0)
+    if widest < 1:
+        return ""
+    return (
+        f"CPU: speed is hardly gated, a case fails only when it is {1 + widest:g} times slower: "
+        "set perf_throughput_tolerance, e.g. to 0.3, on a quiet machine"
+    )
+
+
+def host_shift(results: Sequence[CaseResult]) -> str:
+    """A line where most cases moved in one direction and by like amounts; else empty.
+
+    It explains and excuses nothing: a slower library looks the same.
+    """
+    changes = [
+        check.change
+        for result in results
+        if not result.shared_launches and (check := result.check(_RATE)) is not None and check.change is not None
+    ]
+    if len(changes) < _FEWEST:
+        return ""
+    centre = median(changes)
+    together = [change for change in changes if change * centre > 0 and abs(change - centre) <= abs(centre)]
+    if abs(centre) < _NEWS or len(together) < _MOST * len(changes):
+        return ""
+    return (
+        f"host shift: {len(together)} of {len(changes)} cases moved together, by {percent(centre)} in the middle: "
+        "look at the machine, the driver or a library they share; --perf-against compares with another environment "
+        "on the same hardware"
+    )

@@ -1,0 +1,126 @@
+"""Agreement: whether the parts of a baseline's file, which somebody may have edited, still belong together. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from pytest_llmperf.judge.baseline_file import Accepted
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+
+# A file keeps six digits, of both sides.
+_ROUNDED = 2e-5
+
+# Steady states are looked for at so many places at most, as ``steady.py`` does.
+_MOST_CUTS = 50
+
+# What several launches show of each of these, the same for every version so far: raw values, without a statistic.
+_RAW: Mapping[str, Callable[[Sequence[Launch]], float]] = {
+    "first_step_seconds": lambda launches: min(launch.first_step_seconds for launch in launches),
+    "peak_reserved_bytes": lambda launches: min(launch.peak_reserved_bytes for launch in launches),
+    "peak_allocated_bytes": lambda launches: min(launch.peak_allocated_bytes for launch in launches),
+    "final_loss": lambda launches: launches[-1].losses[-1],
+}
+
+
+def same_settings(document: Mapping[str, Any]) -> None:
+    """That the spec in a file is the one that its digest is of; a model's own file may be gone, or another by now.
+
+    Raises:
+        ValueError: it is not.
+    """
+    try:
+        spec = TrainSpec.from_dict(document["spec"])
+    except SpecError:
+        return
+    if "/" not in spec.model and spec.digest != document["digest"]:
+        raise ValueError(f"its spec ({spec.id}) is of other settings than its digest")
+
+
+def same_anchor(anchor: Accepted, history: Sequence[Accepted]) -> None:
+    """That the anchor is the first acceptance.
+
+    Raises:
+        ValueError: it is not.
+    """
+    first = history[0]
+    apart = sorted(
+        name
+        for name in {*anchor.metrics, *first.metrics}
+        if not _is_near(anchor.metrics.get(name, math.nan), first.metrics.get(name, math.nan))
+    )
+    apart += [name for name in ("recorded_at", "launches") if getattr(anchor, name) != getattr(first, name)]
+    if apart:
+        raise ValueError(f"its anchor is not the first of its history: {apart[0]} differs")
+
+
+def same_figures(launches: Sequence[Launch], history: Sequence[Accepted]) -> None:
+    """That what was accepted is what its launches hold, and that figures that follow from one another do.
+
+    What only a version's own statistic gives (how a steady state is found) is held against what any could have given.
+
+    Raises:
+        ValueError: it does not.
+    """
+    tokens, ranks = launches[0].tokens_per_step, len(launches[0].ranks)
+    for entry in history:
+        for line in _apart(entry.metrics, tokens, ranks):
+            raise ValueError(f"{line} of {_day(entry)} do not belong together")
+    rest = list(launches)
+    for entry in reversed(history):
+        if not 0 < entry.launches <= len(rest):
+            return  # of older ones, some or all are gone
+        rest, own = rest[: -entry.launches], rest[-entry.launches :]
+        for name in _not_held(entry.metrics, own):
+            raise ValueError(f"its launches do not hold the {name} that was accepted on {_day(entry)}")
+
+
+def _apart(metrics: Mapping[str, float], tokens: int, ranks: int) -> Iterator[str]:
+    """Rates and times, of which each follows from the others."""
+    whole, each, step = (
+        metrics.get(name) for name in ("tokens_per_second", "tokens_per_second_per_gpu", "step_seconds")
+    )
+    if whole is not None and step is not None and not _is_near(whole * step, float(tokens)):
+        yield f"tokens_per_second {whole:g} and step_seconds {step:g}"
+    if whole is not None and each is not None and not _is_near(each * ranks, whole):
+        yield f"tokens_per_second_per_gpu {each:g} and tokens_per_second {whole:g}"
+
+
+def _not_held(metrics: Mapping[str, float], launches: Sequence[Launch]) -> Iterator[str]:
+    low, high = _step_seconds(launches)
+    if not low * (1 - _ROUNDED) <= metrics.get("step_seconds", low) <= high * (1 + _ROUNDED):
+        yield "step_seconds"
+    for name, held in _RAW.items():
+        if name in metrics and not _is_near(metrics[name], held(launches)):
+            yield name
+
+
+def _step_seconds(launches: Sequence[Launch]) -> tuple[float, float]:
+    """The least and the most that the pooled step time of ``launches`` can be, wherever steady states are seen."""
+    spans = [_medians(launch) for launch in launches]
+    low, high = ([choose(span) for span in spans] for choose in (min, max))
+    # Pooled by a mean of logarithms, a median of them, and once by a plain mean: none leaves these.
+    return min(fmean(low), median(low), _geometric(low)), max(fmean(high), median(high), _geometric(high))
+
+
+def _medians(launch: Launch) -> list[float]:
+    """Of every part that may be the steady one: at most half of the steps come before it."""
+    steps = launch.step_seconds
+    last = max(launch.warmup_steps, len(steps) // 2)
+    stride = 1 + (last - launch.warmup_steps) // _MOST_CUTS
+    return [median(steps[start:]) for start in range(launch.warmup_steps, last + 1, stride)]
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return math.exp(fmean(math.log(value) for value in values))
+
+
+def _is_near(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=_ROUNDED)
+
+
+def _day(entry: Accepted) -> str:
+    return entry.recorded_at[:10]

@@ -1,0 +1,110 @@
+"""What a person sees while a launch runs: a live line on a terminal, two plain lines in a log, nothing under ``-q``."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.records.failure import Progress
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.report.progress_line import LiveLine, finished_line, live_line, started_line
+
+
+class Show:
+    """Writes past pytest's capture to where its reporter writes; silent where there is no reporter.
+
+    A worker of pytest-xdist has none, and its stderr is the controller's: there it tells why it waits, and no more.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._reporter: Any = config.pluginmanager.getplugin("terminalreporter")
+        self._capture: Any = config.pluginmanager.getplugin("capturemanager")
+        self._worker: str = getattr(config, "workerinput", {}).get("workerid", "")
+        self._quiet = self._reporter is None or bool(self._worker) or config.get_verbosity() < 0
+        self.is_live = not self._quiet and bool(self._reporter.isatty)
+
+    def say(self, line: str) -> None:
+        """One line of its own; also under ``-q``, since it tells why nothing seems to happen."""
+        with self._uncaptured():
+            if self._worker:
+                _to_stderr(f"llmperf [{self._worker}]: {line}\n")
+            elif self._reporter is not None:
+                self._reporter.ensure_newline()
+                self._reporter.write_line(f"llmperf: {line}")
+                # A log would show it with the next test; what is left in the buffer may end up as captured output.
+                self._reporter.flush()
+
+    @contextmanager
+    def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchShow]:
+        """Show one launch from its start to its end, however it ends."""
+        show = LaunchShow(self, spec_id, number, launches)
+        try:
+            yield show
+        finally:
+            show.clear()
+
+    def started(self, spec_id: str, number: int, launches: int) -> None:
+        if not self._quiet and not self.is_live:
+            self.say(started_line(spec_id, number, launches))
+
+    def finished(self, spec_id: str, number: int, launches: int, launch: Launch) -> None:
+        if not self._quiet and not self.is_live:
+            self.say(finished_line(spec_id, number, launches, launch))
+
+    def write(self, text: str) -> None:
+        """Raw text to the terminal, for the live line."""
+        with self._uncaptured():
+            self._reporter.ensure_newline()
+            self._reporter.write(text, flush=True)
+            # What follows must not believe that it continues this line.
+            self._reporter.currentfspath = None
+
+    def _uncaptured(self) -> AbstractContextManager[None]:
+        if self._capture is None:
+            return nullcontext()
+        context: AbstractContextManager[None] = self._capture.global_and_fixture_disabled()
+        return context
+
+
+class LaunchShow:
+    """The live line of one launch."""
+
+    def __init__(self, show: Show, spec_id: str, number: int, launches: int) -> None:
+        self._show, self._spec_id, self._number, self._launches = show, spec_id, number, launches
+        self._start = time.monotonic()
+        self._is_told = False
+        self._line = LiveLine(write=show.write, width=_width) if show.is_live else None
+
+    def update(self, progress: Progress) -> None:
+        """Of a launch that runs: one that waits for its nodes, or for which no time is left, has not started."""
+        if not self._is_told:
+            self._is_told = True
+            self._show.started(self._spec_id, self._number, self._launches)
+        if self._line is not None:
+            seconds = time.monotonic() - self._start
+            text = live_line(self._spec_id, self._number, self._launches, progress, seconds, _width())
+            self._line.update(text)
+
+    def finished(self, launch: Launch) -> None:
+        self.clear()
+        self._show.finished(self._spec_id, self._number, self._launches, launch)
+
+    def clear(self) -> None:
+        if self._line is not None:
+            self._line.clear()
+
+
+def _to_stderr(text: str) -> None:
+    if sys.__stderr__ is not None:
+        sys.__stderr__.write(text)  # in one piece: other workers write there too
+        sys.__stderr__.flush()
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns

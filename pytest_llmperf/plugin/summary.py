@@ -1,0 +1,216 @@
+"""Around a run: the line before it, and after it the table, the JSON, unused baselines and the exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.engine.dry_run import gpu_hours, plan_lines, skip_lines
+from pytest_llmperf.plugin.benchmark import unwritten
+from pytest_llmperf.plugin.second import first, told
+from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin.trouble import Trouble
+from pytest_llmperf.plugin.width import is_case
+from pytest_llmperf.records.result import CaseResult
+
+
+def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
+    """About where the cases run, and what they do not see; nothing where no perf test was collected."""
+    cases = sum(map(is_case, items))
+    if not cases or session.config.get_verbosity() < 0:
+        return []
+    where = f"{session.num_gpus} GPU(s)" if not session.on_cpu else "the CPU (gloo)"
+    baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
+    found = None if session.settings.against else first(session.config)
+    return [
+        f"llmperf: {cases} case(s) on {session.machine_kind}, {where}, baselines {baselines}",
+        *([f"llmperf: {told(session.config, found)}"] if found else []),
+    ]
+
+
+#: Under which a worker of xdist leaves its controller the line of a usage error.
+REFUSED = "llmperf_refused"
+
+
+def refuse_from_worker(session: PerfSession) -> None:
+    """Ask for the hardware, as the header does without xdist: a usage error that only tests met would be a crash.
+
+    Raises:
+        pytest.UsageError: it cannot serve.
+    """
+    try:
+        _ = session.machine_kind
+    except pytest.UsageError as error:
+        session.config.workeroutput[REFUSED] = str(error)  # type: ignore[attr-defined]
+        raise
+
+
+def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
+    """Write the JSON and let the run fail for what no single case can see; runs in the controller alone."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["llmperf"] = session.coverage.to_dict()
+        return
+    if session.job is not None:
+        session.job.note_spent()
+    if session.ends_with:
+        pytest_session.exitstatus = session.ends_with
+    if session.unfinished or pytest_session.exitstatus == pytest.ExitCode.INTERRUPTED:
+        session.coverage.parts.add("the run was ended before its end")  # workers of xdist no longer tell
+    if not _concerned(session):
+        return
+    from pytest_llmperf.report.results_json import write_json
+
+    troubles = list(_troubles(session))
+    if troubles:
+        _fail(pytest_session)
+    path = session.settings.json
+    if path is not None:
+        try:
+            stopped = bool(pytest_session.shouldstop or pytest_session.shouldfail)
+            write_json(path, _document(session, int(pytest_session.exitstatus), stopped=stopped))
+        except OSError as error:
+            troubles.append(Trouble("--perf-json", [f"--perf-json {path}: not written ({error})"]))
+            _fail(pytest_session)
+    for trouble in troubles:
+        trouble.tell(session.config)
+
+
+def _troubles(session: PerfSession) -> Iterator[Trouble]:
+    """What no single case can see, and fails the run."""
+    from pytest_llmperf.plugin import unused_baselines
+
+    settings, skipped = session.settings, session.findings.skipped
+    refused = unused_baselines.prune(session) if settings.update == "prune" else ""
+    if refused:
+        yield Trouble("prune", [refused])
+    left = unused_baselines.listed(session) if settings.strict and not session.unfinished else []
+    if left:
+        yield Trouble("unused baselines", left)
+    lost = skip_lines([case for case in skipped if case.lost]) if settings.strict else []
+    if lost:
+        yield Trouble("cases that ran before", lost)
+    if _plans_too_much(session):
+        hours = gpu_hours(session.findings.planned)
+        yield Trouble("--perf-budget", [f"--perf-budget {settings.budget_gpu_hours:g}: {hours:.2f} GPU-hours planned"])
+
+
+def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
+    """The table at the end; a dry run's plan instead."""
+    if not _concerned(session):
+        return
+    from pytest_llmperf.plugin.unused_baselines import listed
+
+    lines = [*session.notes, *unwritten(session.config)]
+    if session.settings.against_itself:
+        lines.append(f"--perf-against {session.settings.against}: the same environment on both sides")
+    if session.settings.dry_run and session.settings.update != "prune":
+        from pytest_llmperf.run.gpu_hours import cost_lines, planned_gpu_seconds
+
+        planned, price = session.findings.planned, session.settings.price
+        costs = cost_lines(planned_gpu_seconds(planned), price) if price else []
+        lines = plan_lines(planned, session.settings.budget_gpu_hours) + costs + lines
+    elif session.findings.results:
+        lines = _table(session, reporter) + lines
+    lines += skip_lines(session.findings.skipped) + listed(session)
+    if not lines:
+        return
+    reporter.section("llmperf", "=")
+    for line in lines:
+        reporter.write_line(line)
+
+
+def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]:
+    from pytest_llmperf.judge.host_shift import host_shift, wide_gates
+    from pytest_llmperf.report.summary_table import summary_lines
+    from pytest_llmperf.run.gpu_hours import cost_lines
+
+    results, width = session.findings.results, reporter._tw.fullwidth if reporter.isatty else None
+    spent = session.findings.spent
+    table = summary_lines(_priced(session), width, reporter._tw.hasmarkup, sys.stdout.encoding, spent)
+    costs = cost_lines(spent.gpu_seconds, session.settings.price)
+    return [*filter(None, [host_shift(results)]), *table, *costs, *filter(None, [wide_gates(results)])]
+
+
+def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:
+    """A perf test that failed before anything was judged: it too must be seen by who reads only the results."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    reason = lines[-1] if len(lines) > _SHORT else (lines or ["failed"])[0]
+    return CaseResult(
+        id=nodeid.rpartition("::")[2],
+        digest="",
+        nodeid=nodeid,
+        machine=session.machine_kind,
+        verdict="invalid",
+        reason=reason,
+    )
+
+
+# One line is a message; more are a traceback, whose last line tells.
+_SHORT = 1
+
+
+def _document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict[str, Any]:
+    from pytest_llmperf.report.results_json import document
+    from pytest_llmperf.run.gpu_hours import cost_document
+
+    values = document(_machine(session), _priced(session)) | {"exit_code": exit_code}
+    values |= cost_document(session.findings.spent.gpu_seconds, session.settings.price)
+    if session.findings.skipped:
+        values["skipped"] = [vars(case) for case in session.findings.skipped]
+    if session.settings.dry_run:
+        values["planned"] = [vars(case) for case in session.findings.planned]
+    if session.settings.dry_run or session.settings.width:
+        values["suite"] = _suite(session) | {"stopped": stopped}
+    unfinished = session.unfinished or ("interrupted" if exit_code == pytest.ExitCode.INTERRUPTED else "")
+    return values | ({"unfinished": unfinished} if unfinished else {})
+
+
+def _suite(session: PerfSession) -> dict[str, Any]:
+    """What `llmperf merge` needs to tell of several widths together what each alone cannot."""
+    from pytest_llmperf.plugin import unused_baselines
+
+    settings = session.settings
+    return {
+        "perf_width": settings.width.gpus if settings.width else None,
+        "strict": settings.strict,
+        "rootdir": str(session.config.rootpath),
+        "baselines": str(settings.baselines),
+        "digests": sorted(set(session.findings.digests)),
+        "coverage": unused_baselines.seen(session).to_dict(),
+    }
+
+
+def _priced(session: PerfSession) -> list[CaseResult]:
+    """A CPU has no GPU-hours, and so no price."""
+    from pytest_llmperf.run.gpu_hours import priced
+
+    return priced(session.findings.results, None if session.on_cpu else session.settings.price)
+
+
+def _plans_too_much(session: PerfSession) -> bool:
+    budget = session.settings.budget_gpu_hours
+    return session.settings.dry_run and budget is not None and gpu_hours(session.findings.planned) > budget
+
+
+def _concerned(session: PerfSession) -> bool:
+    findings = session.findings
+    asked = session.settings.json or session.settings.update == "prune"
+    return bool(findings.results or findings.planned or findings.digests or asked)
+
+
+def _fail(pytest_session: pytest.Session) -> None:
+    if pytest_session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        pytest_session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _machine(session: PerfSession) -> Mapping[str, Any]:
+    gpus = session.machine.gpus[: session.num_gpus]
+    return {
+        "kind": session.machine_kind,
+        "cores": session.machine.cores,
+        "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes, "uuid": gpu.uuid} for gpu in gpus],
+    }

@@ -1,0 +1,63 @@
+"""How a launch goes: its progress while it runs, and why it ended without a record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pytest_llmperf.records.launch import Health
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A launch that yielded no record, and why."""
+
+    kind: str
+    """``oom``, ``error`` (an exception in a rank), ``refused`` (a model that transformers does not train so),
+    ``killed`` (a signal), ``timeout``, ``never-started``, ``unwritable`` (its folder), and on several nodes
+    ``rendezvous`` or ``node-failure``."""
+    message: str
+    """One line: which rank, what, after how long."""
+    tail: tuple[str, ...]
+    """The failing rank's last lines."""
+    folder: str
+    """Where its logs and records are kept."""
+    rank: int | None = None
+    health: Health = field(default_factory=Health)
+    """What else happened on its hardware, as far as somebody looked: a neighbour may hold the memory it lacked."""
+    lost_nodes: tuple[str, ...] = ()
+    """Nodes of its job that answer nobody any more, and without which it could not run: others may stand in."""
+
+    @property
+    def reason(self) -> str:
+        """What became of the launch, in one line."""
+        what = "refused" if self.kind == "refused" else f"launch failed ({self.kind})"
+        return f"{what}: {self.message}"
+
+
+class LaunchFailed(Exception):  # noqa: N818 - it names the event
+    """A launch that should have yielded a record did not."""
+
+    def __init__(self, spec_id: str, failure: Failure) -> None:
+        self.spec_id, self.failure = spec_id, failure
+        lines = [f"{spec_id}: {failure.reason}"]
+        lines += [f"  | {line}" for line in failure.tail]
+        # Of a refusal they hold nothing more.
+        lines += [f"logs: {failure.folder}"] if failure.kind != "refused" else []
+        super().__init__("\n".join(lines))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a running launch is; for the live line."""
+
+    phase: str
+    """``starting``, ``importing``, ``building``, ``training`` or ``finishing``."""
+    step: int = 0
+    """Steps the host has finished issuing."""
+    steps: int = 0
+    tokens_per_second: float = 0.0
+    """Over all ranks, estimated from the progress itself; 0 while unknown."""
+    reserved_bytes: int = 0
+    """Of rank 0, now."""
+    trained_until: float = 0.0
+    """When its training ended, in seconds since 1970; 0 as long as it has not."""

@@ -1,0 +1,259 @@
+"""Launch, Environment, Health: what one torchrun of one spec left behind, and its JSON.
+
+A record holds raw values only; every rate is a property derived from them. Bytes and seconds throughout.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from statistics import fmean, median, stdev
+from typing import Any
+
+from pytest_llmperf.records.steady_state import Steady, find_steady
+from pytest_llmperf.support.json_fields import fields_of
+
+# What a launch of a single steady step is worth.
+_UNKNOWN = 0.05
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """One rank's share of a launch."""
+
+    rank: int
+    host: str
+    device: str
+    """GPU name and UUID, or the CPU's name."""
+    tokens_per_step: int
+    """Tokens this rank put through the model in one optimizer step, counted in the batches it saw."""
+    step_seconds: tuple[float, ...]
+    """Every optimizer step in order, the first one included."""
+    peak_reserved_bytes: int
+    """What the allocator held at most (on the CPU: resident memory above the start)."""
+    peak_allocated_bytes: int
+    """What tensors held at most (on the CPU: the same as reserved)."""
+    boot: str = ""
+    """The kernel's boot id, shortened: machines that are lent or cloned often share one name. Empty in old records."""
+    canary: Mapping[str, float] = field(default_factory=dict)
+    """What this rank's hardware gave to work that never changes; empty of one rank alone, and in old records."""
+    waiting_seconds: tuple[float, ...] = ()
+    """Of every step, how long this rank waited for the others: where they add up their tokens, and from its own last
+    gradient to the end of the exchange. Empty of one rank alone, where ranks share weights, and in old records."""
+
+    @property
+    def working_seconds(self) -> tuple[float, ...]:
+        """Every step without its waiting, as far as that is known."""
+        if not self.waiting_seconds:
+            return self.step_seconds
+        return tuple(step - wait for step, wait in zip(self.step_seconds, self.waiting_seconds, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where a launch ran: what may explain a difference between two launches of one spec."""
+
+    gpu: str
+    """GPU (or CPU) name."""
+    driver: str
+    """GPU driver version; empty on the CPU."""
+    versions: Mapping[str, str]
+    """Python and the packages that matter, by distribution name; a package that is absent is absent."""
+    variables: Mapping[str, str]
+    """Environment variables that change speed or memory."""
+    platform: str
+    """Operating system and architecture."""
+
+    def differences(self, other: Environment) -> tuple[str, ...]:
+        """One line for each thing that differs, ``name: mine -> theirs``, sorted."""
+        lines = []
+        for name, mine, theirs in _pairs(self, other):
+            if mine != theirs:
+                lines.append(f"{name}: {mine or 'none'} -> {theirs or 'none'}")
+        return tuple(sorted(lines))
+
+
+def _pairs(a: Environment, b: Environment) -> list[tuple[str, str, str]]:
+    pairs = [(name, getattr(a, name), getattr(b, name)) for name in ("gpu", "driver", "platform")]
+    for mine, theirs in ((a.versions, b.versions), (a.variables, b.variables)):
+        pairs += [(name, mine.get(name, ""), theirs.get(name, "")) for name in sorted({*mine, *theirs})]
+    return pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """What else happened on the hardware while the launch ran."""
+
+    foreign_processes: tuple[str, ...] = ()
+    """Other processes on this launch's GPUs, one line each."""
+    clock_reasons: Mapping[str, float] = field(default_factory=dict)
+    """Why clocks were lowered while it trained: share of the samples, by reason."""
+    sm_clock_mhz: float = 0.0
+    """Median while it trained, of the slowest GPU; 0 where nobody told. So is every figure below."""
+    temperature_celsius: float = 0.0
+    """Highest while it trained."""
+    power_watts: float = 0.0
+    """Mean while it trained, of all its GPUs together, by their energy counters."""
+    power_limit_watts: float = 0.0
+    """Of the GPU with the lowest."""
+    memory_errors: int = 0
+    """New uncorrected ECC errors and row remappings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One completed torchrun of one spec."""
+
+    spec_id: str
+    digest: str
+    started_at: str
+    """UTC, ISO 8601."""
+    wall_seconds: float
+    """From the start of torchrun to its end: what the user paid for."""
+    train_seconds: float
+    """Inside ``Trainer.train``: the chapter's denominator."""
+    warmup_steps: int
+    """Steps left out of the steady rate at least, the first one included."""
+    parameters: int
+    losses: tuple[float, ...]
+    """Training loss of every step, rank 0's."""
+    ranks: tuple[RankRecord, ...]
+    evidence: Mapping[str, Any]
+    """What was really active: patched modules, kernels, types, flags (see ``worker/evidence.py``)."""
+    environment: Environment
+    canary: Mapping[str, float] = field(default_factory=dict)
+    """What the hardware gave to work that never changes, the slowest rank's (``worker/canary.py``)."""
+    health: Health = field(default_factory=Health)
+
+    @property
+    def step_seconds(self) -> tuple[float, ...]:
+        """Every step, of the slowest rank: the job moves at its pace."""
+        return tuple(max(times) for times in zip(*(rank.step_seconds for rank in self.ranks), strict=True))
+
+    @property
+    def steady_step_seconds(self) -> tuple[float, ...]:
+        return self.step_seconds[self.steady.start :]
+
+    @cached_property
+    def steady(self) -> Steady:
+        """Which of its steps count; derived, so that what finds it may improve without new measurements."""
+        return find_steady(self.step_seconds, self.warmup_steps)
+
+    def differences(self, other: Launch) -> tuple[str, ...]:
+        """What around it may explain a difference from ``other``: environment, power limit."""
+        lines = list(self.environment.differences(other.environment))
+        mine, theirs = self.health.power_limit_watts, other.health.power_limit_watts
+        if mine and theirs and mine != theirs:
+            lines.append(f"power limit: {mine:.0f} W -> {theirs:.0f} W")
+        return tuple(lines)
+
+    @property
+    def first_step_seconds(self) -> float:
+        """Compilation, autotuning and the allocator's growth: a metric of its own."""
+        return self.step_seconds[0]
+
+    @property
+    def median_step_seconds(self) -> float:
+        return median(self.steady_step_seconds)
+
+    @property
+    def median_error(self) -> float:
+        """Relative standard error of the median within this launch; of few steps, as all but the first one scatter."""
+        if math.isfinite(self.steady.error):
+            return self.steady.error
+        rest = self.step_seconds[1:]
+        spread = stdev(rest) / fmean(rest) if len(rest) > 1 else _UNKNOWN
+        return spread * math.sqrt(math.pi / 2 / len(self.steady_step_seconds))
+
+    @property
+    def host(self) -> str:
+        """The machines it ran on: what cools, feeds and drives all their GPUs alike."""
+        return " + ".join(sorted({f"{rank.host} {rank.boot}".strip() for rank in self.ranks}))
+
+    @property
+    def site(self) -> str:
+        """The very hardware it ran on: launches that share it share its quirks."""
+        # A GPU's UUID is its own everywhere; a CPU's name needs its host's.
+        return " + ".join(sorted(r.device if _UUID.search(r.device) else f"{r.host} {r.device}" for r in self.ranks))
+
+    @property
+    def session(self) -> str:
+        """Site and UTC day: launches that share it share a driver, a temperature and neighbours too."""
+        return f"{self.site} on {self.started_at[:10]}"
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over all ranks."""
+        return sum(rank.tokens_per_step for rank in self.ranks)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens_per_step / self.median_step_seconds
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        return self.tokens_per_second / len(self.ranks)
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Of the worst rank."""
+        return self.fullest_rank.peak_reserved_bytes
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Of the worst rank."""
+        return max(rank.peak_allocated_bytes for rank in self.ranks)
+
+    @property
+    def fullest_rank(self) -> RankRecord:
+        """The one that reserved most memory."""
+        return max(self.ranks, key=lambda rank: rank.peak_reserved_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; what an older version did not record is left out, as that version did."""
+        values = asdict(self)
+        health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
+        late = ("boot", "canary", "waiting_seconds")
+        ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
+        values = {name: value for name, value in values.items() if name != "canary" or value}
+        return {**values, "health": health, "ranks": ranks}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Launch:
+        """The record in ``values``, as ``to_dict`` wrote it.
+
+        Raises:
+            ValueError: a field is missing, unknown or of the wrong shape.
+        """
+        values = fields_of(cls, values, "a launch")
+        ranks = tuple(_rank_of(rank) for rank in values["ranks"])
+        health = fields_of(Health, values["health"], "its health")
+        launch = cls(
+            **{
+                **values,
+                "ranks": ranks,
+                "losses": tuple(float(loss) for loss in values["losses"]),
+                "environment": Environment(**fields_of(Environment, values["environment"], "its environment")),
+                "health": Health(**{**health, "foreign_processes": tuple(health.get("foreign_processes", ()))}),
+            }
+        )
+        if not ranks or len({len(rank.step_seconds) for rank in ranks}) != 1:
+            raise ValueError("its ranks disagree on the number of steps")
+        steps = len(ranks[0].step_seconds)
+        if not 0 <= launch.warmup_steps < steps:
+            raise ValueError(f"{steps} steps, {launch.warmup_steps} of them warm-up")
+        return launch
+
+
+def _rank_of(values: object) -> RankRecord:
+    checked = fields_of(RankRecord, values, "a rank")
+    times = {"step_seconds": checked["step_seconds"], "waiting_seconds": checked.get("waiting_seconds", ())}
+    rank = RankRecord(**{**checked, **{name: tuple(float(second) for second in each) for name, each in times.items()}})
+    if rank.waiting_seconds and len(rank.waiting_seconds) != len(rank.step_seconds):
+        raise ValueError(f"rank {rank.rank} waited in other steps than it took")
+    return rank

@@ -1,0 +1,134 @@
+"""Check, CaseResult, Spent: what was decided about a case and what it cost; reports show it and files keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pytest_llmperf.records.launch import Launch
+
+#: Worst first: a case is as bad as its worst metric.
+VERDICTS = ("invalid", "regressed", "new", "inconclusive", "improved", "pass")
+
+GIB = 2**30
+
+
+def joined_reasons(lines: Iterable[str]) -> str:
+    """The reason of an ``invalid`` case: several are separated by ``"; "``, which none of them has inside."""
+    return "; ".join(line.replace("; ", ", ") for line in lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One metric of one case against its baseline."""
+
+    metric: str
+    """A name of the design: ``tokens_per_second_per_gpu``, ``peak_reserved_bytes``, …"""
+    value: float
+    unit: str
+    """``tokens/s``, ``s``, ``bytes``, ``1`` …"""
+    higher_is_better: bool = False
+    """Which way a gating metric gets better; of one that is only shown it says nothing."""
+    baseline: float | None = None
+    tolerance: float | None = None
+    """Fraction; ``None`` for a metric that is shown and gates nothing."""
+    limit: float | None = None
+    """The value beyond which the metric counts as regressed."""
+    change: float | None = None
+    """``value / baseline - 1``."""
+    detectable: float | None = None
+    """The smallest change this gate would have seen, as a fraction."""
+    verdict: str | None = None
+    """One of ``VERDICTS``; ``None`` for a metric that gates nothing."""
+    detail: str = ""
+    """Which rank, which launch, …"""
+
+    @property
+    def gates(self) -> bool:
+        return self.tolerance is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A published figure for the same settings, shown beside ours."""
+
+    source: str
+    """Where it was published, and of which machine."""
+    tokens_per_second_per_gpu: float | None
+    """``None`` where the publication says out of memory."""
+    peak_reserved_bytes: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """One case: its figures, its verdict and why."""
+
+    id: str
+    digest: str
+    nodeid: str
+    machine: str
+    """Machine kind, which keys the baseline together with the digest."""
+    verdict: str
+    reason: str
+    """One line; what the table and the JSON say beside the verdict."""
+    checks: tuple[Check, ...] = ()
+    launches: tuple[Launch, ...] = ()
+    launches_before: tuple[Launch, ...] = ()
+    """Of the other side, in the same order, where two sides took turns."""
+    changed: tuple[str, ...] = ()
+    """What is exact and not as in the baseline, ``name: then -> now``: what was active, what was learnt."""
+    differences: tuple[str, ...] = ()
+    """What differs between the baseline's environment and this one, ``name: then -> now``."""
+    reference: Reference | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader should know besides the verdict: a launch that was set aside, creep, two speeds."""
+    updated: str = ""
+    """What was recorded, if anything: the lines an update prints."""
+    rung: str = ""
+    """The chapter's table, where the case is one of its rungs."""
+    shares: str = ""
+    """The test of this run whose launches these are, where it asked for the same before."""
+    shared_launches: int = 0
+    """How many of ``launches``, its first ones, another test of this run has made and tells of too."""
+
+    def check(self, metric: str) -> Check | None:
+        """The check of this metric, if the case has one."""
+        return next((check for check in self.checks if check.metric == metric), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CaseResult:
+        """The result as ``to_dict`` wrote it; crosses from an xdist worker to its controller."""
+        reference = values["reference"]
+        return cls(
+            **{
+                **values,
+                "checks": tuple(Check(**check) for check in values["checks"]),
+                **{side: tuple(map(Launch.from_dict, values[side])) for side in ("launches", "launches_before")},
+                "changed": tuple(values["changed"]),
+                "differences": tuple(values["differences"]),
+                "notes": tuple(values["notes"]),
+                "reference": Reference(**reference) if reference else None,
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What launches cost, failed ones and searches too: seconds and GPU-hours are of the same launches."""
+
+    launches: int = 0
+    seconds: float = 0.0
+    """For which they ran."""
+    gpu_seconds: float = 0.0
+    """For which they held GPUs."""
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(
+            launches=self.launches + other.launches,
+            seconds=self.seconds + other.seconds,
+            gpu_seconds=self.gpu_seconds + other.gpu_seconds,
+        )

@@ -1,0 +1,160 @@
+"""What a failing test prints: the verdict, the figures behind it, what may explain it and what to do next.
+
+Its own words are ASCII: pytest shows a failure on whatever terminal or log there is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import VERDICTS, CaseResult, Check
+from pytest_llmperf.report.text import one_line
+from pytest_llmperf.support import formats
+
+MAX_LINES = 30
+
+# What keeps a message below MAX_LINES: at most these, and one line for what was left out of each.
+_MOST_METRICS, _MOST_DETAILS, _MOST_DIFFERENCES, _MOST_REASONS = 6, 3, 5, 7
+_MOST_NOTES, _MOST_CHANGES = 2, 3
+_HEAD = ("metric", "measured", "baseline", "limit", "change", "detectable", "")
+_INDENT = "  "
+
+
+def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str = "none") -> str:
+    """The message of a failing case, at most ``MAX_LINES`` lines.
+
+    ``rerun`` and ``accept`` are commands, ``baseline`` says how much it was held against. An invalid case is offered
+    no ``accept``: its launches are never stored.
+    """
+    context = [
+        one_line(f"measured: {_measured(result.launches)}; baseline: {baseline}"),
+        *_changed(result),
+        *_notes(result),
+        *_differences(result),
+    ]
+    again, record = _command("run it again", rerun), _command("accept it", accept)
+    if result.verdict == "new":
+        lines = [_header(result, result.reason), *_figures(result), *_command("record it", accept)]
+    elif result.verdict == "invalid":
+        lines = [*_reasons(result), *context, *again]
+    else:
+        lines = [_header(result, result.reason), *_table(result), *_details(result), *context, *again, *record]
+    return "\n".join(lines)
+
+
+def _header(result: CaseResult, reason: str) -> str:
+    if result.changed and result.verdict in ("pass", "improved"):  # what it fails for in a strict run
+        reason = f"{changed_title(result)}: {result.changed[0]}; {reason}"
+    return one_line(f"{result.id}: {result.verdict}: {reason}")
+
+
+def _command(words: str, command: str) -> list[str]:
+    return [one_line(f"{words}: {command}")] if command else []
+
+
+def _some(lines: Sequence[str], most: int) -> list[str]:
+    """The first of ``lines``, indented, and how many more there are."""
+    shown = [(_INDENT + one_line(line)).rstrip() for line in lines[:most]]
+    return shown + ([f"{_INDENT}... and {len(lines) - most} more"] if len(lines) > most else [])
+
+
+def _reasons(result: CaseResult) -> list[str]:
+    """The header with the first reason, which is all that pytest's short summary shows, and the others below."""
+    first, *others = [reason for reason in re.split(r"\n|; ", result.reason) if reason.strip()] or [""]
+    return [_header(result, first), *_some([f"also: {reason.strip()}" for reason in others], _MOST_REASONS)]
+
+
+def _gating(result: CaseResult) -> list[Check]:
+    """Worst first, and in their own order among equals."""
+    checks = [check for check in result.checks if check.gates or check.verdict is not None]
+    return sorted(
+        checks, key=lambda check: VERDICTS.index(check.verdict) if check.verdict in VERDICTS else len(VERDICTS)
+    )
+
+
+def _table(result: CaseResult) -> list[str]:
+    checks = _gating(result)
+    if not checks:
+        return []
+    rows = [_HEAD, *(_row(check) for check in checks[:_MOST_METRICS])]
+    used = [
+        column for column in zip(*rows, strict=True) if any(cell not in ("", formats.ABSENT) for cell in column[1:])
+    ]
+    widths = [max(len(cell) for cell in column) for column in used]
+    lines = []
+    for cells in zip(*used, strict=True):
+        aligned = [
+            cells[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)),
+        ]
+        lines.append((_INDENT + _INDENT.join(aligned)).rstrip())
+    return lines + _some([f"metric {check.metric}" for check in checks], _MOST_METRICS)[_MOST_METRICS:]
+
+
+def _row(check: Check) -> tuple[str, ...]:
+    return (
+        one_line(formats.label(check.metric)),
+        formats.figure(check.metric, check.value, check.unit),
+        formats.figure(check.metric, check.baseline, check.unit),
+        formats.figure(check.metric, check.limit, check.unit),
+        formats.percent(check.change),
+        formats.share(check.detectable),
+        one_line(check.verdict or ""),
+    )
+
+
+def _figures(result: CaseResult) -> list[str]:
+    """A new case has nothing to stand beside: its figures in one line."""
+    figures = [
+        f"{formats.label(check.metric)} {formats.figure(check.metric, check.value, check.unit)}"
+        for check in _gating(result)
+    ]
+    measured = _measured(result.launches)
+    if not figures:
+        return [_INDENT + measured]
+    return [_INDENT + one_line(", ".join(figures[:_MOST_METRICS]) + f" ({measured})")]
+
+
+def _details(result: CaseResult) -> list[str]:
+    lines = [f"{formats.label(check.metric)}: {check.detail}" for check in _gating(result) if check.detail]
+    return _some(lines, _MOST_DETAILS)
+
+
+def _notes(result: CaseResult) -> list[str]:
+    return [one_line(f"note: {note}") for note in result.notes[:_MOST_NOTES]]
+
+
+def _measured(launches: Sequence[Launch]) -> str:
+    if not launches:
+        return "no launch"
+    steps = sorted({len(launch.step_seconds) for launch in launches})
+    warmups = sorted({launch.steady.start for launch in launches})
+    warmup = f"{warmups[0]}" if len(warmups) == 1 else f"{warmups[0]} to {warmups[-1]}"
+    span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    nodes = sorted({str(launch.evidence.get("slurm_nodes", "")) for launch in launches} - {""})
+    where = f" on {', '.join(nodes)}" if nodes else ""
+    return f"{_count(len(launches), 'launch', 'launches')} of {span} steps ({warmup} of them warm-up){where}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def changed_title(result: CaseResult) -> str:
+    """What the lines are about; where two sides took turns there is no baseline."""
+    return "not the same on both sides" if result.launches_before else "changed since the baseline"
+
+
+def _changed(result: CaseResult) -> list[str]:
+    return [f"{changed_title(result)}:", *_some(result.changed, _MOST_CHANGES)] if result.changed else []
+
+
+def _differences(result: CaseResult) -> list[str]:
+    if not result.differences:
+        return []
+    title = (
+        "different between the environments" if result.launches_before else "different from the baseline's environment"
+    )
+    return [f"{title}:", *_some(result.differences, _MOST_DIFFERENCES)]

@@ -1,0 +1,96 @@
+"""The line that moves while a launch runs, and the two lines that a log gets instead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from pytest_llmperf.records.failure import Progress
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.report.text import glyphs_of, one_line, shorten_middle
+from pytest_llmperf.support import formats
+
+_UPDATES_PER_SECOND = 5
+_GAP = "  "
+# Below this an id says less than the figures it would push out.
+_SHORTEST_ID = 12
+
+
+def live_line(  # noqa: PLR0913, PLR0917 - one argument for each thing that the line says
+    spec_id: str,
+    launch: int,
+    launches: int,
+    progress: Progress,
+    seconds: float,
+    width: int,
+    encoding: str | None = "utf-8",
+) -> str:
+    """One line of at most ``width - 1`` (a full one would wrap): the id gives way first, then the lesser figures."""
+    room = max(width - 1, 0)
+    name, tail = one_line(spec_id, encoding), ""
+    for parts in _by_importance(launch, launches, progress, seconds):
+        tail = _GAP.join(part for part in parts if part)
+        if min(len(name), _SHORTEST_ID) + len(_GAP) + len(tail) <= room:
+            break
+    name = shorten_middle(name, room - len(_GAP) - len(tail), glyphs_of(encoding).ellipsis)
+    return (f"{name}{_GAP}{tail}" if name else tail)[:room].rstrip()
+
+
+def _by_importance(launch: int, launches: int, progress: Progress, seconds: float) -> Iterator[tuple[str, ...]]:
+    """All figures, then fewer and fewer."""
+    number = f"launch {launch}/{launches}"
+    phase = f"step {progress.step}/{progress.steps}" if progress.phase == "training" else one_line(progress.phase)
+    rate = f"{formats.compact(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second > 0 else ""
+    memory = formats.memory(progress.reserved_bytes) if progress.reserved_bytes > 0 else ""
+    elapsed = formats.elapsed(seconds)
+    yield number, phase, rate, memory, elapsed
+    yield phase, rate, memory, elapsed
+    yield phase, rate, elapsed
+    yield phase, elapsed
+    yield (phase,)
+
+
+def started_line(spec_id: str, launch_no: int, launches: int) -> str:
+    """For a log: a launch begins."""
+    return f"{one_line(spec_id)}: launch {launch_no}/{launches} started"
+
+
+def finished_line(spec_id: str, launch_no: int, launches: int, launch: Launch) -> str:
+    """For a log: a launch ended, and what it measured."""
+    figures = (
+        f"{formats.tokens_per_second(launch.tokens_per_second_per_gpu)} tokens/s/GPU",
+        formats.memory(launch.peak_reserved_bytes),
+        f"{len(launch.step_seconds)} steps",
+        formats.seconds(launch.wall_seconds),
+    )
+    return f"{one_line(spec_id)}: launch {launch_no}/{launches} finished: {', '.join(figures)}"
+
+
+class LiveLine:
+    """One line of a terminal, rewritten in place."""
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        width: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._write, self._width, self._clock = write, width, clock
+        self._drawn_at: float | None = None
+        self._visible = False
+
+    def update(self, text: str) -> None:
+        """Show ``text``, cut to the terminal; dropped where the last one is younger than a fifth of a second."""
+        now = self._clock()
+        if self._drawn_at is not None and now - self._drawn_at < 1 / _UPDATES_PER_SECOND:
+            return
+        # Asked now and not at the start: the window may have been resized.
+        line = one_line(text)[: max(self._width() - 1, 0)]
+        self._write(f"\r{line}\x1b[K")
+        self._drawn_at, self._visible = now, True
+
+    def clear(self) -> None:
+        """Leave the cursor at the start of an empty line; nothing where nothing was shown."""
+        if self._visible:
+            self._write("\r\x1b[K")
+            self._visible = False

@@ -1,0 +1,162 @@
+"""The end of a run: one table of the cases as they ran, what was recorded, the totals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
+from pytest_llmperf.report.table import Column, render
+from pytest_llmperf.report.text import Glyphs, fold, glyphs_of, one_line
+from pytest_llmperf.support import formats
+
+# A failing case has said why in its own message.
+_EXPLAINED = frozenset({"pass", "regressed", "invalid", "new"})
+_MOST_SOURCES, _MOST_LINES, _MOST_NAMED = 3, 8, 2
+
+
+def summary_lines(
+    results: Sequence[CaseResult],
+    width: int | None,
+    color: bool,
+    encoding: str | None = "utf-8",
+    spent: Spent | None = None,
+) -> list[str]:
+    """The table of ``results`` and what belongs below it: among it what the run ``spent``, on launches that failed too.
+
+    ``width`` is the terminal's, ``None`` where there is none: then nothing is folded. Whatever the width, no id and no
+    figure is cut. ``encoding`` is the output's: what it cannot show is written in ASCII.
+    """
+    if not results:
+        return []
+    glyphs = glyphs_of(encoding)
+    stored = [result for result in results if not result.launches_before]
+    in_turns = [result for result in results if result.launches_before]
+    below = [
+        *_sources(results),
+        *(f"{result.id}: {result.verdict}: {result.reason}" for result in results if result.verdict not in _EXPLAINED),
+        *_grouped("changed since the baseline", stored, lambda result: result.changed),
+        *_grouped("not the same on both sides", in_turns, lambda result: result.changed),
+        *_grouped("different from the baseline's environment", stored, lambda result: result.differences),
+        *_grouped("different between the two sides", in_turns, lambda result: result.differences),
+        *(f"{result.id}: {note}" for result in results for note in result.notes),
+        *(line for result in results for line in _recorded(result)),
+        _totals(results, spent or Spent(), glyphs),
+        *_hint(results),
+    ]
+    lines = render(_columns(results, glyphs, encoding), width, color, glyphs)
+    for line in below:
+        # An update's own lines are aligned: their indent stays.
+        margin = line[: len(line) - len(line.lstrip(" "))]
+        lines += fold(margin + one_line(line, encoding), width, indent=margin + "  ")
+    return lines
+
+
+def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None) -> list[Column]:
+    """The columns that have something to show; the case and its verdict always have."""
+
+    def cells(metric: str) -> list[str]:
+        return [_cell(result, metric) for result in results]
+
+    def changes(metric: str) -> list[str]:
+        return [formats.percent(check.change if (check := result.check(metric)) else None) for result in results]
+
+    columns = [
+        Column("case", [one_line(result.id, encoding) or formats.ABSENT for result in results], right=False),
+        Column("tokens/s/GPU", cells("tokens_per_second_per_gpu")),
+        Column("change", changes("tokens_per_second_per_gpu")),
+        Column("detectable", [_detectable(result) for result in results]),
+        Column("memory", cells("peak_reserved_bytes")),
+        Column("change", changes("peak_reserved_bytes")),
+        Column("MFU", cells("mfu")),
+        Column("efficiency", cells("scaling_efficiency")),
+        Column("communication", cells("communication_share")),
+        Column("energy", cells("joules_per_token")),
+        Column("a million tokens", cells("price_per_million_tokens")),
+        Column(
+            "verdict",
+            [one_line(_outcome(result), encoding) or formats.ABSENT for result in results],
+            right=False,
+            colored=True,
+        ),
+        Column("reference", [one_line(_reference(result, glyphs), encoding) for result in results], right=False),
+    ]
+    kept = ("case", "verdict")
+    return [c for c in columns if c.heading in kept or any(cell != formats.ABSENT for cell in c.cells)]
+
+
+def _outcome(result: CaseResult) -> str:
+    """The verdict, what is not as it was, and what an update made of it: ``pass, changed, recorded``."""
+    words = [result.verdict, "changed" if result.changed else "", "recorded" if result.updated else ""]
+    return ", ".join(word for word in words if word)
+
+
+def _detectable(result: CaseResult) -> str:
+    """The smallest slow-down that this case would have told."""
+    check = result.check("tokens_per_second_per_gpu")
+    return formats.share(check.detectable) if check is not None else formats.ABSENT
+
+
+def _cell(result: CaseResult, metric: str) -> str:
+    check = result.check(metric)
+    if check is None:
+        return formats.ABSENT
+    return formats.memory(check.value) if check.unit == "bytes" else formats.figure(metric, check.value, check.unit)
+
+
+def _reference(result: CaseResult, glyphs: Glyphs) -> str:
+    """``48,081 · 62.3 GiB (15.9)``: what was published for these settings, and where in the chapter."""
+    reference, rung = result.reference, f"({result.rung})" if result.rung else ""
+    if reference is None:
+        return rung or formats.ABSENT
+    rate = reference.tokens_per_second_per_gpu
+    figures = "out of memory" if rate is None else formats.tokens_per_second(rate)
+    if rate is not None and reference.peak_reserved_bytes is not None:
+        figures += f" {glyphs.dot} {formats.memory(reference.peak_reserved_bytes)}"
+    return f"{figures} {rung}".strip()
+
+
+def _sources(results: Sequence[CaseResult]) -> list[str]:
+    sources = list(dict.fromkeys(result.reference.source for result in results if result.reference))
+    more = [f"and {len(sources) - _MOST_SOURCES} more"] if len(sources) > _MOST_SOURCES else []
+    return [f"reference: {'; '.join(sources[:_MOST_SOURCES] + more)}"] if sources else []
+
+
+def _grouped(title: str, results: Sequence[CaseResult], lines_of: Callable[[CaseResult], Sequence[str]]) -> list[str]:
+    """A line for each thing that differs, and of which cases; what all cases of a night share is said once."""
+    cases: dict[str, list[str]] = {}
+    for result in results:
+        for line in lines_of(result):
+            cases.setdefault(line, []).append(result.id)
+    lines = [f"{title}: {line} ({_of(ids, len(results))})" for line, ids in cases.items()]
+    return lines[:_MOST_LINES] + ([f"{title}: {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else [])
+
+
+def _of(ids: Sequence[str], total: int) -> str:
+    if len(ids) == total > 1:
+        return f"all {total} cases"
+    return ", ".join(ids[:_MOST_NAMED]) + (f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else "")
+
+
+def _recorded(result: CaseResult) -> list[str]:
+    lines = [line.rstrip() for line in result.updated.splitlines() if line.strip()]
+    if not lines or result.id in lines[0]:
+        return lines
+    return [f"recorded {result.id}", *(f"  {line}" for line in lines)]
+
+
+def _totals(results: Sequence[CaseResult], spent: Spent, glyphs: Glyphs) -> str:
+    """``3 pass, 1 regressed · 212 s in 5 launches``."""
+    verdicts = [result.verdict for result in results]
+    ordered = [*reversed(VERDICTS), *sorted(set(verdicts) - set(VERDICTS))]
+    counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ordered if verdict in verdicts]
+    launches = f"{spent.launches} {'launch' if spent.launches == 1 else 'launches'}"
+    total = f" {glyphs.dot} {formats.seconds(spent.seconds)} in {launches}"
+    return ", ".join(counts) + (total if spent.launches else "")
+
+
+def _hint(results: Sequence[CaseResult]) -> list[str]:
+    new = sum(result.verdict == "new" and not result.updated for result in results)
+    if not new:
+        return []
+    subject, them = ("1 case has", "it") if new == 1 else (f"{new} cases have", "them")
+    return [f"{subject} no baseline yet; record {them} with --update-baselines=new"]

@@ -1,0 +1,105 @@
+"""Findings: what one test found, and how it reaches the process that tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from pytest_llmperf.judge.coverage import ALL, SOME, STOPPED
+from pytest_llmperf.records.result import CaseResult, Spent
+
+Elsewhere = Literal["", "test", "case"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One case that a dry run would have launched."""
+
+    id: str
+    nodeid: str
+    width: int
+    """GPUs, or ranks on the CPU, of its widest spec."""
+    launches: int
+    gpus: int
+    seconds: float | None
+    """Expected wall seconds of all its launches, from its baseline; ``None`` where there is none."""
+    skipped: str = ""
+    """Why it would not run here."""
+    judges: bool = True
+    """Whether a result comes of it; launches alone are what ``perf.measure`` returns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """One case that cannot run here."""
+
+    id: str
+    nodeid: str
+    width: int
+    reason: str
+    lost: bool
+    """Whether it ran before: it has a baseline, and the environment lacks a package."""
+    elsewhere: Elsewhere = ""
+    """What of it is of another width than the run: the whole test, this case of it, or nothing."""
+
+
+@dataclass
+class Findings:
+    """What one test found; travels on its report."""
+
+    results: list[CaseResult] = field(default_factory=list)
+    planned: list[Planned] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    """Of every spec it asked about, also where it was skipped: their baselines are in use."""
+    named: bool = False
+    """Whether it ever asked about one."""
+    withheld: str = ""
+    """Why nothing was launched for what it asked about, where it went on without."""
+    stopped: bool = False
+    """Whether it was ended at a spec that cannot run here."""
+    cut: bool = False
+    """Whether it ended by itself before its end: nobody knows what else it would have asked about."""
+    spent: Spent = field(default_factory=Spent)
+    """By its launches."""
+
+    def ended(self, call: pytest.CallInfo[None]) -> None:
+        """Take note of how a phase of the test ended."""
+        self.cut |= call.excinfo is not None and not self.stopped
+
+    def said(self, report: pytest.TestReport) -> str:
+        """How much of what it runs the test has said; empty where it is too early to tell."""
+        if report.when != "call" and report.passed:
+            return ""
+        if self.cut or report.failed or not self.named:
+            return SOME
+        return STOPPED if self.stopped else ALL
+
+    def take(self, said: str = "") -> dict[str, Any] | None:
+        """What was found since the last time, to be sent away; ``None`` where nothing was."""
+        if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.launches):
+            return None
+        values = {
+            "results": [result.to_dict() for result in self.results],
+            "planned": [vars(planned) for planned in self.planned],
+            "skipped": [vars(skipped) for skipped in self.skipped],
+            "digests": self.digests,
+            "said": said,
+            "spent": vars(self.spent),
+        }
+        self.results, self.planned, self.skipped, self.digests, self.spent = [], [], [], [], Spent()
+        return values
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Take in what another process sent."""
+        self.results += [CaseResult.from_dict(result) for result in values["results"]]
+        self.planned += [Planned(**planned) for planned in values["planned"]]
+        self.skipped += [Skipped(**skipped) for skipped in values["skipped"]]
+        self.digests += values["digests"]
+        self.spent += Spent(**values["spent"])
+
+
+FINDINGS = pytest.StashKey[Findings]()

@@ -1,0 +1,223 @@
+"""TrainSpec: one training configuration, validated when it is made, with an id for people and a digest for identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from pytest_llmperf.spec import combination_checks, identity, models
+from pytest_llmperf.spec import value_checks as values
+from pytest_llmperf.spec.choices import (
+    ATTENTIONS,
+    MIXED_PRECISIONS,
+    MODEL_PRECISIONS,
+    OPTIMIZERS,
+    PRECISIONS,
+    UNSUPPORTED_OPTIMIZERS,
+)
+from pytest_llmperf.support.suggestions import hint
+
+# A field that says how long to measure, not what work is done.
+_HOW = {"work": False}
+
+# A field that came after the first stored baselines: at its default it is no part of the digest.
+_LATER = {"later": True}
+
+
+class SpecError(ValueError):
+    """A training configuration that cannot be, in one line."""
+
+
+def _is_refusal(caught: Any) -> bool:
+    return caught is not None and caught.errisinstance(SpecError)
+
+
+# For pytest: a refusal is about the caller's line. Of the whole module, since the `__init__` that dataclass writes has
+# no other place for it; a defect of ours still shows its frames.
+__tracebackhide__ = _is_refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSpec:
+    """One training configuration.
+
+    Raises:
+        SpecError: a value that cannot work, before anything is launched, in one line.
+    """
+
+    model: str
+    """A built-in name, the path of a Hugging Face configuration, or a cached hub name."""
+    gpus: int = 1
+    """World size: GPUs, or gloo ranks on the CPU."""
+    micro_batch_size: int = 1
+    """Sequences per rank and forward pass."""
+    sequence_length: int = 1024
+    """Tokens per sequence."""
+    model_precision: str = "bf16"
+    """Type of the weights (and so of gradients and optimizer states)."""
+    mixed_precision: str = "bf16"
+    """Autocast type, or ``no``."""
+    tf32: bool = False
+    """Whether fp32 matrix products may use TF32; forced to what it says."""
+    attention: str = "sdpa"
+    """``attn_implementation`` of transformers."""
+    sdpa_backend: str = field(default="auto", metadata=_LATER)
+    """The kernel that ``sdpa`` must use, as ``torch.nn.attention.SDPBackend`` calls it; ``auto``: PyTorch's choice."""
+    liger: bool = False
+    """Liger kernels through ``TrainingArguments(use_liger_kernel=True)``."""
+    liger_kernels: str = field(default="all", metadata=_LATER)
+    """Which of them, by Liger's words joined by ``+``; ``all``: what Liger switches on for the model by itself."""
+    torch_compile: bool = False
+    torch_compile_mode: str = field(default="default", metadata=_LATER)
+    """``mode`` of ``torch.compile``."""
+    torch_compile_scope: str = field(default="model", metadata=_LATER)
+    """What is compiled: the whole ``model``, or each of its repeated ``layers`` by itself."""
+    fp8: str = field(default="no", metadata=_LATER)
+    """torchao's float8 recipe for the linear layers (all but the last, the vocabulary's), or ``no``."""
+    optimizer: str = "adamw_torch"
+    """transformers' name."""
+    gradient_accumulation_steps: int = 1
+    gradient_checkpointing: bool = False
+    """Activation recomputation in the backward pass."""
+    checkpointing_policy: str = field(default="full", metadata=_LATER)
+    """What is recomputed: ``full`` layers, or, ``selective``, all but matrix products and attention."""
+    parallelism: str = "ddp"
+    """``ddp``, or FSDP2 through accelerate: ``fsdp`` (over all ranks), ``fsdp_hybrid`` (replicas of shards)."""
+    data: str = "random"
+    weights: str | None = None
+    """A local folder of pretrained weights; random ones otherwise (speed does not depend on them)."""
+    seed: int = 42
+    steps: int = field(default=60, metadata=_HOW)
+    """Optimizer steps of one launch at most, the first one included."""
+    min_steps: int = field(default=16, metadata=_HOW)
+    """Steps of one launch at least; from there on it ends as soon as its median step time is known well enough.
+
+    Left out, it is no more than ``steps``.
+    """
+    warmup_steps: int = field(default=4, metadata=_HOW)
+    """Steps left out of the steady rate at least, the first one included; the steady state may begin later."""
+    throughput_tolerance: float | None = field(default=None, metadata=_HOW)
+    """Fraction by which this case may slow down; the run's own tolerance where ``None``."""
+    memory_tolerance: float | None = field(default=None, metadata=_HOW)
+    """Fraction by which this case's peak memory may grow; the run's own tolerance where ``None``."""
+
+    def __new__(cls, *args: Any, **given: Any) -> TrainSpec:  # noqa: PYI034 - typing has no Self before Python 3.11
+        # Here, because dataclass' own __init__ answers an unknown field with a TypeError that knows no nearest one.
+        if args:
+            raise SpecError(f"TrainSpec takes its fields by name, e.g. model={args[0]!r}")
+        _check_fields(given)
+        return super().__new__(cls)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), {"model": self.model}  # pickle and copy go through __new__ too, and set the fields afterwards
+
+    def __post_init__(self) -> None:
+        problem = next(values.problems(self), None)
+        if problem is None and (line := combination_checks.problem(self)) is not None:
+            problem = f"{self.id}: {line}"
+        if problem is not None:
+            raise SpecError(problem)
+
+    @property
+    def architecture(self) -> models.Model:
+        try:
+            return models.resolve(self.model)
+        except ValueError as error:
+            raise SpecError(str(error)) from None
+
+    @property
+    def precision(self) -> str:
+        """The one word for precision; a combination without a word of its own is spelled out."""
+        triple = (self.model_precision, self.mixed_precision, self.tf32)
+        for word, known in PRECISIONS.items():
+            if known == triple:
+                return word
+        return f"{self.model_precision}-amp-{self.mixed_precision}" + ("-tf32" if self.tf32 else "")
+
+    @property
+    def id(self) -> str:
+        """For people and ``-k``: the model, and every setting that is on."""
+        return identity.id_of(self)
+
+    @property
+    def digest(self) -> str:
+        """Identity of the work: the same on every Python, machine and path; 16 hex digits."""
+        return identity.digest_of(self)
+
+    @property
+    def capacity_id(self) -> str:
+        """For people: every setting that is on but the micro-batch size, of which the largest is sought."""
+        return identity.capacity_id_of(self)
+
+    @property
+    def capacity_digest(self) -> str:
+        """Identity of the search for the largest micro-batch, whatever size it begins at."""
+        return identity.capacity_digest_of(self)
+
+    @property
+    def compute_precision(self) -> str:
+        """The type of the matrix products, which decides the peak: one of the precisions, or ``fp8`` or ``tf32``."""
+        if self.fp8 != "no":
+            return "fp8"
+        if self.mixed_precision != "no":
+            return self.mixed_precision
+        if self.model_precision != "fp32":
+            return self.model_precision
+        return "tf32" if self.tf32 else "fp32"
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Global batch, in sequences."""
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.gpus
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainSpec:
+        """The spec with these fields.
+
+        Raises:
+            SpecError: an unknown field (with the nearest known one) or an invalid value.
+        """
+        return cls(**values)
+
+
+def precision_fields(word: object) -> dict[str, Any]:
+    """The three fields of a TrainSpec that a ``word`` of ``PRECISIONS`` stands for.
+
+    Raises:
+        SpecError: no such word.
+    """
+    if not isinstance(word, str) or word not in PRECISIONS:  # a test may be parametrized with a list
+        known = tuple(PRECISIONS)
+        raise SpecError(f"unknown precision {word!r}{hint(str(word), known)}; known: {', '.join(known)}")
+    return dict(zip(("model_precision", "mixed_precision", "tf32"), PRECISIONS[word], strict=True))
+
+
+def _check_fields(values: Mapping[str, Any]) -> None:
+    known = tuple(f.name for f in fields(TrainSpec))
+    for name in values:
+        if name == "precision":
+            raise SpecError(
+                "TrainSpec has no field 'precision', which is the fixture's word for three of its fields: "
+                "model_precision, mixed_precision and tf32"
+            )
+        if name not in known:
+            raise SpecError(f"TrainSpec has no field {name!r}{hint(name, known)}")
+    if "model" not in values:
+        raise SpecError("TrainSpec needs a model, e.g. model='llama-3.2-1b'")
+
+
+__all__ = [
+    "ATTENTIONS",
+    "MIXED_PRECISIONS",
+    "MODEL_PRECISIONS",
+    "OPTIMIZERS",
+    "PRECISIONS",
+    "UNSUPPORTED_OPTIMIZERS",
+    "SpecError",
+    "TrainSpec",
+    "precision_fields",
+]

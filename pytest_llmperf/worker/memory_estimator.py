@@ -1,0 +1,184 @@
+"""``python -m pytest_llmperf.worker.memory_estimator``: the memory a spec will need on a GPU, without one.
+
+The real model takes a training step on fake tensors, which have sizes and no content, and every storage is counted
+from its birth to its death. It runs as on a CPU; what CUDA keeps differently is put in its place: the types that its
+autocast works in, the attention kernels' and dropout's saved tensors, Liger's kernels. docs/memory.md says how well.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.worker import refusal
+from pytest_llmperf.worker.build import DTYPES, hf_config_of, kept_operators, liger_kernels
+from pytest_llmperf.worker.cuda_emulation import CudaFunctions, as_on_cuda
+from pytest_llmperf.worker.fake_sharding import among_ranks, shard
+from pytest_llmperf.worker.storage_counter import Counter, on_this_rank
+
+# cuBLAS's workspaces come from the same allocator: 32 MiB for each of two handles on Hopper.
+_WORKSPACE = 2 * 32 * 2**20
+
+_OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw_torch": lambda parameters: torch.optim.AdamW(parameters, foreach=True),
+    "adamw_torch_fused": lambda parameters: torch.optim.AdamW(parameters, foreach=True),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, foreach=True),
+}
+
+
+def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of one rank at its peak, by part.
+
+    Raises:
+        ValueError: an optimizer whose memory is not modelled, fp8, an attention that stands for no other here, or a
+            model that transformers does not have, or not so (a ``RefusedError``).
+    """
+    if spec.optimizer not in _OPTIMIZERS:
+        raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
+    if spec.fp8 != "no":
+        raise ValueError(
+            f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
+            "they are used, 8-bit ones; known: no"
+        )
+    hf_config = hf_config_of(config)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    refusal.check_attention(kind, hf_config, spec.attention)
+    # Every fused attention keeps the same tensors; this one can be run anywhere.
+    attention = "eager" if spec.attention == "eager" else "sdpa"
+    if attention not in refusal.attentions_of(kind):
+        raise ValueError(
+            f"{spec.attention} is not modelled for {hf_config.model_type}: it is counted as sdpa, which "
+            f"{hf_config.model_type} does not have; known: eager"
+        )
+    sharded = spec.parallelism != "ddp"
+    with ExitStack() as stack:
+        ranks = stack.enter_context(among_ranks(spec)) if sharded else None
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(as_on_cuda(liger=spec.liger))
+        model = AutoModelForCausalLM.from_config(
+            hf_config, dtype=DTYPES[spec.model_precision], attn_implementation=attention
+        )
+        refusal.check_direction(model.config)
+        model.train()
+        counter = Counter(model.config.get_text_config().vocab_size)
+        _prepare(spec, model, _functions(spec, counter))
+        if ranks is not None:
+            shard(spec, model, ranks)
+        with counter, counter.resizing():
+            _train(spec, model, counter)
+    parts = dict(counter.at_peak)
+    parts["workspace"] = _WORKSPACE
+    if spec.gpus > 1 and not sharded:  # DDP reduces in buckets of its own, beside the gradients
+        parts["buckets"] = parts["weights"]
+    return parts
+
+
+def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], CudaFunctions]) -> None:
+    """Recomputation and Liger, as the Trainer switches them on."""
+    if spec.gradient_checkpointing:
+        kwargs = {"use_reentrant": False, "context_fn": partial(_recomputation, spec, functions)}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    if spec.liger:
+        from transformers.integrations.liger import apply_liger_kernel  # noqa: PLC0415 - not all have Liger
+
+        apply_liger_kernel(model, liger_kernels(spec))
+
+
+_Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+
+def _recomputation(spec: TrainSpec, functions: Callable[[], CudaFunctions]) -> _Contexts:
+    """What a layer's first pass and its second one run in: the second is computed as the first."""
+    first, second = nullcontext(), nullcontext()
+    if spec.checkpointing_policy == "selective":
+        first, second = create_selective_checkpoint_contexts(list(kept_operators()))
+    return first, _both(functions(), second)
+
+
+@contextmanager
+def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    with one, other:
+        yield
+
+
+def _train(spec: TrainSpec, model: Any, counter: Counter) -> None:
+    """A training step of an optimizer that has its states."""
+    counter.part = "weights"
+    for tensor in (*model.parameters(), *model.buffers()):
+        counter.count(tensor)
+    # An optimizer works element by element: on shards it does the same, and need not ask how they are laid out.
+    updated = [(parameter, torch.nn.Parameter(on_this_rank(parameter).detach())) for parameter in model.parameters()]
+    optimizer = _OPTIMIZERS[spec.optimizer]([own for _, own in updated])
+    # The step that makes the states takes less memory than any later one: gradients are all that it needs here.
+    counter.part = "gradients"
+    for _, own in updated:
+        own.grad = torch.empty_like(own)
+    _update(optimizer, counter)
+    counter.part = "activations"
+    ids = torch.zeros(spec.micro_batch_size, spec.sequence_length, dtype=torch.long)
+    micro_batches = min(2, spec.gradient_accumulation_steps)
+    for number in range(1, micro_batches + 1):
+        if spec.parallelism != "ddp":  # gradients are reduced, and so sharded, when they are whole
+            model.set_requires_gradient_sync(number == micro_batches)
+        _forward_and_backward(spec, model, counter, ids)
+    for parameter, own in updated:
+        own.grad = None if parameter.grad is None else on_this_rank(parameter.grad)
+        parameter.grad = None
+    _update(optimizer, counter)
+
+
+def _forward_and_backward(spec: TrainSpec, model: Any, counter: Counter, ids: torch.Tensor) -> None:
+    counter.part = "activations"
+    autocast = _autocast(spec)
+    with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None), _functions(spec, counter)():
+        output = model(input_ids=ids, labels=ids)
+    if autocast is not None and output.logits is not None:
+        output.logits = output.logits.float()  # accelerate gives back fp32
+    loss = output.loss
+    del output  # as the Trainer does: only the graph keeps what it needs
+    counter.part = "gradients"
+    loss.backward()
+
+
+def _update(optimizer: torch.optim.Optimizer, counter: Counter) -> None:
+    counter.part = "optimizer"
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _functions(spec: TrainSpec, counter: Counter) -> Callable[[], CudaFunctions]:
+    return partial(CudaFunctions, _autocast(spec), counter.vocabulary_size, fused=spec.sdpa_backend != "math")
+
+
+def _autocast(spec: TrainSpec) -> torch.dtype | None:
+    return None if spec.mixed_precision == "no" else DTYPES[spec.mixed_precision]
+
+
+def main() -> int:
+    """Read a spec and its model's configuration; print the parts, or why there are none, as JSON."""
+    request = json.load(sys.stdin)
+    gc.freeze()  # to look through what the imports have made, again and again, is a sixth of the time
+    try:
+        answer: dict[str, Any] = {"parts": plan(TrainSpec.from_dict(request["spec"]), request["model_config"])}
+    except Exception as error:  # noqa: BLE001 - a model's own code may raise anything, and who asked wants one line
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "  # 'x' alone says nothing
+        answer = {"error": kind + " ".join(str(error).split())}
+    finally:
+        gc.unfreeze()
+    json.dump(answer, sys.stdout)
+    return 0 if "parts" in answer else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The limit of memory: a lower one than the card's, what is left of it, and whether an error is of its end."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import psutil
+
+from pytest_llmperf.records.memory_shortage import Room, Said, of_a_peer, said
+
+if TYPE_CHECKING:
+    import torch
+
+_M_MMAP_THRESHOLD = -3  # of malloc.h
+
+# What native code throws arrives as one of these.
+_NATIVE = (RuntimeError, OSError, SystemError, ImportError)
+
+_ERRNOS: dict[int, Said] = {errno.ENOMEM: "plainly", errno.EAGAIN: "perhaps"}
+
+# Raised by Python's code, which speaks of memory and has it.
+_OF_PYTHON = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+
+
+class Headroom:
+    """How much memory this rank may still take: of its limit, of its GPU, or of the host where it has neither."""
+
+    def __init__(self) -> None:
+        self._limit_bytes = self._held_before = 0
+        self.least: Room | None = None
+        """Of the looks at what the host gives; a rank that dies without a word is judged by it."""
+
+    def cap(self, device: torch.device, limit_bytes: int) -> None:
+        """Let this rank have no more memory than a card of ``limit_bytes`` would.
+
+        On a GPU the allocator is told: what the driver and the libraries took before it is part of the card's. On the
+        CPU the process may hold as much above what it holds now.
+
+        Raises:
+            ValueError: the card has less, or the limit is below what is held already.
+        """
+        if device.type == "cuda":
+            import torch  # noqa: PLC0415 - whoever has a device has imported it; a rank without torch asks what failed
+
+            free, total = torch.cuda.mem_get_info(device)
+            left = limit_bytes - (total - free)
+            if limit_bytes > total or left <= 0:
+                raise ValueError(f"a limit of {limit_bytes} bytes: {total} there are, {total - free} are held already")
+            torch.cuda.set_per_process_memory_fraction(left / total, device)
+            return
+        import resource  # noqa: PLC0415 - absent on Windows, where a GPU may be
+
+        _give_back_at_once()
+        self._held_before, self._limit_bytes = _held_bytes()[_DATA], limit_bytes
+        limit = self._held_before + limit_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        self.least = None
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Let the rank go beyond its limit: to tell what happened takes memory too."""
+        if not self.is_capped:
+            yield
+            return
+        import resource  # noqa: PLC0415 - as above
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    def forget(self) -> None:
+        """What was left until now says nothing of what comes."""
+        self.least = None
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            with suppress(RuntimeError):  # the context is lost
+                torch.cuda.reset_accumulated_memory_stats()
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether the system itself refuses this rank more than its limit."""
+        return self._limit_bytes > 0
+
+    def look(self) -> Room:
+        """What the host gives, now."""
+        if self.is_capped:
+            held = _held_bytes()[_DATA] - self._held_before
+            room = Room("its limit", self._limit_bytes, max(0, self._limit_bytes - held))
+        else:
+            room = min((_of_the_host(), *_of_the_process()), key=lambda room: room.share)
+        least = self.least  # a look of another thread, or forget(), may come between
+        if least is None or room.share < least.share:
+            self.least = room
+        return room
+
+    def after(self) -> tuple[Room, ...]:
+        """What there is, and what there was at least, once something failed: of the GPU too."""
+        self.look()
+        gpu = _of_the_gpu()
+        return tuple(room for room in (self.least, gpu) if room is not None)
+
+
+def lack_of_memory(error: BaseException, headroom: Headroom) -> str | None:
+    """How it is known that memory ran out: empty where ``error`` says so itself; ``None`` where it is another error.
+
+    One that only hints at it, or that comes out of native code and says nothing of it, is looked at again: by what is
+    left.
+    """
+    if not isinstance(error, Exception):
+        return None
+    meanings = {_meaning(one) for one in _chain(error)}
+    if "plainly" in meanings:
+        return ""
+    if not isinstance(error, _NATIVE) or of_a_peer(str(error)):
+        return None
+    hinted = "perhaps" in meanings
+    return next((str(room) for room in headroom.after() if room.is_full or (hinted and room.is_tight)), None)
+
+
+def _meaning(error: BaseException) -> Said:
+    if isinstance(error, _OF_PYTHON):
+        return ""
+    if isinstance(error, OSError) and error.errno in _ERRNOS:
+        return _ERRNOS[error.errno]
+    # By name, since the import of torch itself may be what failed; Triton's resources come under that name too.
+    is_its_kind = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return said(f"out of memory: {error}" if is_its_kind else str(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """``error``, and what it was raised from or while handling: a library may say it again in words of its own."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _of_the_gpu() -> Room | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    try:
+        free, total = torch.cuda.mem_get_info()
+        counts = torch.cuda.memory_stats()
+    except RuntimeError:  # the context is lost
+        return None
+    return Room("the GPU", total, free, counts.get("num_alloc_retries", 0), counts.get("num_ooms", 0))
+
+
+def _give_back_at_once() -> None:
+    """Let what is freed be the system's again, which counts it.
+
+    Left to itself glibc learns to keep blocks of up to 32 MiB, in pieces: how much fits is then a matter of luck, and
+    after one size that was too large not even a single sequence does.
+    """
+    with suppress(OSError, AttributeError):  # another C library has no such call
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
+
+
+def _of_the_host() -> Room:
+    memory = psutil.virtual_memory()
+    return Room("the host", int(memory.total), int(memory.available))
+
+
+def _of_the_process() -> Iterator[Room]:
+    """What somebody else has limited: a shell's ``ulimit``, a scheduler."""
+    try:
+        import resource  # noqa: PLC0415 - as above
+    except ImportError:
+        return
+    held = _held_bytes()
+    for limited, which in ((resource.RLIMIT_AS, _ALL), (resource.RLIMIT_DATA, _DATA)):
+        limit = resource.getrlimit(limited)[0]
+        if limit != resource.RLIM_INFINITY:
+            yield Room("its limit", limit, max(0, limit - held[which]))
+
+
+# Of what Linux tells of a process's memory: all addresses, and what it may write to and shares with nobody.
+_ALL, _DATA = 0, 5
+
+
+def _held_bytes() -> tuple[int, ...]:
+    """Read with as little memory as can be, since there may be no more."""
+    with suppress(OSError, ValueError):
+        statm = os.open("/proc/self/statm", os.O_RDONLY)
+        try:
+            return tuple(int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in os.read(statm, 256).split())
+        finally:
+            os.close(statm)
+    return (0,) * 7
