@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_llmperf.plugin.session import PerfSession
-from pytest_llmperf.plugin.width import Held
 from pytest_llmperf.run.findings import Findings, Planned, Skipped
+from pytest_llmperf.run.width import Held
 from pytest_llmperf.spec.requirements import missing_package, why_skip
 from pytest_llmperf.spec.train_spec import TrainSpec
 
@@ -93,19 +93,6 @@ class Planner:
         if not hindrance or not self._findings.withheld:
             self._findings.withheld = hindrance or launches_nothing
         return hindrance or launches_nothing
-
-
-def withhold(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, findings: Findings) -> None:
-    """Show a test for which nothing was launched as skipped, also where it failed for want of figures."""
-    if not findings.withheld or findings.results or report.skipped:
-        return
-    if report.when == "teardown" or (report.when == "setup" and report.passed):
-        return
-    reason = findings.withheld
-    if call.excinfo is not None:
-        reason += f" (it ended early: {call.excinfo.exconly(tryshort=True).splitlines()[0]})"
-    path, line = item.reportinfo()[:2]
-    report.outcome, report.longrepr = "skipped", (str(path), (line or 0) + 1, f"Skipped: {reason}")
 
 
 def gpu_hours(planned: Sequence[Planned]) -> float:

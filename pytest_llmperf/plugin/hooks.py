@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine import dry_run
-from pytest_llmperf.plugin import benchmark, options, rootdir, signals, summary, trouble, width
+from pytest_llmperf.plugin import benchmark, options, reports, rootdir, signals, summary, trouble, width
 from pytest_llmperf.plugin.attempts import Attempts
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
@@ -22,9 +21,10 @@ from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtur
 )
 from pytest_llmperf.plugin.outcomes import cause
 from pytest_llmperf.plugin.refused import line_of
+from pytest_llmperf.plugin.reports import FINDINGS
 from pytest_llmperf.plugin.session import SESSION, UNFINISHED, PerfSession
 from pytest_llmperf.plugin.width import is_case
-from pytest_llmperf.run.findings import FINDINGS, Findings
+from pytest_llmperf.run.findings import Findings
 
 _MARKERS = (
     "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9')",
@@ -128,7 +128,7 @@ class _Collector:
         """Before anybody else sees the report: to all of them the test was skipped."""
         report = yield
         if FINDINGS in item.stash:
-            dry_run.withhold(item, call, report, item.stash[FINDINGS])
+            reports.withhold(item, call, report, item.stash[FINDINGS])
         return report
 
     @pytest.hookimpl(wrapper=True)
@@ -144,14 +144,16 @@ class _Collector:
             report.llmperf_case = True  # type: ignore[attr-defined]
             findings = item.stash.setdefault(FINDINGS, Findings())
         if findings is not None:
-            findings.ended(call)
+            reports.ended(findings, call)
             crash = getattr(report.longrepr, "reprcrash", None) if report.failed else None
             if crash is not None and len(findings.results) == 1:
                 crash.message = cause(crash.message, findings.results[0].id)
             if report.failed and report.when != "teardown" and not findings.results:
                 findings.results.append(summary.unjudged(self.session, item.nodeid, report.longreprtext))
             # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
-            said = "" if self.session.unfinished else findings.said(report)  # what ended the run says it of no test
+            said = (
+                "" if self.session.unfinished else reports.said(findings, report)
+            )  # what ended the run says it of no test
             report.llmperf = findings.take(said)  # type: ignore[attr-defined]
         if self.session.unfinished and hasattr(item.config, "workerinput"):
             report.llmperf_unfinished = (self.session.unfinished, self.session.ends_with)  # type: ignore[attr-defined]

@@ -5,17 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.insight.cost import Price
-from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.plugin import cost_options, slurm_options, width
 from pytest_llmperf.plugin.second import refuse_second
-from pytest_llmperf.plugin.width import Width
+from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.quantities import argument
@@ -29,48 +26,6 @@ _MAX_LAUNCHES = 4
 _UPDATES = ("new", "all", "prune")
 
 _TOLERANCES = {"throughput": "tokens_per_second_per_gpu", "memory": "peak_reserved_bytes"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything this run was asked for."""
-
-    gpus: int | None
-    """GPUs this run may use; 0 is the CPU; ``None`` is all visible ones, else the CPU."""
-    update: str | None
-    """``new``, ``all``, ``prune`` or ``None``."""
-    reason: str
-    baselines: Path
-    json: Path | None
-    dry_run: bool
-    strict: bool
-    against: str
-    """Another Python to take turns with; empty holds cases against their baselines."""
-    launcher: str
-    """``auto``, ``local`` or ``slurm``."""
-    slurm: SlurmOptions
-    width: Width | None
-    """Of which tests alone are run; ``None``: all."""
-    resume: bool
-    """Whether what this SLURM job concluded before a requeue is taken as concluded."""
-    budget_gpu_hours: float | None
-    against_itself: bool
-    """Whether that Python is of the environment that runs pytest, under whatever name."""
-    timeout_seconds: float
-    memory_limit_bytes: int
-    """What each rank may hold, where that is less than the card's; 0: all of it."""
-    launches: int
-    """Launches of each case at least."""
-    max_launches: int
-    """Launches of a case at most, where fewer do not decide."""
-    alarms_a_month: float
-    """False alarms that a nightly run of the collected cases may raise."""
-    machine: str
-    """A site's own name for its machine kind; empty where the hardware's name serves."""
-    tolerances: Mapping[str, float]
-    """By metric, what the ini file sets."""
-    price: Price | None
-    """Of a GPU-hour; ``None``: costs are told in GPU-hours."""
 
 
 def refuse_unknown_update(config: pytest.Config | None) -> None:

@@ -25,11 +25,12 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.plugin.console import Show
 from pytest_llmperf.plugin.markers import Marks
 from pytest_llmperf.plugin.outcomes import failed
+from pytest_llmperf.plugin.reports import FINDINGS
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.run.findings import FINDINGS, Findings
+from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.result_cache import Measured
 from pytest_llmperf.spec.train_spec import TrainSpec
 

@@ -17,12 +17,12 @@ import pytest
 
 from pytest_llmperf.judge.coverage import Coverage
 from pytest_llmperf.launch.slurm.allocation import job_key
-from pytest_llmperf.plugin.options import Settings
 from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.plugin.slurm_options import uses_slurm
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.folders import prune
 from pytest_llmperf.run.revision import Revision, find_revision
+from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support import formats
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.launch.machine import UNKNOWN, Machine
-from pytest_llmperf.plugin.options import Settings
+from pytest_llmperf.run.settings import Settings
 
 
 def with_assumed(machine: Machine, settings: Settings, gpus: int, have: str) -> tuple[Machine, str]:

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import pytest
-
-from pytest_llmperf.judge.coverage import ALL, SOME, STOPPED
 from pytest_llmperf.records.result import CaseResult, Spent
 
 Elsewhere = Literal["", "test", "case"]
@@ -66,18 +63,6 @@ class Findings:
     spent: Spent = field(default_factory=Spent)
     """By its launches."""
 
-    def ended(self, call: pytest.CallInfo[None]) -> None:
-        """Take note of how a phase of the test ended."""
-        self.cut |= call.excinfo is not None and not self.stopped
-
-    def said(self, report: pytest.TestReport) -> str:
-        """How much of what it runs the test has said; empty where it is too early to tell."""
-        if report.when != "call" and report.passed:
-            return ""
-        if self.cut or report.failed or not self.named:
-            return SOME
-        return STOPPED if self.stopped else ALL
-
     def take(self, said: str = "") -> dict[str, Any] | None:
         """What was found since the last time, to be sent away; ``None`` where nothing was."""
         if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.launches):
@@ -100,6 +85,3 @@ class Findings:
         self.skipped += [Skipped(**skipped) for skipped in values["skipped"]]
         self.digests += values["digests"]
         self.spent += Spent(**values["spent"])
-
-
-FINDINGS = pytest.StashKey[Findings]()

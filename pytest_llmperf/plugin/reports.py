@@ -1,0 +1,38 @@
+"""What a test's report says of its findings: how much of what it runs it has told, and what was withheld from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llmperf.judge.coverage import ALL, SOME, STOPPED
+from pytest_llmperf.run.findings import Findings
+
+#: Of the item that finds.
+FINDINGS = pytest.StashKey[Findings]()
+
+
+def ended(findings: Findings, call: pytest.CallInfo[None]) -> None:
+    """Take note of how a phase of the test ended."""
+    findings.cut |= call.excinfo is not None and not findings.stopped
+
+
+def said(findings: Findings, report: pytest.TestReport) -> str:
+    """How much of what it runs the test has said; empty where it is too early to tell."""
+    if report.when != "call" and report.passed:
+        return ""
+    if findings.cut or report.failed or not findings.named:
+        return SOME
+    return STOPPED if findings.stopped else ALL
+
+
+def withhold(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, findings: Findings) -> None:
+    """Show a test for which nothing was launched as skipped, also where it failed for want of figures."""
+    if not findings.withheld or findings.results or report.skipped:
+        return
+    if report.when == "teardown" or (report.when == "setup" and report.passed):
+        return
+    reason = findings.withheld
+    if call.excinfo is not None:
+        reason += f" (it ended early: {call.excinfo.exconly(tryshort=True).splitlines()[0]})"
+    path, line = item.reportinfo()[:2]
+    report.outcome, report.longrepr = "skipped", (str(path), (line or 0) + 1, f"Skipped: {reason}")

@@ -1,0 +1,53 @@
+"""Settings: everything that one run was asked for, read once, whoever asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_llmperf.insight.cost import Price
+from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.run.width import Width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything this run was asked for."""
+
+    gpus: int | None
+    """GPUs this run may use; 0 is the CPU; ``None`` is all visible ones, else the CPU."""
+    update: str | None
+    """``new``, ``all``, ``prune`` or ``None``."""
+    reason: str
+    baselines: Path
+    json: Path | None
+    dry_run: bool
+    strict: bool
+    against: str
+    """Another Python to take turns with; empty holds cases against their baselines."""
+    launcher: str
+    """``auto``, ``local`` or ``slurm``."""
+    slurm: SlurmOptions
+    width: Width | None
+    """Of which tests alone are run; ``None``: all."""
+    resume: bool
+    """Whether what this SLURM job concluded before a requeue is taken as concluded."""
+    budget_gpu_hours: float | None
+    against_itself: bool
+    """Whether that Python is of the environment that runs pytest, under whatever name."""
+    timeout_seconds: float
+    memory_limit_bytes: int
+    """What each rank may hold, where that is less than the card's; 0: all of it."""
+    launches: int
+    """Launches of each case at least."""
+    max_launches: int
+    """Launches of a case at most, where fewer do not decide."""
+    alarms_a_month: float
+    """False alarms that a nightly run of the collected cases may raise."""
+    machine: str
+    """A site's own name for its machine kind; empty where the hardware's name serves."""
+    tolerances: Mapping[str, float]
+    """By metric, what the ini file sets."""
+    price: Price | None
+    """Of a GPU-hour; ``None``: costs are told in GPU-hours."""
