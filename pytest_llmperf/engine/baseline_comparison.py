@@ -17,9 +17,9 @@ from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.verdict import Judgement, judge
-from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check
+from pytest_llmperf.run.context import Context
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
@@ -32,7 +32,7 @@ class Trial:
 
     def __init__(  # noqa: PLR0913 - what a trial needs, named
         self,
-        session: PerfSession,
+        context: Context,
         spec: TrainSpec,
         *,
         policy: Policy,
@@ -47,7 +47,7 @@ class Trial:
 
         ``keep`` is told of launches that count and do not decide yet.
         """
-        self._session, self._spec, self._policy = session, spec, policy
+        self._context, self._spec, self._policy = context, spec, policy
         self._inactive, self._launch = inactive, launch
         self._baseline: Baseline | None = None
         self._scaling: Scaling | None = None
@@ -61,7 +61,7 @@ class Trial:
         Raises:
             LaunchFailed: a launch yielded no record.
         """
-        settings = self._session.settings
+        settings = self._context.settings
         self._baseline, self._scaling = baseline, scaling
         is_begun = bool(self._num_begun) and len(self.launches) < settings.launches and not self._sound.spoilt
         if self.launches and not is_begun:
@@ -82,7 +82,7 @@ class Trial:
     def _circumstances(self, launch: Launch) -> tuple[str, ...]:
         policy = self._policy.at([launch], self._baseline) if self._baseline else self._policy
         # Where throughput gates nothing, its drift spoils nothing.
-        return validity.circumstances(launch, policy.tolerances.get(RATE, math.inf), self._session.experience)
+        return validity.circumstances(launch, policy.tolerances.get(RATE, math.inf), self._context.experience)
 
     def _judge(self) -> Judgement:
         held = self._baseline.explained if self._baseline else ()
@@ -93,8 +93,8 @@ class Trial:
             self._policy,
             (*wrong, *dict.fromkeys(self._sound.spoilt)),
             () if wrong else figures(self._spec, self.launches),  # what is no figure cannot be computed with
-            rule=self._session.rule,
-            experience=self._session.experience,
+            rule=self._context.rule,
+            experience=self._context.experience,
         )
         return self._scaling.joined(judgement, self.launches) if self._scaling else judgement
 
@@ -132,7 +132,7 @@ class Trial:
             notes += _compiler(self.launches)
         # A CPU's ranks share its cores, and take them from one another.
         invalid = any(True for launch in self.launches for _ in validity.unusable(launch))
-        notes += () if self._session.on_cpu or invalid else held_up(self.launches)
+        notes += () if self._context.on_cpu or invalid else held_up(self.launches)
         if self._scaling and self._baseline is None:  # else its verdict says so
             notes += filter(None, [self._scaling.unheld])
         notes += [f"measured under {fault}" for fault in validity.injected(self.launches)]
@@ -147,7 +147,7 @@ class Trial:
 
     def _disagreement(self, launches: Sequence[Launch]) -> str:
         tolerance = self._policy.tolerances.get(RATE)
-        return "" if tolerance is None else disagreement(launches, self._session.experience.noise, tolerance)
+        return "" if tolerance is None else disagreement(launches, self._context.experience.noise, tolerance)
 
 
 def _uneven_memory(launches: Sequence[Launch], tolerance: float) -> list[str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import pytest
-
-from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.findings import Findings, Planned, Skipped
 from pytest_llmperf.run.width import Held
 from pytest_llmperf.spec.requirements import missing_package, why_skip
@@ -25,9 +24,9 @@ class Planner:
     Where nothing is, the test goes on: whoever plans or prunes has to know its later specs too.
     """
 
-    def __init__(self, session: PerfSession, findings: Findings, nodeid: str) -> None:
-        self._session, self._settings, self._findings = session, session.settings, findings
-        self._nodeid, self._held = nodeid, Held(session.settings.width, nodeid)
+    def __init__(self, context: Context, findings: Findings, nodeid: str) -> None:
+        self._context, self._settings, self._findings = context, context.settings, findings
+        self._nodeid, self._held = nodeid, Held(context.settings.width, nodeid)
 
     def name(self, *digests: str) -> None:
         """The baselines of these are in use, whatever becomes of the test."""
@@ -53,12 +52,12 @@ class Planner:
         A run that launches ends the test here where one of them cannot run; a ``limited`` one needs a limit of memory
         to run into. It costs nothing where it ``shares`` what another test launches.
         """
-        num_gpus, num_cores = self._session.num_gpus, self._session.machine.cores
+        num_gpus, num_cores = self._context.num_gpus, self._context.machine.cores
         width = max(spec.gpus for spec in specs)
         elsewhere, why = self._held.elsewhere(specs, num_gpus or num_cores)
         hindrances = (why_skip(spec, num_gpus=num_gpus, num_cores=num_cores) for spec in specs)
         hindrance = f"{name}: {why}" if elsewhere else next(filter(None, hindrances), "")
-        if limited and not hindrance and not self._session.memory_bytes:
+        if limited and not hindrance and not self._context.memory_bytes:
             hindrance = "a CPU's memory is everybody's: give this run a limit with --perf-memory-limit, e.g. 2GiB"
         launches_nothing = _launches_nothing(self._settings.update, dry_run=self._settings.dry_run)
         if not launches_nothing:
@@ -75,10 +74,10 @@ class Planner:
                         elsewhere=elsewhere,
                     )
                 )
-                pytest.skip(hindrance)
+                raise CannotRunError(hindrance)
             return ""
         if self._settings.update != "prune":
-            gpus = 0 if self._session.on_cpu else max(spec.gpus for spec in specs)
+            gpus = 0 if self._context.on_cpu else max(spec.gpus for spec in specs)
             case = Planned(
                 id=name,
                 nodeid=self._nodeid,

@@ -16,10 +16,10 @@ from pytest_llmperf.engine.search_deadline import Patience, bounds
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, judge_capacity
 from pytest_llmperf.launch.memory_estimate import PredictionError, predict
-from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.records.batch_size_search import LARGEST, Search
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
+from pytest_llmperf.run.context import Context
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
@@ -38,8 +38,8 @@ class _SpoiltError(Exception):
 class Capacity:
     """Finds and judges the largest micro-batch of one test's specs."""
 
-    def __init__(self, session: PerfSession, runner: Runner, recorder: Recorder, say: Callable[[str], None]) -> None:
-        self._session, self._runner, self._recorder, self._say = session, runner, recorder, say
+    def __init__(self, context: Context, runner: Runner, recorder: Recorder, say: Callable[[str], None]) -> None:
+        self._context, self._runner, self._recorder, self._say = context, runner, recorder, say
 
     def check(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str]) -> tuple[CaseResult, str, str]:
         """``result`` with what was found, what that is held against, and why it was not recorded where it should be.
@@ -66,18 +66,18 @@ class Capacity:
             return replace(result, verdict="invalid", reason=joined_reasons(sound.spoilt))
         result = replace(result, notes=(*result.notes, *sound.notes))
         if found.given_up:
-            reason = _given_up(found, self._session.settings.timeout_seconds)
+            reason = _given_up(found, self._context.settings.timeout_seconds)
             return replace(result, verdict="invalid", reason=reason)
         return _told(result, spec, found, inactive)
 
     def _find(self, spec: TrainSpec, sound: SoundLaunches, known: int) -> Fitted:
         # A CPU's resident memory does not come back, so its peaks are no line.
-        limit = 0 if self._session.on_cpu else self._session.memory_bytes
+        limit = 0 if self._context.on_cpu else self._context.memory_bytes
         search = Search(known or (_guess(spec, limit) if limit else spec.micro_batch_size), limit)
-        alone = spec.gpus == 1 and self._session.cluster is None  # several ranks would have to agree on each size
+        alone = spec.gpus == 1 and self._context.cluster is None  # several ranks would have to agree on each size
         with self._runner.hold(spec.gpus):
             patience = Patience(
-                spec.capacity_id, self._session.settings.timeout_seconds, self._say, lambda: self._runner.seconds
+                spec.capacity_id, self._context.settings.timeout_seconds, self._say, lambda: self._runner.seconds
             )
             try_sizes = partial(self._runner.sizes, patience=patience) if alone else None
             return fit(spec, search, try_sizes, partial(self._launch, sound), patience, known=known > 0)

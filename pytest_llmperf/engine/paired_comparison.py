@@ -18,10 +18,10 @@ from pytest_llmperf.judge.exact_changes import changed_evidence, changes
 from pytest_llmperf.judge.gain import Bounds, judge_gain
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import Judgement, judge, judge_pairs
-from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, joined_reasons
+from pytest_llmperf.run.context import Context
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
@@ -80,8 +80,8 @@ class Judged:
 class Duel:
     """Takes turns on the GPUs of one test."""
 
-    def __init__(self, session: PerfSession, runner: Runner, say: Callable[[str], None], policy: Policy) -> None:
-        self._session, self._runner, self._say, self._policy = session, runner, say, policy
+    def __init__(self, context: Context, runner: Runner, say: Callable[[str], None], policy: Policy) -> None:
+        self._context, self._runner, self._say, self._policy = context, runner, say, policy
 
     def gain(
         self, before: TrainSpec, after: TrainSpec, bounds: Mapping[str, Bounds], inactive: frozenset[str]
@@ -95,7 +95,7 @@ class Duel:
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             if troubles:
                 return Judgement("invalid", joined_reasons(troubles), ())
-            judgement = judge_gain(pairs, bounds, self._session.experience.noise, self._session.rule)
+            judgement = judge_gain(pairs, bounds, self._context.experience.noise, self._context.rule)
             if any(True for each in bounds.values() for _ in each):
                 return judgement
             return replace(judgement, reason=f"no bound was given, nothing is held: {judgement.reason}")
@@ -120,7 +120,7 @@ class Duel:
             # Of launches that are in trouble no figure can be computed.
             ours = tuple(after for _, after in pairs)
             extra = () if troubles else figures(spec, ours)
-            rule, experience = self._session.rule, self._session.experience
+            rule, experience = self._context.rule, self._context.experience
             judgement = judge_pairs(pairs, self._policy, troubles, extra, rule, experience)
             return scaling.joined(judgement, ours) if scaling else judgement
 
@@ -144,7 +144,7 @@ class Duel:
 
         What drifts slowly (heat, neighbours) then weighs on both alike.
         """
-        settings = self._session.settings
+        settings = self._context.settings
         sound = SoundLaunches(self._circumstances, self._say)
         pairs: Pairs = ()
         with self._runner.hold(max(side.spec.gpus for side in sides)):
@@ -179,7 +179,7 @@ class Duel:
 
     def _circumstances(self, launch: Launch) -> tuple[str, ...]:
         tolerance = self._policy.in_pairs().tolerances.get(RATE, math.inf)
-        return validity.circumstances(launch, tolerance, self._session.experience)
+        return validity.circumstances(launch, tolerance, self._context.experience)
 
 
 def _shown(python: str) -> str:

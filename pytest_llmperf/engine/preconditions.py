@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from pytest_llmperf.plugin.outcomes import failed
+from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.quantities import is_positive
 
@@ -16,23 +16,25 @@ def need_specs(method: str, *values: object) -> None:
     """Each is a TrainSpec, or the test fails."""
     for value in values:
         if not isinstance(value, TrainSpec):
-            raise failed(f"perf.{method} needs a TrainSpec, not {value!r}; the fixture train_spec makes one")
+            raise CaseFailedError(f"perf.{method} needs a TrainSpec, not {value!r}; the fixture train_spec makes one")
 
 
 def need_a_narrower_training(wide: TrainSpec, scaled_from: TrainSpec) -> None:
     """An efficiency is over the same training on fewer GPUs; how these share the work may differ."""
     if scaled_from.gpus >= wide.gpus:
-        raise failed(f"perf.check: scaled_from={scaled_from.id} has no fewer GPUs than {wide.id}")
+        raise CaseFailedError(f"perf.check: scaled_from={scaled_from.id} has no fewer GPUs than {wide.id}")
     for f in fields(TrainSpec):
         a, b = getattr(wide, f.name), getattr(scaled_from, f.name)
         if a != b and f.metadata.get("work", True) and f.name not in _OF_THE_WIDTH:
-            raise failed(f"perf.check: {wide.id} has {f.name}={a}, expected that of scaled_from={scaled_from.id}, {b}")
+            raise CaseFailedError(
+                f"perf.check: {wide.id} has {f.name}={a}, expected that of scaled_from={scaled_from.id}, {b}"
+            )
 
 
 def need_nats(loss_within: object) -> None:
     """A bound of losses is a positive number, or none; a ratio's bounds are refused where they are made."""
     if loss_within is not None and not is_positive(loss_within):
-        raise failed(f"perf.compare: loss_within={loss_within!r} must be a positive number of nats, e.g. 0.01")
+        raise CaseFailedError(f"perf.compare: loss_within={loss_within!r} must be a positive number of nats, e.g. 0.01")
 
 
 def need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:
@@ -43,4 +45,6 @@ def need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:
     for name in ("gpus", "sequences_per_step", "sequence_length", "seed", "data"):
         a, b = getattr(before, name), getattr(after, name)
         if a != b:
-            raise failed(f"perf.compare: loss_within needs the same {name} on both sides, and they have {a} and {b}")
+            raise CaseFailedError(
+                f"perf.compare: loss_within needs the same {name} on both sides, and they have {a} and {b}"
+            )

@@ -12,8 +12,8 @@ from pytest_llmperf.judge.baseline import Baseline, describe
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, accept_capacity, describe_capacity
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run.context import Context
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 _MOST_FILES = 3
@@ -24,9 +24,9 @@ _Figures = TypeVar("_Figures", Baseline, CapacityBaseline)
 class Recorder:
     """The baselines of one run, as one test sees them."""
 
-    def __init__(self, session: PerfSession, nodeid: str) -> None:
-        self._session, self._settings, self._nodeid = session, session.settings, nodeid
-        self._store = BaselineStore(session.settings.baselines)
+    def __init__(self, context: Context, nodeid: str) -> None:
+        self._context, self._settings, self._nodeid = context, context.settings, nodeid
+        self._store = BaselineStore(context.settings.baselines)
 
     def load(self, spec: TrainSpec) -> Baseline | None:
         """The baseline of ``spec``, if there is one.
@@ -34,7 +34,7 @@ class Recorder:
         Raises:
             BaselineError: it cannot be read.
         """
-        return self._store.load(self._session.machine_kind, spec)
+        return self._store.load(self._context.machine_kind, spec)
 
     def find(self, spec: TrainSpec) -> Baseline | None:
         """The same for a case that is only compared with: a file that cannot be read is told of where it is used."""
@@ -49,7 +49,7 @@ class Recorder:
         Raises:
             BaselineError: it cannot be read.
         """
-        return self._store.load_capacity(self._session.machine_kind, spec)
+        return self._store.load_capacity(self._context.machine_kind, spec)
 
     def prepare(self, spec: TrainSpec, baseline: Baseline | CapacityBaseline | None) -> None:
         """Find out, before GPU time is spent, whether ``spec`` can be recorded if the run asks for it.
@@ -58,8 +58,8 @@ class Recorder:
             BaselineError: it cannot, and why.
         """
         if self.wants(baseline):
-            self._store.check_writable(self._session.machine_kind, spec)
-            changed = self._session.revision.changed
+            self._store.check_writable(self._context.machine_kind, spec)
+            changed = self._context.revision.changed
             # A test that nobody has committed yet is what everybody records first, and replaces nothing.
             if changed and baseline is not None and not self._settings.reason:
                 more = f" and {len(changed) - _MOST_FILES} more" if len(changed) > _MOST_FILES else ""
@@ -104,13 +104,13 @@ class Recorder:
             reason=self._settings.reason,
             launches=len(result.launches),
             metrics={check.metric: check.value for check in result.checks},
-            revision=self._session.revision.commit,
-            uncommitted=bool(self._session.revision.changed),
+            revision=self._context.revision.commit,
+            uncommitted=bool(self._context.revision.changed),
         )
         new = CapacityBaseline(
             id=spec.capacity_id,
             digest=spec.capacity_digest,
-            machine=self._session.machine_kind,
+            machine=self._context.machine_kind,
             spec=spec.to_dict(),
             recorded_by=self._nodeid,
             anchor=entry,
@@ -123,7 +123,7 @@ class Recorder:
                 raise BaselineChangedError(new.id, old)
             return accept_capacity(old, new)
 
-        old, stored = self._store.update_capacity(self._session.machine_kind, spec, change)
+        old, stored = self._store.update_capacity(self._context.machine_kind, spec, change)
         return replace(result, updated="\n".join(describe_capacity(old, stored)))
 
     def record(
@@ -145,7 +145,7 @@ class Recorder:
                 old,
                 judged=judged,
                 spec=spec,
-                machine=self._session.machine_kind,
+                machine=self._context.machine_kind,
                 launches=result.launches,
                 verdict=result.verdict,
                 checks=result.checks,
@@ -153,11 +153,11 @@ class Recorder:
                 reason=self._settings.reason,
                 recorded_at=_now(),
                 recorded_by=self._nodeid,
-                revision=self._session.revision.commit,
-                uncommitted=bool(self._session.revision.changed),
+                revision=self._context.revision.commit,
+                uncommitted=bool(self._context.revision.changed),
             )
 
-        old, new = self._store.update(self._session.machine_kind, spec, change)
+        old, new = self._store.update(self._context.machine_kind, spec, change)
         return replace(result, updated="\n".join(describe(old, new)))
 
 

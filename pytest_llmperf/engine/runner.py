@@ -10,8 +10,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-import pytest
-
 from pytest_llmperf.engine.search_deadline import Patience
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
@@ -19,14 +17,14 @@ from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.outcome import broken_off, sizes_so_far
 from pytest_llmperf.launch.slurm.allocation import listed
 from pytest_llmperf.launch.slurm.launcher import OutOfTimeError
-from pytest_llmperf.plugin.console import LaunchShow, Show
-from pytest_llmperf.plugin.outcomes import failed
-from pytest_llmperf.plugin.session import OVER_BUDGET, UNFINISHED, PerfSession
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Spent
+from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED, Context
+from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.observer import LaunchObserver, Observer
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 _T = TypeVar("_T")
@@ -39,9 +37,9 @@ class Runner:
     """Launches specs for one test."""
 
     def __init__(
-        self, session: PerfSession, show: Show, launcher: Launcher | None = None, findings: Findings | None = None
+        self, context: Context, observer: Observer, launcher: Launcher | None = None, findings: Findings | None = None
     ) -> None:
-        self._session, self._show, self._findings = session, show, findings or Findings()
+        self._context, self._observer, self._findings = context, observer, findings or Findings()
         self._launcher = launcher
         self._held: tuple[Gpu, ...] | None = None
         self.seconds = 0.0
@@ -67,12 +65,12 @@ class Runner:
         Raises:
             LaunchFailed: it yielded no record.
         """
-        total = sides * max(math.ceil(number / sides), self._session.settings.launches)
+        total = sides * max(math.ceil(number / sides), self._context.settings.launches)
         name = f"{spec.id} {side}".rstrip()
-        with self._lease(spec.gpus) as gpus, self._show.launch(name, number, total) as live:
+        with self._lease(spec.gpus) as gpus, self._observer.launch(name, number, total) as live:
             outcome = self._run(self._launch, self._request(spec, gpus, python=python), live)
             if isinstance(outcome, Failure):
-                if outcome.lost_nodes and self._session.settings.resume:  # else nobody would go on with it
+                if outcome.lost_nodes and self._context.settings.resume:  # else nobody would go on with it
                     lost = f"node {listed(outcome.lost_nodes)} failed"
                     self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)
                 raise LaunchFailed(spec.id, outcome)
@@ -85,7 +83,7 @@ class Runner:
         Raises:
             LaunchFailed: it ended by an error, and not for lack of memory or time.
         """
-        with self._lease(spec.gpus) as gpus, self._show.launch(f"{spec.capacity_id} sizes", 1, 1) as live:
+        with self._lease(spec.gpus) as gpus, self._observer.launch(f"{spec.capacity_id} sizes", 1, 1) as live:
             request = self._request(spec, gpus, search=search)
             outcome = self._run(LocalLauncher().sizes, request, live, _telling(request, patience))
         if not isinstance(outcome, Failure):
@@ -95,21 +93,21 @@ class Runner:
             raise LaunchFailed(spec.capacity_id, outcome)
         # It may have had too much to do, it may hang, and what killed it may have been memory: its logs tell.
         if tried or outcome.kind == "killed":
-            self._show.say(f"{spec.capacity_id}: {outcome.message}; logs: {outcome.folder}")
+            self._observer.say(f"{spec.capacity_id}: {outcome.message}; logs: {outcome.folder}")
         return tried  # nothing, where even the process was lost: fresh launches search alone
 
     def _launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
         if self._launcher is None:
-            self._launcher = self._session.launcher(self._show.say) or LocalLauncher()
-        if self._session.job is not None:
-            self._session.job.note_spent()  # should the node die now, no more than this launch is forgotten
+            self._launcher = self._context.launcher(self._observer.say) or LocalLauncher()
+        if self._context.job is not None:
+            self._context.job.note_spent()  # should the node die now, no more than this launch is forgotten
         return self._launcher.launch(request, watch)
 
     def _run(
         self,
         start: Callable[[LaunchRequest, Callable[[Progress], None]], _T],
         request: LaunchRequest,
-        live: LaunchShow,
+        live: LaunchObserver,
         tell: Callable[[], None] = lambda: None,
     ) -> _T:
         last = Progress(phase="starting")
@@ -122,37 +120,35 @@ class Runner:
 
         try:
             return start(request, watch)
-        except pytest.fail.Exception as error:
-            why = _from_outside(error)
-            if not why:
-                raise
-            live.clear()
-            raise LaunchFailed(request.spec.id, broken_off(request.folder, why, last)) from None
         except OutOfTimeError as error:
             live.clear()
             self._end(str(error), OVER_BUDGET if error.over_budget else UNFINISHED)
         except KeyboardInterrupt:
             live.clear()
-            self._show.say(f"{request.spec.id}: interrupted; its logs are in {request.folder}")
+            self._observer.say(f"{request.spec.id}: interrupted; its logs are in {request.folder}")
             raise
+        except BaseException as error:
+            why = self._observer.ended_from_outside(error)
+            if not why:
+                raise
+            live.clear()
+            raise LaunchFailed(request.spec.id, broken_off(request.folder, why, last)) from None
         finally:
             seconds = request.meter.seconds
             self.seconds += seconds
             if seconds:  # else nothing was started
-                gpus = 0 if self._session.on_cpu else request.spec.gpus
+                gpus = 0 if self._context.on_cpu else request.spec.gpus
                 self._findings.spent += Spent(launches=1, seconds=seconds, gpu_seconds=gpus * seconds)
 
     def _end(self, why: str, exit_code: int) -> NoReturn:
         """End the run before its end; what is known is written."""
-        self._session.unfinished, self._session.ends_with = why, exit_code
-        if hasattr(self._session.config, "workerinput"):
-            pytest.skip(why)  # the controller of a parallel run would take an exit for a crash
-        pytest.exit(why, returncode=exit_code)
+        self._context.unfinished, self._context.ends_with = why, exit_code
+        raise RunEndedError(why, exit_code)
 
     def _request(
         self, spec: TrainSpec, gpus: tuple[Gpu, ...], *, python: str = sys.executable, search: Search | None = None
     ) -> LaunchRequest:
-        settings = self._session.settings
+        settings = self._context.settings
         return LaunchRequest(
             spec=spec,
             folder=self._folder(spec),
@@ -164,7 +160,7 @@ class Runner:
         )
 
     def _folder(self, spec: TrainSpec) -> Path:
-        home, name = self._session.run_folder, _file_name(spec.id)
+        home, name = self._context.run_folder, _file_name(spec.id)
         return home / f"{name}-{1 + sum(1 for _ in home.glob(f'{name}-*'))}"
 
     @contextmanager
@@ -173,29 +169,23 @@ class Runner:
             yield self._held[:num_gpus]
             return
         gpus: tuple[Gpu, ...] = ()
-        if self._session.cluster is not None:  # its launcher leases nodes
+        if self._context.cluster is not None:  # its launcher leases nodes
             yield gpus
             return
         with ExitStack() as held:
             try:  # around the lease alone: an OSError of the launch is none of its
-                if self._session.on_cpu:
-                    held.enter_context(lease_cpu(self._show.say))
+                if self._context.on_cpu:
+                    held.enter_context(lease_cpu(self._observer.say))
                 else:
-                    gpus = held.enter_context(lease_gpus(num_gpus, self._session.gpus, self._show.say))
+                    gpus = held.enter_context(lease_gpus(num_gpus, self._context.gpus, self._observer.say))
             except OSError as error:
-                raise failed(str(error)) from None
-            except pytest.fail.Exception as error:
-                why = _from_outside(error) or str(error)
-                raise failed(f"{why}, while it waited for hardware that others hold") from None
+                raise CaseFailedError(str(error)) from None
+            except BaseException as error:
+                why = self._observer.ended_from_outside(error)
+                if not why:
+                    raise
+                raise CaseFailedError(f"{why}, while it waited for hardware that others hold") from None
             yield gpus
-
-
-def _from_outside(error: BaseException) -> str:
-    """Why a test was failed while it waited, as by the signal of pytest-timeout; empty of a failure of our own.
-
-    Its traceback would be a page of how we wait.
-    """
-    return str(error).rstrip(".") if getattr(error, "pytrace", False) else ""
 
 
 def _telling(request: LaunchRequest, patience: Patience) -> Callable[[], None]:

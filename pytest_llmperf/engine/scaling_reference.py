@@ -10,9 +10,9 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.scaling_efficiency import METRIC, Narrow, Terms, judge_efficiency
 from pytest_llmperf.judge.verdict import Judgement, joined
-from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
+from pytest_llmperf.run.context import Context
 from pytest_llmperf.spec.equivalence import narrower
 from pytest_llmperf.spec.train_spec import TrainSpec
 
@@ -31,14 +31,14 @@ class Scaling:
 
     def __init__(
         self,
-        session: PerfSession,
+        context: Context,
         *,
         baseline: Baseline | None,
         policy: Policy,
         narrow: Narrow | None,
         terms: Terms,
     ) -> None:
-        self._session, self._baseline, self._policy = session, baseline, policy
+        self._context, self._baseline, self._policy = context, baseline, policy
         self._narrow, self._terms = narrow, terms
 
     def joined(self, judgement: Judgement, launches: Sequence[Launch]) -> Judgement:
@@ -49,15 +49,15 @@ class Scaling:
         if self._narrow is None:
             judgement = replace(judgement, checks=(*judgement.checks, batch))
             return self._without_reference(judgement) if self._terms.at_least is not None else judgement
-        session = self._session
+        context = self._context
         found = judge_efficiency(
             launches,
             self._baseline,
             self._narrow,
             self._policy,
             self._terms,
-            session.rule,
-            session.experience.noise,
+            context.rule,
+            context.experience.noise,
         )
         widening = len(launches[0].ranks) / self._narrow.gpus
         speed_up = Check(
@@ -70,7 +70,7 @@ class Scaling:
         """Why its floor could not be held; empty where it could, or where there is none."""
         if self._narrow is not None or self._terms.at_least is None:
             return ""
-        stored = ", and --perf-against reads no baseline" if self._session.settings.against else " or is stored"
+        stored = ", and --perf-against reads no baseline" if self._context.settings.against else " or is stored"
         return f"{METRIC}: no narrower width was measured in this run{stored}, so its floor was not held"
 
     def _without_reference(self, judgement: Judgement) -> Judgement:

@@ -57,6 +57,14 @@ class Show:
         if not self._quiet and not self.is_live:
             self.say(finished_line(spec_id, number, launches, launch))
 
+    def ended_from_outside(self, error: BaseException) -> str:
+        """Why a test was failed while it waited, as by the signal of pytest-timeout; empty of a failure of our own.
+
+        Its traceback would be a page of how we wait.
+        """
+        of_pytest = isinstance(error, pytest.fail.Exception) and getattr(error, "pytrace", False)
+        return str(error).rstrip(".") if of_pytest else ""
+
     def write(self, text: str) -> None:
         """Raw text to the terminal, for the live line."""
         with self._uncaptured():

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def model(request: pytest.FixtureRequest) -> str:
     """A built-in name, the path of a configuration, or a cached hub name."""
-    return "llama-tiny" if request.config.stash[SESSION].on_cpu else "llama-3.2-1b"
+    session = request.config.stash[SESSION]
+    with session.outcomes():
+        return "llama-tiny" if session.on_cpu else "llama-3.2-1b"
 
 
 @pytest.fixture
@@ -61,7 +63,9 @@ def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a
     gpus: int,
 ) -> TrainSpec:
     """The case composed from the six settings, short on the CPU; an impossible one is one line, not a traceback."""
-    on_cpu = request.config.stash[SESSION].on_cpu  # few tokens and steps there, so that trying a test takes seconds
+    session = request.config.stash[SESSION]
+    with session.outcomes():
+        on_cpu = session.on_cpu  # few tokens and steps there, so that trying a test takes seconds
     try:
         return TrainSpec(
             model=model,

@@ -22,8 +22,9 @@ from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtur
 from pytest_llmperf.plugin.outcomes import cause
 from pytest_llmperf.plugin.refused import line_of
 from pytest_llmperf.plugin.reports import FINDINGS
-from pytest_llmperf.plugin.session import SESSION, UNFINISHED, PerfSession
+from pytest_llmperf.plugin.session import SESSION, PerfSession
 from pytest_llmperf.plugin.width import is_case
+from pytest_llmperf.run.context import UNFINISHED
 from pytest_llmperf.run.findings import Findings
 
 _MARKERS = (
@@ -50,10 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = session
     collector = _Collector(session)
     config.pluginmanager.register(collector, "llmperf-collector")
-    if session.in_job:
-        collector.mind(signals.OF_A_JOB)
-    if session.settings.gpus or session.settings.launcher == "slurm":
-        _ = session.machine  # fewer GPUs than asked for ends the run here, before anything is collected
+    with session.outcomes():
+        if session.in_job:
+            collector.mind(signals.OF_A_JOB)
+        if session.settings.gpus or session.settings.launcher == "slurm":
+            _ = session.machine  # fewer GPUs than asked for ends the run here, before anything is collected
 
 
 class _Collector:
@@ -97,7 +99,8 @@ class _Collector:
     def pytest_refuse_from_worker(self, session: pytest.Session) -> None:
         """Before the worker's own terminal, whose header nobody sees, asks for the hardware too."""
         if hasattr(session.config, "workeroutput") and any(map(is_case, session.items)):
-            summary.refuse_from_worker(self.session)
+            with self.session.outcomes():
+                summary.refuse_from_worker(self.session)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -112,7 +115,8 @@ class _Collector:
 
     @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
-        return summary.header(self.session, items)
+        with self.session.outcomes():
+            return summary.header(self.session, items)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -189,7 +193,8 @@ class _Collector:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """A worker of xdist begins: all of them share this run's GPUs, which the controller chose."""
-        node.workerinput["llmperf_gpus"] = self.session.chosen
+        with self.session.outcomes():
+            node.workerinput["llmperf_gpus"] = self.session.chosen
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.evidence_checks import declarable
 from pytest_llmperf.judge.scaling_efficiency import Terms
 from pytest_llmperf.plugin.options import tolerance_metric
@@ -17,32 +16,19 @@ from pytest_llmperf.support.quantities import A_TOLERANCE, is_positive, is_toler
 from pytest_llmperf.support.suggestions import hint
 
 
-@dataclass(frozen=True, kw_only=True)
-class Marks:
-    """The markers of one test."""
-
-    rung: str
-    reference: Reference | None
-    tolerances: Mapping[str, float]
-    """By metric."""
-    oom_below_gib: float | None
-    inactive: frozenset[str]
-    efficiency: Terms
-
-    @classmethod
-    def of(cls, item: pytest.Item) -> Marks:
-        """Read them; one that is misused ends the test with one line."""
-        try:
-            return cls(
-                rung=str(_keyword(item, "rung", "number", "")),
-                reference=_reference(item),
-                tolerances=_tolerances(item),
-                oom_below_gib=_oom_below_gib(item),
-                inactive=_inactive(item),
-                efficiency=_efficiency(item),
-            )
-        except _MisuseError as misuse:
-            raise failed(f"{item.nodeid}: marker {misuse}") from None
+def terms_of(item: pytest.Item) -> CaseTerms:
+    """Read them; one that is misused ends the test with one line."""
+    try:
+        return CaseTerms(
+            rung=str(_keyword(item, "rung", "number", "")),
+            reference=_reference(item),
+            tolerances=_tolerances(item),
+            oom_below_gib=_oom_below_gib(item),
+            inactive=_inactive(item),
+            efficiency=_efficiency(item),
+        )
+    except _MisuseError as misuse:
+        raise failed(f"{item.nodeid}: marker {misuse}") from None
 
 
 class _MisuseError(Exception):

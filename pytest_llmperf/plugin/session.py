@@ -1,264 +1,58 @@
-"""PerfSession: what one pytest process knows while it runs: settings, machine, run folder, results.
+"""PerfSession: one pytest process's run, and what it has found so far.
 
 Under pytest-xdist every worker has one, and what they found reaches the controller's on the test reports.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
-from collections.abc import Callable
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from pytest_llmperf.judge.coverage import Coverage
-from pytest_llmperf.launch.slurm.allocation import job_key
-from pytest_llmperf.plugin.outcomes import failed
-from pytest_llmperf.plugin.slurm_options import uses_slurm
+from pytest_llmperf.plugin.outcomes import did_not_train, failed
+from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.folders import prune
-from pytest_llmperf.run.revision import Revision, find_revision
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.support import formats
-
-if TYPE_CHECKING:
-    from pytest_llmperf.judge.machine_profile import Experience
-    from pytest_llmperf.judge.sequential_test import Rule
-    from pytest_llmperf.launch.machine import Gpu, Machine
-    from pytest_llmperf.launch.slurm.cluster import Cluster
-    from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
-    from pytest_llmperf.run.result_cache import Widths
-    from pytest_llmperf.run.slurm_job import AllNodesLostError, Job
-
-#: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
-#: "try again later".
-UNFINISHED = 75
-#: The GPU-hours are used up: another start would change nothing.
-OVER_BUDGET = 76
-
-_LOOK = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 
-class PerfSession:
-    """One pytest process's state."""
+class PerfSession(Context):
+    """The run of one pytest process."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
-        self.config, self.settings = config, settings
+        worker: dict[str, list[str]] | None = getattr(config, "workerinput", None)
+        words = map(str, config.invocation_params.args)
+        super().__init__(
+            settings,
+            rootdir=config.rootpath,
+            # Whether there is a plan says nothing of what was concluded.
+            arguments=tuple(word for word in words if not word.startswith("--perf-plan=")),
+            shared_gpus=(worker or {}).get("llmperf_gpus", ()),
+            is_worker=worker is not None,
+        )
+        self.config = config
         self.findings = Findings()
         self.coverage = Coverage(width=settings.width.gpus if settings.width else None)
-        self.notes: list[str] = []
-        self.num_gates = 1
-        self._launcher: SlurmLauncher | None = None
-        self._all_lost: AllNodesLostError | None = None
-        self.unfinished = ""
-        """What ended this run before its end."""
-        self.ends_with = 0
-        """The exit code for that, where pytest's own does not tell enough."""
 
-    @cached_property
-    def widths(self) -> Widths:
-        from pytest_llmperf.run.result_cache import Widths
-
-        return Widths()
-
-    @cached_property
-    def experience(self) -> Experience:
-        """What all baselines of this machine kind show; read once, before anything of this run is recorded."""
-        from pytest_llmperf.judge.machine_profile import Experience
-        from pytest_llmperf.judge.policy import Policy
-        from pytest_llmperf.judge.store import BaselineStore
-
-        policy = Policy.for_cpu() if self.on_cpu else Policy.for_gpu()
-        return Experience.of(BaselineStore(self.settings.baselines).launches(self.machine_kind), policy.noise)
-
-    @cached_property
-    def revision(self) -> Revision:
-        """Of the tree under rootdir; asked for only where something is recorded."""
-        return find_revision(self.config.rootpath, self.settings.baselines)
-
-    @property
-    def rule(self) -> Rule:
-        """How strict this run's verdicts are."""
-        from pytest_llmperf.judge.sequential_test import Rule
-
-        return Rule.allowing(self.settings.alarms_a_month, self.num_gates, self.settings.max_launches)
-
-    @cached_property
-    def cluster(self) -> Cluster | None:
-        """The SLURM job whose nodes the launches go to; ``None``: they stay on this machine.
-
-        Raises:
-            pytest.UsageError: there is none, or no figure may come from it.
-            pytest.exit.Exception: all of its nodes are lost, and this run may go on in another start.
-        """
-        settings = self.settings
-        if not uses_slurm(settings.launcher, os.environ):
-            return None
-        from pytest_llmperf.run.slurm_job import AllNodesLostError, hold
-
+    @contextmanager
+    def outcomes(self) -> Iterator[None]:
+        """Pytest's own outcomes and errors, for what a run's parts raise."""
         try:
-            if self._all_lost is not None:
-                raise self._all_lost  # asked again, they would take as long
-            cluster = hold(settings.launcher, settings.slurm, settings.gpus)
-        except AllNodesLostError as error:
-            self._all_lost = error
-            if settings.resume and not hasattr(self.config, "workerinput"):  # an exit of xdist's worker is a crash
-                pytest.exit(str(error), returncode=UNFINISHED)
-            raise pytest.UsageError(f"--perf-launcher {settings.launcher}: {error}") from None
-        if self.job is not None:
-            self.job.holds(len(cluster.machine.gpus))
-        return cluster
-
-    @cached_property
-    def job(self) -> Job | None:
-        """The SLURM job that launches this run, through its requeues.
-
-        Raises:
-            pytest.UsageError: there is none, and an option is about it.
-        """
-        settings = self.settings
-        if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
-            from pytest_llmperf.run.slurm_job import Job
-
-            # Whether there is a plan says nothing of what was concluded.
-            words = map(str, self.config.invocation_params.args)
-            arguments = tuple(word for word in words if not word.startswith("--perf-plan="))
-            return Job(self.config.rootpath / ".llmperf", os.environ, arguments, resume=settings.resume)
-        if settings.resume or (settings.budget_gpu_hours is not None and not settings.dry_run):
-            option = "--perf-resume" if settings.resume else "--perf-budget"
-            others = "leave it out, or use sbatch"
-            if not settings.resume:
-                others += ", or add --perf-dry-run, which launches nothing and tells what the run would cost"
-            raise pytest.UsageError(f"{option}: not in a SLURM job that launches by srun; {others}")
-        return None
-
-    @property
-    def in_job(self) -> bool:
-        """Whether this is a SLURM job's run, also one whose launches stay on its first node: another start can go on.
-
-        Raises:
-            pytest.UsageError: see ``job``.
-        """
-        return self.job is not None or bool(job_key(os.environ))
-
-    @cached_property
-    def machine(self) -> Machine:
-        """Found on first use: a run without a perf test never asks the driver.
-
-        Raises:
-            pytest.UsageError: fewer GPUs than ``--gpus`` asks for: a nightly job must not go green on a dead GPU. A dry
-                run, which never does, goes on.
-        """
-        from pytest_llmperf.launch import machine as hardware
-
-        try:
-            machine = self.cluster.machine if self.cluster else hardware.find_machine()
-        except ValueError as error:
-            raise pytest.UsageError(f"--gpus: {error}") from error
-        asked = self.settings.gpus
-        if asked is not None and asked > len(machine.gpus):
-            where = f"in SLURM job {self.cluster.allocation.job_id}" if self.cluster else "visible here"
-            what = "ask sbatch for more with --nodes and --gres" if self.cluster else _LOOK
-            have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {where}"
-            if not self.settings.dry_run:
-                raise pytest.UsageError(f"{have}; {what}, or ask for fewer (--gpus 0 is the CPU)")
-            from pytest_llmperf.run.assumed_gpus import with_assumed
-
-            machine, line = with_assumed(machine, self.settings, asked, have)
-            self.notes.append(line)
-        least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
-        if asked != 0 and 0 < least < self.settings.memory_limit_bytes:
-            raise pytest.UsageError(
-                f"--perf-memory-limit {formats.memory(self.settings.memory_limit_bytes)}: the GPU has "
-                f"{formats.memory(least)}; a limit can only be lower"
-            )
-        return machine
-
-    def launcher(self, say: Callable[[str], None]) -> SlurmLauncher | None:
-        """What launches in the SLURM job, one for the whole run, which remembers its nodes; ``None``: no such job."""
-        if self._launcher is None and self.cluster is not None and self.job is not None:
-            self._launcher = self.job.launcher(
-                self.cluster,
-                self.settings.slurm,
-                on_cpu=self.on_cpu,
-                budget_gpu_hours=self.settings.budget_gpu_hours,
-                say=say,
-            )
-        return self._launcher
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs this run may use; 0 is the CPU."""
-        asked = self.settings.gpus
-        return len(self.machine.gpus) if asked is None else min(asked, len(self.machine.gpus))
-
-    @cached_property
-    def chosen(self) -> list[str]:
-        """By uuid, what the workers of a parallel run share where it may use fewer GPUs than there are; else none."""
-        asked = self.settings.gpus
-        if self.cluster is not None or not asked or asked >= len(self.machine.gpus):
-            return []
-        from pytest_llmperf.launch.leases import undisturbed_first
-
-        return [gpu.uuid for gpu in undisturbed_first(self.machine.gpus)[:asked]]
-
-    @property
-    def gpus(self) -> tuple[Gpu, ...]:
-        """Those of which launches may lease; one process alone takes whichever are free, and never more than asked."""
-        shared = getattr(self.config, "workerinput", {}).get("llmperf_gpus")
-        return tuple(gpu for gpu in self.machine.gpus if not shared or gpu.uuid in shared)
-
-    @property
-    def memory_bytes(self) -> int:
-        """What each rank may hold; 0: whatever the CPU's host has."""
-        if self.settings.memory_limit_bytes or self.on_cpu:
-            return self.settings.memory_limit_bytes
-        return min(gpu.memory_bytes for gpu in self.machine.gpus)
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.num_gpus == 0
-
-    @property
-    def machine_kind(self) -> str:
-        """What keys a baseline together with the digest. A limit of memory makes another machine of it."""
-        limit = self.settings.memory_limit_bytes
-        return self._kind() + (f"-limit-{limit / 2**30:g}gib" if limit else "")
-
-    def _kind(self) -> str:
-        name = self.settings.machine
-        if self.on_cpu:  # a site names its machine once, and its CPU's figures must never meet its GPU's
-            return f"{name}-cpu" if name else self.machine.cpu_kind
-        if name:
-            return name
-        try:
-            return self.machine.gpu_kind
-        except ValueError as error:
-            raise pytest.UsageError(str(error)) from error
-
-    @cached_property
-    def run_folder(self) -> Path:
-        """Where this run keeps its launches' logs and records: ``.llmperf/`` under rootdir, or a temporary folder."""
-        # Two hosts that share this folder may have the same pid in the same second, and not the same job.
-        job = f"{job_key(os.environ)}-" if self.cluster else ""
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{job}{os.getpid()}"
-        home = self.config.rootpath / ".llmperf"
-        try:
-            home.mkdir(exist_ok=True)
-            (home / ".gitignore").write_text("*\n", encoding="ascii")
-            prune(home)
-            (home / name).mkdir()
-        except OSError as error:  # a read-only checkout
-            if self.cluster:
-                raise failed(
-                    f"{home}: not usable ({error}); a SLURM run keeps its files where all nodes see them"
-                ) from None
-            return Path(tempfile.mkdtemp(prefix="llmperf-"))
-        return home / name
+            yield
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from None
+        except CannotRunError as error:
+            pytest.skip(str(error))
+        except DidNotTrainError as error:
+            raise did_not_train(str(error)) from None
+        except CaseFailedError as error:
+            raise failed(str(error)) from None
+        except RunEndedError as error:
+            if self.is_worker:
+                pytest.skip(str(error))  # the controller of a parallel run would take an exit for a crash
+            pytest.exit(str(error), returncode=error.exit_code)
 
 
 SESSION = pytest.StashKey[PerfSession]()

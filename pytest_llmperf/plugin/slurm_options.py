@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-from collections.abc import Mapping
 
 import pytest
 
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.quantities import argument
-
-# The step of `salloc`'s shell, from which further steps may start, unlike from any other.
-_INTERACTIVE_STEP = "4294967290"
 
 LAUNCHERS = ("auto", "local", "slurm")
 
@@ -70,13 +65,3 @@ def read(config: pytest.Config) -> SlurmOptions:
             raise pytest.UsageError(f"ini perf_slurm_{name} = {words[name]}: not words of a shell ({error})") from None
     cpu_bind = words["cpu_bind"] or SlurmOptions.cpu_bind
     return SlurmOptions(**found, python=words["python"], scratch=words["scratch"], cpu_bind=cpu_bind)
-
-
-def uses_slurm(launcher: str, variables: Mapping[str, str]) -> bool:
-    """Whether launches go through srun: ``auto`` does so in a job's script, and not inside a step of it."""
-    if launcher != "auto":
-        return launcher == "slurm"
-    in_step = variables.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP
-    in_job = bool(variables.get("SLURM_JOB_ID")) and not in_step
-    # Without srun a job of one node is a machine like any other; one of several must not quietly use the first.
-    return in_job and (shutil.which("srun") is not None or variables.get("SLURM_JOB_NUM_NODES", "1") != "1")

@@ -16,6 +16,7 @@ from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.trouble import Trouble
 from pytest_llmperf.plugin.width import is_case
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run.errors import UsageError
 
 
 def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
@@ -40,11 +41,11 @@ def refuse_from_worker(session: PerfSession) -> None:
     """Ask for the hardware, as the header does without xdist: a usage error that only tests met would be a crash.
 
     Raises:
-        pytest.UsageError: it cannot serve.
+        UsageError: it cannot serve.
     """
     try:
         _ = session.machine_kind
-    except pytest.UsageError as error:
+    except UsageError as error:
         session.config.workeroutput[REFUSED] = str(error)  # type: ignore[attr-defined]
         raise
 

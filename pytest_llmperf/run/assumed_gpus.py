@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.launch.machine import UNKNOWN, Machine
+from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.settings import Settings
 
 
@@ -15,7 +14,7 @@ def with_assumed(machine: Machine, settings: Settings, gpus: int, have: str) -> 
     """``machine`` with as many GPUs, and a line that says what it has (``have``) and on what the estimates rest.
 
     Raises:
-        pytest.UsageError: a budget is to be kept, and no baseline can tell what a case takes.
+        UsageError: a budget is to be kept, and no baseline can tell what a case takes.
     """
     missing = gpus - len(machine.gpus)
     like = machine.gpus[0] if machine.gpus else UNKNOWN
@@ -28,5 +27,5 @@ def with_assumed(machine: Machine, settings: Settings, gpus: int, have: str) -> 
         line = f"{have}, and so no baseline tells how long a case takes{nobodys}"
         line += f"; say which do with -o perf_machine=KIND{choice}"
         if settings.budget_gpu_hours is not None:
-            raise pytest.UsageError(line)
+            raise UsageError(line)
     return replace(machine, gpus=(*machine.gpus, *([like] * missing))), line

@@ -21,6 +21,11 @@ class CaseFailedError(Exception):
 class DidNotTrainError(CaseFailedError):
     """The same where a launch ended without a record."""
 
+    def __init__(self, message: str, *, may_train_again: bool = False) -> None:
+        """``may_train_again``: something else may come of another run."""
+        super().__init__(message)
+        self.may_train_again = may_train_again
+
 
 class RunEndedError(Exception):
     """The run ends before its end: what is known is written, and nothing more is launched."""

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, NoNodeAnswersError, job_key, listed
 from pytest_llmperf.launch.slurm.cluster import Cluster, find_cluster
@@ -17,6 +15,7 @@ from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
 from pytest_llmperf.launch.slurm.lost_nodes import unreachable
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.journal import Journal, Kept
 
 
@@ -28,7 +27,7 @@ def hold(launcher: str, options: SlurmOptions, gpus: int | None) -> Cluster:
     """The allocation around this process, found fit for ``--gpus``.
 
     Raises:
-        pytest.UsageError: there is none, or no figure may come from it.
+        UsageError: there is none, or no figure may come from it.
         AllNodesLostError: there was one.
     """
     try:
@@ -38,9 +37,9 @@ def hold(launcher: str, options: SlurmOptions, gpus: int | None) -> Cluster:
         nodes = Allocation.of(os.environ).nodes
         if unreachable(nodes) == nodes:
             raise AllNodesLostError(f"node {listed(nodes)} failed, and the job has no other") from None
-        raise pytest.UsageError(f"--perf-launcher {launcher}: {error}") from None
+        raise UsageError(f"--perf-launcher {launcher}: {error}") from None
     except AllocationError as error:
-        raise pytest.UsageError(f"--perf-launcher {launcher}: {error}") from None
+        raise UsageError(f"--perf-launcher {launcher}: {error}") from None
     return cluster
 
 

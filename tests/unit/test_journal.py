@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch.slurm import controller
+from pytest_llmperf.launch.slurm import allocation, controller
 from pytest_llmperf.launch.slurm.cluster import Cluster
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
-from pytest_llmperf.plugin import signals, slurm_options
+from pytest_llmperf.plugin import signals
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run import slurm_job
 from pytest_llmperf.run.journal import Journal, Kept
@@ -248,7 +248,7 @@ def test_a_job_launches_by_srun_and_a_step_of_it_does_not(
     monkeypatch: pytest.MonkeyPatch, launcher: str, variables: dict[str, str], found: bool
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/srun")
-    assert slurm_options.uses_slurm(launcher, variables) is found
+    assert allocation.uses_slurm(launcher, variables) is found
 
 
 @contextmanager

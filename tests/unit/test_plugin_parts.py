@@ -26,10 +26,11 @@ from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.plugin.console import Show
-from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.folders import prune
 from tests.fakes import launch_of
 
@@ -112,7 +113,7 @@ class TestMarks:
             @pytest.mark.expects_inactive("liger", "tf32")
             @pytest.mark.expects_oom(below_gib=64)
             def test_one(perf):
-                marks = perf._marks
+                marks = perf._cases._terms
                 assert marks.tolerances == {"tokens_per_second_per_gpu": 0.1, "peak_reserved_bytes": 1}
                 assert marks.reference.tokens_per_second_per_gpu is None
                 assert marks.reference.peak_reserved_bytes == 61.9 * 2**30
@@ -178,11 +179,10 @@ class TestPruning:
 )
 def test_a_sites_name_keeps_cpu_and_gpu_apart(name: str, gpus: int, kind: str) -> None:
     settings: Any = SimpleNamespace(machine=name, gpus=gpus, memory_limit_bytes=0, launcher="local")
-    config: Any = SimpleNamespace()
-    session = PerfSession(config, settings)
+    context = Context(settings, rootdir=Path())
     gpu = Gpu(index=0, uuid="GPU-0", name="H200", memory_bytes=150 * 10**9)
-    session.machine = Machine(gpus=(gpu,), cpu_name="EPYC", cores=2)
-    assert session.machine_kind == kind
+    context.machine = Machine(gpus=(gpu,), cpu_name="EPYC", cores=2)
+    assert context.machine_kind == kind
 
 
 class Saying:
@@ -193,6 +193,9 @@ class Saying:
 
     def say(self, line: str) -> None:
         self.said.append(line)
+
+    def ended_from_outside(self, error: BaseException) -> str:
+        return ""
 
     @contextmanager
     def launch(self, *_: Any) -> Iterator[Any]:
@@ -277,9 +280,8 @@ class TestRunner:
     def test_leases_that_cannot_be_kept_fail_in_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").touch()
         monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "file"))
-        with pytest.raises(pytest.fail.Exception, match="name another folder in LLMPERF_LEASE_DIR") as failure:
+        with pytest.raises(CaseFailedError, match="name another folder in LLMPERF_LEASE_DIR") as failure:
             self.runner(tmp_path, Saying(), lambda request: launch_of(request.spec)).launch(SPEC, 1)
-        assert not failure.value.pytrace
         assert "\n" not in str(failure.value)
 
     def test_an_error_of_the_launch_is_none_of_the_leases(self, tmp_path: Path) -> None:
@@ -328,7 +330,9 @@ class TestShow:
         pytest.importorskip("xdist")
         for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
             monkeypatch.delenv(name, raising=False)  # they tell the inner pytest that it is a worker
-        pytester.makepyfile("def test_one(perf):\n    print('captured')\n    perf._show.say('waiting for the CPU')\n")
+        pytester.makepyfile(
+            "def test_one(perf):\n    print('captured')\n    perf._cases._observer.say('waiting for the CPU')\n"
+        )
         result = pytester.runpytest_subprocess("-p", "no:randomly", "-n", "1", "--gpus", "0")
         result.assert_outcomes(passed=1)
         assert result.stderr.str() == "llmperf [gw0]: waiting for the CPU"

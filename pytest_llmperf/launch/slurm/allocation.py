@@ -6,6 +6,7 @@ On a GPU an offer is counted in GPUs, on the CPU in tasks, as ``sbatch --ntasks-
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -137,3 +138,17 @@ def listed(names: Sequence[str]) -> str:
     """Names for a line, the first few of many."""
     shown = ", ".join(names[:4])
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"  # noqa: PLR2004 - what fits a line
+
+
+# The step of `salloc`'s shell, from which further steps may start, unlike from any other.
+_INTERACTIVE_STEP = "4294967290"
+
+
+def uses_slurm(launcher: str, variables: Mapping[str, str]) -> bool:
+    """Whether launches go through srun: ``auto`` does so in a job's script, and not inside a step of it."""
+    if launcher != "auto":
+        return launcher == "slurm"
+    in_step = variables.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP
+    in_job = bool(variables.get("SLURM_JOB_ID")) and not in_step
+    # Without srun a job of one node is a machine like any other; one of several must not quietly use the first.
+    return in_job and (shutil.which("srun") is not None or variables.get("SLURM_JOB_NUM_NODES", "1") != "1")
