@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf import __version__
+from pytest_llmperf.cli.check import command as check_command
 from pytest_llmperf.cli.option_types import amount, count
 from pytest_llmperf.cli.predict import forecast_pages
 from pytest_llmperf.cli.report import purpose
@@ -27,6 +28,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     rooms = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_baselines, _add_plan, _add_report, _add_predict):
         add(rooms, where)
+    _add_check(rooms, where)
     _add_submit(rooms)
     _add_merge(rooms)
     return parser
@@ -87,6 +89,13 @@ def _add_predict(rooms: Any, where: argparse.ArgumentParser) -> None:
     ahead = rooms.add_parser("predict", parents=[where], help=text, description=text)
     forecast_pages.add_options(ahead)
     ahead.set_defaults(command="predict")
+
+
+def _add_check(rooms: Any, where: argparse.ArgumentParser) -> None:
+    text = "launch specs until they are decided against their baselines, as pytest does, without pytest"
+    check = rooms.add_parser("check", parents=[where], help=text, description=text)
+    check_command.add_options(check)
+    check.set_defaults(command="check", usage=check.error)
 
 
 def _add_submit(rooms: Any) -> None:

@@ -17,15 +17,14 @@ from pytest_llmperf.cli.baseline_folder import CaseError, Shelf, Stored, find, f
 from pytest_llmperf.cli.baselines import conflict
 from pytest_llmperf.cli.baselines.diff import against_page, diff_page, pairs_of
 from pytest_llmperf.cli.baselines.views import (
-    Screen,
     capacity_page,
     history_capacity_page,
     history_page,
     list_page,
     show_capacity_page,
     show_page,
-    table,
 )
+from pytest_llmperf.cli.check import command as check_command
 from pytest_llmperf.cli.left_out_widths import left_out
 from pytest_llmperf.cli.merge import night_results
 from pytest_llmperf.cli.merge.notice import Notice
@@ -34,6 +33,7 @@ from pytest_llmperf.cli.predict import forecast_pages
 from pytest_llmperf.cli.predict.forecast import outlook
 from pytest_llmperf.cli.report import ladder_tables, purpose, scaling_tables
 from pytest_llmperf.cli.report import purpose_pages as answer
+from pytest_llmperf.cli.screen import Screen, table
 from pytest_llmperf.cli.spec_arguments import Named, all_stored, named
 from pytest_llmperf.cli.submit import night, templates
 from pytest_llmperf.cli.submit.cluster_file import ClusterError
@@ -235,6 +235,10 @@ def _extent(arguments: argparse.Namespace) -> Extent | None:
     return None if steps is None and hours is None else usage("--steps and --hours need --samples: epochs of what?")
 
 
+def _check(arguments: argparse.Namespace, screen: Screen) -> _Answer:
+    return _Answer(*check_command.answer(arguments, screen), acts=True)
+
+
 def _submit(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
     usage: Callable[[str], NoReturn] = arguments.usage
     if arguments.example is not None:
@@ -274,6 +278,7 @@ _ANSWERS: Mapping[str, Callable[[argparse.Namespace, Screen], _Answer]] = {
     "plan": _plan,
     "report": _report,
     "predict": _predict,
+    "check": _check,
     "submit": _submit,
     "merge": _merge,
 }

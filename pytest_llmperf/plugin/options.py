@@ -12,7 +12,7 @@ import pytest
 
 from pytest_llmperf.plugin import cost_options, slurm_options, width
 from pytest_llmperf.plugin.second import refuse_second
-from pytest_llmperf.run.settings import Settings
+from pytest_llmperf.run.settings import MAX_LAUNCHES, Settings
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.quantities import argument
@@ -20,8 +20,6 @@ from pytest_llmperf.support.suggestions import hint
 
 # A Python on a network's file system, at its first start.
 _ASK_SECONDS = 120.0
-
-_MAX_LAUNCHES = 4
 
 _UPDATES = ("new", "all", "prune")
 
@@ -102,7 +100,7 @@ def _add_launches(group: pytest.OptionGroup) -> None:
     what = "launches of each case at least (default: %(default)s)"
     add("--perf-launches", type=_num_launches, default=1, metavar="N", help=what)
     what = (
-        f"launches of a case at most, where fewer do not decide (default: {_MAX_LAUNCHES}, or --perf-launches if more)"
+        f"launches of a case at most, where fewer do not decide (default: {MAX_LAUNCHES}, or --perf-launches if more)"
     )
     add("--perf-max-launches", type=_num_launches, metavar="N", help=what)
     what = "give each GPU no more memory than this, e.g. 64GiB, as a smaller card has"
@@ -184,7 +182,7 @@ def _max_launches(least: int, most: int | None) -> int:
         raise pytest.UsageError(
             f"--perf-launches {least} is more than --perf-max-launches {most}; lower the one or raise the other"
         )
-    return max(least, _MAX_LAUNCHES) if most is None else most
+    return max(least, MAX_LAUNCHES) if most is None else most
 
 
 def _python(path: str | None, *, updating: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -158,7 +158,7 @@ def _document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict[st
     from pytest_llmperf.report.results_json import document
     from pytest_llmperf.run.gpu_hours import cost_document
 
-    values = document(_machine(session), _priced(session)) | {"exit_code": exit_code}
+    values = document(session.machine_document(), _priced(session)) | {"exit_code": exit_code}
     values |= cost_document(session.findings.spent.gpu_seconds, session.settings.price)
     if session.findings.skipped:
         values["skipped"] = [vars(case) for case in session.findings.skipped]
@@ -206,12 +206,3 @@ def _concerned(session: PerfSession) -> bool:
 def _fail(pytest_session: pytest.Session) -> None:
     if pytest_session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         pytest_session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def _machine(session: PerfSession) -> Mapping[str, Any]:
-    gpus = session.machine.gpus[: session.num_gpus]
-    return {
-        "kind": session.machine_kind,
-        "cores": session.machine.cores,
-        "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes, "uuid": gpu.uuid} for gpu in gpus],
-    }

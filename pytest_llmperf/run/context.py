@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.launch.slurm.allocation import job_key, uses_slurm
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
@@ -241,6 +241,15 @@ class Context:
             return self.machine.gpu_kind
         except ValueError as error:
             raise UsageError(str(error)) from error
+
+    def machine_document(self) -> dict[str, Any]:
+        """What ``--perf-json`` says of where the run was."""
+        gpus = self.machine.gpus[: self.num_gpus]
+        return {
+            "kind": self.machine_kind,
+            "cores": self.machine.cores,
+            "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes, "uuid": gpu.uuid} for gpu in gpus],
+        }
 
     @cached_property
     def run_folder(self) -> Path:

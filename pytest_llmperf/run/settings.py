@@ -3,51 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_llmperf.insight.cost import Price
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.run.width import Width
 
+#: Launches of a case at most, where fewer do not decide and nobody says otherwise.
+MAX_LAUNCHES = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything this run was asked for."""
 
-    gpus: int | None
+    gpus: int | None = None
     """GPUs this run may use; 0 is the CPU; ``None`` is all visible ones, else the CPU."""
-    update: str | None
+    update: str | None = None
     """``new``, ``all``, ``prune`` or ``None``."""
-    reason: str
+    reason: str = ""
     baselines: Path
-    json: Path | None
-    dry_run: bool
-    strict: bool
-    against: str
+    json: Path | None = None
+    dry_run: bool = False
+    strict: bool = False
+    against: str = ""
     """Another Python to take turns with; empty holds cases against their baselines."""
-    launcher: str
+    launcher: str = "auto"
     """``auto``, ``local`` or ``slurm``."""
-    slurm: SlurmOptions
-    width: Width | None
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
+    width: Width | None = None
     """Of which tests alone are run; ``None``: all."""
-    resume: bool
+    resume: bool = False
     """Whether what this SLURM job concluded before a requeue is taken as concluded."""
-    budget_gpu_hours: float | None
-    against_itself: bool
+    budget_gpu_hours: float | None = None
+    against_itself: bool = False
     """Whether that Python is of the environment that runs pytest, under whatever name."""
-    timeout_seconds: float
-    memory_limit_bytes: int
+    timeout_seconds: float = 1800.0
+    memory_limit_bytes: int = 0
     """What each rank may hold, where that is less than the card's; 0: all of it."""
-    launches: int
+    launches: int = 1
     """Launches of each case at least."""
-    max_launches: int
+    max_launches: int = MAX_LAUNCHES
     """Launches of a case at most, where fewer do not decide."""
-    alarms_a_month: float
+    alarms_a_month: float = 1.0
     """False alarms that a nightly run of the collected cases may raise."""
-    machine: str
+    machine: str = ""
     """A site's own name for its machine kind; empty where the hardware's name serves."""
-    tolerances: Mapping[str, float]
+    tolerances: Mapping[str, float] = field(default_factory=dict)
     """By metric, what the ini file sets."""
-    price: Price | None
+    price: Price | None = None
     """Of a GPU-hour; ``None``: costs are told in GPU-hours."""

@@ -15,7 +15,8 @@ import pytest
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.baseline_folder import Stored, read
 from pytest_llmperf.cli.baselines.diff import diff_page, settings_differences
-from pytest_llmperf.cli.baselines.views import Screen, history_page, list_page, short_site, show_page
+from pytest_llmperf.cli.baselines.views import history_page, list_page, short_site, show_page
+from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.policy import METRICS

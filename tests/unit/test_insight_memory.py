@@ -16,9 +16,9 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli import main as command
 from pytest_llmperf.cli.baseline_folder import CaseError
-from pytest_llmperf.cli.baselines.views import Screen
 from pytest_llmperf.cli.plan import memory_pages
 from pytest_llmperf.cli.plan.memory_pages import Prediction, document, page, predictions
+from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import Named, named
 from pytest_llmperf.insight.memory_formulas import (
     MemoryPlan,

@@ -15,8 +15,8 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.baseline_folder import Shelf
-from pytest_llmperf.cli.baselines.views import Screen
 from pytest_llmperf.cli.report import ladder_tables
+from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Extent, Rung
 from pytest_llmperf.judge.store import BaselineStore

@@ -6,19 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_llmperf.cli.baseline_figures import MEMORY, RATE, by_machine, change, figure, shown, spec_defaults
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored
-from pytest_llmperf.cli.baselines.views import (
-    MEMORY,
-    RATE,
-    Screen,
-    by_machine,
-    change,
-    figure,
-    plain,
-    shown,
-    spec_defaults,
-    table,
-)
+from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.exact_changes import changes
 from pytest_llmperf.judge.policy import METRICS

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from pytest_llmperf.cli.baseline_figures import MEMORY, RATE, by_machine, change, figure, shown, spec_defaults
 from pytest_llmperf.cli.baseline_folder import Stored, StoredCapacity
+from pytest_llmperf.cli.screen import Screen, facts, plain, table
 from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.batch_size_baseline import METRIC
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.records.launch import Environment, Launch
-from pytest_llmperf.report.table import Column, render
-from pytest_llmperf.report.text import Glyphs, one_line
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats
-
-RATE, MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
 
 # As many hex digits of a commit as git shows at most on its own.
 _REVISION = 12
 
 _UUID = re.compile(r"([0-9a-f]{8})(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-@dataclass(frozen=True)
-class Screen:
-    """Where lines go: how wide it is (``None`` for a file or a pipe), and what it can show."""
-
-    width: int | None
-    glyphs: Glyphs
 
 
 def list_page(stored: Sequence[Stored], screen: Screen) -> list[str]:
@@ -202,48 +190,6 @@ def _why(history: Sequence[Accepted]) -> list[Column]:
         Column("revision", [_revision(entry) for entry in history], right=False),
         Column("reason", [plain(entry.reason) or formats.ABSENT for entry in history], right=False),
     ]
-
-
-def by_machine(stored: Iterable[Stored]) -> list[tuple[str, list[Stored]]]:
-    """Machine kinds and their baselines, both sorted."""
-    ordered = sorted(stored, key=lambda one: (one.baseline.machine, one.baseline.id))
-    return [(machine, list(group)) for machine, group in groupby(ordered, key=lambda one: one.baseline.machine)]
-
-
-def table(columns: Sequence[Column], screen: Screen) -> list[str]:
-    """The project's table; a terminal's width, else none."""
-    return render(columns, screen.width, color=False, glyphs=screen.glyphs)
-
-
-def facts(values: Mapping[str, object]) -> list[str]:
-    """Names and values, the values in a column."""
-    width = max(map(len, values), default=0)
-    return [f"  {plain(name):{width}}  {plain(value) or formats.ABSENT}" for name, value in values.items()]
-
-
-def plain(value: object) -> str:
-    """What a file says, as one line: whatever its type, it moves no cursor."""
-    return one_line(str(value))
-
-
-def figure(baseline: Baseline, metric: str) -> float:
-    """A metric of all launches of ``baseline``, as a verdict is held against them."""
-    return METRICS[metric].of(baseline.launches)
-
-
-def shown(metric: str, value: float | None) -> str:
-    """A metric's value for people."""
-    return formats.figure(metric, value, METRICS[metric].unit)
-
-
-def change(value: float | None, reference: float | None) -> float | None:
-    """As a fraction; ``None`` where there is nothing to compare."""
-    return value / reference - 1 if value is not None and reference else None
-
-
-def spec_defaults() -> dict[str, Any]:
-    """TrainSpec's settings that have a default."""
-    return {one.name: one.default for one in fields(TrainSpec) if one.default is not MISSING}
 
 
 def _revision(entry: Accepted) -> str:

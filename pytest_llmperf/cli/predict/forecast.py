@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_llmperf.cli.baseline_folder import CaseError, Shelf
-from pytest_llmperf.cli.baselines.views import plain
 from pytest_llmperf.cli.scaling_series import Series, all_series, series_of
+from pytest_llmperf.cli.screen import plain
 from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.insight import chapter15, communication_model, scaling_model
 from pytest_llmperf.insight.communication_model import Workload

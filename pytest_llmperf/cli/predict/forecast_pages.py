@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pytest_llmperf.cli.baselines.views import Screen, table
 from pytest_llmperf.cli.option_types import points, width, widths
 from pytest_llmperf.cli.predict.forecast import GPUS_PER_NODE, Outlook
+from pytest_llmperf.cli.screen import Screen, table
 from pytest_llmperf.insight import communication_model, scaling_model
 from pytest_llmperf.report.exports import FORMATS, comma_separated, escaped, markdown
 from pytest_llmperf.report.table import Column

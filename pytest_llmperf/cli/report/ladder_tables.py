@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_llmperf.cli.baseline_figures import MEMORY, RATE, figure
 from pytest_llmperf.cli.baseline_folder import CaseError, Shelf
 from pytest_llmperf.cli.baselines.diff import settings_differences
-from pytest_llmperf.cli.baselines.views import MEMORY, RATE, Screen, figure, plain, table
 from pytest_llmperf.cli.report import scaling_tables
 from pytest_llmperf.cli.report.scaling_tables import Scaling
+from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Extent, Gain, Rung, gains, largest_jump, step_before
 from pytest_llmperf.judge.baseline import Baseline

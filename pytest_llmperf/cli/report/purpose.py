@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pytest_llmperf.cli.baseline_folder import CaseError, Shelf
-from pytest_llmperf.cli.baselines.views import plain
 from pytest_llmperf.cli.option_types import amount, currency, duration, points, tokens
 from pytest_llmperf.cli.report.purpose_pages import Answer
 from pytest_llmperf.cli.scaling_series import Series, all_series, power_watts
+from pytest_llmperf.cli.screen import plain
 from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.insight.cost import Aim, Option, choose_each
 from pytest_llmperf.spec.same_training import training_of

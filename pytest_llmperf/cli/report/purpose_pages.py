@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.cli.baselines.views import Screen, table
+from pytest_llmperf.cli.screen import Screen, table
 from pytest_llmperf.insight import cost
 from pytest_llmperf.insight.cost import Aim, Choice, Option
 from pytest_llmperf.report.exports import comma_separated, escaped, markdown

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_llmperf.cli.baseline_figures import MEMORY, RATE, figure
 from pytest_llmperf.cli.baseline_folder import Shelf
-from pytest_llmperf.cli.baselines.views import MEMORY, RATE, Screen, figure, plain, table
+from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Rung, Width
 from pytest_llmperf.judge.baseline import Baseline

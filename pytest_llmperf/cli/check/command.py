@@ -1,0 +1,162 @@
+"""The command: its options, and the run that it makes of them."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.cli.baseline_folder import CaseError
+from pytest_llmperf.cli.check.observer import Terminal
+from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.engine.case_check import CaseChecks
+from pytest_llmperf.engine.conclusion import Conclusion
+from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.report.failure_message import failure_message
+from pytest_llmperf.report.results_json import document, write_json
+from pytest_llmperf.report.summary_table import summary_lines
+from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError, UsageError
+from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.settings import MAX_LAUNCHES, Settings
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support import quantities
+from pytest_llmperf.support.quantities import argument
+
+#: Who asked, in results and baselines.
+NODEID = "llmperf check"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those that pytest has too mean the same here."""
+    add = parser.add_argument
+    add("specs", metavar="SPEC", nargs="+", help="ids of stored cases, or one spec in key=value pairs")
+    add("--gpus", type=argument(quantities.whole, "a number of GPUs, 0 (the CPU) or more"), metavar="N")
+    add("--update-baselines", nargs="?", const="all", choices=("all", "new"), help="record what ran clean")
+    add("--perf-reason", default="", metavar="TEXT", help="why, where an update makes a figure worse")
+    add("--perf-json", type=Path, metavar="FILE", help="write every result, as pytest does")
+    add("--perf-strict", action="store_true", help="also fail on improved or inconclusive cases, and on what changed")
+    number = argument(quantities.count, "a number of launches, 1 or more")
+    add("--perf-launches", type=number, default=1, metavar="N", help="of each case at least; default: %(default)s")
+    add("--perf-max-launches", type=number, metavar="N", help=f"of a case at most; default: {MAX_LAUNCHES}")
+    seconds = argument(quantities.positive, "a time in seconds above 0")
+    add("--perf-timeout", type=seconds, default=1800.0, metavar="SECONDS", help="per launch; default: %(default)s")
+
+
+@dataclass
+class Check:
+    """One run of the command."""
+
+    arguments: argparse.Namespace
+    specs: Sequence[TrainSpec]
+    context: Context
+    findings: Findings
+    troubles: list[str]
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Check:
+        """The run that was asked for; what cannot be had is refused before anything is launched.
+
+        Raises:
+            CaseError: no such spec.
+        """
+        specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
+        most = arguments.perf_max_launches or max(MAX_LAUNCHES, arguments.perf_launches)
+        if most < arguments.perf_launches:
+            arguments.usage(f"--perf-launches {arguments.perf_launches} is more than --perf-max-launches {most}")
+        path = arguments.perf_json
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            arguments.usage(f"--perf-json {path}: not a file in a folder that exists")
+        settings = Settings(
+            gpus=arguments.gpus,
+            update=arguments.update_baselines,
+            reason=arguments.perf_reason.strip(),
+            baselines=arguments.perf_baselines.absolute(),
+            json=path,
+            strict=arguments.perf_strict,
+            timeout_seconds=arguments.perf_timeout,
+            launches=arguments.perf_launches,
+            max_launches=most,
+            machine=arguments.machine or "",
+        )
+        context = Context(settings, rootdir=Path.cwd())
+        try:
+            _ = context.machine_kind
+        except UsageError as error:
+            arguments.usage(str(error))
+        context.num_gates = len(specs)
+        return cls(arguments, specs, context, Findings(), [])
+
+    def lines(self, screen: Screen) -> Iterator[str]:
+        """What does not hold, each as soon as it is known; then the table, as pytest's."""
+        checks = CaseChecks(self.context, CaseTerms(), self.findings, Terminal(), nodeid=NODEID)
+        exit_code = 0
+        for spec in self.specs:
+            try:
+                yield from self._told(spec, checks.check(spec))
+            except CannotRunError as error:
+                self.troubles.append(f"skipped: {error}")
+            except CaseFailedError as error:
+                self.troubles.append(f"{spec.id}: invalid")
+                yield from str(error).splitlines()
+            except RunEndedError as error:
+                self.troubles.append(str(error))
+                exit_code = error.exit_code
+                break
+        yield from ("", *summary_lines(self.findings.results, screen.width, color=False, spent=self.findings.spent))
+        self._write_json(exit_code or int(bool(self.troubles)))
+        if exit_code:
+            raise SystemExit(exit_code)
+
+    def _told(self, spec: TrainSpec, conclusion: Conclusion) -> Iterator[str]:
+        if not conclusion.fails:
+            if conclusion.refused:
+                self.troubles.append(f"{spec.id}: {conclusion.refused}")
+            return
+        self.troubles.append(f"{spec.id}: {conclusion.result.verdict}")
+        again = self._command(spec)
+        accept = f"{again} --update-baselines" + ("=new" if conclusion.result.verdict == "new" else "")
+        needs_reason = conclusion.result.verdict == "regressed" or conclusion.result.changed
+        accept += ' --perf-reason "why"' if needs_reason else ""
+        offered = accept if conclusion.is_acceptable else ""
+        message = failure_message(conclusion.result, again, offered, conclusion.held_against)
+        yield from "\n".join(filter(None, [message, conclusion.refused])).splitlines()
+
+    def _command(self, spec: TrainSpec) -> str:
+        words = ["llmperf", "check", *_words(spec), "--gpus", str(self.context.num_gpus)]
+        return shlex.join([*words, "--perf-baselines", str(self.arguments.perf_baselines)])
+
+    def _write_json(self, exit_code: int) -> None:
+        path = self.context.settings.json
+        if path is None:
+            return
+        try:
+            write_json(
+                path, document(self.context.machine_document(), self.findings.results) | {"exit_code": exit_code}
+            )
+        except OSError as error:
+            self.troubles.append(f"--perf-json {path}: not written ({error})")
+
+
+def _words(spec: TrainSpec) -> Sequence[str]:
+    """What names ``spec`` on a command line: only what is not as it is anyway."""
+    usual: dict[str, Any] = TrainSpec(model=spec.model).to_dict()
+    values = {name: value for name, value in spec.to_dict().items() if name == "model" or value != usual.get(name)}
+    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
+
+
+def answer(arguments: argparse.Namespace, screen: Screen) -> tuple[Iterator[str], list[str]]:
+    """The lines of the command, and what fails it: that grows while they are read.
+
+    Raises:
+        CaseError: no such spec.
+    """
+    check = Check.of(arguments)
+    return check.lines(screen), check.troubles
+
+
+__all__ = ["NODEID", "CaseError", "Check", "add_options", "answer"]

@@ -1,0 +1,109 @@
+"""`llmperf check`: the engine without pytest gives the verdicts, files and exit codes that pytest gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from pytest_llmperf.cli import main
+from tests.fakes import install
+
+SPEC = ("model=llama-tiny", "sequence_length=64", "steps=20")
+ID = "llama-tiny-bf16-sdpa-seq64-mbs1-gpus1"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "leases"))
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    install()
+    yield
+    mock.patch.stopall()
+
+
+def check(*words: str) -> int:
+    return main(["check", *SPEC, "--gpus", "0", *words])
+
+
+def fake(**values: object) -> None:
+    Path("fake.json").write_text(json.dumps(values))
+
+
+def test_what_has_no_baseline_fails_and_says_how_to_record_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check() == 1
+    out, error = capsys.readouterr()
+    assert f"{ID}: new: " in out
+    assert "record it: llmperf check model=llama-tiny sequence_length=64 steps=20 --gpus 0" in out
+    assert error.splitlines()[-1] == f"llmperf: {ID}: new"
+
+
+def test_what_was_recorded_passes_and_what_got_slower_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("--update-baselines=new") == 0
+    (baseline,) = Path("baselines").rglob("*.json")
+    assert json.loads(baseline.read_text())["recorded_by"] == "llmperf check"
+    assert check("--perf-json", "out.json") == 0
+    document = json.loads(Path("out.json").read_text())
+    assert (document["exit_code"], document["results"][0]["verdict"]) == (0, "pass")
+    assert document["machine"]["kind"] == "cpu-fake-8c"
+    fake(step_seconds=1.0)
+    capsys.readouterr()
+    assert check("--perf-json", "out.json") == 1
+    assert f"{ID}: regressed: " in capsys.readouterr().out
+    assert json.loads(Path("out.json").read_text())["exit_code"] == 1
+
+
+def test_a_launch_that_fails_is_told_and_the_next_spec_still_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    check("--update-baselines=new")
+    fake(by={"seq64": {"fail": "error"}})
+    assert main(["check", ID, "model=llama-tiny", "sequence_length=32", "--gpus", "0"]) == 1
+    out, error = capsys.readouterr()
+    assert "launch failed (error): rank 0: it broke" in out
+    assert f"llmperf: {ID}: invalid" in error
+    assert "seq32-mbs1-gpus1: new" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpus", "9"], "--gpus 9: only 0 GPU(s) visible here"),
+        (["--perf-launches", "3", "--perf-max-launches", "2"], "--perf-launches 3 is more than"),
+        (["--perf-json", "none/x.json"], "not a file in a folder that exists"),
+        (["--gpus", "x"], "expected a number of GPUs"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_before_anything_is_launched(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        check(*words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not Path("launches.txt").exists()
+
+
+def test_a_spec_that_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *SPEC, "min_steps=21", "--gpus", "0"]) == 1
+    assert capsys.readouterr().err.startswith(f"llmperf: {ID}: min_steps=21 is more than steps=20")
+
+
+def test_no_pytest_and_no_torch_are_imported() -> None:
+    code = """
+import sys
+import pytest_llmperf.cli
+try:
+    pytest_llmperf.cli.main(["check", "model=llama-tiny", "min_steps=0"])
+except SystemExit:
+    pass
+import pytest_llmperf.engine.case_check
+print([name for name in ("pytest", "_pytest", "torch", "transformers") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
