@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any
 
 from pytest_llmperf.judge.first_losses import changed_losses
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.launch import PLACEMENT, Launch
 from pytest_llmperf.support.json_fields import flat
 
-# Told by itself: a fault that was asked for, what ranks saw differently from one another, and how losses compare.
-_TOLD_ELSEWHERE = frozenset({"injected", "other_ranks", "setup.samples"})
+# Told by itself: a fault that was asked for, what ranks saw differently from one another, how losses compare; and where
+# a scheduler placed the ranks, which is a circumstance and no property of the training.
+_TOLD_ELSEWHERE = frozenset({"injected", "other_ranks", "setup.samples", *PLACEMENT})
 
 # What one launch could not see is no change.
 _UNKNOWN = "unknown"

@@ -93,6 +93,7 @@ class _Collector:
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if not report.passed:
+            self.session.could_not_collect |= report.failed
             self.session.coverage.gaps.add(f"{report.nodeid or 'rootdir'}: collection {report.outcome}")
 
     @pytest.hookimpl(tryfirst=True, specname="pytest_collection_finish")

@@ -34,6 +34,7 @@ class PerfSession(Context):
         )
         self.config = config
         self.findings = Findings()
+        self.could_not_collect = False
         self.coverage = Coverage(width=settings.width.gpus if settings.width else None)
 
     @contextmanager

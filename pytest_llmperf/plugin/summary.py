@@ -166,7 +166,9 @@ def _document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict[st
         values["planned"] = [vars(case) for case in session.findings.planned]
     if session.settings.dry_run or session.settings.width:
         values["suite"] = _suite(session) | {"stopped": stopped}
-    unfinished = session.unfinished or ("interrupted" if exit_code == pytest.ExitCode.INTERRUPTED else "")
+    # pytest ends so too where it could not collect: that it says itself.
+    was_interrupted = exit_code == pytest.ExitCode.INTERRUPTED and not session.could_not_collect
+    unfinished = session.unfinished or ("interrupted" if was_interrupted else "")
     return values | ({"unfinished": unfinished} if unfinished else {})
 
 

@@ -85,6 +85,10 @@ def _pairs(a: Environment, b: Environment) -> list[tuple[str, str, str]]:
     return pairs
 
 
+#: Evidence of where a scheduler put the ranks.
+PLACEMENT = ("slurm_nodes", "slurm_switches", "ranks_per_node")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Health:
     """What else happened on the hardware while the launch ran."""
@@ -145,11 +149,15 @@ class Launch:
         return find_steady(self.step_seconds, self.warmup_steps)
 
     def differences(self, other: Launch) -> tuple[str, ...]:
-        """What around it may explain a difference from ``other``: environment, power limit."""
+        """What around it may explain a difference from ``other``: environment, power limit, where its ranks were."""
         lines = list(self.environment.differences(other.environment))
         mine, theirs = self.health.power_limit_watts, other.health.power_limit_watts
         if mine and theirs and mine != theirs:
             lines.append(f"power limit: {mine:.0f} W -> {theirs:.0f} W")
+        for name in PLACEMENT:
+            here, there = self.evidence.get(name), other.evidence.get(name)
+            if here is not None and there is not None and here != there:
+                lines.append(f"{name}: {here} -> {there}")
         return tuple(lines)
 
     @property

@@ -142,3 +142,12 @@ def test_what_makes_no_sense_is_refused(project: Project, options: list[str], sa
     result = project.run(*options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{said}*"])
+
+
+def test_a_file_that_cannot_be_collected_is_no_interruption(night: Project) -> None:
+    (night.path / "test_broken.py").write_text("def test_(:\n")
+    _, document = at_width(night, 1)
+    assert (document["exit_code"], "unfinished" in document) == (pytest.ExitCode.INTERRUPTED, False)
+    (night.path / "night" / "gpus-1.exit").write_text("2\n\n")
+    troubles = night_results.gather([night.path / "night"], []).troubles
+    assert "gpus-1.json: pytest ended with exit code 2" in troubles

@@ -102,6 +102,7 @@ class TestClusterFile:
                 for written in ("-kbatch", '"-k batch"', "-lkbatch", "-m slow -p no:x -kbatch")
             ),
             *((f"perf {written}", "--gpus") for written in ("--gpus 2", "--gpus=2")),
+            *((f"perf {written}", "-k") for written in ("-o addopts='-k x'", "--override-ini=addopts=-kx")),
             ("perf --perf-json=x.json", "--perf-json"),
             ("--perf-width=1", "--perf-width"),
             ("--perf-resume perf", "--perf-resume"),

@@ -193,3 +193,27 @@ def test_a_pytest_that_died_after_its_results_is_red(tmp_path: Path) -> None:
 )
 def test_the_last_word_is_found_however_pytest_says_it(text: str, said: str) -> None:
     assert last_word(text) == said
+
+
+def test_what_was_not_collected_is_noted_and_doubts_are_told_where_unused_baselines_are_red(tmp_path: Path) -> None:
+    said = {"a": "all", "t.py::skipped": "some"}
+    whole = suite(None, *said, said=said)
+    whole["coverage"]["gaps"] = ["test_flash.py: collection skipped"]
+    write(tmp_path, 0, planned=[{"id": "a", "nodeid": "a", "width": 1}], suite=whole)
+    (tmp_path / "gpus-0.json").rename(tmp_path / "plan.json")
+    write(tmp_path, 1, result("a"), suite=suite(1, *said, said=said))
+    notes = "\n".join(night_results.gather([tmp_path], []).notes)
+    assert "not collected: test_flash.py: collection skipped" in notes
+    assert "not every unused baseline may be known: only a part of the suite may have been collected" in notes
+
+
+def test_what_was_recorded_says_so(tmp_path: Path) -> None:
+    write(tmp_path, 1, {**result("a", "new"), "updated": "recorded a"})
+    (row,) = [line for line in night_results.gather([tmp_path], []).page() if line.startswith("| a ")]
+    assert row.rstrip(" |").endswith("recorded")
+
+
+def test_an_option_that_pytest_does_not_know_is_its_last_word() -> None:
+    usage = "ERROR: usage: python -m pytest [options]"
+    text = f"{usage}\n__main__.py: error: unrecognized arguments: --perf-strct\n  rootdir: /x\n"
+    assert last_word(text) == "unrecognized arguments: --perf-strct"

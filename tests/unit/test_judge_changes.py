@@ -81,6 +81,14 @@ class TestEvidence:
         assert len(line) < 200
 
 
+def test_where_a_scheduler_put_the_ranks_is_a_circumstance_and_no_change() -> None:
+    before = launch(slurm_nodes="n1", ranks_per_node="1")
+    after = launch(slurm_nodes="n3", ranks_per_node="1")
+    assert changes([after], [before]) == ()
+    assert before.differences(after) == ("slurm_nodes: n1 -> n3",)
+    assert before.differences(launch()) == (), "a launch outside of SLURM has no such place"
+
+
 class TestVersions:
     PATCHED: ClassVar = {"sources": {"transformers.trainer": "1"}}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Of pytest: a line of its own about what it cannot do, else the closing one.
+_REFUSED = re.compile(r"^\S+: error: (.+)$")
 _ERROR = re.compile(r"^(?:ERROR:? |INTERNALERROR> |E   +|!+ _pytest\.outcomes\.Exit: )(.+?)(?: !+)?$")
 _CLOSING = re.compile(r"^(?:=+ )?((?:[0-9]+ \w+(?:, )?|no tests ran)+) in [0-9.]+s.*$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -54,7 +55,7 @@ def pytest_line(log: str, width: str) -> str:
 def last_word(text: str) -> str:
     """Of all that one pytest printed: what it could not do, else how it closed; empty where it says neither."""
     lines = [line.rstrip() for line in _COLOUR.sub("", text).splitlines()]
-    for pattern in (_ERROR, _CLOSING):
+    for pattern in (_REFUSED, _ERROR, _CLOSING):
         found = [match[1].strip() for match in map(pattern.match, lines) if match]
         if found:
             return found[-1]

@@ -102,7 +102,10 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     missed, meant = unjudged(tests, _known(widths), _known(ended_early), without or LeftOut())
     troubles += missed
     documents = [part.document for part in (*parts, *plans)]
-    left = unused(documents)
+    left, doubts = unused(documents)
+    gaps = sorted({gap for suite in map(_suite, documents) for gap in suite.get("coverage", {}).get("gaps", [])})
+    meant += [f"not collected: {gap}" for gap in gaps if ": collection " in gap]
+    meant += doubts if is_strict(documents) else []
     meant += [
         f"{plan.path.name}: not every test was asked, see {plan.path.name}.log"
         for plan in plans
@@ -111,6 +114,11 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     if is_strict(documents):
         return Night(tuple(parts), (*troubles, *left), (*meant, *silent(tests)))
     return Night(tuple(parts), tuple(troubles), (*left, *meant, *silent(tests)))
+
+
+def _suite(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    suite: Mapping[str, Any] = document.get("suite", {})
+    return suite
 
 
 def _read(paths: Iterable[Path]) -> tuple[list[Part], list[str]]:
@@ -167,7 +175,8 @@ def _why(result: Mapping[str, Any]) -> str:
     changed = result.get("changed", [])
     more = f" and {len(changed) - _MOST_CHANGES} more" if len(changed) > _MOST_CHANGES else ""
     told = f"changed since the baseline: {', '.join(changed[:_MOST_CHANGES])}{more}" if changed else ""
-    return "; ".join(filter(None, [str(result.get("reason", "")), told, *_circumstances(result)]))
+    reason = "recorded" if result.get("updated") else str(result.get("reason", ""))
+    return "; ".join(filter(None, [reason, told, *_circumstances(result)]))
 
 
 def _circumstances(result: Mapping[str, Any]) -> list[str]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.coverage import Coverage, unused_baselines
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.coverage import Coverage, file_of, unused_baselines
+from pytest_llmperf.judge.store import BaselineStore, Entry
 
 
-def unused(documents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each, of all the files of one night together.
+def unused(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """A line for each, of all the files of one night together; and why some may not be known.
 
     Nobody knows where a file says nothing of its suite, being of an older version, or where no plan asked every test:
     a width alone has seen its own.
@@ -20,7 +20,7 @@ def unused(documents: Sequence[Mapping[str, Any]]) -> list[str]:
     suites = [document.get("suite") for document in documents]
     plans = [document for document in documents if document.get("suite", {}).get("perf_width") is None]
     if not all(suites) or not plans or not all(map(is_whole, plans)):
-        return []
+        return [], []
     whole, digests = Coverage(), set[str]()
     for suite in filter(None, suites):
         whole.add(suite["coverage"])
@@ -30,7 +30,7 @@ def unused(documents: Sequence[Mapping[str, Any]]) -> list[str]:
         for document, suite in zip(documents, suites, strict=True)
         if suite
     }
-    lines = []
+    lines: list[str] = []
     for baselines, root, kind in sorted(places):
         try:
             entries = BaselineStore(Path(baselines)).entries(kind) if kind else []
@@ -42,6 +42,19 @@ def unused(documents: Sequence[Mapping[str, Any]]) -> list[str]:
             "--update-baselines=prune)"
             for path in unused_baselines(entries, digests, whole, Path(root))
         ]
+        lines += _not_collected(entries, whole)
+    doubts = whole.doubts()
+    return lines, [f"not every unused baseline may be known: {doubts}"] if doubts else []
+
+
+def _not_collected(entries: Sequence[Entry], whole: Coverage) -> list[str]:
+    """A line for each file with baselines of which pytest collected no test, for want of a package say."""
+    lines = []
+    for gap in sorted(whole.gaps):
+        file, _, how = gap.partition(": collection ")
+        stored = sum(file_of(entry.recorded_by) == file for entry in entries)
+        if how and stored:
+            lines.append(f"{file}: its tests were not collected ({how}), and {stored} baseline(s) are of them")
     return lines
 
 

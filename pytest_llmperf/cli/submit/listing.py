@@ -10,6 +10,7 @@ from pathlib import Path
 from pytest_llmperf.cli.merge.job_log import last_word
 from pytest_llmperf.cli.merge.results_file import Part
 from pytest_llmperf.cli.merge.unjudged import Tests
+from pytest_llmperf.cli.merge.unused import is_whole
 from pytest_llmperf.cli.submit.cluster_file import ClusterFile
 from pytest_llmperf.cli.submit.sbatch_script import pytest_options
 
@@ -33,7 +34,10 @@ def listing(cluster: ClusterFile) -> Iterator[str]:
     tests = Tests.of([], [plan])
     widths = cluster.widths
     for width in widths:
-        yield from _tests(f"{width} GPU(s)", tests.not_reached(width))
+        nodes = tests.not_reached(width)
+        yield from _tests(f"{width} GPU(s)", nodes)
+        if not nodes:
+            yield f"  without one the night is red: leave {width} out of gpus"
     have = " ".join(map(str, widths))
     for width in sorted({*tests.planned.values()} - {*widths}):
         nodes = tests.not_reached(width)
@@ -44,7 +48,12 @@ def listing(cluster: ClusterFile) -> Iterator[str]:
         yield from _tests(title, nodes)
     silent = sorted(tests.collected - {*tests.planned})
     if silent:
-        yield from _tests("known when it runs, each at the width that it asks for first", silent)
+        yield from _tests("no width known: skipped, or known when it runs, by what it asks for first", silent)
+    gaps = plan.get("suite", {}).get("coverage", {}).get("gaps", [])
+    yield from (f"not collected: {gap}" for gap in gaps if ": collection " in gap)
+    if not is_whole(plan) or plan.get("exit_code"):
+        what = "told" if is_whole(plan) else "not asked every test"
+        yield f"the dry run ended with exit code {plan.get('exit_code', 0)} and has {what}: {said}"
 
 
 def _tests(title: str, nodes: list[str]) -> Iterator[str]:
@@ -57,7 +66,8 @@ def _ask(cluster: ClusterFile, path: Path) -> str:
     gpus = 0 if cluster.text("cluster", "on_cpu") == "yes" else max(cluster.widths)
     select = cluster.text("suite", "select")
     words = [cluster.text("suite", "python"), "-m", "pytest", *(["-k", select] if select else [])]
-    words += ["--gpus", str(gpus), "--perf-dry-run", "--perf-json", str(path), *pytest_options(cluster)]
+    words += ["--gpus", str(gpus), "--perf-dry-run", *pytest_options(cluster)]
+    words += ["--maxfail", "0", "--perf-json", str(path)]
     try:
         done = subprocess.run(
             words,

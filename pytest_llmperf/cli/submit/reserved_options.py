@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 _JOB = "which the nightly job gives pytest itself"
@@ -23,10 +24,20 @@ def reserved_in(words: Sequence[str]) -> str | None:
     for word in words:
         if word == "--":  # what follows are paths
             return None
+        name, _, value = word.removeprefix("-o").removeprefix("--override-ini=").lstrip("=").partition("=")
+        if name == "addopts" and (inner := reserved_in(_words(value))):
+            return inner
         option = word.partition("=")[0] if word.startswith("--") else _short(word)
         if option in RESERVED:
             return option
     return None
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def _short(word: str) -> str:
