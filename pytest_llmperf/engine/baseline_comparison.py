@@ -1,4 +1,4 @@
-"""Trial: launches of one spec until they decide, against its baseline or for the first time."""
+"""A comparison with a baseline: launches of one spec until they decide, against its baseline or for the first time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from pytest_llmperf.engine.launch_retry import SoundLaunches
+from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.insight import chip_utilisation, cost
 from pytest_llmperf.insight.stragglers import communication_share, held_up
@@ -27,10 +27,10 @@ RATE = "tokens_per_second_per_gpu"
 _MOST_STALLED = 0.01
 
 
-class Trial:
-    """One spec on trial."""
+class BaselineComparison:
+    """Of one spec."""
 
-    def __init__(  # noqa: PLR0913 - what a trial needs, named
+    def __init__(  # noqa: PLR0913 - what it needs, named
         self,
         context: Context,
         spec: TrainSpec,
@@ -51,7 +51,7 @@ class Trial:
         self._inactive, self._launch = inactive, launch
         self._baseline: Baseline | None = None
         self._scaling: Scaling | None = None
-        self._sound = SoundLaunches(self._circumstances, say)
+        self._sound = LaunchRetry(self._circumstances, say)
         self._keep, self._num_begun = keep, 0 if launches else len(begun)
         self.launches = launches or begun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.engine.search_deadline import Patience
+from pytest_llmperf.engine.search_deadline import SearchDeadline
 from pytest_llmperf.records.batch_size_search import LARGEST, Search
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
@@ -39,7 +39,7 @@ def fit(  # noqa: PLR0913 - each is named at the one call
     search: Search,
     try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]] | None,
     launch: Callable[[TrainSpec, int], Launch],
-    patience: Patience,
+    deadline: SearchDeadline,
     *,
     known: bool = False,
 ) -> Fitted:
@@ -61,8 +61,8 @@ def fit(  # noqa: PLR0913 - each is named at the one call
     elif try_sizes is not None:
         _take_hints(spec, search, try_sizes, fresh)
     while (wanted := _wanted(search, fresh.launches)) is not None:
-        patience.told(search)
-        if patience.is_over:
+        deadline.told(search)
+        if deadline.is_over:
             return Fitted(search.fits, None, search.fails, given_up=True)
         trained = fresh.launch(wanted)
         told_wrong = wanted in (search.too_large if trained is not None else search.peaks.keys())

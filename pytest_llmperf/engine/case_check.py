@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from pytest_llmperf.engine.baseline_comparison import Trial
+from pytest_llmperf.engine.baseline_comparison import BaselineComparison
 from pytest_llmperf.engine.conclusion import Conclusion, Conclusions
 from pytest_llmperf.engine.dry_run import Planner
-from pytest_llmperf.engine.launch_retry import SoundLaunches
-from pytest_llmperf.engine.max_batch_size import LAUNCHES, Capacity
-from pytest_llmperf.engine.paired_comparison import Duel
+from pytest_llmperf.engine.launch_retry import LaunchRetry
+from pytest_llmperf.engine.max_batch_size import LAUNCHES, MaxBatchSize
+from pytest_llmperf.engine.paired_comparison import PairedComparison
 from pytest_llmperf.engine.recorder import Recorder
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.scaling_reference import Scaling, stored_narrow
@@ -76,7 +76,7 @@ class CaseChecks:
         concluded = self._conclusions.earlier(spec.digest)
         if concluded is not None:
             self._planner.goes_on()
-            self._context.widths.add(Measured(spec, concluded.result, self._recorder.find(spec)))
+            self._context.result_cache.add(Measured(spec, concluded.result, self._recorder.find(spec)))
             return concluded
         against = self._context.settings.against
         return self._against(spec, scaled_from, against) if against else self._against_baseline(spec, scaled_from)
@@ -123,7 +123,7 @@ class CaseChecks:
         withheld = self._planner.ask(spec, name=result.id, launches=LAUNCHES, limited=True)
         if withheld:
             return Conclusion(result=replace(result, verdict="planned", reason=withheld))
-        capacity = Capacity(self._context, self._runner, self._recorder, self._observer.say)
+        capacity = MaxBatchSize(self._context, self._runner, self._recorder, self._observer.say)
         try:
             judged = capacity.check(spec, result, self._terms.inactive)
         except BaselineError as error:
@@ -133,16 +133,16 @@ class CaseChecks:
         return self._conclusions.conclude(*judged)
 
     def _against_baseline(self, spec: TrainSpec, scaled_from: TrainSpec | None) -> Conclusion:
-        same = self._context.widths.same(spec)
+        same = self._context.result_cache.same(spec)
         baseline, withheld = self._prepared(spec, same)
         if withheld:
             result = self._conclusions.result(spec, "planned", withheld)
-            self._context.widths.add(Measured(spec, result, baseline))
+            self._context.result_cache.add(Measured(spec, result, baseline))
             return Conclusion(result=result)
         if self._must_run_out():
             return self._runs_out(spec)
         policy = policy_of(spec, self._context, self._terms)
-        trial = Trial(
+        comparison = BaselineComparison(
             self._context,
             spec,
             policy=policy,
@@ -156,19 +156,19 @@ class CaseChecks:
 
         def judge(baseline: Baseline | None) -> CaseResult:
             try:
-                judgement = trial.run(baseline, self._scaling(spec, scaled_from, baseline, policy))
+                judgement = comparison.run(baseline, self._scaling(spec, scaled_from, baseline, policy))
             except LaunchFailed as error:
                 raise self._conclusions.launch_failed(self._conclusions.result(spec), error, spec) from None
-            return trial.told(self._conclusions.result(spec), judgement)
+            return comparison.told(self._conclusions.result(spec), judgement)
 
         def record(result: CaseResult, baseline: Baseline | None) -> CaseResult:
-            return self._recorder.record(spec, result, baseline, trial.disagreement)
+            return self._recorder.record(spec, result, baseline, comparison.disagreement)
 
         if same:
             result, refused = same.lent(judge(baseline))
         else:
             result, baseline, refused = self._recorder.settle(baseline, judge, record)
-        self._context.widths.add(Measured(spec, result, baseline, refused))
+        self._context.result_cache.add(Measured(spec, result, baseline, refused))
         return self._conclusions.conclude(result, size_of(baseline) if baseline else "none", refused)
 
     def _prepared(self, spec: TrainSpec, same: Measured | None) -> tuple[Baseline | None, str]:
@@ -187,7 +187,7 @@ class CaseChecks:
 
     def _runs_out(self, spec: TrainSpec) -> Conclusion:
         """One launch decides: it runs out of memory, and nobody else holds any, or it trained."""
-        sound = SoundLaunches(lambda _: (), self._observer.say)
+        sound = LaunchRetry(lambda _: (), self._observer.say)
         try:
             launch = sound.launch(spec, lambda spec: self._runner.launch(spec, 1))
         except LaunchFailed as error:
@@ -209,18 +209,20 @@ class CaseChecks:
         except LaunchFailed as error:
             raise self._conclusions.launch_failed(self._conclusions.result(spec), error, spec) from None
         result = judged.told(self._conclusions.result(spec))
-        self._context.widths.add(Measured(spec, result, None))
+        self._context.result_cache.add(Measured(spec, result, None))
         return self._conclusions.conclude_turns(result, python)
 
-    def _turns(self, spec: TrainSpec) -> Duel:
-        return Duel(self._context, self._runner, self._observer.say, policy_of(spec, self._context, self._terms))
+    def _turns(self, spec: TrainSpec) -> PairedComparison:
+        return PairedComparison(
+            self._context, self._runner, self._observer.say, policy_of(spec, self._context, self._terms)
+        )
 
     def _scaling(
         self, spec: TrainSpec, scaled_from: TrainSpec | None, baseline: Baseline | None, policy: Policy
     ) -> Scaling | None:
         if spec.gpus == 1:
             return None
-        narrow = self._context.widths.narrow(spec, scaled_from)
+        narrow = self._context.result_cache.narrow(spec, scaled_from)
         if narrow is None and not self._context.settings.against:
             narrow = stored_narrow(self._recorder, spec, scaled_from)
         return Scaling(self._context, baseline=baseline, policy=policy, narrow=narrow, terms=self._terms.efficiency)

@@ -1,4 +1,4 @@
-"""Sound launches: one that the circumstances spoilt is set aside and tried once more, later; a case gets one retry."""
+"""The retry of a launch that the circumstances spoilt: it is set aside and tried once more, later; once a case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 _PAUSE_SECONDS = 20.0
 
 
-class SoundLaunches:
+class LaunchRetry:
     """The launches of one case, and what is wrong with those that count."""
 
     def __init__(self, circumstances: Callable[[Launch], tuple[str, ...]], say: Callable[[str], None]) -> None:

@@ -9,10 +9,10 @@ from functools import partial
 
 from pytest_llmperf.engine.baseline_comparison import contradictions
 from pytest_llmperf.engine.batch_size_finder import Fitted, fit, short
-from pytest_llmperf.engine.launch_retry import SoundLaunches
+from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.recorder import Recorder
 from pytest_llmperf.engine.runner import Runner
-from pytest_llmperf.engine.search_deadline import Patience, bounds
+from pytest_llmperf.engine.search_deadline import SearchDeadline, bounds
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, judge_capacity
 from pytest_llmperf.launch.memory_estimate import PredictionError, predict
@@ -35,7 +35,7 @@ class _SpoiltError(Exception):
     """A launch and its retry were spoilt: whatever fits beside a neighbour is no answer, and the search ends."""
 
 
-class Capacity:
+class MaxBatchSize:
     """Finds and judges the largest micro-batch of one test's specs."""
 
     def __init__(self, context: Context, runner: Runner, recorder: Recorder, say: Callable[[str], None]) -> None:
@@ -59,7 +59,7 @@ class Capacity:
     def _measured(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str], known: int) -> CaseResult:
         """``result`` with what was found, and no verdict, unless it is invalid."""
         # Clocks and drift say nothing of what fits.
-        sound = SoundLaunches(lambda launch: validity.neighbours(launch.health), self._say)
+        sound = LaunchRetry(lambda launch: validity.neighbours(launch.health), self._say)
         try:
             found = self._find(spec, sound, known)
         except _SpoiltError:
@@ -70,19 +70,19 @@ class Capacity:
             return replace(result, verdict="invalid", reason=reason)
         return _told(result, spec, found, inactive)
 
-    def _find(self, spec: TrainSpec, sound: SoundLaunches, known: int) -> Fitted:
+    def _find(self, spec: TrainSpec, sound: LaunchRetry, known: int) -> Fitted:
         # A CPU's resident memory does not come back, so its peaks are no line.
         limit = 0 if self._context.on_cpu else self._context.memory_bytes
         search = Search(known or (_guess(spec, limit) if limit else spec.micro_batch_size), limit)
         alone = spec.gpus == 1 and self._context.cluster is None  # several ranks would have to agree on each size
         with self._runner.hold(spec.gpus):
-            patience = Patience(
+            deadline = SearchDeadline(
                 spec.capacity_id, self._context.settings.timeout_seconds, self._say, lambda: self._runner.seconds
             )
-            try_sizes = partial(self._runner.sizes, patience=patience) if alone else None
-            return fit(spec, search, try_sizes, partial(self._launch, sound), patience, known=known > 0)
+            try_sizes = partial(self._runner.sizes, deadline=deadline) if alone else None
+            return fit(spec, search, try_sizes, partial(self._launch, sound), deadline, known=known > 0)
 
-    def _launch(self, sound: SoundLaunches, spec: TrainSpec, number: int) -> Launch:
+    def _launch(self, sound: LaunchRetry, spec: TrainSpec, number: int) -> Launch:
         try:
             return sound.launch(spec, partial(self._runner.launch, number=number))
         finally:

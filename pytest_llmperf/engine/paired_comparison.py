@@ -1,4 +1,4 @@
-"""Duel: two specs, or two environments, launched A B B A … on the same GPUs until they decide."""
+"""A paired comparison: two specs, or two environments, launched A B B A … on the same GPUs until they decide."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pytest_llmperf.engine.baseline_comparison import RATE, contradictions, figures
-from pytest_llmperf.engine.launch_retry import SoundLaunches
+from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.judge import validity
@@ -77,7 +77,7 @@ class Judged:
         )
 
 
-class Duel:
+class PairedComparison:
     """Takes turns on the GPUs of one test."""
 
     def __init__(self, context: Context, runner: Runner, say: Callable[[str], None], policy: Policy) -> None:
@@ -145,7 +145,7 @@ class Duel:
         What drifts slowly (heat, neighbours) then weighs on both alike.
         """
         settings = self._context.settings
-        sound = SoundLaunches(self._circumstances, self._say)
+        sound = LaunchRetry(self._circumstances, self._say)
         pairs: Pairs = ()
         with self._runner.hold(max(side.spec.gpus for side in sides)):
             while True:
@@ -169,7 +169,7 @@ class Duel:
         judgement = judge(launches, None, self._policy, extra=figures(side.spec, launches))
         return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []
 
-    def _pair(self, sides: tuple[Side, Side], number: int, sound: SoundLaunches) -> tuple[Launch, Launch]:
+    def _pair(self, sides: tuple[Side, Side], number: int, sound: LaunchRetry) -> tuple[Launch, Launch]:
         order = (0, 1) if number % 2 == 0 else (1, 0)
         launches: dict[int, Launch] = {}
         for turn, index in enumerate(order, 1):

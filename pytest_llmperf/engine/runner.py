@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from pytest_llmperf.engine.search_deadline import Patience
+from pytest_llmperf.engine.search_deadline import SearchDeadline
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
 from pytest_llmperf.launch.machine import Gpu
@@ -77,7 +77,7 @@ class Runner:
             live.finished(outcome)
         return outcome
 
-    def sizes(self, spec: TrainSpec, search: Search, patience: Patience) -> list[tuple[int, int | None]]:
+    def sizes(self, spec: TrainSpec, search: Search, deadline: SearchDeadline) -> list[tuple[int, int | None]]:
         """The micro-batch sizes that one process tried, each with its peak allocated bytes or none; on this machine.
 
         Raises:
@@ -85,7 +85,7 @@ class Runner:
         """
         with self._lease(spec.gpus) as gpus, self._observer.launch(f"{spec.capacity_id} sizes", 1, 1) as live:
             request = self._request(spec, gpus, search=search)
-            outcome = self._run(LocalLauncher().sizes, request, live, _telling(request, patience))
+            outcome = self._run(LocalLauncher().sizes, request, live, _telling(request, deadline))
         if not isinstance(outcome, Failure):
             return outcome
         tried = sizes_so_far(request.folder) if outcome.kind == "timeout" else []
@@ -188,12 +188,12 @@ class Runner:
             yield gpus
 
 
-def _telling(request: LaunchRequest, patience: Patience) -> Callable[[], None]:
+def _telling(request: LaunchRequest, deadline: SearchDeadline) -> Callable[[], None]:
     def tell() -> None:
         so_far = Search()
         for size, peak in sizes_so_far(request.folder):
             so_far.note(size, peak)
-        patience.told(so_far)
+        deadline.told(so_far)
 
     return tell
 

@@ -1,4 +1,4 @@
-"""Patience: how long a search may take, and what is said meanwhile."""
+"""The deadline of a search: how long a search may take, and what is said meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_llmperf.records.batch_size_search import Search
 _REMIND_SECONDS = 60.0
 
 
-class Patience:
+class SearchDeadline:
     """Of one search for the largest micro-batch: a tiny model in much memory has thousands of sequences to train.
 
     ``spent`` counts the seconds in which something ran, without the wait for hardware.

@@ -16,7 +16,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.report.progress_line import LiveLine, finished_line, live_line, started_line
 
 
-class Show:
+class Console:
     """Writes past pytest's capture to where its reporter writes; silent where there is no reporter.
 
     A worker of pytest-xdist has none, and its stderr is the controller's: there it tells why it waits, and no more.
@@ -41,9 +41,9 @@ class Show:
                 self._reporter.flush()
 
     @contextmanager
-    def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchShow]:
+    def launch(self, spec_id: str, number: int, launches: int) -> Iterator[ConsoleLaunch]:
         """Show one launch from its start to its end, however it ends."""
-        show = LaunchShow(self, spec_id, number, launches)
+        show = ConsoleLaunch(self, spec_id, number, launches)
         try:
             yield show
         finally:
@@ -80,10 +80,10 @@ class Show:
         return context
 
 
-class LaunchShow:
+class ConsoleLaunch:
     """The live line of one launch."""
 
-    def __init__(self, show: Show, spec_id: str, number: int, launches: int) -> None:
+    def __init__(self, show: Console, spec_id: str, number: int, launches: int) -> None:
         self._show, self._spec_id, self._number, self._launches = show, spec_id, number, launches
         self._start = time.monotonic()
         self._is_told = False

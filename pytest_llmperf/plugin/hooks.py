@@ -124,7 +124,7 @@ class _Collector:
         """A test that is run again has found nothing yet, and its launches of before are its own."""
         if item.stash.get(FINDINGS, None) is not None:
             del item.stash[FINDINGS]
-            self.session.widths.begin_again(item.nodeid)
+            self.session.result_cache.begin_again(item.nodeid)
 
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_makereport")
     def pytest_withhold(

@@ -12,7 +12,7 @@ from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.preconditions import need_a_narrower_training, need_nats, need_specs, need_the_same_tokens
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.plugin import benchmark, commands
-from pytest_llmperf.plugin.console import Show
+from pytest_llmperf.plugin.console import Console
 from pytest_llmperf.plugin.markers import terms_of
 from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.plugin.reports import FINDINGS
@@ -32,8 +32,8 @@ class Perf:
         self._request, self._session = request, session
         self._item: pytest.Item = request.node
         findings = self._item.stash.setdefault(FINDINGS, Findings())
-        terms, show = terms_of(self._item), Show(self._item.config)
-        self._cases = CaseChecks(session, terms, findings, show, nodeid=self._item.nodeid)
+        terms, console = terms_of(self._item), Console(self._item.config)
+        self._cases = CaseChecks(session, terms, findings, console, nodeid=self._item.nodeid)
 
     def measure(self, spec: TrainSpec) -> tuple[Launch, ...]:
         """Launch ``spec`` as often as this run asks for (``--perf-launches``) and return the records.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.machine import Gpu, Machine
     from pytest_llmperf.launch.slurm.cluster import Cluster
     from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
-    from pytest_llmperf.run.result_cache import Widths
+    from pytest_llmperf.run.result_cache import ResultCache
     from pytest_llmperf.run.slurm_job import AllNodesLostError, Job
 
 #: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
@@ -66,10 +66,10 @@ class Context:
         """The exit code for that, where none that the run has anyway tells enough."""
 
     @cached_property
-    def widths(self) -> Widths:
-        from pytest_llmperf.run.result_cache import Widths
+    def result_cache(self) -> ResultCache:
+        from pytest_llmperf.run.result_cache import ResultCache
 
-        return Widths()
+        return ResultCache()
 
     @cached_property
     def experience(self) -> Experience:

@@ -1,4 +1,4 @@
-"""Widths: what this run has judged, for tests that ask for the same and for wider cases of the same training."""
+"""The results of this run so far, for tests that ask for the same and for wider cases of the same training."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Measured:
         return result, self.refused
 
 
-class Widths:
+class ResultCache:
     """The cases that this process has judged, in their order."""
 
     def __init__(self) -> None:

@@ -17,15 +17,15 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.engine import runner as runner_module
-from pytest_llmperf.engine.baseline_comparison import Trial
+from pytest_llmperf.engine.baseline_comparison import BaselineComparison
 from pytest_llmperf.engine.runner import Runner
-from pytest_llmperf.engine.search_deadline import Patience
+from pytest_llmperf.engine.search_deadline import SearchDeadline
 from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
-from pytest_llmperf.plugin.console import Show
+from pytest_llmperf.plugin.console import Console
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
@@ -51,7 +51,7 @@ def errors_of(pytester: pytest.Pytester, body: str) -> list[str]:
     return [line for line in lines[start + 1 : end] if line.strip()]
 
 
-PATIENCE = Patience("case", math.inf, lambda _: None, lambda: 0.0)
+DEADLINE = SearchDeadline("case", math.inf, lambda _: None, lambda: 0.0)
 
 
 class TestMarks:
@@ -259,7 +259,7 @@ class TestRunner:
         monkeypatch.setattr(runner_module, "LocalLauncher", Interrupted)
         show = Saying()
         with pytest.raises(KeyboardInterrupt):
-            self.runner(tmp_path, show, lambda request: launch_of(request.spec)).sizes(SPEC, Search(1), PATIENCE)
+            self.runner(tmp_path, show, lambda request: launch_of(request.spec)).sizes(SPEC, Search(1), DEADLINE)
         assert show.said == [f"{SPEC.id}: interrupted; its logs are in {tmp_path / SPEC.id}-1"]
 
     @pytest.mark.parametrize(("kind", "tried"), [("timeout", [(1, 100), (2, None)]), ("oom", []), ("killed", [])])
@@ -275,7 +275,7 @@ class TestRunner:
 
         monkeypatch.setattr(runner_module, "LocalLauncher", Late)
         runner = self.runner(tmp_path, Saying(), lambda request: launch_of(request.spec))
-        assert runner.sizes(SPEC, Search(1), PATIENCE) == tried
+        assert runner.sizes(SPEC, Search(1), DEADLINE) == tried
 
     def test_leases_that_cannot_be_kept_fail_in_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").touch()
@@ -311,10 +311,10 @@ class TestRunner:
 
 class TestShow:
     @staticmethod
-    def show(**more: Any) -> Show:
+    def show(**more: Any) -> Console:
         plugins = SimpleNamespace(getplugin=lambda name: None)
         config: Any = SimpleNamespace(pluginmanager=plugins, get_verbosity=lambda: 0, **more)
-        return Show(config)
+        return Console(config)
 
     def test_a_worker_of_xdist_says_why_it_waits_on_its_stderr(self, capfd: pytest.CaptureFixture[str]) -> None:
         self.show(workerinput={"workerid": "gw1"}).say("waiting for the CPU")
@@ -351,7 +351,7 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
     session: Any = SimpleNamespace(
         settings=SimpleNamespace(launches=1, max_launches=1), rule=Rule(), experience=Experience.of([], policy.noise)
     )
-    trial = Trial(
+    comparison = BaselineComparison(
         session,
         spec,
         policy=policy,
@@ -359,4 +359,4 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
         launch=lambda _spec, _number: made,
         say=lambda _: None,
     )
-    assert trial.run(None).verdict == "invalid"
+    assert comparison.run(None).verdict == "invalid"

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.engine import launch_retry
-from pytest_llmperf.engine.launch_retry import SoundLaunches
+from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.judge import validity
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Health, Launch
@@ -29,7 +29,7 @@ def test_after_drift_it_takes_twice_the_steps(
         return launch_of(spec)
 
     troubles = iter([(f"{validity.DRIFT} of 5 %",), ()])
-    launches = SoundLaunches(lambda _: next(troubles), lambda _: None)
+    launches = LaunchRetry(lambda _: next(troubles), lambda _: None)
     launches.launch(TrainSpec(model="llama-tiny", steps=steps, min_steps=min_steps), start)
     assert [(spec.steps, spec.min_steps) for spec in started] == [(steps, min_steps), expected]
 
@@ -37,7 +37,7 @@ def test_after_drift_it_takes_twice_the_steps(
 SPEC = TrainSpec(model="llama-tiny")
 
 
-def sound_launches(*outcomes: Launch | Failure) -> tuple[SoundLaunches, Callable[[], Launch]]:
+def sound_launches(*outcomes: Launch | Failure) -> tuple[LaunchRetry, Callable[[], Launch]]:
     """What launches when each of ``outcomes`` comes in turn."""
     pending = iter(outcomes)
 
@@ -47,7 +47,7 @@ def sound_launches(*outcomes: Launch | Failure) -> tuple[SoundLaunches, Callable
             raise LaunchFailed(SPEC.id, outcome)
         return outcome
 
-    launches = SoundLaunches(lambda _: (), lambda _: None)
+    launches = LaunchRetry(lambda _: (), lambda _: None)
     return launches, lambda: launches.launch(SPEC, start)
 
 
