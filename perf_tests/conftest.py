@@ -12,39 +12,37 @@ from perf_tests.gains import GAINS, Gain, specs_of
 from perf_tests.ladder import LADDER, Rung
 from perf_tests.optimisations import OPTIMISATIONS, Optimisation
 from perf_tests.scaling import SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
-from pytest_llmperf.plugin.outcomes import DidNotTrain
-from pytest_llmperf.plugin.session import SESSION
-from pytest_llmperf.records.result import GIB
+from pytest_llmperf import GIB, DidNotTrain, is_active, on_cpu
 
 _NOT_HERE = pytest.param(None, id="on-a-gpu", marks=pytest.mark.skip(reason="these settings are for a GPU: --gpus 1"))
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
-    return True if SESSION not in config.stash else None  # -p no:llmperf: there is nothing to run
+    return None if is_active(config) else True  # -p no:llmperf: there is nothing to run
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "gain" in metafunc.fixturenames:
-        cpu = metafunc.config.stash[SESSION].on_cpu
+        cpu = on_cpu(metafunc.config)
         metafunc.parametrize("gain", [_gain(gain, cpu) for gain in GAINS if gain.cpu_bounds or not cpu])
     if "optimisation" in metafunc.fixturenames:
         on_gpu = [_optimisation(one) for one in OPTIMISATIONS]
-        metafunc.parametrize("optimisation", [_NOT_HERE] if metafunc.config.stash[SESSION].on_cpu else on_gpu)
+        metafunc.parametrize("optimisation", [_NOT_HERE] if on_cpu(metafunc.config) else on_gpu)
     if "largest" in metafunc.fixturenames:
         metafunc.parametrize("largest", [pytest.param(spec, id=spec.capacity_id) for spec in CAPACITIES])
     if "rung" in metafunc.fixturenames:
-        on_cpu = metafunc.config.stash[SESSION].on_cpu
-        rungs = [rung.on_cpu() if on_cpu else rung for rung in LADDER]
+        cpu = on_cpu(metafunc.config)
+        rungs = [rung.on_cpu() if cpu else rung for rung in LADDER]
         metafunc.parametrize("rung", [_case(rung) for rung in rungs])
     if "family" in metafunc.fixturenames:
-        on_cpu = metafunc.config.stash[SESSION].on_cpu
-        metafunc.parametrize("family", [_family(one.on_cpu() if on_cpu else one) for one in FAMILIES])
+        cpu = on_cpu(metafunc.config)
+        metafunc.parametrize("family", [_family(one.on_cpu() if cpu else one) for one in FAMILIES])
     # On a CPU accelerate does not shard.
     nowhere: list[Width] = []
     lists = (("weak", WEAK, WEAK_ON_CPU), ("strong", STRONG, STRONG_ON_CPU), ("sharded", SHARDED, nowhere))
     for name, on_gpus, on_ranks in lists:
         if name in metafunc.fixturenames:
-            widths = on_ranks if metafunc.config.stash[SESSION].on_cpu else on_gpus
+            widths = on_ranks if on_cpu(metafunc.config) else on_gpus
             metafunc.parametrize(name, [_width(width) for width in widths] or [_NOT_HERE])
 
 

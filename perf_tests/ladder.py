@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_llmperf import TrainSpec
+from pytest_llmperf import GIB, Reference, TrainSpec
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Rung as Step
-from pytest_llmperf.records.result import GIB, Reference
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perf_tests.ladder import LADDER, on_cpu
-from pytest_llmperf import TrainSpec
+from pytest_llmperf import Reference, TrainSpec
 from pytest_llmperf.insight import chapter15
-from pytest_llmperf.records.result import Reference
 
 #: What shards weights, and the fewest GPUs it shards over. Under mixed precision it would keep fp32 weights: pure bf16.
 _SHARDING = {"fsdp": 2, "fsdp_hybrid": 4}

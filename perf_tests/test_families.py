@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perf_tests.families import Family
-from pytest_llmperf.plugin.perf import Perf
+from pytest_llmperf import Perf
 
 
 def test_family(perf: Perf, family: Family) -> None:

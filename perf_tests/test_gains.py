@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perf_tests.gains import Gain, specs_of
-from pytest_llmperf.plugin.perf import Perf
-from pytest_llmperf.plugin.session import SESSION
+from pytest_llmperf import Perf, on_cpu
 
 
 def test_gain(request: pytest.FixtureRequest, perf: Perf, gain: Gain) -> None:
-    cpu = request.config.stash[SESSION].on_cpu
+    cpu = on_cpu(request.config)
     bounds = gain.cpu_bounds if cpu else gain.bounds
     perf.compare(*specs_of(gain, cpu), **(bounds or {}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perf_tests.ladder import Rung
-from pytest_llmperf.plugin.perf import Perf
+from pytest_llmperf import Perf
 
 
 def test_rung(perf: Perf, rung: Rung) -> None:

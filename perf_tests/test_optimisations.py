@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perf_tests.optimisations import Optimisation
-from pytest_llmperf.plugin.perf import Perf
+from pytest_llmperf import Perf
 
 
 def test_optimisation(perf: Perf, optimisation: Optimisation) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perf_tests.scaling import Width
-from pytest_llmperf.plugin.perf import Perf
+from pytest_llmperf import Perf
 
 
 def test_weak(perf: Perf, weak: Width) -> None:

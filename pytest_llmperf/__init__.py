@@ -1,6 +1,38 @@
-"""pytest-llmperf: hold the throughput and memory of LLM training against stored baselines."""
+"""pytest-llmperf: hold the throughput and memory of LLM training against stored baselines.
+
+What a user's own tests need is here by name; ``pytest_llmperf.insight`` has the chapter's figures and the formulas.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.spec.train_spec import TrainSpec
 
-__all__ = ["TrainSpec"]
+if TYPE_CHECKING:
+    from pytest_llmperf.plugin.facts import is_active, on_cpu
+    from pytest_llmperf.plugin.outcomes import DidNotTrain
+    from pytest_llmperf.plugin.perf import Perf
+    from pytest_llmperf.records.result import CaseResult, Reference
+    from pytest_llmperf.support.units import GIB
+
+__all__ = ["GIB", "CaseResult", "DidNotTrain", "Perf", "Reference", "TrainSpec", "is_active", "on_cpu"]
 __version__ = "0.1.0"
+
+# Found when they are asked for: the worker imports this package too, and knows no pytest.
+_HOMES = {
+    "CaseResult": "records.result",
+    "DidNotTrain": "plugin.outcomes",
+    "GIB": "support.units",
+    "Perf": "plugin.perf",
+    "Reference": "records.result",
+    "is_active": "plugin.facts",
+    "on_cpu": "plugin.facts",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_llmperf.insight.ladder import Rung
-from pytest_llmperf.records.result import GIB, Reference
+from pytest_llmperf.records.result import Reference
 from pytest_llmperf.spec.train_spec import TrainSpec, precision_fields
+from pytest_llmperf.support.units import GIB
 
 CHAPTER = "chapter 15, MareNostrum 5 (H100 64 GB)"
 LAB = "lab 10, MareNostrum 5 (H100 64 GB)"

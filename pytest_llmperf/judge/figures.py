@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_llmperf.records.result import GIB
+from pytest_llmperf.support.units import GIB
 
 _MIB = 2**20
 # From here on a rate's first decimal is noise.

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from pytest_llmperf.records.result import GIB
+from pytest_llmperf.support.units import GIB
 
 
 @dataclass(frozen=True)

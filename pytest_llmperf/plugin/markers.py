@@ -11,9 +11,10 @@ from pytest_llmperf.judge.evidence_checks import declarable
 from pytest_llmperf.judge.scaling_efficiency import Terms
 from pytest_llmperf.plugin.options import tolerance_metric
 from pytest_llmperf.plugin.outcomes import failed
-from pytest_llmperf.records.result import GIB, Reference
+from pytest_llmperf.records.result import Reference
 from pytest_llmperf.support.quantities import A_TOLERANCE, is_positive, is_tolerance
 from pytest_llmperf.support.suggestions import hint
+from pytest_llmperf.support.units import GIB
 
 
 def terms_of(item: pytest.Item) -> CaseTerms:

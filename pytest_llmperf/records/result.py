@@ -11,8 +11,6 @@ from pytest_llmperf.records.launch import Launch
 #: Worst first: a case is as bad as its worst metric.
 VERDICTS = ("invalid", "regressed", "new", "inconclusive", "improved", "pass")
 
-GIB = 2**30
-
 
 def joined_reasons(lines: Iterable[str]) -> str:
     """The reason of an ``invalid`` case: several are separated by ``"; "``, which none of them has inside."""

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.launch import Environment, Launch, RankRecord
-from pytest_llmperf.records.result import GIB, CaseResult, Check
+from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.report.failure_message import MAX_LINES, failure_message
+from pytest_llmperf.support.units import GIB
 
 RERUN = "pytest 'perf_tests/test_ladder.py::test_rung[15.9]' --gpus 8"
 ACCEPT = RERUN + ' --update-baselines --perf-reason "why"'

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.launch import Environment, Launch, RankRecord
-from pytest_llmperf.records.result import GIB, VERDICTS, CaseResult, Check, Reference, Spent
+from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, Reference, Spent
 from pytest_llmperf.report.summary_table import summary_lines
+from pytest_llmperf.support.units import GIB
 
 LONG_ID = "llama-3.2-1b-bf16-flash_attention_2-liger-compile-checkpointing-seq4096-mbs37-accum4-gpus32"
 SOURCE = "EuroHPC course, chapter 15, MareNostrum 5 (H100 64 GB)"

@@ -14,10 +14,10 @@ from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Extent, Gain, Rung, gains, largest_jump, step_before
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.records.result import GIB
 from pytest_llmperf.report.exports import comma_separated, escaped, markdown
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats
+from pytest_llmperf.support.units import GIB
 
 _TITLE = "chapter 15"
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pytest_llmperf.launch.machine import Gpu, find_machine
-from pytest_llmperf.records.result import GIB
+from pytest_llmperf.support.units import GIB
 
 #: Begins the answer, among whatever a prolog or a module prints.
 MARK = "llmperf-node "

@@ -1,0 +1,44 @@
+"""What users import: the names that are documented are there, and the project's own suite needs no other."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pytest_llmperf
+
+REPOSITORY = Path(__file__).parents[2]
+SUITE = sorted((REPOSITORY / "perf_tests").glob("*.py"))
+
+
+def test_the_guide_lists_every_name() -> None:
+    guide = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
+    table = guide.partition("## Names to import")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(pytest_llmperf.__all__)
+
+
+@pytest.mark.parametrize("name", pytest_llmperf.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(pytest_llmperf, name) is not None
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Pref'"):
+        _ = pytest_llmperf.Pref
+
+
+@pytest.mark.parametrize("path", SUITE, ids=lambda path: path.stem)
+def test_the_suite_imports_nothing_else(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    modules = {match[1] for match in re.finditer(r"^\s*(?:from|import) (pytest_llmperf\S*)", text, re.MULTILINE)}
+    assert {each for each in modules if not each.startswith("pytest_llmperf.insight")} <= {"pytest_llmperf"}
+
+
+def test_the_worker_gets_no_pytest_with_them() -> None:
+    code = "import sys, pytest_llmperf; print([name for name in ('pytest', '_pytest', 'torch') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
