@@ -60,7 +60,7 @@ class Record:
 
 
 def verdict_of(candidates: Iterator[Record], baseline: Sequence[Record], noise: Noise, rule: Rule) -> tuple[str, int]:
-    """The verdict on launches as they come, and how many it took; as ``plugin/trial.py`` does."""
+    """The verdict on launches as they come, and how many it took; as ``engine/baseline_comparison.py`` does."""
     known = {record.site for record in baseline}
     launches: list[Record] = []
     verdict = "inconclusive"
