@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pytest_llmperf.launch import process
 from pytest_llmperf.launch.disk_space import means_no_room
@@ -23,6 +20,7 @@ from pytest_llmperf.launch.slurm.cluster import Cluster, answer, passed_on
 from pytest_llmperf.launch.slurm.lost_nodes import unreachable
 from pytest_llmperf.launch.slurm.node_agent import SCRATCH
 from pytest_llmperf.launch.slurm.node_info import NodeFacts
+from pytest_llmperf.launch.slurm.rendezvous import endpoint
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.launch.slurm.step_outcome import Aftermath, gather
 from pytest_llmperf.records.failure import Failure, Progress
@@ -36,8 +34,6 @@ _BEYOND_SECONDS = 90.0
 _MARGIN_SECONDS = 30.0
 # What a launch is taken to need before one was seen.
 _UNKNOWN_SECONDS = 60.0
-
-_PORTS = range(20000, 32000)  # below the ports that Linux hands out by itself
 
 
 class OutOfTimeError(Exception):
@@ -76,6 +72,7 @@ class SlurmLauncher:
         self._budget_ends = budget_ends
         self._restarts = controller.restarts(cluster.allocation.job_id)
         self._lost: dict[str, str] = {}
+        self._gone: set[str] = set()
         self._walls: dict[str, float] = {}
 
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
@@ -111,7 +108,8 @@ class SlurmLauncher:
         if place(request.spec.gpus, self._per_node, len(all_nodes)) is None:
             return failure
         missing = [name for name in all_nodes if name in self._cluster.lost or name in self._lost]
-        return replace(failure, lost_nodes=unreachable(missing))
+        self._gone |= {*unreachable([name for name in missing if name not in self._gone])}  # each costs time once
+        return replace(failure, lost_nodes=tuple(name for name in missing if name in self._gone))
 
     def _attempt(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure | Aftermath:
         placement = self._placement(request)
@@ -294,23 +292,6 @@ def places(nodes: Sequence[NodeFacts], placement: Placement) -> dict[str, str]:
     switches = sorted({node.switch for node in nodes if node.switch})
     found = {"slurm_nodes": " ".join(node.node for node in nodes), "ranks_per_node": str(placement.ranks_per_node)}
     return found | ({"slurm_switches": " ".join(switches)} if switches else {})
-
-
-def endpoint(first: NodeFacts, folder: Path) -> str:
-    """Where the nodes meet: on the first one, at a port of this launch's own, seen free if that node is this one."""
-    start = zlib.crc32(str(folder).encode()) % len(_PORTS)
-    candidates = [_PORTS[(start + step) % len(_PORTS)] for step in range(50)]
-    is_here = first.host == socket.gethostname() or first.host.split(".")[0] == socket.gethostname().split(".")[0]
-    port = next((port for port in candidates if not is_here or _is_free(port)), candidates[0])
-    return f"{controller.address(first.node)}:{port}"
-
-
-def _is_free(port: int) -> bool:
-    with suppress(OSError), socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("", port))
-        return True
-    return False
 
 
 def _refused(request: LaunchRequest, message: str) -> Failure:
