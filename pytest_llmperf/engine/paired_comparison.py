@@ -60,9 +60,6 @@ class Judged:
 
     def told(self, result: CaseResult) -> CaseResult:
         """``result`` with what was judged; the second side is the one that it is about."""
-        notes = [*self.notes]
-        if self.judgement.verdict == "pass" and "_ratio" in self.judgement.checks[0].metric:
-            notes.insert(0, self.judgement.reason)
         before, after = self.pairs[-1]
         return replace(
             result,
@@ -73,7 +70,7 @@ class Judged:
             launches_before=self.before,
             changed=self.changed,
             differences=(*before.differences(after), *self.different),
-            notes=(*notes, *result.notes),
+            notes=(*self.notes, *result.notes),
         )
 
 
@@ -103,7 +100,10 @@ class PairedComparison:
         start = partial(self._runner.launch, sides=2)
         sides = (Side(before.id, before, start), Side(after.id, after, start))
         judged = self._take_turns(sides, inactive, decide)
-        return replace(judged, different=changed_evidence(judged.after, judged.before))
+        # What a gain is, a reader wants to know of a ``pass`` too.
+        told = (judged.judgement.reason,) if judged.judgement.verdict == "pass" else ()
+        different = changed_evidence(judged.after, judged.before)
+        return replace(judged, different=different, notes=(*told, *judged.notes))
 
     def environments(
         self, spec: TrainSpec, python: str, inactive: frozenset[str], scaling: Scaling | None = None
