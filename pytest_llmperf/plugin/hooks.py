@@ -215,11 +215,13 @@ class _Collector:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        summary.finish(self.session, session)
+        with self.session.outcomes():
+            summary.finish(self.session, session)
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        summary.summarise(self.session, terminalreporter)
+        with self.session.outcomes():
+            summary.summarise(self.session, terminalreporter)
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, list[Any], list[Any]]:

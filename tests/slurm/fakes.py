@@ -66,14 +66,14 @@ plan = json.loads(pathlib.Path(PLAN).read_text())
 name = os.environ["SLURMD_NODENAME"]
 node = plan["nodes"].get(name, {})
 module = sys.argv[2]
-if module.endswith("facts"):
+if module.endswith("node_info"):
     gpu = {"name": node.get("gpu", "H100"), "memory_bytes": node.get("gib", 64) * 2**30}
     gpus = [{"index": i, "uuid": f"GPU-{i}", **gpu} for i in range(node.get("gpus", 0))]
     cpu = {"cpu_name": node.get("cpu", "EPYC"), "cores": node.get("cores", 64)}
     facts = {"node": name, "host": name, "gpus": gpus, **cpu}
     facts |= {"granted_gpus": node.get("granted", len(gpus)), "switch": node.get("switch", "")}
     print("Welcome to the cluster\\nllmperf-node " + json.dumps(facts))
-elif module.endswith("node"):
+elif module.endswith("node_agent"):
     os.execv(REAL, [REAL, *sys.argv[1:]])
 else:
     folder = pathlib.Path(sys.argv[-1])

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.cli import main
-from pytest_llmperf.cli import main as command
+from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.cli.baseline_folder import CaseError
 from pytest_llmperf.cli.plan import memory_pages
 from pytest_llmperf.cli.plan.memory_pages import Prediction, document, page, predictions
@@ -179,7 +178,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 class TestCommand:
     def test_json_is_a_line_a_case_at_any_width(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(command, "_screen", lambda: Screen(20, ASCII))
+        monkeypatch.setattr(entry_point, "_screen", lambda: Screen(20, ASCII))
         code, out, err = run(STORED, "model=llama-tiny", "--json")
         one, other = map(json.loads, out.splitlines())
         assert (code, err) == (0, "")
