@@ -32,7 +32,9 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 
 def test_a_run_without_a_perf_test_loads_little(pytester: pytest.Pytester) -> None:
-    ours = [f"pytest_llmperf.{name}" for name in ("judge", "launch.slurm", "plugin.allocated", "plugin.perf")]
+    ours = [
+        f"pytest_llmperf.{name}" for name in ("judge.verdict", "launch.slurm.launcher", "run.slurm_job", "plugin.perf")
+    ]
     late = ["numpy", "scipy", "rich", "psutil", "filelock", *ours]
     code = (
         f"import sys\ndef pytest_unconfigure(): print('loaded:', [name for name in {late!r} if name in sys.modules])\n"
@@ -54,8 +56,11 @@ def test_a_log_says_at_once_what_is_running(project: Project) -> None:
         launch = fakes.FakeLauncher.launch
 
         def looking(self, request, watch):
-            Path("seen.log").write_text(Path("stdout").read_text())  # where pytester has stdout written
-            return launch(self, request, watch)
+            def watched(progress):
+                watch(progress)
+                Path("seen.log").write_text(Path("stdout").read_text())  # where pytester has stdout written
+
+            return launch(self, request, watched)
 
         fakes.FakeLauncher.launch = looking
         """

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
-from pytest_llmperf.plugin import runner
+from pytest_llmperf.engine import runner
 from tests import fakes
 
 fakes.install()

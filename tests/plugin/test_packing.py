@@ -23,7 +23,7 @@ from unittest import mock
 
 from pytest_llmperf.launch import leases, machine
 from pytest_llmperf.launch.machine import Gpu, Machine
-from pytest_llmperf.plugin import runner
+from pytest_llmperf.engine import runner
 from tests import fakes
 
 fakes.install()

@@ -44,7 +44,7 @@ _TOO_LATE = """
 from unittest import mock
 
 from pytest_llmperf.launch.slurm.launcher import OutOfTimeError
-from pytest_llmperf.plugin import runner
+from pytest_llmperf.engine import runner
 from tests import fakes
 
 fakes.install()
@@ -96,8 +96,8 @@ def test_a_job_of_several_nodes_without_srun_is_a_usage_error(
 _IN_A_JOB = """
 from unittest import mock
 
-from pytest_llmperf.launch import scheduler
-from pytest_llmperf.plugin import allocated
+from pytest_llmperf.launch.slurm import controller as scheduler
+from pytest_llmperf.run import slurm_job as allocated
 from tests import fakes
 
 mock.patch.object(scheduler, "start_time", lambda job: START).start()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.cli import main
+from pytest_llmperf.cli import entry_point
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.report import ladder_tables
 from pytest_llmperf.cli.screen import Screen
@@ -161,7 +161,7 @@ class TestDocuments:
     @pytest.mark.parametrize("form", ["markdown", "csv"])
     def test_no_width_breaks_a_line(self, report: Run, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
         expected = report("--format", form)[1]
-        monkeypatch.setattr(main, "_screen", lambda: Screen(20, ASCII))
+        monkeypatch.setattr(entry_point, "_screen", lambda: Screen(20, ASCII))
         assert report("--format", form)[1] == expected
 
 
