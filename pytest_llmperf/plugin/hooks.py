@@ -154,7 +154,8 @@ class _Collector:
             if crash is not None and len(findings.results) == 1:
                 crash.message = cause(crash.message, findings.results[0].id)
             if report.failed and report.when != "teardown" and not findings.results:
-                findings.results.append(summary.unjudged(self.session, item.nodeid, report.longreprtext))
+                with self.session.outcomes():
+                    findings.results.append(summary.unjudged(self.session, item.nodeid, report.longreprtext))
             # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
             said = (
                 "" if self.session.unfinished else reports.said(findings, report)
