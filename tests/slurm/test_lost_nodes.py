@@ -33,14 +33,8 @@ def lose(suite: Suite, node: str, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "node", "how"),
-    [
-        ("packed", "n2", "daemon"),
-        ("packed", "n1", "daemon"),
-        ("packed", "n2", "node"),
-        ("array", "n2", "daemon"),
-        ("array", "n1", "daemon"),
-        ("array", "n2", "node"),
-    ],
+    # Each of them twice, and not with all others: a minute and a half a case.
+    [("packed", "n1", "daemon"), ("array", "n2", "daemon"), ("packed", "n2", "node")],
 )
 def test_a_night_that_loses_a_node_begins_anew_before_slurm_gives_it_up(
     suite: Suite, patient: Slurm, mode: str, node: str, how: str
@@ -68,22 +62,19 @@ def test_a_night_that_loses_a_node_begins_anew_before_slurm_gives_it_up(
     assert (places[0] == "n1 n2") == (how == "daemon")
 
 
-@pytest.mark.parametrize(("node", "left"), [("n2", "n1"), ("n1", "n2")], ids=["other", "first"])
-def test_the_last_start_goes_on_with_what_fits_on_the_nodes_that_work(
-    suite: Suite, patient: Slurm, node: str, left: str
-) -> None:
+def test_the_last_start_goes_on_with_what_fits_on_the_nodes_that_work(suite: Suite, patient: Slurm) -> None:
     (job, merging), results = submit(suite, "packed", more="max_restarts = 0")
     suite.until(job, lambda: "test session starts" in logs(results))
-    patient.kill_daemon(node)
+    patient.kill_daemon("n2")
     suite.until(job, lambda: "llmperf: 1 GPU(s): exit code 0" in logs(results), 300)
-    patient.give_up(node)
+    patient.give_up("n2")
     patient.ended(job)
     assert patient.ended(merging)["ExitCode"] == "1:0", logs(results)
     document = json.loads((results / "merged.json").read_text())
     places = {result["launches"][0]["evidence"]["slurm_nodes"] for result in document["results"]}
     assert [result["verdict"] for result in document["results"]] == ["pass"]
-    assert places == {left}
-    assert f"node {node} failed, and llama-tiny" in (results / "summary.md").read_text()
+    assert places == {"n1"}
+    assert "node n2 failed, and llama-tiny" in (results / "summary.md").read_text()
 
 
 def test_a_job_of_ones_own_that_may_resume_ends_unfinished(suite: Suite, patient: Slurm) -> None:
