@@ -45,8 +45,10 @@ def test_a_night_that_loses_a_node_begins_anew_before_slurm_gives_it_up(
     wide = f"{job}_2" if mode == "array" else job
     suite.until(wide, lambda: suite.training("gpus2"))
     lose(suite, node, how)
-    suite.until(wide, lambda: "llmperf: unfinished; requeued" in logs(results), 300)
-    assert f"node {node} failed, and llama-tiny" in logs(results)
+    # Not the array's narrow task, which may lose its node too.
+    log = results / f"nightly-{wide}.log"
+    suite.until(wide, lambda: "llmperf: unfinished; requeued" in log.read_text(), 300)
+    assert f"node {node} failed, and llama-tiny" in log.read_text()
     suite.steps(12)
     patient.give_up(node)  # until then the job waits for its old start to end there
     patient.wait(lambda: patient.job(wide)["Restarts"] == "1", 90, lambda: logs(results))
@@ -58,13 +60,13 @@ def test_a_night_that_loses_a_node_begins_anew_before_slurm_gives_it_up(
     places = [launch["evidence"]["slurm_nodes"] for launch in wide_case["launches"]]
     assert node not in places[-1].split()
     kept = "1 of its launches ran before the job was requeued"
-    assert (kept in wide_case["notes"]) == (how == "daemon"), "a launch that ended well is not run again"
+    assert (kept in wide_case.get("notes", ())) == (how == "daemon"), "a launch that ended well is not run again"
     assert (places[0] == "n1 n2") == (how == "daemon")
 
 
 def test_the_last_start_goes_on_with_what_fits_on_the_nodes_that_work(suite: Suite, patient: Slurm) -> None:
     (job, merging), results = submit(suite, "packed", more="max_restarts = 0")
-    suite.until(job, lambda: "test session starts" in logs(results))
+    suite.until(job, lambda: patient.processes(SLURM_JOB_ID=job))
     patient.kill_daemon("n2")
     suite.until(job, lambda: "llmperf: 1 GPU(s): exit code 0" in logs(results), 300)
     patient.give_up("n2")

@@ -21,7 +21,7 @@ name = nightly
 gpus_per_node = 1
 on_cpu = yes
 [sbatch]
-time = 5
+time = 10
 [suite]
 gpus = 1 2
 mode = {mode}
