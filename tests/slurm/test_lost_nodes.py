@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +51,7 @@ def test_a_night_that_loses_a_node_begins_anew_before_slurm_gives_it_up(
     suite.until(wide, lambda: "llmperf: unfinished; requeued" in log.read_text(), 300)
     assert f"node {node} failed, and llama-tiny" in log.read_text()
     suite.steps(12)
+    time.sleep(3)  # SLURM waits two minutes, and would take credentials of the requeue's second for revoked ones
     patient.give_up(node)  # until then the job waits for its old start to end there
     patient.wait(lambda: patient.job(wide)["Restarts"] == "1", 90, lambda: logs(results))
     fields = patient.ended(wide, 400)
