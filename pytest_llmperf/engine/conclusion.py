@@ -10,7 +10,7 @@ from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.records.result import FAILING, CaseResult
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
 from pytest_llmperf.run.findings import Findings
@@ -20,8 +20,7 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 
 _BEFORE = "concluded before the job was requeued"
 
-_FAILING = frozenset({"invalid", "regressed", "new"})
-_FAILING_IF_STRICT = _FAILING | {"improved", "inconclusive"}
+_FAILING_IF_STRICT = FAILING | {"improved", "inconclusive"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +91,7 @@ class Conclusions:
     def _concluded(self, result: CaseResult, held_against: str, refused: str, *, in_turns: bool) -> Conclusion:
         self._findings.results.append(result)
         strict = self._context.settings.strict
-        fails = result.verdict in (_FAILING_IF_STRICT if strict else _FAILING) or (strict and bool(result.changed))
+        fails = result.verdict in (_FAILING_IF_STRICT if strict else FAILING) or (strict and bool(result.changed))
         return Conclusion(
             result=result,
             held_against=held_against,

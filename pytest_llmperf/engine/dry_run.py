@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CannotRunError
-from pytest_llmperf.run.findings import Findings, Planned, Skipped
-from pytest_llmperf.run.width import Held
+from pytest_llmperf.run.findings import Elsewhere, Findings, Planned, Skipped
+from pytest_llmperf.run.width import WidthCheck
 from pytest_llmperf.spec.requirements import missing_package, why_skip
 from pytest_llmperf.spec.train_spec import TrainSpec
 
@@ -26,7 +26,7 @@ class Planner:
 
     def __init__(self, context: Context, findings: Findings, nodeid: str) -> None:
         self._context, self._settings, self._findings = context, context.settings, findings
-        self._nodeid, self._held = nodeid, Held(context.settings.width, nodeid)
+        self._nodeid, self._width_check = nodeid, WidthCheck(context.settings.width, nodeid)
 
     def name(self, *digests: str) -> None:
         """The baselines of these are in use, whatever becomes of the test."""
@@ -35,7 +35,7 @@ class Planner:
 
     def goes_on(self) -> None:
         """The test asks for more after what its SLURM job concluded before: that was not the first."""
-        self._held.begun = True
+        self._width_check.begun = True
 
     def ask(  # noqa: PLR0913 - one argument for each thing that a plan tells
         self,
@@ -52,46 +52,43 @@ class Planner:
         A run that launches ends the test here where one of them cannot run; a ``limited`` one needs a limit of memory
         to run into. It costs nothing where it ``shares`` what another test launches.
         """
-        num_gpus, num_cores = self._context.num_gpus, self._context.machine.cores
         width = max(spec.gpus for spec in specs)
-        elsewhere, why = self._held.elsewhere(specs, num_gpus or num_cores)
-        hindrances = (why_skip(spec, num_gpus=num_gpus, num_cores=num_cores) for spec in specs)
-        hindrance = f"{name}: {why}" if elsewhere else next(filter(None, hindrances), "")
-        if limited and not hindrance and not self._context.memory_bytes:
-            hindrance = "a CPU's memory is everybody's: give this run a limit with --perf-memory-limit, e.g. 2GiB"
+        elsewhere, hindrance = self._hindrance(specs, name, limited=limited)
         launches_nothing = _launches_nothing(self._settings.update, dry_run=self._settings.dry_run)
-        if not launches_nothing:
-            if hindrance:
-                self._findings.stopped = True
-                lost = baseline is not None and hindrance in map(missing_package, specs)
-                self._findings.skipped.append(
-                    Skipped(
-                        id=name,
-                        nodeid=self._nodeid,
-                        width=width,
-                        reason=hindrance,
-                        lost=lost,
-                        elsewhere=elsewhere,
-                    )
-                )
-                raise CannotRunError(hindrance)
+        if not launches_nothing and not hindrance:
             return ""
+        if not launches_nothing:
+            lost = baseline is not None and hindrance in map(missing_package, specs)
+            case = Skipped(id=name, nodeid=self._nodeid, width=width, reason=hindrance, lost=lost, elsewhere=elsewhere)
+            self._findings.stopped = True
+            self._findings.skipped.append(case)
+            raise CannotRunError(hindrance)
         if self._settings.update != "prune":
-            gpus = 0 if self._context.on_cpu else max(spec.gpus for spec in specs)
-            case = Planned(
+            planned = Planned(
                 id=name,
                 nodeid=self._nodeid,
                 width=width,
                 launches=launches,
-                gpus=gpus,
+                gpus=0 if self._context.on_cpu else width,
                 seconds=_expected_seconds(baseline, launches),
                 skipped=hindrance or shares,
                 judges=judges,
             )
-            self._findings.planned.append(case)
+            self._findings.planned.append(planned)
         if not hindrance or not self._findings.withheld:
             self._findings.withheld = hindrance or launches_nothing
         return hindrance or launches_nothing
+
+    def _hindrance(self, specs: Sequence[TrainSpec], name: str, *, limited: bool) -> tuple[Elsewhere, str]:
+        """What is of another width, and why the specs cannot run here; empty where they can."""
+        num_gpus, num_cores = self._context.num_gpus, self._context.machine.cores
+        elsewhere, why = self._width_check.elsewhere(specs, num_gpus or num_cores)
+        if elsewhere:
+            return elsewhere, f"{name}: {why}"
+        found = next(filter(None, (why_skip(spec, num_gpus=num_gpus, num_cores=num_cores) for spec in specs)), "")
+        if limited and not found and not self._context.memory_bytes:
+            found = "a CPU's memory is everybody's: give this run a limit with --perf-memory-limit, e.g. 2GiB"
+        return "", found
 
 
 def gpu_hours(planned: Sequence[Planned]) -> float:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
 
-from pytest_llmperf.records.failure import Progress
-from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.report.progress_line import LiveLine, finished_line, live_line, started_line
+from pytest_llmperf.report.progress_line import LaunchLines
 
 
 class Console:
@@ -41,21 +37,14 @@ class Console:
                 self._reporter.flush()
 
     @contextmanager
-    def launch(self, spec_id: str, number: int, launches: int) -> Iterator[ConsoleLaunch]:
+    def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchLines]:
         """Show one launch from its start to its end, however it ends."""
-        show = ConsoleLaunch(self, spec_id, number, launches)
+        say = _nothing if self._quiet else self.say
+        lines = LaunchLines(spec_id, number, launches, say=say, write=self.write if self.is_live else None)
         try:
-            yield show
+            yield lines
         finally:
-            show.clear()
-
-    def started(self, spec_id: str, number: int, launches: int) -> None:
-        if not self._quiet and not self.is_live:
-            self.say(started_line(spec_id, number, launches))
-
-    def finished(self, spec_id: str, number: int, launches: int, launch: Launch) -> None:
-        if not self._quiet and not self.is_live:
-            self.say(finished_line(spec_id, number, launches, launch))
+            lines.clear()
 
     def ended_from_outside(self, error: BaseException) -> str:
         """Why a test was failed while it waited, as by the signal of pytest-timeout; empty of a failure of our own.
@@ -80,39 +69,11 @@ class Console:
         return context
 
 
-class ConsoleLaunch:
-    """The live line of one launch."""
-
-    def __init__(self, show: Console, spec_id: str, number: int, launches: int) -> None:
-        self._show, self._spec_id, self._number, self._launches = show, spec_id, number, launches
-        self._start = time.monotonic()
-        self._is_told = False
-        self._line = LiveLine(write=show.write, width=_width) if show.is_live else None
-
-    def update(self, progress: Progress) -> None:
-        """Of a launch that runs: one that waits for its nodes, or for which no time is left, has not started."""
-        if not self._is_told:
-            self._is_told = True
-            self._show.started(self._spec_id, self._number, self._launches)
-        if self._line is not None:
-            seconds = time.monotonic() - self._start
-            text = live_line(self._spec_id, self._number, self._launches, progress, seconds, _width())
-            self._line.update(text)
-
-    def finished(self, launch: Launch) -> None:
-        self.clear()
-        self._show.finished(self._spec_id, self._number, self._launches, launch)
-
-    def clear(self) -> None:
-        if self._line is not None:
-            self._line.clear()
+def _nothing(_line: str) -> None:
+    """For ``-q``."""
 
 
 def _to_stderr(text: str) -> None:
     if sys.__stderr__ is not None:
         sys.__stderr__.write(text)  # in one piece: other workers write there too
         sys.__stderr__.flush()
-
-
-def _width() -> int:
-    return shutil.get_terminal_size().columns

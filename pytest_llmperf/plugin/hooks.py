@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, options, reports, rootdir, signals, summary, trouble, width
+from pytest_llmperf.plugin import benchmark, options, reports, rootdir, signals, summary, trouble, width_options
 from pytest_llmperf.plugin.attempts import Attempts
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
@@ -23,7 +23,7 @@ from pytest_llmperf.plugin.outcomes import cause
 from pytest_llmperf.plugin.refused import line_of
 from pytest_llmperf.plugin.reports import FINDINGS
 from pytest_llmperf.plugin.session import SESSION, PerfSession
-from pytest_llmperf.plugin.width import is_case
+from pytest_llmperf.plugin.width_options import is_case
 from pytest_llmperf.run.context import UNFINISHED
 from pytest_llmperf.run.findings import Findings
 
@@ -88,7 +88,7 @@ class _Collector:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """After -k, -m and others have chosen: what they leave is what the night is of."""
-        self._seen -= width.select(self.session.settings.width, config, items)
+        self._seen -= width_options.select(self.session.settings.width, config, items)
 
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

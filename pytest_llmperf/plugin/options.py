@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.plugin import cost_options, slurm_options, width
+from pytest_llmperf.plugin import cost_options, slurm_options, width_options
 from pytest_llmperf.plugin.second import refuse_second
 from pytest_llmperf.run.settings import MAX_LAUNCHES, Settings
 from pytest_llmperf.spec.fault_injection import Injection
@@ -58,7 +58,7 @@ def add_options(parser: pytest.Parser) -> None:
     _add_baselines(group)
     _add_run(group)
     slurm_options.add_options(group)
-    width.add_options(group)
+    width_options.add_options(group)
     cost_options.add_options(group, parser)
     _add_launches(group)
     parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.02)", default="")
@@ -131,7 +131,7 @@ def read_settings(config: pytest.Config) -> Settings:
         against=against,
         launcher=option.perf_launcher,
         slurm=slurm_options.read(config),
-        width=width.read(option.perf_width, _path(config, "--perf-plan", option.perf_plan)),
+        width=width_options.read(option.perf_width, _path(config, "--perf-plan", option.perf_plan)),
         resume=option.perf_resume,
         budget_gpu_hours=option.perf_budget,
         against_itself=bool(against) and _environment(against) == _environment(sys.executable),

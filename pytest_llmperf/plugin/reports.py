@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llmperf.judge.coverage import ALL, SOME, STOPPED
+from pytest_llmperf.run.coverage import ALL, SOME, STOPPED
 from pytest_llmperf.run.findings import Findings
 
 #: Of the item that finds.

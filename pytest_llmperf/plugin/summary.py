@@ -14,7 +14,7 @@ from pytest_llmperf.plugin.benchmark import unwritten
 from pytest_llmperf.plugin.second import first, told
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.trouble import Trouble
-from pytest_llmperf.plugin.width import is_case
+from pytest_llmperf.plugin.width_options import is_case
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.errors import UsageError
 

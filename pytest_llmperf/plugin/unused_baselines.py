@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.coverage import Coverage, file_of, unused_baselines
 from pytest_llmperf.judge.store import BaselineStore, Entry
 from pytest_llmperf.plugin.selection import gaps, partly
 from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.run.coverage import Coverage, file_of, unused_baselines
 
 
 def _entries(session: PerfSession) -> list[Entry]:

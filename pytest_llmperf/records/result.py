@@ -11,6 +11,9 @@ from pytest_llmperf.records.launch import Launch
 #: Worst first: a case is as bad as its worst metric.
 VERDICTS = ("invalid", "regressed", "new", "inconclusive", "improved", "pass")
 
+#: Those of a case that does not hold.
+FAILING = frozenset({"invalid", "regressed", "new"})
+
 
 def joined_reasons(lines: Iterable[str]) -> str:
     """The reason of an ``invalid`` case: several are separated by ``"; "``, which none of them has inside."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 
@@ -64,6 +65,47 @@ def finished_line(spec_id: str, launch_no: int, launches: int, launch: Launch) -
         formats.seconds(launch.wall_seconds),
     )
     return f"{one_line(spec_id)}: launch {launch_no}/{launches} finished: {', '.join(figures)}"
+
+
+class LaunchLines:
+    """What is shown of one launch: a line that moves where ``write`` is given, else two that are said."""
+
+    def __init__(
+        self,
+        spec_id: str,
+        number: int,
+        launches: int,
+        *,
+        say: Callable[[str], None],
+        write: Callable[[str], None] | None,
+    ) -> None:
+        self._spec_id, self._number, self._launches, self._say = spec_id, number, launches, say
+        self._start, self._is_told = time.monotonic(), False
+        self._line = LiveLine(write=write, width=_width) if write is not None else None
+
+    def update(self, progress: Progress) -> None:
+        """Of a launch that runs: one that waits for its nodes, or for which no time is left, has not started."""
+        if self._line is not None:
+            seconds = time.monotonic() - self._start
+            self._line.update(live_line(self._spec_id, self._number, self._launches, progress, seconds, _width()))
+        elif not self._is_told:
+            self._is_told = True
+            self._say(started_line(self._spec_id, self._number, self._launches))
+
+    def finished(self, launch: Launch) -> None:
+        """It has left its record."""
+        if self._line is None:
+            self._say(finished_line(self._spec_id, self._number, self._launches, launch))
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing more is shown of it."""
+        if self._line is not None:
+            self._line.clear()
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns
 
 
 class LiveLine:

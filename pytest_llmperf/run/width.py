@@ -35,7 +35,7 @@ class Width:
 
 
 @dataclass
-class Held:
+class WidthCheck:
     """One test of a run of one width, while it asks."""
 
     width: Width | None

@@ -34,7 +34,7 @@ def lose(suite: Suite, node: str, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "node", "how"),
-    # Each of them twice, and not with all others: a minute and a half a case.
+    # Each circumstance, and not with all others: a minute and a half a case.
     [("packed", "n1", "daemon"), ("array", "n2", "daemon"), ("packed", "n2", "node")],
 )
 def test_a_night_that_loses_a_node_begins_anew_before_slurm_gives_it_up(

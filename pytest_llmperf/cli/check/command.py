@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.baseline_folder import CaseError
-from pytest_llmperf.cli.check.observer import Terminal
+from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.engine.case_check import CaseChecks
@@ -157,6 +156,3 @@ def answer(arguments: argparse.Namespace, screen: Screen) -> tuple[Iterator[str]
     """
     check = Check.of(arguments)
     return check.lines(screen), check.troubles
-
-
-__all__ = ["NODEID", "CaseError", "Check", "add_options", "answer"]

@@ -11,11 +11,12 @@ from typing import Any
 from pytest_llmperf.cli.left_out_widths import LeftOut
 from pytest_llmperf.cli.merge.job_log import ended
 from pytest_llmperf.cli.merge.results_file import Part
-from pytest_llmperf.cli.merge.unjudged import Tests, listed, silent, unjudged
-from pytest_llmperf.cli.merge.unused import is_strict, is_whole, unused
+from pytest_llmperf.cli.merge.unjudged import Tests, silent, some_of, unjudged
+from pytest_llmperf.cli.merge.unused import is_strict, unused
 from pytest_llmperf.records.result import VERDICTS
 from pytest_llmperf.report.exports import escaped, markdown
 from pytest_llmperf.report.table import Column
+from pytest_llmperf.run.coverage import is_whole
 from pytest_llmperf.support import formats
 
 _RATE, _MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
@@ -99,21 +100,21 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     troubles += filter(None, (_trouble(part, tests) for part in parts))
     ended_early = {part.width for part in parts if "unfinished" in part.document} | set(map(_width_of, missing))
     widths = {part.width for part in parts} | set(map(_width_of, expected))
-    missed, meant = unjudged(tests, _known(widths), _known(ended_early), without or LeftOut())
+    missed, notes = unjudged(tests, _known(widths), _known(ended_early), without or LeftOut())
     troubles += missed
     documents = [part.document for part in (*parts, *plans)]
     left, doubts = unused(documents)
     gaps = sorted({gap for suite in map(_suite, documents) for gap in suite.get("coverage", {}).get("gaps", [])})
-    meant += [f"not collected: {gap}" for gap in gaps if ": collection " in gap]
-    meant += doubts if is_strict(documents) else []
-    meant += [
+    notes += [f"not collected: {gap}" for gap in gaps if ": collection " in gap]
+    notes += doubts if is_strict(documents) else []
+    notes += [
         f"{plan.path.name}: not every test was asked, see {plan.path.name}.log"
         for plan in plans
         if not is_whole(plan.document)
     ]
     if is_strict(documents):
-        return Night(tuple(parts), (*troubles, *left), (*meant, *silent(tests)))
-    return Night(tuple(parts), tuple(troubles), (*left, *meant, *silent(tests)))
+        return Night(tuple(parts), (*troubles, *left), (*notes, *silent(tests)))
+    return Night(tuple(parts), tuple(troubles), (*left, *notes, *silent(tests)))
 
 
 def _suite(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -147,7 +148,7 @@ def _missing(name: str, folders: Sequence[Path], tests: Tests) -> str:
 
 def _left(width: int | None, tests: Tests) -> str:
     left = tests.not_reached(width) if width is not None else []
-    return f"; not judged: {listed(left)}" if left else ""
+    return f"; not judged: {some_of(left)}" if left else ""
 
 
 # Pytest's own exit code.

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_llmperf.cli.left_out_widths import LeftOut
+from pytest_llmperf.records.result import FAILING
 
 _MOST_NAMES = 10
-
-_FAILING = ("invalid", "regressed", "new")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Tests:
                 if case.get("judges", True)
             },
             at_home=at_home,
-            failed={result["nodeid"] for result in results if result["verdict"] in _FAILING},
+            failed={result["nodeid"] for result in results if result["verdict"] in FAILING},
             skipped=[case for each in widths for case in each.get("skipped", []) if "nodeid" in case],
             judged={(result["nodeid"], result["id"]) for result in results},
         )
@@ -79,15 +78,14 @@ def unjudged(
 
     ``widths`` are the night's; tests of widths that are ``told`` of are left to whoever tells.
     """
-    reasons = {False: dict[str, set[str]](), True: dict[str, set[str]]()}
+    missed, meant = dict[str, set[str]](), dict[str, set[str]]()
     found = (*_never_ended(tests, widths, told), *_elsewhere(tests, widths, told), *_not_asked_for(tests))
     for node, width, why, case in found:
-        is_meant = width is not None and without.has(width, widths)
-        if is_meant:
-            reasons[True].setdefault(f"asks for {width} GPU(s), which this night is without", set()).add(node)
+        if width is not None and without.has(width, widths):
+            meant.setdefault(f"asks for {width} GPU(s), which this night is without", set()).add(node)
         else:
-            reasons[False].setdefault(why, set()).add(f"{node} ({case})" if case else node)
-    return _lines("not judged", reasons[False]), _lines("left out", reasons[True])
+            missed.setdefault(why, set()).add(f"{node} ({case})" if case else node)
+    return _lines("not judged", missed), _lines("left out", meant)
 
 
 # Its node, its width where that is known, why, and its case where the test has others.
@@ -124,7 +122,7 @@ def _not_asked_for(tests: Tests) -> Iterator[_Missed]:
 
 
 def _lines(what: str, reasons: Mapping[str, AbstractSet[str]]) -> list[str]:
-    return [f"{what}: {listed(nodes)}: {why}" for why, nodes in sorted(reasons.items())]
+    return [f"{what}: {some_of(nodes)}: {why}" for why, nodes in sorted(reasons.items())]
 
 
 def silent(tests: Tests) -> list[str]:
@@ -132,10 +130,10 @@ def silent(tests: Tests) -> list[str]:
     # Of those that the plan knows something is missed, or launches are all that they wanted.
     told = {node for node, _ in tests.judged} | {case["nodeid"] for case in tests.skipped} | {*tests.planned}
     nodes = tests.ended - told
-    return [f"judged nothing: {listed(nodes)}: skipped, or it asked for nothing"] if nodes else []
+    return [f"judged nothing: {some_of(nodes)}: skipped, or it asked for nothing"] if nodes else []
 
 
-def listed(nodes: Iterable[str]) -> str:
+def some_of(nodes: Iterable[str]) -> str:
     """Some of them, and how many more."""
     found = sorted(nodes)
     more = [f"{len(found) - _MOST_NAMES} more"] if len(found) > _MOST_NAMES else []
@@ -160,4 +158,4 @@ def _why(width: int | None, widths: AbstractSet[int]) -> str:
     return f"asks for {width} GPU(s), and the night has {have}; add {width} to [suite] gpus, or to without"
 
 
-__all__ = ["Tests", "listed", "silent", "unjudged"]
+__all__ = ["Tests", "silent", "some_of", "unjudged"]

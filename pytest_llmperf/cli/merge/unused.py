@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.coverage import Coverage, file_of, unused_baselines
 from pytest_llmperf.judge.store import BaselineStore, Entry
+from pytest_llmperf.run.coverage import Coverage, file_of, is_whole, unused_baselines
 
 
 def unused(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
@@ -17,18 +17,19 @@ def unused(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]
     Nobody knows where a file says nothing of its suite, being of an older version, or where no plan asked every test:
     a width alone has seen its own.
     """
-    suites = [document.get("suite") for document in documents]
-    plans = [document for document in documents if document.get("suite", {}).get("perf_width") is None]
-    if not all(suites) or not plans or not all(map(is_whole, plans)):
+    suites = [document["suite"] for document in documents if "suite" in document]
+    if not suites or len(suites) < len(documents):
         return [], []
+    plans = [document for document in documents if document["suite"].get("perf_width") is None]
+    if not plans or not all(map(is_whole, plans)):
+        return [], ["no unused baseline can be known: no plan has asked every test"]
     whole, digests = Coverage(), set[str]()
-    for suite in filter(None, suites):
+    for suite in suites:
         whole.add(suite["coverage"])
         digests |= set(suite["digests"])
     places = {
         (suite["baselines"], suite["rootdir"], document["machine"].get("kind", ""))
         for document, suite in zip(documents, suites, strict=True)
-        if suite
     }
     lines: list[str] = []
     for baselines, root, kind in sorted(places):
@@ -56,13 +57,6 @@ def _not_collected(entries: Sequence[Entry], whole: Coverage) -> list[str]:
         if how and stored:
             lines.append(f"{file}: its tests were not collected ({how}), and {stored} baseline(s) are of them")
     return lines
-
-
-def is_whole(plan: Mapping[str, Any]) -> bool:
-    """Whether every test was asked."""
-    suite = plan.get("suite", {})
-    coverage = suite.get("coverage", {"nodes": [""], "said": {}})
-    return {*coverage["nodes"]} <= {*coverage["said"]} and not suite.get("stopped") and "unfinished" not in plan
 
 
 def is_strict(documents: Sequence[Mapping[str, Any]]) -> bool:

@@ -10,9 +10,9 @@ from pathlib import Path
 from pytest_llmperf.cli.merge.job_log import last_word
 from pytest_llmperf.cli.merge.results_file import Part
 from pytest_llmperf.cli.merge.unjudged import Tests
-from pytest_llmperf.cli.merge.unused import is_whole
 from pytest_llmperf.cli.submit.cluster_file import ClusterFile
 from pytest_llmperf.cli.submit.sbatch_script import pytest_options
+from pytest_llmperf.run.coverage import is_whole
 
 # Python on a login node's network file system, and a suite's own imports.
 _SECONDS = 300.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pytest_llmperf.launch.local import package_path
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, NoNodeAnswersError, listed
-from pytest_llmperf.launch.slurm.controller import has_gpus_to_give, step_environment
+from pytest_llmperf.launch.slurm.controller import has_gpus_to_give, run_step
 from pytest_llmperf.launch.slurm.node_failures import word
 from pytest_llmperf.launch.slurm.node_info import MARK, NodeFacts, parse
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
@@ -151,16 +151,7 @@ def _ask(nodes: Sequence[str], options: SlurmOptions) -> tuple[str, str]:
         ),
     ]
     try:
-        done = subprocess.run(
-            command,
-            env=step_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=_PROBE_SECONDS,
-        )
+        done = run_step(command, _PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         return "", f"nothing within {_PROBE_SECONDS:.0f} s"
     except OSError as error:

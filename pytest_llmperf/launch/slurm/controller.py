@@ -68,6 +68,24 @@ def has_gpus_to_give(node: str) -> bool:
     return "gpu" in _field(_scontrol("show", "node", "-o", node), "Gres")
 
 
+def run_step(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run srun to its end.
+
+    Raises:
+        OSError, subprocess.TimeoutExpired: it cannot be started, or does not end.
+    """
+    return subprocess.run(
+        command,
+        env=step_environment(os.environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=seconds,
+    )
+
+
 def cancel_step(job_id: str, step_name: str) -> None:
     """End the job's steps of this name, which outlive an srun that had to be killed."""
     for line in _run(["squeue", "--steps", "--noheader", "--format=%i %j", "--job", job_id]).splitlines():

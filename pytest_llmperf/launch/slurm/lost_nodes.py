@@ -38,16 +38,7 @@ def _silent(nodes: Sequence[str]) -> set[str]:
         *("printenv", "SLURMD_NODENAME"),
     ]
     try:
-        done = subprocess.run(
-            command,
-            env=controller.step_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=_ASK_SECONDS,
-        )
+        done = controller.run_step(command, _ASK_SECONDS)
     except subprocess.TimeoutExpired as error:
         controller.cancel_step(os.environ.get("SLURM_JOB_ID", ""), _STEP)
         return {*nodes} - {*(error.stdout or b"").decode(errors="replace").split()}

@@ -86,6 +86,15 @@ class Coverage:
         return ""
 
 
+def is_whole(plan: Mapping[str, Any]) -> bool:
+    """Whether a dry run's ``--perf-json`` is of a run that asked every test."""
+    suite = plan.get("suite")
+    if suite is None:
+        return False
+    asked_all = {*suite["coverage"]["nodes"]} <= {*suite["coverage"]["said"]}
+    return asked_all and not suite.get("stopped") and not plan.get("unfinished")
+
+
 def file_of(node: str) -> str:
     """The file of a node id, relative to rootdir."""
     return node.partition("::")[0]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.run.coverage import is_whole
 from pytest_llmperf.run.width import Width
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.quantities import argument
@@ -47,15 +48,13 @@ def _planned(gpus: int, path: Path) -> Width:
         for case in values["planned"]:
             nodeid, width = str(case["nodeid"]), int(case["width"])
             found[nodeid] = max(width, found.get(nodeid, width))
-        suite = values["suite"]
-        asked_all = {*suite["coverage"]["nodes"]} <= {*suite["coverage"]["said"]}
-        is_whole = asked_all and not suite["stopped"] and not values.get("unfinished")
+        asked_all = is_whole(values)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise pytest.UsageError(
             f"--perf-plan {path}: not a plan ({type(error).__name__}: {error}); "
             "write one with --perf-dry-run --perf-json FILE"
         ) from None
-    return Width(gpus=gpus, plan=found, is_whole=is_whole)
+    return Width(gpus=gpus, plan=found, is_whole=asked_all)
 
 
 def select(width: Width | None, config: pytest.Config, items: list[pytest.Item]) -> set[str]:
