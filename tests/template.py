@@ -1,0 +1,178 @@
+"""A process that has imported pytest and its plugins, and is forked for each pytest that a test runs.
+
+A pytest of its own costs a second of imports, and hundreds of tests run one. What is forked is as good as new: nothing
+but modules is shared, and what reads the environment while it is imported is not among them. Started once a session
+(under xdist, by each worker).
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+_LONGEST_REQUEST = 2**20
+_STREAMS = 2
+
+_REPOSITORY = str(Path(__file__).parents[1])
+
+# With one of these set an interpreter, or pytest's imports, would be another. A test of what is imported sets ours.
+_OTHER = frozenset(
+    "LANG LC_ALL LLMPERF_TEST_FRESH PYTEST_DISABLE_PLUGIN_AUTOLOAD PYTEST_PLUGINS PYTHONDEVMODE PYTHONIOENCODING "
+    "PYTHONUNBUFFERED PYTHONUTF8 PYTHONWARNINGS".split()
+)
+# What a run imports sooner or later, and no plugin does at once.
+_LATER = ("pytest_llmperf.plugin.perf", "pytest_llmperf.plugin.summary", "tests.fakes")
+
+
+class Forked:
+    """A pytest that was forked, as ``subprocess.Popen`` would have it."""
+
+    stdin = None
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.pid = int(connection.makefile().readline())
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; a signal's is negative."""
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                self.returncode = int(self._connection.makefile().readline())
+            except TimeoutError:
+                raise subprocess.TimeoutExpired("pytest", timeout or 0.0) from None
+            self._connection.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Template:
+    """The process that is forked."""
+
+    def __init__(self, home: Path) -> None:
+        self._environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, (home / "template.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.template", str(theirs.fileno())],
+                cwd=home,  # where there is no configuration and no conftest
+                pass_fds=[theirs.fileno()],
+                env={**self._environment, "PYTHONPATH": _REPOSITORY},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Whether an interpreter with this environment would have imported the same."""
+        return not any(environment.get(name) != self._environment.get(name) for name in _OTHER)
+
+    def popen(self, arguments: Sequence[str], out: IO[Any], err: IO[Any]) -> Forked:
+        """``python -m pytest`` with these arguments, in this folder and environment."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        request = {"arguments": list(arguments), "folder": str(Path.cwd()), "environment": dict(os.environ)}
+        with theirs:
+            fds = array.array("i", [out.fileno(), err.fileno(), theirs.fileno()])
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
+            self._socket.sendmsg([json.dumps(request).encode()], ancillary)
+        return Forked(ours)
+
+    def close(self) -> None:
+        """End it."""
+        self._socket.close()
+        self._process.terminate()  # whatever was forked of this process without our knowing may hold the socket
+        self._process.wait()
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork for each request until nobody is there to ask."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    while True:
+        size = array.array("i").itemsize * (_STREAMS + 1)
+        message, ancillary, _, _ = listener.recvmsg(_LONGEST_REQUEST, socket.CMSG_LEN(size))
+        if not message:
+            return
+        fds = array.array("i")
+        fds.frombytes(ancillary[0][2])
+        # One that is forked stays between: it waits for pytest and tells how it ended, while others are served.
+        if os.fork() == 0:
+            listener.close()
+            _wait_for(json.loads(message), *fds)
+        for fd in fds:
+            os.close(fd)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _wait_for(request: Mapping[str, Any], out: int, err: int, connection: int) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os.close(connection)
+        _run(request, out, err)
+    os.close(out)
+    os.close(err)
+    os.write(connection, f"{pid}\n".encode())
+    _, status = os.waitpid(pid, 0)
+    os.write(connection, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
+def _run(request: Mapping[str, Any], out: int, err: int) -> None:
+    code = 1
+    try:
+        folder = str(Path.cwd())
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        sys.stdout, sys.stderr = (open(fd, "w", encoding="utf-8", closefd=False) for fd in (1, 2))  # noqa: SIM115
+        sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
+        os.chdir(request["folder"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        own = {folder, _REPOSITORY}
+        sys.path[:] = [request["folder"], *paths, *(path for path in sys.path if path not in own)]
+        sys.argv = ["pytest", *request["arguments"]]
+        try:
+            runpy.run_module("pytest", run_name="__main__", alter_sys=False)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        with suppress(Exception):
+            atexit._run_exitfuncs()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _main(fd: int) -> None:
+    import pytest  # noqa: PLC0415 - here, and not where tests import this file
+
+    # pytest imports its plugins itself, as it does in a process of its own: it rewrites their assertions.
+    pytest.main(["--version", "--version"])
+    for name in _LATER:
+        importlib.import_module(name)
+    with socket.socket(fileno=fd) as listener:
+        serve(listener)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]))
