@@ -19,6 +19,7 @@ from pytest_llmperf.judge.baseline_file import WHAT_TO_DO, BaselineError
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.files import write_text
 
 # Not beside the baselines: a lock file is litter in version control. Not under TMPDIR, which schedulers set for each
 # job: all processes of a host must meet in one place. Not on the file system of the baselines: a cluster's may be
@@ -215,32 +216,10 @@ def _replace(
         with _locked(path):
             old = load()
             new = change(old)
-            _write(path, new.to_json())
+            write_text(path, new.to_json())
     except OSError as error:
         raise BaselineError(f"{path}: not recorded, nothing was changed ({error})") from error
     return old, new
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:40]}.", suffix=".tmp")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp's own mode would hide it from the next user
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Run folders as the launcher and the nodes' agents write them, and whether they can."""
+"""Whether a run folder can be written to."""
 
 from __future__ import annotations
 
@@ -11,22 +11,6 @@ from pathlib import Path
 _NEEDED_BYTES = 64 * 1024
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; the error names the file, which one of a full disk does not by itself.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def means_no_room(error: OSError) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from pytest_llmperf.launch.disk_space import write_whole
+from pytest_llmperf.support.files import write_text
 
 _ANSWER_SECONDS = 5.0
 _SPY_SECONDS = 20.0
@@ -57,7 +57,7 @@ def ask(folder: Path, node: str = "") -> None:
         with suppress(OSError, psutil.Error):
             if not (folder / f"stacks-rank-{rank}.txt").stat().st_size:
                 words = {"node": node, "status": process.status()}
-                write_whole(folder / f"silent-rank-{rank}.json", json.dumps(words))
+                write_text(folder / f"silent-rank-{rank}.json", json.dumps(words), lasts=False)
     _spy(folder, ranks)
 
 

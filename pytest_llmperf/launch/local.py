@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_llmperf.launch import hang_report, outcome, process
-from pytest_llmperf.launch.disk_space import means_no_room, write_whole
+from pytest_llmperf.launch.disk_space import means_no_room
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.progress_reader import ProgressReader
@@ -23,6 +23,7 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.boot_id import boot_id
+from pytest_llmperf.support.files import write_text
 
 _PACKAGE = Path(__file__).parents[1]
 _PACKAGE_PARENT = _PACKAGE.parent
@@ -186,4 +187,4 @@ def write_request(request: LaunchRequest) -> None:
         "memory_limit_bytes": request.memory_limit_bytes,
         "search": request.search and request.search.to_dict(),
     }
-    write_whole(request.folder / "request.json", json.dumps(content, indent=1))
+    write_text(request.folder / "request.json", json.dumps(content, indent=1), lasts=False)

@@ -7,12 +7,22 @@ import secrets
 from pathlib import Path
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, lasts: bool = True) -> None:
     """Write ``text`` so that ``path`` always holds a whole one, the old or the new; what UTF-8 cannot hold is escaped.
 
+    ``lasts``: it is on the disk when this returns. What tells of a running process need not be, and costs less.
+
     Raises:
-        OSError: the file or its folder cannot be written; whatever was there before is still there.
+        OSError: the file or its folder cannot be written; whatever was there before is still there. It names the file,
+            which an error of a full disk does not by itself.
     """
+    try:
+        _write(path, text, lasts=lasts)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write(path: Path, text: str, *, lasts: bool) -> None:
     data = text.encode("utf-8", "backslashreplace")
     target = Path(os.path.realpath(path))  # a link stays a link
     if target.exists() and not target.is_file():
@@ -26,8 +36,9 @@ def write_text(path: Path, text: str) -> None:
     try:
         with part.open("xb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if lasts:
+                file.flush()
+                os.fsync(file.fileno())
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import traceback
 from pathlib import Path
 from typing import Any
+
+from pytest_llmperf.support.files import write_text
 
 _LONGEST_MESSAGE = 300
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` so that a reader sees the old file or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value), encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, json.dumps(value), lasts=False)
 
 
 def write_failure(folder: Path, rank: int, error: BaseException, kind: str, how: str = "") -> None:

@@ -18,6 +18,7 @@ from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.files import write_text
 
 SPEC = TrainSpec(model="llama-tiny")
 
@@ -59,9 +60,9 @@ def test_a_folder_with_room_has_nothing_to_tell_and_keeps_nothing(tmp_path: Path
 
 
 def test_what_cannot_be_written_names_its_file_and_leaves_the_one_before(tmp_path: Path) -> None:
-    disk_space.write_whole(tmp_path / "word.json", "before")
+    write_text(tmp_path / "word.json", "before")
     with room_for(3), pytest.raises(OSError, match=r"File too large: '.*/word.json'"):
-        disk_space.write_whole(tmp_path / "word.json", "after")
+        write_text(tmp_path / "word.json", "after")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 

@@ -23,11 +23,11 @@ from types import FrameType
 from typing import Any
 
 from pytest_llmperf.launch import hang_report, process
-from pytest_llmperf.launch.disk_space import write_whole
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import find_machine
 from pytest_llmperf.launch.progress_reader import ProgressReader
 from pytest_llmperf.launch.slurm.node_info import node_name, switch
+from pytest_llmperf.support.files import write_text
 
 TIMED_OUT = 124
 UNWRITABLE = 74
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 def _left(path: Path, word: Mapping[str, Any]) -> bool:
     """Whether this word could be left for the launcher; why not is told to srun."""
     try:
-        write_whole(path, json.dumps(word))
+        write_text(path, json.dumps(word), lasts=False)
     except OSError as error:
         sys.stderr.write(f"llmperf: {error}\n")
         return False
