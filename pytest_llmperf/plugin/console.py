@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.report.progress_line import LaunchLines
+from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 
 
 class Console:
@@ -40,7 +40,7 @@ class Console:
     def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchLines]:
         """Show one launch from its start to its end, however it ends."""
         say = _nothing if self._quiet else self.say
-        lines = LaunchLines(spec_id, number, launches, say=say, write=self.write if self.is_live else None)
+        lines = LaunchLines(Numbered(spec_id, number, launches), say=say, write=self.write if self.is_live else None)
         try:
             yield lines
         finally:

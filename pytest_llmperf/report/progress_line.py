@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
@@ -17,19 +18,24 @@ _GAP = "  "
 _SHORTEST_ID = 12
 
 
-def live_line(  # noqa: PLR0913, PLR0917 - one argument for each thing that the line says
-    spec_id: str,
-    launch: int,
-    launches: int,
-    progress: Progress,
-    seconds: float,
-    width: int,
-    encoding: str | None = "utf-8",
-) -> str:
+class Numbered(NamedTuple):
+    """Which launch of its case a line is about."""
+
+    spec_id: str
+    number: int
+    """From 1."""
+    launches: int
+    """As many as its case takes, as far as that is known."""
+
+    def __str__(self) -> str:
+        return f"launch {self.number}/{self.launches}"
+
+
+def live_line(launch: Numbered, progress: Progress, seconds: float, width: int, encoding: str | None = "utf-8") -> str:
     """One line of at most ``width - 1`` (a full one would wrap): the id gives way first, then the lesser figures."""
     room = max(width - 1, 0)
-    name, tail = one_line(spec_id, encoding), ""
-    for parts in _by_importance(launch, launches, progress, seconds):
+    name, tail = one_line(launch.spec_id, encoding), ""
+    for parts in _by_importance(launch, progress, seconds):
         tail = _GAP.join(part for part in parts if part)
         if min(len(name), _SHORTEST_ID) + len(_GAP) + len(tail) <= room:
             break
@@ -37,9 +43,9 @@ def live_line(  # noqa: PLR0913, PLR0917 - one argument for each thing that the 
     return (f"{name}{_GAP}{tail}" if name else tail)[:room].rstrip()
 
 
-def _by_importance(launch: int, launches: int, progress: Progress, seconds: float) -> Iterator[tuple[str, ...]]:
+def _by_importance(launch: Numbered, progress: Progress, seconds: float) -> Iterator[tuple[str, ...]]:
     """All figures, then fewer and fewer."""
-    number = f"launch {launch}/{launches}"
+    number = str(launch)
     phase = f"step {progress.step}/{progress.steps}" if progress.phase == "training" else one_line(progress.phase)
     rate = f"{formats.compact(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second > 0 else ""
     memory = formats.memory(progress.reserved_bytes) if progress.reserved_bytes > 0 else ""
@@ -51,20 +57,20 @@ def _by_importance(launch: int, launches: int, progress: Progress, seconds: floa
     yield (phase,)
 
 
-def started_line(spec_id: str, launch_no: int, launches: int) -> str:
+def started_line(launch: Numbered) -> str:
     """For a log: a launch begins."""
-    return f"{one_line(spec_id)}: launch {launch_no}/{launches} started"
+    return f"{one_line(launch.spec_id)}: {launch} started"
 
 
-def finished_line(spec_id: str, launch_no: int, launches: int, launch: Launch) -> str:
+def finished_line(launch: Numbered, record: Launch) -> str:
     """For a log: a launch ended, and what it measured."""
     figures = (
-        f"{formats.tokens_per_second(launch.tokens_per_second_per_gpu)} tokens/s/GPU",
-        formats.memory(launch.peak_reserved_bytes),
-        f"{len(launch.step_seconds)} steps",
-        formats.seconds(launch.wall_seconds),
+        f"{formats.tokens_per_second(record.tokens_per_second_per_gpu)} tokens/s/GPU",
+        formats.memory(record.peak_reserved_bytes),
+        f"{len(record.step_seconds)} steps",
+        formats.seconds(record.wall_seconds),
     )
-    return f"{one_line(spec_id)}: launch {launch_no}/{launches} finished: {', '.join(figures)}"
+    return f"{one_line(launch.spec_id)}: {launch} finished: {', '.join(figures)}"
 
 
 class LaunchLines:
@@ -72,14 +78,12 @@ class LaunchLines:
 
     def __init__(
         self,
-        spec_id: str,
-        number: int,
-        launches: int,
+        launch: Numbered,
         *,
         say: Callable[[str], None],
         write: Callable[[str], None] | None,
     ) -> None:
-        self._spec_id, self._number, self._launches, self._say = spec_id, number, launches, say
+        self._launch, self._say = launch, say
         self._start, self._is_told = time.monotonic(), False
         self._line = LiveLine(write=write, width=_width) if write is not None else None
 
@@ -87,15 +91,15 @@ class LaunchLines:
         """Of a launch that runs: one that waits for its nodes, or for which no time is left, has not started."""
         if self._line is not None:
             seconds = time.monotonic() - self._start
-            self._line.update(live_line(self._spec_id, self._number, self._launches, progress, seconds, _width()))
+            self._line.update(live_line(self._launch, progress, seconds, _width()))
         elif not self._is_told:
             self._is_told = True
-            self._say(started_line(self._spec_id, self._number, self._launches))
+            self._say(started_line(self._launch))
 
     def finished(self, launch: Launch) -> None:
         """It has left its record."""
         if self._line is None:
-            self._say(finished_line(self._spec_id, self._number, self._launches, launch))
+            self._say(finished_line(self._launch, launch))
         self.clear()
 
     def clear(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.failure import Progress
-from pytest_llmperf.report.progress_line import LiveLine, finished_line, live_line, started_line
+from pytest_llmperf.report.progress_line import LiveLine, Numbered, finished_line, live_line, started_line
 from tests.unit.test_report_failure import launch_of
 
 SPEC_ID = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"
@@ -17,24 +17,24 @@ TRAINING = Progress(phase="training", step=12, steps=40, tokens_per_second=71783
 
 
 def test_a_wide_terminal_shows_everything() -> None:
-    assert live_line(SPEC_ID, 1, 2, TRAINING, 14.9, 120) == (
+    assert live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14.9, 120) == (
         f"{SPEC_ID}  launch 1/2  step 12/40  71.8k tokens/s  52.6 GiB  14 s"
     )
 
 
 def test_the_id_gives_way_first_and_in_its_middle() -> None:
-    assert live_line(SPEC_ID, 1, 2, TRAINING, 14.9, 80) == (
+    assert live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14.9, 80) == (
         "llama-3.2-1…mbs37-gpus1  launch 1/2  step 12/40  71.8k tokens/s  52.6 GiB  14 s"
     )
 
 
 def test_a_phase_before_training_stands_for_the_steps() -> None:
-    line = live_line(SPEC_ID, 1, 1, Progress(phase="importing"), 3.2, 120)
+    line = live_line(Numbered(SPEC_ID, 1, 1), Progress(phase="importing"), 3.2, 120)
     assert line == f"{SPEC_ID}  launch 1/1  importing  3 s"
 
 
 def test_an_ascii_terminal_gets_ascii() -> None:
-    line = live_line(SPEC_ID, 1, 2, TRAINING, 14, 80, encoding="ascii")
+    line = live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14, 80, encoding="ascii")
     assert line.isascii()
     assert "..." in line
 
@@ -54,20 +54,20 @@ def test_an_ascii_terminal_gets_ascii() -> None:
     st.integers(0, 200),
 )
 def test_a_live_line_is_shorter_than_the_terminal(spec_id: str, progress: Progress, seconds: float, width: int) -> None:
-    line = live_line(spec_id, 1, 3, progress, seconds, width)
+    line = live_line(Numbered(spec_id, 1, 3), progress, seconds, width)
     assert len(line) <= max(width - 1, 0)
     assert len(line.splitlines()) <= 1
 
 
 @pytest.mark.parametrize("width", range(20, 130))
 def test_the_step_outlives_the_other_figures(width: int) -> None:
-    assert "step 12/40" in live_line(SPEC_ID, 1, 2, TRAINING, 14, width)
+    assert "step 12/40" in live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14, width)
 
 
 def test_a_log_gets_two_lines() -> None:
     launch = dataclasses.replace(launch_of(2), wall_seconds=34.4)
-    assert started_line(SPEC_ID, 1, 2) == f"{SPEC_ID}: launch 1/2 started"
-    assert finished_line(SPEC_ID, 1, 2, launch) == (
+    assert started_line(Numbered(SPEC_ID, 1, 2)) == f"{SPEC_ID}: launch 1/2 started"
+    assert finished_line(Numbered(SPEC_ID, 1, 2), launch) == (
         f"{SPEC_ID}: launch 1/2 finished: 75,776 tokens/s/GPU, 53.0 GiB, 40 steps, 34.4 s"
     )
 

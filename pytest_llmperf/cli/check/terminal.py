@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pytest_llmperf.report.progress_line import LaunchLines
+from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 
 
 class Terminal:
@@ -19,7 +19,9 @@ class Terminal:
     @contextmanager
     def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchLines]:
         """Show one launch from its start to its end, however it ends."""
-        lines = LaunchLines(spec_id, number, launches, say=self.say, write=_write if sys.stderr.isatty() else None)
+        lines = LaunchLines(
+            Numbered(spec_id, number, launches), say=self.say, write=_write if sys.stderr.isatty() else None
+        )
         try:
             yield lines
         finally:
