@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_llmperf.cli import main
+from pytest_llmperf.judge import acceptance
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.records.launch import Health
+from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
@@ -36,6 +38,37 @@ def baseline_at(spec: TrainSpec, rate: float, machine: str = "m", *, gib: int = 
         anchor=entry,
         history=(entry,),
     )
+
+
+def accept(  # noqa: PLR0913 - the facts of one acceptance, as tests name them
+    old: Baseline | None,
+    *,
+    judged: Baseline | None,
+    spec: TrainSpec,
+    machine: str,
+    launches: Sequence[Launch],
+    verdict: str,
+    checks: Sequence[Check],
+    reason: str,
+    recorded_at: str,
+    recorded_by: str,
+    changed: Sequence[str] = (),
+) -> Baseline:
+    """``acceptance.accept`` of a result with these figures."""
+    result = CaseResult(
+        id=spec.id,
+        digest=spec.digest,
+        nodeid=recorded_by,
+        machine=machine,
+        verdict=verdict,
+        reason="",
+        checks=tuple(checks),
+        launches=tuple(launches),
+        changed=tuple(changed),
+    )
+    metrics = {check.metric: check.value for check in checks}
+    entry = Accepted(recorded_at=recorded_at, reason=reason, launches=len(launches), metrics=metrics)
+    return acceptance.accept(old, judged=judged, spec=spec, result=result, entry=entry)
 
 
 def keep(root: Path, *baselines: Baseline) -> Path:

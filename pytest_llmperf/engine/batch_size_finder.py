@@ -34,11 +34,10 @@ def short(spec: TrainSpec, size: int) -> TrainSpec:
     return replace(spec, micro_batch_size=size, steps=_STEPS, min_steps=_STEPS, warmup_steps=1)
 
 
-def fit(  # noqa: PLR0913 - each is named at the one call
-    spec: TrainSpec,
+def fit(
+    fresh: FreshLaunches,
     search: Search,
     try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]] | None,
-    launch: Callable[[TrainSpec, int], Launch],
     deadline: SearchDeadline,
     *,
     known: bool = False,
@@ -53,13 +52,12 @@ def fit(  # noqa: PLR0913 - each is named at the one call
     Raises:
         LaunchFailed: a launch ended for another reason than a lack of memory.
     """
-    fresh = _Fresh(spec, launch)
     hinted = not known
     if known:  # as if one process had told it
         search.note(search.guess, 0)
         search.note(search.guess + 1, None)
     elif try_sizes is not None:
-        _take_hints(spec, search, try_sizes, fresh)
+        _take_hints(fresh, search, try_sizes)
     while (wanted := _wanted(search, fresh.launches)) is not None:
         deadline.told(search)
         if deadline.is_over:
@@ -71,15 +69,15 @@ def fit(  # noqa: PLR0913 - each is named at the one call
             search.keep(fresh.launches)
             if not hinted and try_sizes is not None:
                 hinted = True
-                _take_hints(spec, search, try_sizes, fresh)
+                _take_hints(fresh, search, try_sizes)
     return Fitted(search.fits, fresh.launches.get(search.fits), search.fails)
 
 
-class _Fresh:
-    """Launches of a process each, by their size; none where it ran out of memory."""
+class FreshLaunches:
+    """Launches of a spec, a process each, by their size; none where it ran out of memory."""
 
     def __init__(self, spec: TrainSpec, launch: Callable[[TrainSpec, int], Launch]) -> None:
-        self._spec, self._launch, self._number = spec, launch, 0
+        self.spec, self._launch, self._number = spec, launch, 0
         self.launches: dict[int, Launch | None] = {}
 
     def launch(self, size: int) -> Launch | None:
@@ -99,7 +97,7 @@ class _Fresh:
     def _once(self, size: int) -> Launch | None:
         self._number += 1
         try:
-            return self._launch(short(self._spec, size), self._number)
+            return self._launch(short(self.spec, size), self._number)
         except LaunchFailed as error:
             if error.failure.kind != "oom":
                 raise
@@ -107,16 +105,13 @@ class _Fresh:
 
 
 def _take_hints(
-    spec: TrainSpec,
-    search: Search,
-    try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]],
-    fresh: _Fresh,
+    fresh: FreshLaunches, search: Search, try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]]
 ) -> None:
     """Let one process go on from where ``search`` is; what fresh launches have told already stays."""
     begin = search.next() or 1
     trained = max((size for size, launch in fresh.launches.items() if launch is not None), default=0)
     failed = min((size for size, launch in fresh.launches.items() if launch is None), default=LARGEST + 1)
-    for size, peak in try_sizes(short(spec, begin), replace(search, guess=begin)):
+    for size, peak in try_sizes(short(fresh.spec, begin), replace(search, guess=begin)):
         if trained < size < failed:
             search.note(size, peak)
 

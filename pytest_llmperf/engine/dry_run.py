@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytest_llmperf.run.context import Context
+from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.case import Case
 from pytest_llmperf.run.errors import CannotRunError
-from pytest_llmperf.run.findings import Elsewhere, Findings, Planned, Skipped
+from pytest_llmperf.run.findings import Elsewhere, Planned, Skipped
 from pytest_llmperf.run.width import WidthCheck
 from pytest_llmperf.spec.requirements import missing_package, why_skip
-from pytest_llmperf.spec.train_spec import TrainSpec
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.baseline import Baseline
@@ -24,69 +24,65 @@ class Planner:
     Where nothing is, the test goes on: whoever plans or prunes has to know its later specs too.
     """
 
-    def __init__(self, context: Context, findings: Findings, nodeid: str) -> None:
-        self._context, self._settings, self._findings = context, context.settings, findings
-        self._nodeid, self._width_check = nodeid, WidthCheck(context.settings.width, nodeid)
+    def __init__(self, caller: Caller) -> None:
+        self._context, self._settings, self._findings = caller.context, caller.context.settings, caller.findings
+        self._nodeid, self._width_check = caller.nodeid, WidthCheck(self._settings.width, caller.nodeid)
 
-    def name(self, *digests: str) -> None:
-        """The baselines of these are in use, whatever becomes of the test."""
-        self._findings.digests += [digest for digest in digests if digest not in self._findings.digests]
+    def name(self, case: Case) -> None:
+        """The baselines of ``case`` are in use, whatever becomes of the test."""
+        self._findings.digests += [digest for digest in case.baselines if digest not in self._findings.digests]
         self._findings.named = True
 
     def goes_on(self) -> None:
         """The test asks for more after what its SLURM job concluded before: that was not the first."""
         self._width_check.begun = True
 
-    def ask(  # noqa: PLR0913 - one argument for each thing that a plan tells
-        self,
-        *specs: TrainSpec,
-        name: str,
-        launches: int,
-        baseline: Baseline | None = None,
-        limited: bool = False,
-        shares: str = "",
-        judges: bool = True,
-    ) -> str:
-        """Why these specs, of one case, are not launched; empty where they are.
+    def ask(self, case: Case, launches: int, baseline: Baseline | None = None, shares: str = "") -> str:
+        """Why ``case`` is not launched; empty where it is.
 
-        A run that launches ends the test here where one of them cannot run; a ``limited`` one needs a limit of memory
-        to run into. It costs nothing where it ``shares`` what another test launches.
+        A run that launches ends the test here where one of its specs cannot run. It costs nothing where it ``shares``
+        what another test launches.
         """
-        width = max(spec.gpus for spec in specs)
-        elsewhere, hindrance = self._hindrance(specs, name, limited=limited)
+        elsewhere, hindrance = self._hindrance(case)
         launches_nothing = _launches_nothing(self._settings.update, dry_run=self._settings.dry_run)
         if not launches_nothing and not hindrance:
             return ""
         if not launches_nothing:
-            lost = baseline is not None and hindrance in map(missing_package, specs)
-            case = Skipped(id=name, nodeid=self._nodeid, width=width, reason=hindrance, lost=lost, elsewhere=elsewhere)
+            skipped = Skipped(
+                id=case.id,
+                nodeid=self._nodeid,
+                width=case.width,
+                reason=hindrance,
+                lost=baseline is not None and hindrance in map(missing_package, case.specs),
+                elsewhere=elsewhere,
+            )
             self._findings.stopped = True
-            self._findings.skipped.append(case)
+            self._findings.skipped.append(skipped)
             raise CannotRunError(hindrance)
         if self._settings.update != "prune":
             planned = Planned(
-                id=name,
+                id=case.id,
                 nodeid=self._nodeid,
-                width=width,
+                width=case.width,
                 launches=launches,
-                gpus=0 if self._context.on_cpu else width,
+                gpus=0 if self._context.on_cpu else case.width,
                 seconds=_expected_seconds(baseline, launches),
                 skipped=hindrance or shares,
-                judges=judges,
+                judges=case.judges,
             )
             self._findings.planned.append(planned)
         if not hindrance or not self._findings.withheld:
             self._findings.withheld = hindrance or launches_nothing
         return hindrance or launches_nothing
 
-    def _hindrance(self, specs: Sequence[TrainSpec], name: str, *, limited: bool) -> tuple[Elsewhere, str]:
-        """What is of another width, and why the specs cannot run here; empty where they can."""
+    def _hindrance(self, case: Case) -> tuple[Elsewhere, str]:
+        """What is of another width, and why the case cannot run here; empty where it can."""
         num_gpus, num_cores = self._context.num_gpus, self._context.machine.cores
-        elsewhere, why = self._width_check.elsewhere(specs, num_gpus or num_cores)
+        elsewhere, why = self._width_check.elsewhere(case.specs, num_gpus or num_cores)
         if elsewhere:
-            return elsewhere, f"{name}: {why}"
-        found = next(filter(None, (why_skip(spec, num_gpus=num_gpus, num_cores=num_cores) for spec in specs)), "")
-        if limited and not found and not self._context.memory_bytes:
+            return elsewhere, f"{case.id}: {why}"
+        found = next(filter(None, (why_skip(spec, num_gpus=num_gpus, num_cores=num_cores) for spec in case.specs)), "")
+        if case.needs_memory_limit and not found and not self._context.memory_bytes:
             found = "a CPU's memory is everybody's: give this run a limit with --perf-memory-limit, e.g. 2GiB"
         return "", found
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pytest_llmperf.judge import validity
-from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.judge.validity import Circumstances
+from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.spec.train_spec import TrainSpec
 
@@ -18,8 +19,8 @@ _PAUSE_SECONDS = 20.0
 class LaunchRetry:
     """The launches of one case, and what is wrong with those that count."""
 
-    def __init__(self, circumstances: Callable[[Launch], tuple[str, ...]], say: Callable[[str], None]) -> None:
-        self._circumstances, self._say = circumstances, say
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self.set_aside: tuple[str, ...] = ()
         """Of the launch that was set aside."""
         self.spoilt: tuple[str, ...] = ()
@@ -30,38 +31,36 @@ class LaunchRetry:
         """What a reader of the verdict should know of them."""
         return (f"one launch was set aside: {self.set_aside[0]}",) if self.set_aside else ()
 
-    def launch(self, spec: TrainSpec, start: Callable[[TrainSpec], Launch]) -> Launch:
-        """One launch of ``spec``.
+    def launch(
+        self,
+        spec: TrainSpec,
+        start: Callable[[TrainSpec], Launch | Failure],
+        circumstances: Callable[[Launch], Circumstances],
+    ) -> Launch:
+        """One launch of ``spec``, which ``circumstances`` may have spoilt.
 
         Raises:
             LaunchFailed: it yielded no record.
         """
-        launch = _outcome(start, spec)
-        lines = self._around(launch)
-        if lines and not self.set_aside:
-            self.set_aside = lines
-            self._say(f"{spec.id}: {lines[0]}; set aside, launched once more in {_PAUSE_SECONDS:.0f} s")
+        outcome = start(spec)
+        around = _around(outcome, circumstances)
+        if around.lines and not self.set_aside:
+            self.set_aside = around.lines
+            self._say(f"{spec.id}: {around.lines[0]}; set aside, launched once more in {_PAUSE_SECONDS:.0f} s")
             time.sleep(_PAUSE_SECONDS)
-            drifted = any(line.startswith(validity.DRIFT) for line in lines)
-            launch = _outcome(start, _longer(spec) if drifted else spec)
-            lines = self._around(launch)
-        self.spoilt = (*self.spoilt, *lines)
-        if isinstance(launch, LaunchFailed):
-            raise launch
-        return launch
-
-    def _around(self, launch: Launch | LaunchFailed) -> tuple[str, ...]:
-        if isinstance(launch, Launch):
-            return self._circumstances(launch)
-        # Of what makes a launch fail, memory alone is what a neighbour takes.
-        return validity.neighbours(launch.failure.health) if launch.failure.kind == "oom" else ()
+            outcome = start(_longer(spec) if around.drifts else spec)
+            around = _around(outcome, circumstances)
+        self.spoilt = (*self.spoilt, *around.lines)
+        if isinstance(outcome, Failure):
+            raise LaunchFailed(spec.id, outcome)
+        return outcome
 
 
-def _outcome(start: Callable[[TrainSpec], Launch], spec: TrainSpec) -> Launch | LaunchFailed:
-    try:
-        return start(spec)
-    except LaunchFailed as failed:
-        return failed
+def _around(outcome: Launch | Failure, circumstances: Callable[[Launch], Circumstances]) -> Circumstances:
+    if isinstance(outcome, Launch):
+        return circumstances(outcome)
+    # Of what makes a launch fail, memory alone is what a neighbour takes.
+    return Circumstances(validity.neighbours(outcome.health) if outcome.kind == "oom" else ())
 
 
 def _longer(spec: TrainSpec) -> TrainSpec:

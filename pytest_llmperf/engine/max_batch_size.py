@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 from pytest_llmperf.engine.baseline_comparison import contradictions
-from pytest_llmperf.engine.batch_size_finder import Fitted, fit, short
+from pytest_llmperf.engine.batch_size_finder import Fitted, FreshLaunches, fit, short
+from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.launch_retry import LaunchRetry
-from pytest_llmperf.engine.recorder import Recorder
+from pytest_llmperf.engine.recorder import Recorded, Recorder
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.search_deadline import SearchDeadline, bounds
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, judge_capacity
+from pytest_llmperf.judge.validity import Circumstances
+from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.launch.memory_estimate import PredictionError, predict
 from pytest_llmperf.records.batch_size_search import LARGEST, Search
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
-from pytest_llmperf.run.context import Context
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
@@ -36,13 +38,13 @@ class _SpoiltError(Exception):
 
 
 class MaxBatchSize:
-    """Finds and judges the largest micro-batch of one test's specs."""
+    """Finds and judges the largest micro-batch of one caller's specs."""
 
-    def __init__(self, context: Context, runner: Runner, recorder: Recorder, say: Callable[[str], None]) -> None:
-        self._context, self._runner, self._recorder, self._say = context, runner, recorder, say
+    def __init__(self, caller: Caller, runner: Runner, recorder: Recorder) -> None:
+        self._caller, self._runner, self._recorder = caller, runner, recorder
 
-    def check(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str]) -> tuple[CaseResult, str, str]:
-        """``result`` with what was found, what that is held against, and why it was not recorded where it should be.
+    def check(self, case: Case, spec: TrainSpec) -> Recorded[CapacityBaseline]:
+        """What was found, what that is held against, and why it was not recorded where it should be.
 
         Raises:
             BaselineError: there is a file that cannot serve, or none can be written; before anything is launched.
@@ -50,81 +52,89 @@ class MaxBatchSize:
         """
         baseline = self._recorder.load_capacity(spec)
         self._recorder.prepare(spec, baseline)
-        found, refused = self._measured(spec, result, inactive, 0 if baseline is None else baseline.size), ""
-        if found.verdict != "invalid":
-            record = partial(self._recorder.record_capacity, spec)
-            found, baseline, refused = self._recorder.settle(baseline, partial(_judged, found), record)
-        return found, "none" if baseline is None else f"{baseline.size} sequences", refused
-
-    def _measured(self, spec: TrainSpec, result: CaseResult, inactive: frozenset[str], known: int) -> CaseResult:
-        """``result`` with what was found, and no verdict, unless it is invalid."""
         # Clocks and drift say nothing of what fits.
-        sound = LaunchRetry(lambda launch: validity.neighbours(launch.health), self._say)
+        retry = LaunchRetry(self._caller.observer.say)
         try:
-            found = self._find(spec, sound, known)
+            found = self._find(spec, retry, 0 if baseline is None else baseline.size)
+            why_none = _why_none(found, self._caller.context.settings.timeout_seconds)
         except _SpoiltError:
-            return replace(result, verdict="invalid", reason=joined_reasons(sound.spoilt))
-        result = replace(result, notes=(*result.notes, *sound.notes))
-        if found.given_up:
-            reason = _given_up(found, self._context.settings.timeout_seconds)
-            return replace(result, verdict="invalid", reason=reason)
-        return _told(result, spec, found, inactive)
+            found, why_none = None, joined_reasons(retry.spoilt)
+        result = _told(self._caller, case, found, why_none, baseline)
+        result = replace(result, notes=(*retry.notes, *result.notes))
+        while result.verdict != "invalid" and self._recorder.wants(baseline):
+            recorded = self._recorder.record_capacity(spec, result, baseline)
+            if not recorded.is_overtaken:
+                return recorded
+            baseline = recorded.baseline
+            result = replace(_told(self._caller, case, found, why_none, baseline), notes=result.notes)
+        return Recorded(result, baseline)
 
-    def _find(self, spec: TrainSpec, sound: LaunchRetry, known: int) -> Fitted:
+    def _find(self, spec: TrainSpec, retry: LaunchRetry, known: int) -> Fitted:
+        context = self._caller.context
         # A CPU's resident memory does not come back, so its peaks are no line.
-        limit = 0 if self._context.on_cpu else self._context.memory_bytes
+        limit = 0 if context.on_cpu else context.memory_bytes
         search = Search(known or (_guess(spec, limit) if limit else spec.micro_batch_size), limit)
-        alone = spec.gpus == 1 and self._context.cluster is None  # several ranks would have to agree on each size
+        alone = spec.gpus == 1 and context.cluster is None  # several ranks would have to agree on each size
         with self._runner.hold(spec.gpus):
             deadline = SearchDeadline(
-                spec.capacity_id, self._context.settings.timeout_seconds, self._say, lambda: self._runner.seconds
+                spec.capacity_id,
+                context.settings.timeout_seconds,
+                self._caller.observer.say,
+                lambda: self._runner.seconds,
             )
             try_sizes = partial(self._runner.sizes, deadline=deadline) if alone else None
-            return fit(spec, search, try_sizes, partial(self._launch, sound), deadline, known=known > 0)
+            return fit(FreshLaunches(spec, partial(self._launch, retry)), search, try_sizes, deadline, known=known > 0)
 
-    def _launch(self, sound: LaunchRetry, spec: TrainSpec, number: int) -> Launch:
+    def _launch(self, retry: LaunchRetry, spec: TrainSpec, number: int) -> Launch:
         try:
-            return sound.launch(spec, partial(self._runner.launch, number=number))
+            return retry.launch(spec, partial(self._runner.launch, number=number), _neighbours)
         finally:
-            if sound.spoilt:
+            if retry.spoilt:
                 raise _SpoiltError
 
 
-def _given_up(found: Fitted, seconds: float) -> str:
-    return (
-        f"no answer within {seconds:g} s, which --perf-timeout allows the whole search: "
-        f"{bounds(found.size, found.fails)} (allow more time, or let fewer sequences fit, by a larger sequence_length "
-        "or a lower --perf-memory-limit)"
-    )
+def _neighbours(launch: Launch) -> Circumstances:
+    return Circumstances(validity.neighbours(launch.health))
 
 
-def _told(result: CaseResult, spec: TrainSpec, found: Fitted, inactive: frozenset[str]) -> CaseResult:
+def _why_none(found: Fitted, seconds: float) -> str:
+    """Why what was ``found`` is no answer; empty where it is one."""
+    if found.given_up:
+        return (
+            f"no answer within {seconds:g} s, which --perf-timeout allows the whole search: "
+            f"{bounds(found.size, found.fails)} (allow more time, or let fewer sequences fit, by a larger "
+            "sequence_length or a lower --perf-memory-limit)"
+        )
     if found.launch is None:
-        reason = "not even a micro-batch of 1 trains: it ran out of memory"
-        return replace(result, verdict="invalid", reason=reason)
-    if found.size >= LARGEST:
-        return replace(result, verdict="invalid", reason=f"no limit was found up to a micro-batch of {LARGEST}")
-    troubles = contradictions(short(spec, found.size), (found.launch,), inactive)
-    peak = found.launch.peak_reserved_bytes
+        return "not even a micro-batch of 1 trains: it ran out of memory"
+    return f"no limit was found up to a micro-batch of {LARGEST}" if found.size >= LARGEST else ""
+
+
+def _told(
+    caller: Caller, case: Case, found: Fitted | None, why_none: str, baseline: CapacityBaseline | None
+) -> CaseResult:
+    """The result of ``case``, held against ``baseline``."""
+    if found is None or found.launch is None or why_none:
+        return caller.result(case, Judgement("invalid", why_none, ()))
+    launch = found.launch
+    check = judge_capacity(found.size, baseline)
+    reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
+    troubles = contradictions(short(case.specs[0], found.size), (launch,), caller.terms.inactive)
+    peak = launch.peak_reserved_bytes
+    checks = (
+        Check(metric=check.metric, value=check.value, unit=check.unit) if troubles else check,
+        Check(metric="peak_reserved_bytes", value=peak, unit="bytes"),
+        Check(metric="peak_allocated_bytes", value=launch.peak_allocated_bytes, unit="bytes"),
+    )
+    judgement = Judgement(check.verdict or "pass", reason, checks)
+    if troubles:
+        judgement = Judgement("invalid", joined_reasons(troubles), checks)
     note = f"{found.size} sequences fit ({memory(peak)} reserved), {found.size + 1} run out of memory"
     return replace(
-        result,
-        verdict="invalid" if troubles else "",
-        reason=joined_reasons(troubles),
-        checks=(
-            Check(metric="max_micro_batch_size", value=found.size, unit="1"),
-            Check(metric="peak_reserved_bytes", value=peak, unit="bytes"),
-            Check(metric="peak_allocated_bytes", value=found.launch.peak_allocated_bytes, unit="bytes"),
-        ),
-        launches=(found.launch,),
-        notes=(*result.notes, note, *(f"measured under {fault}" for fault in validity.injected([found.launch]))),
+        caller.result(case, judgement),
+        launches=(launch,),
+        notes=(note, *(f"measured under {fault}" for fault in validity.injected([launch]))),
     )
-
-
-def _judged(found: CaseResult, baseline: CapacityBaseline | None) -> CaseResult:
-    check = judge_capacity(int(found.checks[0].value), baseline)
-    reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
-    return replace(found, verdict=check.verdict or "", reason=reason, checks=(check, *found.checks[1:]))
 
 
 def _guess(spec: TrainSpec, limit_bytes: int) -> int:

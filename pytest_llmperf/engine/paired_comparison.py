@@ -9,19 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pytest_llmperf.engine.baseline_comparison import RATE, contradictions, figures
+from pytest_llmperf.engine.baseline_comparison import RATE, contradictions
+from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.case import Case
+from pytest_llmperf.engine.derived_metrics import figures
 from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.exact_changes import changed_evidence, changes
 from pytest_llmperf.judge.gain import Bounds, judge_gain
-from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import Judgement, judge, judge_pairs
-from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, joined_reasons
-from pytest_llmperf.run.context import Context
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
@@ -34,21 +36,18 @@ class Side:
     name: str
     """What tells it from the other: its spec's id, or its interpreter."""
     spec: TrainSpec
-    start: Callable[[TrainSpec, int], Launch]
-    """Launches a spec as the case's n-th launch."""
+    python: str = sys.executable
+    shown: str = ""
+    """What tells people which side it is, where its spec does not."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """How it ended."""
+class Turns:
+    """How two sides did."""
 
     pairs: Pairs
     judgement: Judgement
     notes: tuple[str, ...]
-    changed: tuple[str, ...] = ()
-    """What is exact and differs between two sides that should train alike."""
-    different: tuple[str, ...] = ()
-    """The same between two sides that are meant to differ."""
 
     @property
     def before(self) -> tuple[Launch, ...]:
@@ -58,32 +57,15 @@ class Judged:
     def after(self) -> tuple[Launch, ...]:
         return tuple(launch for _, launch in self.pairs)
 
-    def told(self, result: CaseResult) -> CaseResult:
-        """``result`` with what was judged; the second side is the one that it is about."""
-        before, after = self.pairs[-1]
-        return replace(
-            result,
-            verdict=self.judgement.verdict,
-            reason=self.judgement.reason,
-            checks=self.judgement.checks,
-            launches=self.after,
-            launches_before=self.before,
-            changed=self.changed,
-            differences=(*before.differences(after), *self.different),
-            notes=(*self.notes, *result.notes),
-        )
-
 
 class PairedComparison:
-    """Takes turns on the GPUs of one test."""
+    """Takes turns on the GPUs of one test; judged by what the second side's spec is judged by."""
 
-    def __init__(self, context: Context, runner: Runner, say: Callable[[str], None], policy: Policy) -> None:
-        self._context, self._runner, self._say, self._policy = context, runner, say, policy
+    def __init__(self, caller: Caller, runner: Runner, after: TrainSpec) -> None:
+        self._caller, self._runner, self._policy = caller, runner, caller.policy(after)
 
-    def gain(
-        self, before: TrainSpec, after: TrainSpec, bounds: Mapping[str, Bounds], inactive: frozenset[str]
-    ) -> Judged:
-        """What ``after`` brings over ``before``.
+    def gain(self, case: Case, bounds: Mapping[str, Bounds]) -> CaseResult:
+        """What the second spec of ``case`` brings over the first.
 
         Raises:
             LaunchFailed: a launch yielded no record.
@@ -92,106 +74,108 @@ class PairedComparison:
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             if troubles:
                 return Judgement("invalid", joined_reasons(troubles), ())
-            judgement = judge_gain(pairs, bounds, self._context.experience.noise, self._context.rule)
+            judgement = judge_gain(pairs, bounds, self._policy)
             if any(True for each in bounds.values() for _ in each):
                 return judgement
             return replace(judgement, reason=f"no bound was given, nothing is held: {judgement.reason}")
 
-        start = partial(self._runner.launch, sides=2)
-        sides = (Side(before.id, before, start), Side(after.id, after, start))
-        judged = self._take_turns(sides, inactive, decide)
+        turns = self._take_turns([Side(spec.id, spec) for spec in case.specs], decide)
+        result = self._told(case, turns)
         # What a gain is, a reader wants to know of a ``pass`` too.
-        told = (judged.judgement.reason,) if judged.judgement.verdict == "pass" else ()
-        different = changed_evidence(judged.after, judged.before)
-        return replace(judged, different=different, notes=(*told, *judged.notes))
+        notes = (turns.judgement.reason,) if turns.judgement.verdict == "pass" else ()
+        against = self._caller.context.settings.against
+        alone = ("compared in this environment alone: --perf-against holds perf.check",) if against else ()
+        return replace(
+            result,
+            differences=(*result.differences, *changed_evidence(turns.after, turns.before)),
+            notes=(*notes, *result.notes, *alone),
+        )
 
-    def environments(
-        self, spec: TrainSpec, python: str, inactive: frozenset[str], scaling: Scaling | None = None
-    ) -> Judged:
-        """``spec`` in this environment against itself under the interpreter ``python``.
+    def environments(self, case: Case, python: str, scaling: Scaling | None = None) -> CaseResult:
+        """The spec of ``case`` in this environment against itself under the interpreter ``python``.
 
         ``scaling`` holds what this environment alone must keep, where the spec has several GPUs.
 
         Raises:
             LaunchFailed: a launch yielded no record.
         """
+        (spec,) = case.specs
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             # Of launches that are in trouble no figure can be computed.
             ours = tuple(after for _, after in pairs)
-            extra = () if troubles else figures(spec, ours)
-            rule, experience = self._context.rule, self._context.experience
-            judgement = judge_pairs(pairs, self._policy, troubles, extra, rule, experience)
-            return scaling.joined(judgement, ours) if scaling else judgement
+            judgement = judge_pairs(pairs, self._policy, troubles, () if troubles else figures(spec, ours))
+            return scaling.joined(judgement, ours, None) if scaling else judgement
 
-        start = partial(self._runner.launch, sides=2)
-        sides = (
-            Side(python, spec, partial(start, python=python, side=f"under {_shown(python)}")),
-            Side(sys.executable, spec, partial(start, side="under this Python")),
-        )
-        judged = self._take_turns(sides, inactive, decide)
+        sides = [
+            Side(python, spec, python, f"under {_shown(python)}"),
+            Side(sys.executable, spec, shown="under this Python"),
+        ]
+        turns = self._take_turns(sides, decide)
+        result = self._told(case, turns)
         shared = os.environ.get("PYTHONPATH")
         notes = (f"PYTHONPATH={shared} comes before the packages of both environments",) if shared else ()
-        return replace(judged, notes=(*judged.notes, *notes), changed=changes(judged.after, judged.before))
+        return replace(result, changed=changes(turns.after, turns.before), notes=(*result.notes, *notes))
 
-    def _take_turns(
-        self,
-        sides: tuple[Side, Side],
-        inactive: frozenset[str],
-        decide: Callable[[Pairs, Sequence[str]], Judgement],
-    ) -> Judged:
+    def _told(self, case: Case, turns: Turns) -> CaseResult:
+        """The second side is the one that it is about."""
+        before, after = turns.pairs[-1]
+        return replace(
+            self._caller.result(case, turns.judgement),
+            launches=turns.after,
+            launches_before=turns.before,
+            differences=before.differences(after),
+            notes=turns.notes,
+        )
+
+    def _take_turns(self, sides: Sequence[Side], decide: Callable[[Pairs, Sequence[str]], Judgement]) -> Turns:
         """Pairs until ``decide`` has; every second one begins with the other side.
 
         What drifts slowly (heat, neighbours) then weighs on both alike.
         """
-        settings = self._context.settings
-        sound = LaunchRetry(self._circumstances, self._say)
+        settings, retry = self._caller.context.settings, LaunchRetry(self._caller.observer.say)
         pairs: Pairs = ()
         with self._runner.hold(max(side.spec.gpus for side in sides)):
             while True:
-                pairs = (*pairs, self._pair(sides, len(pairs), sound))
-                if len(pairs) < settings.launches and not sound.spoilt:
+                pairs = (*pairs, self._pair(sides, len(pairs), retry))
+                if len(pairs) < settings.launches and not retry.spoilt:
                     continue
                 lines = [
                     line
                     for index, side in enumerate(sides)
-                    for line in self._troubles(side, tuple(pair[index] for pair in pairs), inactive)
+                    for line in self._troubles(side, tuple(pair[index] for pair in pairs))
                 ]
-                judgement = decide(pairs, [*dict.fromkeys(lines), *sound.spoilt])
+                judgement = decide(pairs, [*dict.fromkeys(lines), *retry.spoilt])
                 if not judgement.undecided or len(pairs) >= settings.max_launches:
-                    return Judged(pairs, judgement, sound.notes)
+                    return Turns(pairs, judgement, retry.notes)
 
-    def _troubles(self, side: Side, launches: tuple[Launch, ...], inactive: frozenset[str]) -> list[str]:
+    def _troubles(self, side: Side, launches: tuple[Launch, ...]) -> list[str]:
         """What contradicts the spec of one side; where nothing does, what its chip cannot have done."""
-        found = contradictions(side.spec, launches, inactive)
+        found = contradictions(side.spec, launches, self._caller.terms.inactive)
         if found:
             return list(found)
         judgement = judge(launches, None, self._policy, extra=figures(side.spec, launches))
         return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []
 
-    def _pair(self, sides: tuple[Side, Side], number: int, sound: LaunchRetry) -> tuple[Launch, Launch]:
+    def _pair(self, sides: Sequence[Side], number: int, retry: LaunchRetry) -> tuple[Launch, Launch]:
         order = (0, 1) if number % 2 == 0 else (1, 0)
         launches: dict[int, Launch] = {}
         for turn, index in enumerate(order, 1):
-            start = partial(_start, sides[index], 2 * number + turn)
-            launches[index] = sound.launch(sides[index].spec, start)
+            start = partial(self._start, sides[index], 2 * number + turn)
+            launches[index] = retry.launch(sides[index].spec, start, self._circumstances)
         return launches[0], launches[1]
 
-    def _circumstances(self, launch: Launch) -> tuple[str, ...]:
+    def _start(self, side: Side, number: int, spec: TrainSpec) -> Launch | Failure:
+        outcome = self._runner.launch(spec, number, side.python, sides=2, side=side.shown)
+        if isinstance(outcome, Failure) and side.name != side.spec.id:  # else it is named already
+            return replace(outcome, message=f"{outcome.message} (under {side.name})")
+        return outcome
+
+    def _circumstances(self, launch: Launch) -> Circumstances:
         tolerance = self._policy.in_pairs().tolerances.get(RATE, math.inf)
-        return validity.circumstances(launch, tolerance, self._context.experience)
+        return validity.circumstances(launch, tolerance, self._caller.context.experience)
 
 
 def _shown(python: str) -> str:
     """As short as it can be typed here: a line about a launch has room for little else."""
     return min(python, os.path.relpath(python), key=len)
-
-
-def _start(side: Side, number: int, spec: TrainSpec) -> Launch:
-    try:
-        return side.start(spec, number)
-    except LaunchFailed as error:
-        if side.name == side.spec.id:
-            raise  # it is named already
-        failure = replace(error.failure, message=f"{error.failure.message} (under {side.name})")
-        raise LaunchFailed(spec.id, failure) from None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Generic, TypeVar
 
 from pytest_llmperf.judge.acceptance import accept, refuse_injected
 from pytest_llmperf.judge.baseline import Baseline, describe
@@ -19,6 +19,20 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 _MOST_FILES = 3
 
 _Figures = TypeVar("_Figures", Baseline, CapacityBaseline)
+
+
+@dataclass(frozen=True)
+class Recorded(Generic[_Figures]):
+    """What became of a result that the run asked to record."""
+
+    result: CaseResult
+    """With what was recorded."""
+    baseline: _Figures | None
+    """What it was held against; where it is overtaken, what it has to be held against now."""
+    refused: str = ""
+    """Why nothing was recorded."""
+    is_overtaken: bool = False
+    """Whether another run has changed the baseline meanwhile: the result has to be judged once more."""
 
 
 class Recorder:
@@ -72,41 +86,11 @@ class Recorder:
         """Whether this run records a case with this baseline."""
         return self._settings.update == "all" or (self._settings.update == "new" and baseline is None)
 
-    def settle(
-        self,
-        baseline: _Figures | None,
-        judge: Callable[[_Figures | None], CaseResult],
-        record: Callable[[CaseResult, _Figures | None], CaseResult],
-    ) -> tuple[CaseResult, _Figures | None, str]:
-        """A case as ``judge`` finds it against ``baseline``, recorded where the run asks for that, and why it was not.
-
-        Where another run changes the baseline meanwhile, it is judged once more, against what is there now.
-        """
-        result = judge(baseline)
-        while self.wants(baseline):
-            try:
-                return record(result, baseline), baseline, ""
-            except BaselineChangedError as changed:
-                baseline = changed.now
-                result = judge(baseline)
-            except BaselineError as error:
-                return result, baseline, f"not recorded: {error}"
-        return result, baseline, ""
-
-    def record_capacity(self, spec: TrainSpec, result: CaseResult, judged: CapacityBaseline | None) -> CaseResult:
-        """``result``, whose first check is the largest micro-batch, held against ``judged``, with what was recorded.
-
-        Raises:
-            BaselineError: nothing was, and why.
-        """
-        entry = Accepted(
-            recorded_at=_now(),
-            reason=self._settings.reason,
-            launches=len(result.launches),
-            metrics={check.metric: check.value for check in result.checks},
-            revision=self._context.revision.commit,
-            uncommitted=bool(self._context.revision.changed),
-        )
+    def record_capacity(
+        self, spec: TrainSpec, result: CaseResult, judged: CapacityBaseline | None
+    ) -> Recorded[CapacityBaseline]:
+        """What became of ``result``, whose first check is the largest micro-batch, held against ``judged``."""
+        entry = self._entry(result)
         new = CapacityBaseline(
             id=spec.capacity_id,
             digest=spec.capacity_digest,
@@ -116,50 +100,51 @@ class Recorder:
             anchor=entry,
             history=(entry,),
         )
-        refuse_injected(new.id, result.launches)
 
         def change(old: CapacityBaseline | None) -> CapacityBaseline:
+            refuse_injected(new.id, result.launches)
             if old != judged:
                 raise BaselineChangedError(new.id, old)
             return accept_capacity(old, new)
 
-        old, stored = self._store.update_capacity(self._context.machine_kind, spec, change)
-        return replace(result, updated="\n".join(describe_capacity(old, stored)))
+        try:
+            old, stored = self._store.update_capacity(self._context.machine_kind, spec, change)
+        except BaselineError as error:
+            return _not_recorded(result, judged, error)
+        return Recorded(replace(result, updated="\n".join(describe_capacity(old, stored))), judged)
 
     def record(
         self, spec: TrainSpec, result: CaseResult, judged: Baseline | None, disagreement: str = ""
-    ) -> CaseResult:
-        """``result``, which was held against ``judged``, with what was recorded.
+    ) -> Recorded[Baseline]:
+        """What became of ``result``, which was held against ``judged``.
 
-        Raises:
-            BaselineError: nothing was, and why: ``disagreement`` says that its launches are not of one speed.
+        ``disagreement`` says that its launches are not of one speed.
         """
         if disagreement and not self._settings.reason:
-            raise BaselineError(
-                f"{spec.id}: {disagreement}; record it when the machine is quiet, or say with "
+            refused = (
+                f"not recorded: {spec.id}: {disagreement}; record it when the machine is quiet, or say with "
                 "--perf-reason that it is never quieter"
             )
+            return Recorded(result, judged, refused)
+        change = partial(accept, judged=judged, spec=spec, result=result, entry=self._entry(result))
+        try:
+            old, new = self._store.update(self._context.machine_kind, spec, change)
+        except BaselineError as error:
+            return _not_recorded(result, judged, error)
+        return Recorded(replace(result, updated="\n".join(describe(old, new))), judged)
 
-        def change(old: Baseline | None) -> Baseline:
-            return accept(
-                old,
-                judged=judged,
-                spec=spec,
-                machine=self._context.machine_kind,
-                launches=result.launches,
-                verdict=result.verdict,
-                checks=result.checks,
-                changed=result.changed,
-                reason=self._settings.reason,
-                recorded_at=_now(),
-                recorded_by=self._nodeid,
-                revision=self._context.revision.commit,
-                uncommitted=bool(self._context.revision.changed),
-            )
-
-        old, new = self._store.update(self._context.machine_kind, spec, change)
-        return replace(result, updated="\n".join(describe(old, new)))
+    def _entry(self, result: CaseResult) -> Accepted:
+        return Accepted(
+            recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            reason=self._settings.reason,
+            launches=len(result.launches),
+            metrics={check.metric: check.value for check in result.checks},
+            revision=self._context.revision.commit,
+            uncommitted=bool(self._context.revision.changed),
+        )
 
 
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def _not_recorded(result: CaseResult, judged: _Figures | None, error: BaselineError) -> Recorded[_Figures]:
+    if isinstance(error, BaselineChangedError):
+        return Recorded(result, error.now, is_overtaken=True)
+    return Recorded(result, judged, f"not recorded: {error}")

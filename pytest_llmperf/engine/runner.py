@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn
 
+from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.search_deadline import SearchDeadline
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
@@ -21,25 +22,20 @@ from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Spent
-from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED, Context
+from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
-from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.observer import LaunchObserver, Observer
+from pytest_llmperf.run.observer import LaunchObserver
 from pytest_llmperf.spec.train_spec import TrainSpec
-
-_T = TypeVar("_T")
 
 # File systems allow 255 bytes, and a number follows.
 _LONGEST_NAME = 200
 
 
 class Runner:
-    """Launches specs for one test."""
+    """Launches specs for one caller."""
 
-    def __init__(
-        self, context: Context, observer: Observer, launcher: Launcher | None = None, findings: Findings | None = None
-    ) -> None:
-        self._context, self._observer, self._findings = context, observer, findings or Findings()
+    def __init__(self, caller: Caller, launcher: Launcher | None = None) -> None:
+        self._context, self._observer, self._findings = caller.context, caller.observer, caller.findings
         self._launcher = launcher
         self._held: tuple[Gpu, ...] | None = None
         self.seconds = 0.0
@@ -57,24 +53,26 @@ class Runner:
 
     def launch(
         self, spec: TrainSpec, number: int, python: str = sys.executable, *, sides: int = 1, side: str = ""
-    ) -> Launch:
+    ) -> Launch | Failure:
         """Launch ``spec`` under ``python``; ``number`` counts the launches of this case from 1.
 
         Where several ``sides`` take turns, each is launched as often as the others; ``side`` names one to people.
 
         Raises:
-            LaunchFailed: it yielded no record.
+            RunEndedError: no time, or no node, is left for it.
         """
         total = sides * max(math.ceil(number / sides), self._context.settings.launches)
         name = f"{spec.id} {side}".rstrip()
         with self._lease(spec.gpus) as gpus, self._observer.launch(name, number, total) as live:
-            outcome = self._run(self._launch, self._request(spec, gpus, python=python), live)
-            if isinstance(outcome, Failure):
-                if outcome.lost_nodes and self._context.settings.resume:  # else nobody would go on with it
-                    lost = f"node {listed(outcome.lost_nodes)} failed"
-                    self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)
-                raise LaunchFailed(spec.id, outcome)
-            live.finished(outcome)
+            request = self._request(spec, gpus, python=python)
+            with self._watched(request, live) as watched:
+                watched.outcome = self._chosen_launcher().launch(request, watched.watch)
+            outcome: Launch | Failure = watched.outcome
+            if isinstance(outcome, Launch):
+                live.finished(outcome)
+            elif outcome.lost_nodes and self._context.settings.resume:  # else nobody would go on with it
+                lost = f"node {listed(outcome.lost_nodes)} failed"
+                self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)
         return outcome
 
     def sizes(self, spec: TrainSpec, search: Search, deadline: SearchDeadline) -> list[tuple[int, int | None]]:
@@ -85,7 +83,9 @@ class Runner:
         """
         with self._lease(spec.gpus) as gpus, self._observer.launch(f"{spec.capacity_id} sizes", 1, 1) as live:
             request = self._request(spec, gpus, search=search)
-            outcome = self._run(LocalLauncher().sizes, request, live, _telling(request, deadline))
+            with self._watched(request, live, _telling(request, deadline)) as watched:
+                watched.outcome = LocalLauncher().sizes(request, watched.watch)
+        outcome: list[tuple[int, int | None]] | Failure = watched.outcome
         if not isinstance(outcome, Failure):
             return outcome
         tried = sizes_so_far(request.folder) if outcome.kind == "timeout" else []
@@ -96,30 +96,21 @@ class Runner:
             self._observer.say(f"{spec.capacity_id}: {outcome.message}; logs: {outcome.folder}")
         return tried  # nothing, where even the process was lost: fresh launches search alone
 
-    def _launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+    def _chosen_launcher(self) -> Launcher:
         if self._launcher is None:
             self._launcher = self._context.launcher(self._observer.say) or LocalLauncher()
+        return self._launcher
+
+    @contextmanager
+    def _watched(
+        self, request: LaunchRequest, live: LaunchObserver, tell: Callable[[], None] = lambda: None
+    ) -> Iterator[_Watched]:
+        """Around one launch: what it cost is counted, and what ends it from outside is a failure of its own."""
+        watched = _Watched(live, tell)
         if self._context.job is not None:
             self._context.job.note_spent()  # should the node die now, no more than this launch is forgotten
-        return self._launcher.launch(request, watch)
-
-    def _run(
-        self,
-        start: Callable[[LaunchRequest, Callable[[Progress], None]], _T],
-        request: LaunchRequest,
-        live: LaunchObserver,
-        tell: Callable[[], None] = lambda: None,
-    ) -> _T:
-        last = Progress(phase="starting")
-
-        def watch(progress: Progress) -> None:
-            nonlocal last
-            last = progress
-            live.update(progress)
-            tell()
-
         try:
-            return start(request, watch)
+            yield watched
         except OutOfTimeError as error:
             live.clear()
             self._end(str(error), OVER_BUDGET if error.over_budget else UNFINISHED)
@@ -132,7 +123,7 @@ class Runner:
             if not why:
                 raise
             live.clear()
-            raise LaunchFailed(request.spec.id, broken_off(request.folder, why, last)) from None
+            watched.outcome = broken_off(request.folder, why, watched.last)
         finally:
             seconds = request.meter.seconds
             self.seconds += seconds
@@ -186,6 +177,22 @@ class Runner:
                     raise
                 raise CaseFailedError(f"{why}, while it waited for hardware that others hold") from None
             yield gpus
+
+
+class _Watched:
+    """One launch while it runs, and how it ended."""
+
+    def __init__(self, live: LaunchObserver, tell: Callable[[], None]) -> None:
+        self._live, self._tell = live, tell
+        self.last = Progress(phase="starting")
+        self.outcome: Any
+        """What the launcher returned, or a failure."""
+
+    def watch(self, progress: Progress) -> None:
+        """The launch has come so far."""
+        self.last = progress
+        self._live.update(progress)
+        self._tell()
 
 
 def _telling(request: LaunchRequest, deadline: SearchDeadline) -> Callable[[], None]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.recorder import Recorder
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.scaling_efficiency import METRIC, Narrow, Terms, judge_efficiency
+from pytest_llmperf.judge.scaling_efficiency import METRIC, Narrow, judge_efficiency
 from pytest_llmperf.judge.verdict import Judgement, joined
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
@@ -17,8 +17,16 @@ from pytest_llmperf.spec.equivalence import narrower
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 
-def stored_narrow(recorder: Recorder, wide: TrainSpec, scaled_from: TrainSpec | None) -> Narrow | None:
-    """The narrowest of the series of ``wide``, or ``scaled_from``, as its baseline has it."""
+def reference_width(
+    context: Context, recorder: Recorder, wide: TrainSpec, scaled_from: TrainSpec | None
+) -> Narrow | None:
+    """The narrowest of the series of ``wide``, or ``scaled_from``: as this run measured it, else as it is stored.
+
+    Under ``--perf-against`` no baseline is read.
+    """
+    narrow = context.result_cache.narrow(wide, scaled_from)
+    if narrow is not None or context.settings.against:
+        return narrow
     for spec in [scaled_from] if scaled_from else narrower(wide):
         baseline = recorder.find(spec)
         if baseline is not None:
@@ -29,36 +37,19 @@ def stored_narrow(recorder: Recorder, wide: TrainSpec, scaled_from: TrainSpec | 
 class Scaling:
     """How well one wide case scales."""
 
-    def __init__(
-        self,
-        context: Context,
-        *,
-        baseline: Baseline | None,
-        policy: Policy,
-        narrow: Narrow | None,
-        terms: Terms,
-    ) -> None:
-        self._context, self._baseline, self._policy = context, baseline, policy
-        self._narrow, self._terms = narrow, terms
+    def __init__(self, caller: Caller, spec: TrainSpec, narrow: Narrow | None) -> None:
+        self._context, self._terms = caller.context, caller.terms.efficiency
+        self._policy, self._narrow = caller.policy(spec), narrow
 
-    def joined(self, judgement: Judgement, launches: Sequence[Launch]) -> Judgement:
-        """``judgement`` with what more GPUs brought; of launches in trouble nothing is computed."""
+    def joined(self, judgement: Judgement, launches: Sequence[Launch], baseline: Baseline | None) -> Judgement:
+        """``judgement`` against ``baseline`` with what more GPUs brought; of launches in trouble nothing."""
         if judgement.verdict == "invalid":
             return judgement
         batch = Check(metric="global_batch_tokens", value=float(launches[0].tokens_per_step), unit="tokens")
         if self._narrow is None:
             judgement = replace(judgement, checks=(*judgement.checks, batch))
             return self._without_reference(judgement) if self._terms.at_least is not None else judgement
-        context = self._context
-        found = judge_efficiency(
-            launches,
-            self._baseline,
-            self._narrow,
-            self._policy,
-            self._terms,
-            context.rule,
-            context.experience.noise,
-        )
+        found = judge_efficiency(launches, baseline, self._narrow, self._policy, self._terms)
         widening = len(launches[0].ranks) / self._narrow.gpus
         speed_up = Check(
             metric="speed_up", value=found.check.value * widening, unit="1", detail=f"over {self._narrow.name}"

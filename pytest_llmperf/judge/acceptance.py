@@ -10,7 +10,7 @@ from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, B
 from pytest_llmperf.judge.figures import figure
 from pytest_llmperf.judge.validity import injected
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import Check
+from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 #: More would only slow reading: what a verdict can see is decided by the first dozen.
@@ -20,51 +20,32 @@ MAX_LAUNCHES = 24
 _PROVEN_BY = 2
 
 
-def accept(  # noqa: PLR0913 - each is a fact of the record, and named
-    old: Baseline | None,
-    *,
-    judged: Baseline | None,
-    spec: TrainSpec,
-    machine: str,
-    launches: Sequence[Launch],
-    verdict: str,
-    checks: Sequence[Check],
-    changed: Sequence[str] = (),
-    reason: str,
-    recorded_at: str,
-    recorded_by: str,
-    revision: str = "",
-    uncommitted: bool = False,
+def accept(
+    old: Baseline | None, *, judged: Baseline | None, spec: TrainSpec, result: CaseResult, entry: Accepted
 ) -> Baseline:
-    """The baseline after ``launches`` were accepted.
+    """The baseline after the launches of ``result``, which was held against ``judged``, were accepted as ``entry``.
 
-    ``verdict`` and ``checks`` are what ``judge`` said of ``launches`` against ``judged``. Launches within tolerance
-    join those that are there; ones beyond it replace them, since two speeds are not one population. The anchor stays.
-    ``changed`` is what is exact and another than in ``judged``.
+    Launches within tolerance join those that are there; ones beyond it replace them, since two speeds are not one
+    population. The anchor stays.
 
     Raises:
         BaselineChangedError: the launches were judged against another baseline than there is by now.
         BaselineError: they are invalid, or, without a reason, worse beyond tolerance or of something that changed.
     """
-    _refuse_unfit(old, judged, spec, launches, verdict)
-    if not reason:
+    launches, checks = result.launches, result.checks
+    _refuse_unfit(spec, launches, result.verdict)
+    if old != judged:
+        raise BaselineChangedError(spec.id, old)
+    if not entry.reason:
         _refuse_unexplained(spec, launches, checks)
-        _refuse_silent(spec, changed)
-    entry = Accepted(
-        recorded_at=recorded_at,
-        reason=reason,
-        launches=len(launches),
-        metrics={check.metric: check.value for check in checks},
-        revision=revision,
-        uncommitted=uncommitted,
-    )
+        _refuse_silent(spec, result.changed)
     new = Baseline(
         id=spec.id,
         digest=spec.digest,
-        machine=machine,
+        machine=result.machine,
         spec=spec.to_dict(),
-        recorded_by=recorded_by,
-        launches=tuple(launches)[-MAX_LAUNCHES:],
+        recorded_by=result.nodeid,
+        launches=launches[-MAX_LAUNCHES:],
         anchor=entry,
         history=(entry,),
     )
@@ -135,16 +116,12 @@ def _is_beyond(check: Check, *, worse: bool) -> bool:
     return loss > check.tolerance if worse else 1 / (1 + loss) - 1 > check.tolerance
 
 
-def _refuse_unfit(
-    old: Baseline | None, judged: Baseline | None, spec: TrainSpec, launches: Sequence[Launch], verdict: str
-) -> None:
+def _refuse_unfit(spec: TrainSpec, launches: Sequence[Launch], verdict: str) -> None:
     if not launches:
         raise BaselineError(f"{spec.id}: no launch was measured, there is nothing to record")
     if verdict == "invalid":
         raise BaselineError(f"{spec.id}: an invalid launch is never recorded")
     refuse_injected(spec.id, launches)
-    if old != judged:
-        raise BaselineChangedError(spec.id, old)
 
 
 def refuse_injected(name: str, launches: Sequence[Launch]) -> None:

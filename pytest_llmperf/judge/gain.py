@@ -9,8 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.noise import Noise
-from pytest_llmperf.judge.policy import METRICS
+from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.sequential_test import Outlook, Rule
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.launch import Launch
@@ -52,9 +51,7 @@ class Bounds:
         return ("at_least", self.at_least), ("at_most", self.at_most)
 
 
-def judge_gain(
-    pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Bounds], noise: Noise, rule: Rule
-) -> Judgement:
+def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Bounds], policy: Policy) -> Judgement:
     """Whether the second spec of each pair keeps ``bounds`` over the first.
 
     ``bounds`` by ``throughput`` (tokens/s per GPU), ``memory`` (peak reserved of the worst rank) and ``loss`` (nats).
@@ -62,8 +59,8 @@ def judge_gain(
     different pairs, and two pairs have to break its bound by themselves too; throughput by paired statistics. Without
     bounds the ratios are only told.
     """
-    throughput, undecided = _throughput(pairs, bounds.get("throughput", Bounds()), noise, rule)
-    memory = _memory(pairs, bounds.get("memory", Bounds()), rule)
+    throughput, undecided = _throughput(pairs, bounds.get("throughput", Bounds()), policy)
+    memory = _memory(pairs, bounds.get("memory", Bounds()), policy.rule)
     checks = [throughput, memory, *_loss(pairs, bounds.get("loss", Bounds()).at_most)]
     gating = [check for check in checks if check.verdict is not None]
     verdict = min((check.verdict or "pass" for check in gating), key=VERDICTS.index, default="pass")
@@ -96,9 +93,9 @@ def keeps(beyond: float, each: Sequence[float], difference: stats.Difference, ru
     return None if ahead.left and (may_hold or may_break) else "inconclusive"
 
 
-def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, noise: Noise, rule: Rule) -> tuple[Check, bool]:
+def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, policy: Policy) -> tuple[Check, bool]:
     """The check, and whether another pair is worth its cost."""
-    difference = stats.paired_difference(pairs, noise)
+    difference = stats.paired_difference(pairs, policy.noise)
     (before, after), error = pairs[0], difference.error
     # Step times compare work of one size; a ratio of rates also has to take other batches and other world sizes.
     tokens = (after.tokens_per_step / len(after.ranks)) / (before.tokens_per_step / len(before.ranks))
@@ -111,7 +108,7 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, noise: N
     for name, bound in bounds:
         sign = 1 if name == "at_least" else -1
         beyond = [sign * (each - math.log(bound)) for each in (log, *logs)]
-        verdicts.append(keeps(beyond[0], beyond[1:], difference, rule))
+        verdicts.append(keeps(beyond[0], beyond[1:], difference, policy.rule))
         told.append(f"{name.replace('_', ' ')} {bound:g}x")
     check = Check(
         metric="throughput_ratio",

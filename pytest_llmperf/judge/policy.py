@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import Noise, Spread
+from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.quantities import is_positive
 from pytest_llmperf.support.suggestions import hint
@@ -80,7 +81,7 @@ _CPU_NOISE = Noise(host=Spread(0.10, 8), site=Spread(0.10, 8), session=Spread(0.
 
 @dataclass(frozen=True)
 class Policy:
-    """Tolerances, as fractions, by metric; a metric without one is shown and gates nothing.
+    """By what a case is judged: tolerances, as fractions, by metric; one without is shown and gates nothing.
 
     Raises:
         ValueError: an unknown metric (with the nearest known one), or a tolerance that is not a positive fraction.
@@ -88,11 +89,13 @@ class Policy:
 
     tolerances: Mapping[str, float]
     noise: Noise = _CPU_NOISE
-    """What is believed of the machine's noise before its baselines have shown it."""
+    """The machine's, as its baselines show it; what is believed of it before they do."""
     elsewhere: Mapping[str, float] = field(default_factory=dict)
     """Tolerances in place of those above on hardware that a baseline has not seen; none where a user chose."""
     paired: Mapping[str, float] = field(default_factory=dict)
     """The same, where launches of both sides took turns on the same hardware."""
+    rule: Rule = field(default_factory=Rule)
+    """How strict the verdicts are."""
 
     def __post_init__(self) -> None:
         for metric, tolerance in self.tolerances.items():

@@ -16,7 +16,7 @@ from pytest_llmperf.judge.figures import percent
 from pytest_llmperf.judge.gain import keeps
 from pytest_llmperf.judge.noise import Noise, Squares, log_of, within_sessions
 from pytest_llmperf.judge.policy import METRICS, Policy
-from pytest_llmperf.judge.sequential_test import Decision, Rule, decide
+from pytest_llmperf.judge.sequential_test import Decision, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.records.launch import Launch, RankRecord
 from pytest_llmperf.records.result import VERDICTS, Check
@@ -62,14 +62,8 @@ class Efficiency:
     """Whether another launch of the wide case is worth its cost."""
 
 
-def judge_efficiency(  # noqa: PLR0913, PLR0917 - what there is to know
-    launches: Sequence[Launch],
-    baseline: Baseline | None,
-    narrow: Narrow,
-    policy: Policy,
-    terms: Terms,
-    rule: Rule,
-    noise: Noise,
+def judge_efficiency(
+    launches: Sequence[Launch], baseline: Baseline | None, narrow: Narrow, policy: Policy, terms: Terms
 ) -> Efficiency:
     """The efficiency of ``launches`` over ``narrow``, held against a floor and against both widths' baselines.
 
@@ -82,11 +76,11 @@ def judge_efficiency(  # noqa: PLR0913, PLR0917 - what there is to know
     verdicts: list[str] = []
     undecided = False
     if baseline is not None and narrow.baseline is not None:
-        found = _beside_baselines(check, launches, (baseline, narrow), policy, terms, rule, noise)
+        found = _beside_baselines(check, launches, (baseline, narrow), policy, terms)
         check, undecided = found.check, found.undecided
         verdicts += [check.verdict] if check.verdict else []
     if terms.at_least is not None:
-        kept = _floor(launches, narrow, terms.at_least, rule, noise)
+        kept = _floor(launches, narrow, terms.at_least, policy)
         verdicts.append(kept or "inconclusive")
         floor = f"; its test asks for {terms.at_least * 100:g} %"
         check = replace(check, limit=max(terms.at_least, check.limit or 0.0), detail=check.detail + floor)
@@ -95,21 +89,15 @@ def judge_efficiency(  # noqa: PLR0913, PLR0917 - what there is to know
     return Efficiency(replace(check, verdict=verdict), undecided and verdict != "regressed")
 
 
-def _beside_baselines(  # noqa: PLR0913, PLR0917 - the same
-    check: Check,
-    launches: Sequence[Launch],
-    widths: tuple[Baseline, Narrow],
-    policy: Policy,
-    terms: Terms,
-    rule: Rule,
-    noise: Noise,
+def _beside_baselines(
+    check: Check, launches: Sequence[Launch], widths: tuple[Baseline, Narrow], policy: Policy, terms: Terms
 ) -> Efficiency:
     baseline, narrow = widths
-    own = stats.difference(launches, baseline.launches, noise)
+    own = stats.difference(launches, baseline.launches, policy.noise)
     if not narrow.in_this_run or narrow.baseline is None:
         ratio = math.exp(-own.log)
         return Efficiency(replace(check, baseline=check.value / ratio, change=ratio - 1), undecided=False)
-    other = stats.difference(narrow.launches, narrow.baseline.launches, noise)
+    other = stats.difference(narrow.launches, narrow.baseline.launches, policy.noise)
     both = less(own, other)
     tolerance = terms.tolerance or max(
         policy.at(launches, baseline).tolerances.get(_RATE, 0.0),
@@ -119,7 +107,7 @@ def _beside_baselines(  # noqa: PLR0913, PLR0917 - the same
     check = replace(check, baseline=check.value / ratio, change=ratio - 1)
     if not tolerance:  # a user's policy without one: shown, and gates nothing
         return Efficiency(check, undecided=False)
-    of_ratio, of_own = decide(both, tolerance, rule), decide(own, tolerance, rule)
+    of_ratio, of_own = decide(both, tolerance, policy.rule), decide(own, tolerance, policy.rule)
     verdict = milder(of_ratio.verdict or "inconclusive", of_own.verdict or "inconclusive")
     check = replace(
         check,
@@ -169,13 +157,13 @@ def _cause(decisions: tuple[Decision, Decision], narrow_change: float) -> str:
     return ""
 
 
-def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, rule: Rule, noise: Noise) -> str | None:
+def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, policy: Policy) -> str | None:
     """Whether the efficiency on this host is ``at_least`` so much, as ``keeps`` says it."""
-    difference = _apart(launches, narrow.launches, noise, here=narrow.in_this_run)
+    difference = _apart(launches, narrow.launches, policy.noise, here=narrow.in_this_run)
     # Step times compare work of one size; widths that share a global batch differ in it.
     tokens = _tokens_per_rank(launches) / _tokens_per_rank(narrow.launches)
     shift = math.log(tokens) - math.log(at_least)
-    return keeps(shift - difference.log, [shift - each for each in difference.each], difference, rule)
+    return keeps(shift - difference.log, [shift - each for each in difference.each], difference, policy.rule)
 
 
 def _tokens_per_rank(launches: Sequence[Launch]) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -47,17 +48,29 @@ def troubles(spec: TrainSpec, launch: Launch, inactive: frozenset[str] = frozens
     )
 
 
-def circumstances(launch: Launch, tolerance: float, experience: Experience | None = None) -> tuple[str, ...]:
-    """One line for each thing around ``launch`` that spoilt it and may be gone the next time.
+@dataclass(frozen=True)
+class Circumstances:
+    """What was around a launch."""
+
+    lines: tuple[str, ...] = ()
+    """One for each thing that spoilt it and may be gone the next time."""
+    drifts: bool = False
+    """Whether its speed changed: more steps may tell which it has."""
+
+
+def circumstances(launch: Launch, tolerance: float, experience: Experience | None = None) -> Circumstances:
+    """Those of ``launch``.
 
     ``tolerance`` is the throughput's: a launch that drifts by more than half of it has no one speed.
     """
-    return (
+    drifting = tuple(_drifting(launch, tolerance))
+    lines = (
         *neighbours(launch.health),
         *_unwell(launch.health),
         *(_hoarse(launch, experience) if experience and launch.environment.driver else ()),
-        *_drifting(launch, tolerance),
+        *drifting,
     )
+    return Circumstances(lines, drifts=bool(drifting))
 
 
 def neighbours(health: Health) -> tuple[str, ...]:
@@ -93,11 +106,7 @@ def _hoarse(launch: Launch, experience: Experience) -> Iterator[str]:
 def _drifting(launch: Launch, tolerance: float) -> Iterator[str]:
     steady = launch.steady
     if abs(steady.drift) > max(tolerance / 2, _DRIFT_ERRORS * steady.error):
-        yield f"{DRIFT} {steady.drift * 100:+.1f} % from the first third of its steady steps to the last"
-
-
-#: How the line about a drifting launch begins; such a launch is tried again with more steps.
-DRIFT = "the step time drifted"
+        yield f"the step time drifted {steady.drift * 100:+.1f} % from the first third of its steady steps to the last"
 
 
 def unusable(launch: Launch) -> Iterator[str]:

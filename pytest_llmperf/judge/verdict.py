@@ -13,9 +13,8 @@ from statistics import median_high, median_low
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.figures import figure, percent
-from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.policy import METRICS, Metric, Policy
-from pytest_llmperf.judge.sequential_test import Decision, Rule, decide
+from pytest_llmperf.judge.sequential_test import Decision, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
@@ -34,14 +33,12 @@ class Judgement:
     """Whether another launch is worth its cost; the verdict is then what these launches alone would give."""
 
 
-def judge(  # noqa: PLR0913, PLR0917 - what there is to know
+def judge(
     launches: Sequence[Launch],
     baseline: Baseline | None,
     policy: Policy,
     troubles: Sequence[str] = (),
     extra: Sequence[Check] = (),
-    rule: Rule | None = None,
-    experience: Experience | None = None,
 ) -> Judgement:
     """The verdict on a measurement; ``extra`` are figures from elsewhere (MFU), shown with the rest.
 
@@ -55,35 +52,28 @@ def judge(  # noqa: PLR0913, PLR0917 - what there is to know
     if baseline is None:
         checks = [_new(name, metric, launches, policy.tolerances.get(name)) for name, metric in METRICS.items()]
         return Judgement("new", "no baseline yet", (*checks, *extra))
-    noise = experience.noise if experience else policy.noise
     court = _Court(
         launches,
         _Reference(baseline.launches, baseline.newest, baseline.explained),
-        stats.difference(launches, baseline.launches, noise),
+        stats.difference(launches, baseline.launches, policy.noise),
         policy.at(launches, baseline),
-        rule or Rule(),
     )
     return _judged(court, extra)
 
 
-def judge_pairs(  # noqa: PLR0913, PLR0917 - what there is to know
+def judge_pairs(
     pairs: Sequence[tuple[Launch, Launch]],
     policy: Policy,
     troubles: Sequence[str] = (),
     extra: Sequence[Check] = (),
-    rule: Rule | None = None,
-    experience: Experience | None = None,
 ) -> Judgement:
     """The verdict on the second of each pair against the first, which took turns on the same hardware."""
     before, after = [a for a, _ in pairs], [b for _, b in pairs]
     found = dict.fromkeys([*troubles, *_not_comparable([*before, *after], None), *_impossible(extra)])
     if found:
         return Judgement("invalid", joined_reasons(found), ())
-    noise = experience.noise if experience else policy.noise
-    difference = stats.paired_difference(pairs, noise)
-    return _judged(
-        _Court(after, _Reference(before, before, before), difference, policy.in_pairs(), rule or Rule()), extra
-    )
+    difference = stats.paired_difference(pairs, policy.noise)
+    return _judged(_Court(after, _Reference(before, before, before), difference, policy.in_pairs()), extra)
 
 
 def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
@@ -168,9 +158,8 @@ class _Court:
         reference: _Reference,
         difference: Difference,
         policy: Policy,
-        rule: Rule,
     ) -> None:
-        self._launches, self._policy, self._rule = launches, policy, rule
+        self._launches, self._policy, self._rule = launches, policy, policy.rule
         self._reference = reference
         self._difference = difference
         self.undecided = False

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.preconditions import need_a_narrower_training, need_nats, need_specs, need_the_same_tokens
@@ -18,7 +19,7 @@ from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.plugin.reports import FINDINGS
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.records.result import PLANNED, CaseResult
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.run.errors import DidNotTrainError
 from pytest_llmperf.run.findings import Findings
@@ -31,9 +32,14 @@ class Perf:
     def __init__(self, request: pytest.FixtureRequest, session: PerfSession) -> None:
         self._request, self._session = request, session
         self._item: pytest.Item = request.node
-        findings = self._item.stash.setdefault(FINDINGS, Findings())
-        terms, console = terms_of(self._item), Console(self._item.config)
-        self._cases = CaseChecks(session, terms, findings, console, nodeid=self._item.nodeid)
+        caller = Caller(
+            context=session,
+            terms=terms_of(self._item),
+            findings=self._item.stash.setdefault(FINDINGS, Findings()),
+            observer=Console(self._item.config),
+            nodeid=self._item.nodeid,
+        )
+        self._cases = CaseChecks(caller)
 
     def measure(self, spec: TrainSpec) -> tuple[Launch, ...]:
         """Launch ``spec`` as often as this run asks for (``--perf-launches``) and return the records.
@@ -120,7 +126,7 @@ class Perf:
     def _told(self, conclusion: Conclusion) -> CaseResult:
         """The result of a case that holds; what does not fails the test."""
         result = conclusion.result
-        if result.verdict == "planned":
+        if result.verdict == PLANNED:
             return result
         benchmark.record(self._request, result)
         if conclusion.fails:

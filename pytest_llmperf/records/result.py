@@ -11,6 +11,9 @@ from pytest_llmperf.records.launch import Launch
 #: Worst first: a case is as bad as its worst metric.
 VERDICTS = ("invalid", "regressed", "new", "inconclusive", "improved", "pass")
 
+#: In place of one, of a case that a run which launches nothing has asked about.
+PLANNED = "planned"
+
 #: Those of a case that does not hold.
 FAILING = frozenset({"invalid", "regressed", "new"})
 

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline, creep, describe, size_of
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
@@ -29,6 +28,7 @@ from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Environment, Launch
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
+from tests.shelf import accept
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
 REPOSITORY = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def launch(step_seconds: float = 0.1, canary: float = 0.0, **fake: Any) -> Launc
 def accepted(
     old: Baseline | None, *launches: Launch, reason: str = "", rule: Rule | None = None, **other: Any
 ) -> Baseline:
-    judgement = judge(launches, old, Policy.for_gpu(), rule=rule)
+    judgement = judge(launches, old, replace(Policy.for_gpu(), rule=rule or Rule()))
     values: dict[str, Any] = {
         "verdict": judgement.verdict,
         "checks": judgement.checks,
@@ -189,7 +189,7 @@ def used(baseline: Baseline) -> None:
     """Everything that a run does with a baseline of its case, and with those of others."""
     candidates = [launch(0.11, canary=1.0), launch(0.1, canary=1.0)]
     experience = Experience.of([baseline.launches] * 6, Policy.for_gpu().noise)
-    judgement = judge(candidates, baseline, Policy.for_gpu(), experience=experience)
+    judgement = judge(candidates, baseline, replace(Policy.for_gpu(), noise=experience.noise))
     judge(candidates, baseline, Policy.for_cpu())
     for candidate in candidates:
         circumstances(candidate, 0.02, experience)
@@ -458,7 +458,7 @@ class TestAccepting:
         assert judge([slow, slow], accepted(lost, slow), Policy.for_gpu()).verdict == "pass"
 
     def test_one_launch_replaces_nothing_even_where_one_is_all_there_is(self) -> None:
-        alone = judge([launch(0.05)], BASELINE, Policy.for_gpu(), rule=Rule(budget=1))
+        alone = judge([launch(0.05)], BASELINE, replace(Policy.for_gpu(), rule=Rule(budget=1)))
         assert alone.verdict == "improved"
         for odd in (launch(0.05), launch(reserved_bytes=2**29)):
             with pytest.raises(BaselineError, match="one launch alone replaces no baseline"):
@@ -506,7 +506,7 @@ class TestAccepting:
 
     def test_a_loss_that_is_not_proven_needs_a_reason_too_and_replaces(self) -> None:
         slow = [launch(0.1021)]
-        judgement = judge(slow, BASELINE, Policy.for_gpu(), rule=Rule(budget=1))
+        judgement = judge(slow, BASELINE, replace(Policy.for_gpu(), rule=Rule(budget=1)))
         assert judgement.verdict == "inconclusive"
         with pytest.raises(BaselineError, match=r"worse beyond tolerance \(tokens_per_second_per_gpu "):
             accepted(BASELINE, *slow, verdict="inconclusive", checks=judgement.checks)
@@ -515,7 +515,7 @@ class TestAccepting:
 
     def test_an_undecided_one_within_tolerance_joins(self) -> None:
         near = [launch(0.1019)]
-        judgement = judge(near, BASELINE, Policy.for_gpu(), rule=Rule(budget=1))
+        judgement = judge(near, BASELINE, replace(Policy.for_gpu(), rule=Rule(budget=1)))
         assert judgement.verdict == "inconclusive"
         assert len(accepted(BASELINE, *near, verdict="inconclusive", checks=judgement.checks).launches) == 2
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.exact_changes import changed_evidence, changes, lost_attention_kernel
 from pytest_llmperf.judge.first_losses import changed_losses
 from pytest_llmperf.records.launch import Launch
 from tests.fakes import ENVIRONMENT, Fake, launch_of
+from tests.shelf import accept
 
 SPEC = TrainSpec(model="llama-tiny", steps=8, min_steps=8, warmup_steps=2)
 SETUP = {"samples": "by index", "dropout": {}, "hooks": {}, "torch": {"threads": 1}, "config": {"hidden_act": "silu"}}

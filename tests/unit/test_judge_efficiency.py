@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline, creep
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.policy import Policy
@@ -24,6 +23,7 @@ from pytest_llmperf.records.result import VERDICTS, Check
 from pytest_llmperf.spec.equivalence import is_narrower, narrower
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
+from tests.shelf import accept
 
 WIDE = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, gpus=4)
 ONE = replace(WIDE, gpus=1)
@@ -61,9 +61,8 @@ def found(wide: tuple[float, ...], one: tuple[float, ...], **values: Any) -> Eff
     """Four GPUs at these step times over one GPU at those, measured in this run."""
     narrow = Narrow(gpus=1, launches=launches(ONE, *one), baseline=ONE_BASELINE, in_this_run=True)
     arguments: dict[str, Any] = {"baseline": WIDE_BASELINE, "narrow": narrow, "terms": Terms()} | values
-    return judge_efficiency(
-        launches(WIDE, *wide), policy=POLICY, rule=RULE, noise=arguments.pop("noise", POLICY.noise), **arguments
-    )
+    policy = replace(POLICY, rule=RULE, noise=arguments.pop("noise", POLICY.noise))
+    return judge_efficiency(launches(WIDE, *wide), policy=policy, **arguments)
 
 
 def test_an_unchanged_efficiency_passes_and_says_what_it_is_over() -> None:
@@ -145,7 +144,7 @@ def test_launches_that_could_show_nothing_of_a_floor_are_not_spent(
     narrow = Narrow(gpus=1, launches=stored, baseline=None, in_this_run=False)
     wide = on_a_host(launches(WIDE, 1 / efficiency), "now")
     # Most of the error is the hosts': no launch on this one narrows it.
-    found = judge_efficiency(wide, None, narrow, POLICY, Terms(at_least=0.8), RULE, POLICY.noise)
+    found = judge_efficiency(wide, None, narrow, POLICY, Terms(at_least=0.8))
     assert (found.check.verdict, found.undecided) == (verdict, another)
 
 
@@ -244,7 +243,9 @@ class TestAFloorAboveWhatIsStored:
         """Four GPUs of a baseline with this step time, accepted without a reason; one GPU took a second then."""
         baseline = baseline_of(WIDE, before, before, before)
         check = found(wide, (one, one), baseline=baseline, terms=terms).check
-        judgement = joined(judge(launches(WIDE, *wide), baseline, POLICY, rule=RULE), (check,), undecided=False)
+        judgement = joined(
+            judge(launches(WIDE, *wide), baseline, replace(POLICY, rule=RULE)), (check,), undecided=False
+        )
         new = accept(
             baseline,
             judged=baseline,

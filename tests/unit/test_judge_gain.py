@@ -10,7 +10,6 @@ import pytest
 from pytest_llmperf.judge.gain import Bounds, judge_gain
 from pytest_llmperf.judge.host_shift import host_shift
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.judge.verdict import judge_pairs
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check
@@ -29,7 +28,7 @@ def pair(before: float, after: float, spec: TrainSpec = SMALL, reserved: int = 2
 
 
 def verdict(pairs: list[tuple[Launch, Launch]], **bounds: Bounds) -> tuple[str, bool]:
-    judgement = judge_gain(pairs, bounds, POLICY.noise, Rule())
+    judgement = judge_gain(pairs, bounds, POLICY)
     return judgement.verdict, judgement.undecided
 
 
@@ -54,7 +53,7 @@ class TestGain:
 
     def test_a_larger_batch_is_compared_by_its_tokens(self) -> None:
         # Twice the tokens in 1.6 times the time.
-        found = judge_gain([pair(0.1, 0.16, LARGE)], {}, POLICY.noise, Rule())
+        found = judge_gain([pair(0.1, 0.16, LARGE)], {}, POLICY)
         assert found.checks[0].value == pytest.approx(1.25)
         assert found.verdict == "pass"
         assert found.reason == "throughput 1.25x (1.23 to 1.27), memory 1x (1 pair)"
@@ -68,7 +67,7 @@ class TestGain:
         losses = [6.0 - learnt * step / len(before.losses) for step in range(len(before.losses))]
         before = replace(before, losses=tuple(losses))
         after = replace(after, losses=(*losses[:-1], losses[-1] + shift))
-        judgement = judge_gain([(before, after)], {"loss": Bounds(at_most=0.01)}, POLICY.noise, Rule())
+        judgement = judge_gain([(before, after)], {"loss": Bounds(at_most=0.01)}, POLICY)
         assert (judgement.verdict, judgement.undecided) == (said, False)
         assert judgement.checks[2].value == pytest.approx(abs(shift))
         assert "to be within 0.01" in judgement.reason

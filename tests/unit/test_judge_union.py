@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.acceptance import MAX_LAUNCHES, accept
+from pytest_llmperf.judge.acceptance import MAX_LAUNCHES
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
 from pytest_llmperf.judge.baseline_union import united, united_capacity
@@ -19,6 +19,7 @@ from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
+from tests.shelf import accept
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
 

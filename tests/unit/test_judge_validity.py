@@ -11,7 +11,7 @@ import pytest
 from pytest_llmperf.judge.evidence_checks import optimizer_class
 from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.validity import circumstances, troubles, unusable
+from pytest_llmperf.judge.validity import Circumstances, circumstances, troubles, unusable
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.spec.train_spec import OPTIMIZERS, TrainSpec
 from tests.fakes import Fake, launch_of
@@ -328,7 +328,9 @@ class TestArithmetic:
 
 def test_another_process_on_the_hardware() -> None:
     launch = launch_of(SPEC, Fake(foreign_processes=("GPU 0: pid 7 (python) holds 3.2 GiB",)))
-    assert circumstances(launch, 0.05) == ("another process on the hardware: GPU 0: pid 7 (python) holds 3.2 GiB",)
+    assert circumstances(launch, 0.05).lines == (
+        "another process on the hardware: GPU 0: pid 7 (python) holds 3.2 GiB",
+    )
 
 
 def test_clocks_lowered_by_heat_and_new_memory_errors() -> None:
@@ -338,7 +340,7 @@ def test_clocks_lowered_by_heat_and_new_memory_errors() -> None:
         sm_clock_mhz=1200,
         memory_errors=2,
     )
-    assert circumstances(replace(launch_of(SPEC), health=hot), 0.05) == (
+    assert circumstances(replace(launch_of(SPEC), health=hot), 0.05).lines == (
         "clocks were lowered by hardware thermal slowdown in 40 % of the time (91 °C, 1200 MHz)",
         "2 new memory error(s) on the GPU (uncorrected ECC, remapped rows)",
     )
@@ -352,23 +354,25 @@ def test_a_canary_far_below_the_usual_one() -> None:
 
     noise = Policy.for_gpu().noise
     experience = Experience.of([[sung(790e12), sung(892e12), sung(850e12)]], noise)
-    assert circumstances(sung(700e12), 0.05, experience) == ()
-    assert circumstances(sung(600e12), 0.05, experience) == (
+    assert circumstances(sung(700e12), 0.05, experience).lines == ()
+    assert circumstances(sung(600e12), 0.05, experience).lines == (
         "the canary matmul_flops was 6e+14, usually it is 8.5e+14 here: the hardware itself is slow",
     )
     # Two stored ones are no band, and a busy CPU is nobody's fault.
-    assert circumstances(sung(600e12), 0.05, Experience.of([[sung(790e12), sung(892e12)]], noise)) == ()
+    assert circumstances(sung(600e12), 0.05, Experience.of([[sung(790e12), sung(892e12)]], noise)).lines == ()
     on_cpu = replace(launch_of(SPEC), canary={"matmul_flops": 1.0})
-    assert circumstances(on_cpu, 0.05, experience) == ()
-    assert circumstances(sung(math.nan), 0.05, experience)
+    assert circumstances(on_cpu, 0.05, experience).lines == ()
+    assert circumstances(sung(math.nan), 0.05, experience).lines
     low_one_stored = Experience.of([[sung(400e12), sung(892e12), sung(850e12)]], noise)
-    assert circumstances(sung(600e12), 0.05, low_one_stored)
+    assert circumstances(sung(600e12), 0.05, low_one_stored).lines
 
 
 def test_a_launch_that_drifts_by_more_than_half_of_its_tolerance() -> None:
     run = launch_of(SPEC)
     times = tuple(0.1 * 1.01**step for step in range(SPEC.steps))
     drifting = replace(run, ranks=tuple(replace(rank, step_seconds=times) for rank in run.ranks))
-    (line,) = circumstances(drifting, 0.05)
+    found = circumstances(drifting, 0.05)
+    (line,) = found.lines
+    assert found.drifts
     assert line.startswith("the step time drifted +")
-    assert circumstances(drifting, 0.5) == ()
+    assert circumstances(drifting, 0.5) == Circumstances()

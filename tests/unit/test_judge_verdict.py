@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.sequential_test import Rule
@@ -20,6 +19,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import VERDICTS, Check
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
+from tests.shelf import accept
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4, gpus=2)
 POLICY = Policy.for_gpu()
@@ -104,7 +104,7 @@ def test_one_launch_that_is_slow_asks_for_another_and_two_decide() -> None:
 
 
 def test_a_budget_of_one_launch_is_kept() -> None:
-    judgement = judge([launch(0.11)], SETTLED, POLICY, rule=Rule(budget=1))
+    judgement = judge([launch(0.11)], SETTLED, replace(POLICY, rule=Rule(budget=1)))
     assert (judgement.verdict, judgement.undecided) == ("regressed", False)
 
 
@@ -143,7 +143,7 @@ def test_a_first_step_is_confirmed_by_a_second_launch() -> None:
 
 def test_a_first_step_on_a_cold_host_condemns_nobody_where_no_second_launch_is_allowed() -> None:
     slow = with_step(with_step(launch(), 0, 0, 9.0), 1, 0, 9.0)
-    judgement = judge([slow], SETTLED, POLICY, rule=Rule(budget=1))
+    judgement = judge([slow], SETTLED, replace(POLICY, rule=Rule(budget=1)))
     assert (judgement.verdict, judgement.undecided) == ("inconclusive", False)
     assert check_of(judgement, "first_step_seconds").detail == "of one launch alone"
 
@@ -185,7 +185,7 @@ ODD, USUAL, LEAN = launch(reserved_bytes=2**31), launch(), launch(reserved_bytes
 def test_memory_is_lost_where_every_launch_says_so_and_gained_by_two(
     launches: list[Launch], budget: int, verdict: str, undecided: bool
 ) -> None:
-    judgement = judge(launches, SETTLED, POLICY, rule=Rule(budget=budget))
+    judgement = judge(launches, SETTLED, replace(POLICY, rule=Rule(budget=budget)))
     assert (judgement.verdict, judgement.undecided) == (verdict, undecided)
 
 
@@ -232,7 +232,7 @@ def test_limits_follow_the_direction_in_which_a_metric_gets_worse() -> None:
 
 
 def test_a_case_is_as_bad_as_its_worst_metric_and_names_it() -> None:
-    judgement = judge([launch(0.05, reserved_bytes=2**31)] * 2, BASELINE, POLICY, rule=Rule(budget=2))
+    judgement = judge([launch(0.05, reserved_bytes=2**31)] * 2, BASELINE, replace(POLICY, rule=Rule(budget=2)))
     assert judgement.verdict == "regressed"
     assert judgement.reason == "peak_reserved_bytes 2.00 GiB, baseline 1.00 GiB, limit 1.01 GiB (+100.0 %)"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.engine.batch_size_finder import Fitted, fit, short
+from pytest_llmperf.engine.batch_size_finder import Fitted, FreshLaunches, fit, short
 from pytest_llmperf.engine.search_deadline import SearchDeadline
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed
@@ -50,7 +50,8 @@ class Card:
 
 def fitted(card: Card, guess: int, *, hints: bool = True, known: bool = False) -> Fitted:
     deadline = SearchDeadline("case", math.inf, lambda _: None, lambda: 0.0)
-    return fit(SPEC, Search(guess=guess), card.try_sizes if hints else None, card.launch, deadline, known=known)
+    fresh, try_sizes = FreshLaunches(SPEC, card.launch), card.try_sizes if hints else None
+    return fit(fresh, Search(guess=guess), try_sizes, deadline, known=known)
 
 
 def test_a_hint_that_is_right_costs_two_launches() -> None:
@@ -87,7 +88,7 @@ def test_when_time_is_over_it_gives_up_with_what_it_knows() -> None:
     card, said = Card(5000, used=1024), list[str]()
     spent = lambda: 40.0 * len(card.fresh)  # noqa: E731 - used twice
     deadline = SearchDeadline("case", 100.0, said.append, spent, clock=spent)
-    found = fit(SPEC, Search(1), card.try_sizes, card.launch, deadline)
+    found = fit(FreshLaunches(SPEC, card.launch), Search(1), card.try_sizes, deadline)
     assert (found.given_up, found.size, found.launch, len(card.fresh)) == (True, 1042, None, 3)
     assert said == ["case: 1026 sequences fit, more were not tried so far; at most 100 s of launches (--perf-timeout)"]
 

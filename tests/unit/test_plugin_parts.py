@@ -18,8 +18,10 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.engine import runner as runner_module
 from pytest_llmperf.engine.baseline_comparison import BaselineComparison
+from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.search_deadline import SearchDeadline
+from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential_test import Rule
@@ -31,6 +33,7 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.folders import prune
 from tests.fakes import launch_of
 
@@ -113,7 +116,7 @@ class TestMarks:
             @pytest.mark.expects_inactive("liger", "tf32")
             @pytest.mark.expects_oom(below_gib=64)
             def test_one(perf):
-                marks = perf._cases._terms
+                marks = perf._cases._caller.terms
                 assert marks.tolerances == {"tokens_per_second_per_gpu": 0.1, "peak_reserved_bytes": 1}
                 assert marks.reference.tokens_per_second_per_gpu is None
                 assert marks.reference.peak_reserved_bytes == 61.9 * 2**30
@@ -221,7 +224,8 @@ class TestRunner:
             settings=SimpleNamespace(launches=1, timeout_seconds=1.0, memory_limit_bytes=0),
         )
         shown: Any = show
-        return Runner(session, shown, Launcher())
+        caller = Caller(context=session, terms=CaseTerms(), findings=Findings(), observer=shown, nodeid="t.py::t")
+        return Runner(caller, Launcher())
 
     def test_a_long_model_name_is_shortened_to_what_a_file_system_takes(self, tmp_path: Path) -> None:
         folders = []
@@ -331,7 +335,7 @@ class TestShow:
         for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
             monkeypatch.delenv(name, raising=False)  # they tell the inner pytest that it is a worker
         pytester.makepyfile(
-            "def test_one(perf):\n    print('captured')\n    perf._cases._observer.say('waiting for the CPU')\n"
+            "def test_one(perf):\n    print('captured')\n    perf._cases._caller.observer.say('waiting for the CPU')\n"
         )
         result = pytester.runpytest_subprocess("-p", "no:randomly", "-n", "1", "--gpus", "0")
         result.assert_outcomes(passed=1)
@@ -347,16 +351,16 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
         replace(rank, tokens_per_step=0) if steps is None else replace(rank, step_seconds=steps) for rank in made.ranks
     )
     made = replace(made, ranks=ranks, environment=replace(made.environment, gpu="NVIDIA H200"))
-    policy = Policy.for_gpu()
     session: Any = SimpleNamespace(
-        settings=SimpleNamespace(launches=1, max_launches=1), rule=Rule(), experience=Experience.of([], policy.noise)
+        settings=SimpleNamespace(launches=1, max_launches=1, tolerances={}),
+        rule=Rule(),
+        experience=Experience.of([], Policy.for_gpu().noise),
+        on_cpu=False,
+        machine_kind="m",
+        job=None,
     )
-    comparison = BaselineComparison(
-        session,
-        spec,
-        policy=policy,
-        inactive=frozenset(),
-        launch=lambda _spec, _number: made,
-        say=lambda _: None,
-    )
+    observer: Any = Saying()
+    caller = Caller(context=session, terms=CaseTerms(), findings=Findings(), observer=observer, nodeid="t.py::t")
+    runner: Any = SimpleNamespace(launch=lambda _spec, number: made)
+    comparison = BaselineComparison(caller, runner, spec)
     assert comparison.run(None).verdict == "invalid"

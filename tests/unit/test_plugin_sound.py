@@ -9,7 +9,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.engine import launch_retry
 from pytest_llmperf.engine.launch_retry import LaunchRetry
-from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Health, Launch
 from tests.fakes import launch_of
@@ -28,9 +28,9 @@ def test_after_drift_it_takes_twice_the_steps(
         started.append(spec)
         return launch_of(spec)
 
-    troubles = iter([(f"{validity.DRIFT} of 5 %",), ()])
-    launches = LaunchRetry(lambda _: next(troubles), lambda _: None)
-    launches.launch(TrainSpec(model="llama-tiny", steps=steps, min_steps=min_steps), start)
+    around = iter([Circumstances(("it drifted",), drifts=True), Circumstances()])
+    spec = TrainSpec(model="llama-tiny", steps=steps, min_steps=min_steps)
+    LaunchRetry(lambda _: None).launch(spec, start, lambda _: next(around))
     assert [(spec.steps, spec.min_steps) for spec in started] == [(steps, min_steps), expected]
 
 
@@ -39,16 +39,8 @@ SPEC = TrainSpec(model="llama-tiny")
 
 def sound_launches(*outcomes: Launch | Failure) -> tuple[LaunchRetry, Callable[[], Launch]]:
     """What launches when each of ``outcomes`` comes in turn."""
-    pending = iter(outcomes)
-
-    def start(_: TrainSpec) -> Launch:
-        outcome = next(pending)
-        if isinstance(outcome, Failure):
-            raise LaunchFailed(SPEC.id, outcome)
-        return outcome
-
-    launches = LaunchRetry(lambda _: (), lambda _: None)
-    return launches, lambda: launches.launch(SPEC, start)
+    pending, launches = iter(outcomes), LaunchRetry(lambda _: None)
+    return launches, lambda: launches.launch(SPEC, lambda _: next(pending), lambda _: Circumstances())
 
 
 def failure(kind: str, *neighbours: str) -> Failure:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.judge import store as store_module
-from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
@@ -25,6 +24,7 @@ from pytest_llmperf.judge.store import BaselineStore, Entry
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
 from tests.fakes import Fake, launch_of
+from tests.shelf import accept
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
 OTHER = replace(SPEC, attention="eager")

@@ -12,6 +12,7 @@ from typing import Any
 from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.terms import CaseTerms
@@ -92,7 +93,9 @@ class Check:
 
     def lines(self, screen: Screen) -> Iterator[str]:
         """What does not hold, each as soon as it is known; then the table, as pytest's."""
-        checks = CaseChecks(self.context, CaseTerms(), self.findings, Terminal(), nodeid=NODEID)
+        checks = CaseChecks(
+            Caller(context=self.context, terms=CaseTerms(), findings=self.findings, observer=Terminal(), nodeid=NODEID)
+        )
         exit_code = 0
         for spec in self.specs:
             try:

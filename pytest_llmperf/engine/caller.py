@@ -1,0 +1,75 @@
+"""Caller: who asks for cases, a test or a command: on which terms, where findings go, who is told meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pytest_llmperf.engine.case import Case
+from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.observer import Observer
+from pytest_llmperf.spec.train_spec import TrainSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """What every part of a case's way needs to know of who asked."""
+
+    context: Context
+    terms: CaseTerms
+    findings: Findings
+    observer: Observer
+    nodeid: str
+    """Its name, in results and baselines."""
+
+    def result(self, case: Case, judgement: Judgement) -> CaseResult:
+        """The result of ``case``, without the launches that it is about."""
+        return CaseResult(
+            id=case.id,
+            digest=case.digest,
+            nodeid=self.nodeid,
+            machine=self.context.machine_kind,
+            verdict=judgement.verdict,
+            reason=judgement.reason,
+            checks=judgement.checks,
+            reference=self.terms.reference,
+            rung=self.terms.rung,
+        )
+
+    def policy(self, spec: TrainSpec) -> Policy:
+        """What ``spec`` is judged by: the terms' tolerances, else its own, else the run's, else the machine's.
+
+        Raises:
+            CaseFailedError: a tolerance of 100 % or more on a GPU.
+        """
+        context = self.context
+        policy = Policy.for_cpu() if context.on_cpu else Policy.for_gpu()
+        policy = replace(policy, noise=context.experience.noise, rule=context.rule)
+        of_spec = {
+            "tokens_per_second_per_gpu": spec.throughput_tolerance,
+            "peak_reserved_bytes": spec.memory_tolerance,
+        }
+        for tolerances in (
+            context.settings.tolerances,
+            {metric: value for metric, value in of_spec.items() if value is not None},
+            self.terms.tolerances,
+        ):
+            if not context.on_cpu:
+                _refuse_per_cent(spec, tolerances)
+            policy = policy.merged(tolerances)
+        return policy
+
+
+def _refuse_per_cent(spec: TrainSpec, tolerances: Mapping[str, float]) -> None:
+    """Twice as slow may be a CPU's gate; on a GPU 1 was meant as 1 %."""
+    for metric, tolerance in tolerances.items():
+        if tolerance >= 1:
+            raise CaseFailedError(
+                f"{spec.id}: tolerance {metric}={tolerance:g}: on a GPU it must be below 1, e.g. 0.01 for 1 %"
+            )

@@ -1,0 +1,82 @@
+"""What the launches of one spec mean beside their rate: the chip's use, energy, waiting; and what to note of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median
+
+from pytest_llmperf.insight import chip_utilisation, cost
+from pytest_llmperf.insight.stragglers import communication_share
+from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.policy import METRICS
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import Check
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.formats import memory
+
+_MOST_STALLED = 0.01
+
+# What the compiler should not have to do, by its name in the evidence.
+_COMPILER = {"graph_breaks": "broke the graph", "recompilations": "compiled anew"}
+
+
+def figures(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
+    """What the launches' rate means on their chip, as far as that is known; energy, a micro-batch's time, waiting."""
+    return *_use_of_the_chip(spec, launches), *_energy(launches), *_accumulated(spec, launches), *_waited(launches)
+
+
+def _waited(launches: tuple[Launch, ...]) -> Iterator[Check]:
+    shares = [share for launch in launches if (share := communication_share(launch)) is not None]
+    if shares:
+        yield Check(metric="communication_share", value=median(shares), unit="1")
+
+
+def _accumulated(spec: TrainSpec, launches: tuple[Launch, ...]) -> Iterator[Check]:
+    """Where an optimizer step has several micro-batches, the seconds of one beside the step's own."""
+    if spec.gradient_accumulation_steps > 1:
+        seconds = METRICS["step_seconds"].of(launches) / spec.gradient_accumulation_steps
+        yield Check(metric="micro_batch_seconds", value=seconds, unit="s")
+
+
+def _energy(launches: tuple[Launch, ...]) -> Iterator[Check]:
+    """Of all GPUs while they trained; nothing where no counter told it, as ``llmperf report --purpose`` has it."""
+    watts = [launch.health.power_watts for launch in launches if launch.health.power_watts > 0]
+    if watts:
+        joules = cost.joules_per_token(fmean(watts), stats.pooled_tokens_per_second(launches))
+        yield Check(metric="joules_per_token", value=joules, unit="J/token")
+
+
+def _use_of_the_chip(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
+    geometry, gpu = spec.architecture.geometry, launches[0].environment.gpu
+    peak, bandwidth = chip_utilisation.peak_flops(gpu, spec.compute_precision), chip_utilisation.peak_bandwidth(gpu)
+    if geometry is None or peak is None or bandwidth is None:
+        return ()
+    rate = math.exp(sum(math.log(launch.tokens_per_second_per_gpu) for launch in launches) / len(launches))
+    value = chip_utilisation.mfu(rate, geometry.flops_per_token(spec.sequence_length), peak)
+    moved = chip_utilisation.least_traffic(launches[0].parameters, 4 if spec.model_precision == "fp32" else 2)
+    fastest = min(launch.median_step_seconds for launch in launches)
+    share = moved / fastest / bandwidth
+    return Check(metric="mfu", value=value, unit="1"), Check(metric="least_memory_traffic", value=share, unit="1")
+
+
+def stalled(launches: Sequence[Launch]) -> list[str]:
+    """What steps lost that were slow by themselves, a line."""
+    stalls = max((launch.steady.stalls for launch in launches), default=0.0)
+    if stalls <= _MOST_STALLED:
+        return []
+    return [f"slow steps lost {stalls * 100:.1f} % of a launch; the median leaves them out"]
+
+
+def uneven_memory(launches: Sequence[Launch], tolerance: float) -> list[str]:
+    """Where peaks differ by more than is tolerated, a line."""
+    least, most = (choose(launch.peak_reserved_bytes for launch in launches) for choose in (min, max))
+    if most <= least * (1 + tolerance):
+        return []
+    return [f"peak memory of its launches: {memory(least, 2)} to {memory(most, 2)}; the leanest counts"]
+
+
+def compiler(launches: Sequence[Launch]) -> list[str]:
+    """What torch.compile had to do and should not, a line each."""
+    counts = {did: max(launch.evidence.get(name, 0) for launch in launches) for name, did in _COMPILER.items()}
+    return [f"torch_compile {did} {count} time(s)" for did, count in counts.items() if count]
