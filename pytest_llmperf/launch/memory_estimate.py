@@ -41,7 +41,7 @@ def predict(spec: TrainSpec) -> Mapping[str, int]:
     environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest_llmperf.worker.memory_estimator"],
+            [sys.executable, "-m", "pytest_llmperf.worker.estimate.memory_estimator"],
             input=json.dumps(request),
             env=environment,
             capture_output=True,

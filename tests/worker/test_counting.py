@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_llmperf.worker.storage_counter import Counter
+from pytest_llmperf.worker.estimate.storage_counter import Counter
 
 pytestmark = pytest.mark.torchrun
 

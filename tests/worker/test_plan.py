@@ -24,8 +24,8 @@ pytest.importorskip("torch")
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pytest_llmperf.worker.cuda_emulation import CudaFunctions
-from pytest_llmperf.worker.memory_estimator import main, plan
+from pytest_llmperf.worker.estimate.cuda_emulation import CudaFunctions
+from pytest_llmperf.worker.estimate.memory_estimator import main, plan
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -45,7 +45,7 @@ def test_every_stored_case_that_is_modelled_is_predicted() -> None:
     cases = [case for case in stored_cases if is_modelled(case[0])]
     # A process each, since Liger patches classes for good; all from one that has done the imports, half of the time.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest_llmperf.worker.memory_estimator"])
+    context.set_forkserver_preload(["pytest_llmperf.worker.estimate.memory_estimator"])
     with context.Pool(2, maxtasksperchild=1) as pool:
         plans = pool.starmap(plan, [(spec, dict(spec.architecture.config)) for spec, _ in cases], chunksize=1)
     errors = {

@@ -12,7 +12,7 @@ from pytest_llmperf import TrainSpec
 torch = pytest.importorskip("torch")
 
 from pytest_llmperf.worker.build import build_model  # noqa: E402 - they need torch
-from pytest_llmperf.worker.memory_estimator import plan  # noqa: E402
+from pytest_llmperf.worker.estimate.memory_estimator import plan  # noqa: E402
 from pytest_llmperf.worker.refusal import RefusedError, check_direction  # noqa: E402
 from tests.worker.families import ENCODERS, FAMILIES, NO_SDPA  # noqa: E402
 

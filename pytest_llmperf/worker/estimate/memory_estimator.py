@@ -1,4 +1,4 @@
-"""``python -m pytest_llmperf.worker.memory_estimator``: the memory a spec will need on a GPU, without one.
+"""``python -m pytest_llmperf.worker.estimate.memory_estimator``: the memory a spec will need on a GPU, without one.
 
 The real model takes a training step on fake tensors, which have sizes and no content, and every storage is counted
 from its birth to its death. It runs as on a CPU; what CUDA keeps differently is put in its place: the types that its
@@ -23,9 +23,9 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.build import DTYPES, hf_config_of, kept_operators, liger_kernels
-from pytest_llmperf.worker.cuda_emulation import CudaFunctions, as_on_cuda
-from pytest_llmperf.worker.fake_sharding import among_ranks, shard
-from pytest_llmperf.worker.storage_counter import Counter, on_this_rank
+from pytest_llmperf.worker.estimate.cuda_emulation import CudaFunctions, as_on_cuda
+from pytest_llmperf.worker.estimate.fake_sharding import among_ranks, shard
+from pytest_llmperf.worker.estimate.storage_counter import Counter, on_this_rank
 
 # cuBLAS's workspaces come from the same allocator: 32 MiB for each of two handles on Hopper.
 _WORKSPACE = 2 * 32 * 2**20
