@@ -181,8 +181,6 @@ def write_request(request: LaunchRequest) -> None:
     spec = request.spec
     content = {
         "spec": spec.to_dict(),
-        "spec_id": spec.id,
-        "digest": spec.digest,
         "model_config": dict(spec.architecture.config),
         "memory_limit_bytes": request.memory_limit_bytes,
         "search": request.search and request.search.to_dict(),

@@ -19,8 +19,7 @@ from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtur
     precision,
     train_spec,
 )
-from pytest_llmperf.plugin.outcomes import cause
-from pytest_llmperf.plugin.refused import line_of
+from pytest_llmperf.plugin.outcomes import cause, refusal_line
 from pytest_llmperf.plugin.reports import FINDINGS
 from pytest_llmperf.plugin.session import SESSION, PerfSession
 from pytest_llmperf.plugin.width_options import is_case
@@ -141,7 +140,7 @@ class _Collector:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        refused = line_of(call.excinfo, item.path) if report.failed else None
+        refused = refusal_line(call.excinfo, item.path) if report.failed else None
         if refused:
             report.longrepr = refused
         findings = item.stash.get(FINDINGS, None)
@@ -173,7 +172,7 @@ class _Collector:
         """A spec that is made where a test file is imported is refused in one line too."""
         report = yield
         call = getattr(report, "call", None)
-        refused = line_of(call.excinfo, collector.path) if call and report.failed else None
+        refused = refusal_line(call.excinfo, collector.path) if call and report.failed else None
         if refused:
             report.longrepr = refused
         return report

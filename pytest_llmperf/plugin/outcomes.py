@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+from pytest_llmperf.spec.train_spec import SpecError
 
 
 class DidNotTrain(pytest.fail.Exception):  # type: ignore[misc, name-defined]  # pytest hides its class
@@ -29,3 +33,15 @@ def cause(message: str, case: str) -> str:
     """What the short summary has room for, of a failure's first line: not the case, which the test's own id tells."""
     kind, of_case, why = message.partition(f": {case}: ")
     return why if of_case and kind in {"Failed", DidNotTrain.__name__} else message
+
+
+def refusal_line(excinfo: pytest.ExceptionInfo[BaseException] | None, source: Path) -> str | None:
+    """How a refused spec is told: ``FILE:LINE: why``, where a SpecError went through ``source``, else ``None``.
+
+    ``dataclasses.replace``, by which most specs are made, shows a page of its own source otherwise.
+    """
+    if excinfo is None or not isinstance(excinfo.value, SpecError):
+        return None
+    lines = [entry.lineno + 1 for entry in excinfo.traceback if Path(str(entry.path)) == source]
+    where = f"{source.name}:{lines[-1]}" if lines else source.name
+    return f"{where}: {excinfo.value}"

@@ -1,4 +1,5 @@
 """Results for people and programs: lines, messages and JSON.
 
-Pure, but for one atomic writer. Imports only the nouns, the standard library and, where a table is drawn, rich.
+``failure_message`` is what a failing test prints, ``summary_table`` the run's end, ``progress_line`` what moves meanwhile,
+``results_json`` what programs read. May import: ``records``, ``spec``, ``support`` and, where a table is drawn, rich.
 """

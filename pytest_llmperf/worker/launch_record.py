@@ -14,7 +14,7 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.worker import canary, evidence
 from pytest_llmperf.worker.environment import device_name, environment
-from pytest_llmperf.worker.train import Trained
+from pytest_llmperf.worker.trained import Trained
 
 
 @dataclass(frozen=True)

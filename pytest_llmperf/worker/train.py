@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,7 @@ from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.instruments import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
 from pytest_llmperf.worker.random_tokens import RandomTokens
 from pytest_llmperf.worker.stopping import Stopping
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What one rank saw of a finished run."""
-
-    step_seconds: tuple[float, ...]
-    waiting_seconds: tuple[float, ...]
-    losses: tuple[float, ...]
-    tokens_per_step: int
-    peak_reserved_bytes: int
-    peak_allocated_bytes: int
-    train_seconds: float
-    parameters: int
-    canary: Mapping[str, float]
-    evidence: Mapping[str, Any]
+from pytest_llmperf.worker.trained import Trained
 
 
 class WatchedTrainer(Trainer):
