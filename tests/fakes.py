@@ -149,6 +149,11 @@ class FakeLauncher:
         return [(most, 2**30), (most + 1, None)]
 
 
+def write_fake(folder: Path, **values: Any) -> None:
+    """What launches in ``folder`` yield from now on."""
+    (folder / "fake.json").write_text(json.dumps(values), encoding="utf-8")
+
+
 def install() -> None:
     """Put the fakes in the place of the launcher and of the hardware."""
     mock.patch.object(runner, "LocalLauncher", FakeLauncher).start()

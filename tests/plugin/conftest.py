@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import write_fake
+
 REPOSITORY = Path(__file__).parents[2]
 
 FOUR_LINES = """
@@ -46,7 +48,7 @@ class Project:
 
     def fake(self, **values: Any) -> None:
         """What launches yield from now on."""
-        (self.path / "fake.json").write_text(json.dumps(values))
+        write_fake(self.path, **values)
 
     def record(self, **values: Any) -> None:
         """Baselines of every case with these figures."""

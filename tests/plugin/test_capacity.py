@@ -51,12 +51,6 @@ def test_all_that_was_launched_for_it_is_counted(capacity: Capacity) -> None:
     capacity.run().stdout.fnmatch_lines(["1 new * 30 s in 3 launches"])
 
 
-def test_what_is_stored_and_still_right_is_only_confirmed(capacity: Capacity) -> None:
-    capacity.record(12)
-    capacity.run().stdout.fnmatch_lines(["1 pass * 20 s in 2 launches"])
-    assert [name.split()[0].split("-mbs")[1].split("-")[0] for name in capacity.project.launches] == ["13", "12"]
-
-
 class TestNeighbours:
     def test_what_fits_beside_one_is_no_answer(self, capacity: Capacity) -> None:
         capacity.record(12)
@@ -68,16 +62,6 @@ class TestNeighbours:
         assert len(capacity.project.launches) == 2  # a launch and its retry: the search ends there
         capacity.project.fake(most=12)
         assert capacity.result()["verdict"] == "pass"
-
-    @pytest.mark.parametrize("spoilt", [1, 2])  # the launch that is to run out of memory, and the one that is to train
-    def test_one_that_goes_costs_a_launch(self, capacity: Capacity, spoilt: int) -> None:
-        capacity.record(12)
-        beside = {"most": 12 if spoilt == 2 else 10, "foreign_processes": NEIGHBOUR}
-        sequence = [{"most": 12}] * (spoilt - 1) + [beside, {"most": 12}]
-        capacity.project.fake(sequence=sequence)
-        result = capacity.result()
-        assert (result["verdict"], result["metrics"]["max_micro_batch_size"]["value"]) == ("pass", 12)
-        assert any("one launch was set aside: another process" in note for note in result["notes"])
 
 
 class TestRecording:

@@ -83,38 +83,6 @@ class TestTurns:
         assert "Traceback" not in result.stdout.str()
         assert project.launches == []
 
-    @pytest.mark.parametrize("side", ["mbs1", "mbs2"])
-    def test_the_side_that_failed_is_named(self, project: Project, side: str) -> None:
-        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds=""))
-        project.fake(by={side: {"fail": "error"}})
-        (result,) = project.results().values()
-        assert re.fullmatch(r".*-mbs2-gpus1-over-.*-mbs1-gpus1", result["id"])
-        assert result["reason"].startswith(f"llama-tiny-bf16-sdpa-seq64-{side}-gpus1: launch failed (error)")
-
-    @pytest.mark.parametrize("fast", ["mbs1", "mbs2"])
-    def test_a_side_beyond_its_chip_is_invalid(self, project: Project, fast: str) -> None:
-        project.pytester.makeconftest(
-            """
-            from dataclasses import replace
-            from tests import fakes
-
-            fakes.install()
-            fakes.ENVIRONMENT = replace(fakes.ENVIRONMENT, gpu="NVIDIA H200")
-            """
-        )
-        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds=""))
-        project.run().assert_outcomes(passed=1)
-        project.fake(by={fast: {"step_seconds": 1e-9}})
-        result = project.run()
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines([f"*invalid: *-{fast}-gpus1: mfu * % is more than the chip can do*"])
-
-    def test_both_sides_launches_are_kept(self, project: Project) -> None:
-        project.pytester.makepyfile(test_mine=self.COMPARE.format(bounds=""))
-        (result,) = project.results().values()
-        sides = [[launch["spec_id"].split("-")[-2] for launch in result[of]] for of in ("launches_before", "launches")]
-        assert sides == [["mbs1"], ["mbs2"]]
-
 
 class TestAgainst:
     @pytest.fixture

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_llmperf.run.revision import Revision, find_revision
 from tests.plugin.conftest import Project
 
 
@@ -39,15 +36,6 @@ def test_a_slowdown_beyond_the_tolerance_fails(project: Project) -> None:
     )
 
 
-def test_memory_above_its_ceiling_fails(project: Project) -> None:
-    project.pytester.makeini("[pytest]\nperf_memory_tolerance = 0.01\n")
-    project.record(reserved_bytes=1000 * 2**20)
-    project.fake(reserved_bytes=1011 * 2**20)
-    result = project.run()
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*peak_reserved_bytes*"])
-
-
 def test_a_failure_message_is_at_most_30_lines(project: Project) -> None:
     project.record(versions={f"package{i}": "1" for i in range(40)})
     project.fake(step_seconds=10.0, versions={f"package{i}": "2" for i in range(40)})
@@ -63,22 +51,6 @@ def test_an_improvement_passes_and_fails_only_a_strict_run(project: Project) -> 
     project.fake(step_seconds=0.1)
     project.run().assert_outcomes(passed=2)
     project.run("--perf-strict").assert_outcomes(failed=2)
-
-
-def test_nan_is_invalid_and_never_recorded(project: Project) -> None:
-    project.fake(loss=math.nan)
-    result = project.run("--update-baselines", "--perf-reason", "because")
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*invalid*"])
-    assert project.baselines == []
-
-
-def test_an_optimisation_that_was_not_active_is_invalid(project: Project) -> None:
-    project.record()
-    project.fake(evidence={"attention": "eager"})
-    outcomes = project.results()
-    verdicts = sorted(result["verdict"] for result in outcomes.values())
-    assert verdicts == ["invalid", "pass"]
 
 
 def test_what_a_verdict_does_not_say_is_a_note(project: Project) -> None:
@@ -99,42 +71,6 @@ def test_what_a_fault_did_is_not_offered_to_be_accepted(project: Project) -> Non
     assert "--update-baselines" not in result.stdout.str()
 
 
-@pytest.mark.parametrize(("name", "did"), [("graph_breaks", "broke the graph"), ("recompilations", "compiled anew")])
-def test_what_the_compiler_did_is_a_note_of_a_new_case_and_a_change_of_others(
-    project: Project, name: str, did: str
-) -> None:
-    project.pytester.makepyfile(
-        test_mine="""
-        from dataclasses import replace
-
-        def test_it(perf, train_spec):
-            perf.check(replace(train_spec, torch_compile=True))
-        """
-    )
-    project.fake(evidence={name: 2})
-    project.run().stdout.fnmatch_lines([f"*torch_compile {did} 2 time(s)*"])
-    project.record(evidence={name: 2})
-    for times, told in ((2, False), (3, True)):
-        project.fake(evidence={name: times})
-        result = project.run()
-        result.assert_outcomes(passed=1)
-        assert (f"changed since the baseline: {name}: 2 -> 3" in result.stdout.str()) == told
-
-
-def test_a_micro_batch_of_several_has_its_own_seconds(project: Project) -> None:
-    project.pytester.makepyfile(
-        test_mine="""
-        from dataclasses import replace
-
-        def test_it(perf, train_spec):
-            result = perf.check(replace(train_spec, gradient_accumulation_steps=4))
-            seconds = {check.metric: check.value for check in result.checks}
-            assert abs(seconds["micro_batch_seconds"] - seconds["step_seconds"] / 4) < 1e-9
-        """
-    )
-    project.run("--update-baselines=new").assert_outcomes(passed=1)
-
-
 @pytest.mark.parametrize("method", ["check", "measure"])
 def test_a_case_that_does_not_train_is_told_from_one_that_fails(project: Project, method: str) -> None:
     project.pytester.makepyfile(
@@ -152,44 +88,6 @@ def test_a_case_that_does_not_train_is_told_from_one_that_fails(project: Project
     # The day it trains, it fails: as new, or because the mark is strict.
     project.fake()
     project.run().assert_outcomes(failed=1)
-
-
-class TestRevision:
-    @pytest.fixture
-    def checkout(self, tmp_path: Path) -> Path:
-        root = tmp_path / "work tree"
-        (root / "tests").mkdir(parents=True)
-        (root / "kernel.py").write_text("")
-        (root / ".gitignore").write_text("ignored*\n")
-        git(root, "init", "-q")
-        git(root, "add", ".")
-        git(root, "-c", "user.name=n", "-c", "user.email=e@e", "commit", "-qm", "m")
-        return root
-
-    @pytest.mark.parametrize("name", ["new.py", "pyproject.toml", "setup.cfg", "models/config.json", "tests/fast.cu"])
-    def test_a_new_source_or_configuration_is_a_change(self, checkout: Path, name: str) -> None:
-        (checkout / name).parent.mkdir(exist_ok=True)
-        (checkout / name).write_text("")
-        assert find_revision(checkout, checkout / "baselines").changed == (name,)
-
-    def test_what_a_run_leaves_is_none(self, checkout: Path) -> None:
-        for name in ("out.json", "report.html", "ignored.py", "baselines/config.json", ".venv/site-packages/a.py"):
-            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-            (checkout / name).write_text("")
-        assert find_revision(checkout, checkout / "baselines").changed == ()
-
-    def test_of_another_folder_of_the_checkout_nothing_is_asked(self, checkout: Path) -> None:
-        (checkout / "new.py").write_text("")
-        assert find_revision(checkout / "tests", checkout / "baselines").changed == ()
-
-    def test_before_the_first_commit_nothing_is_committed(self, tmp_path: Path) -> None:
-        (tmp_path / "new.py").write_text("")
-        git(tmp_path, "init", "-q")
-        assert find_revision(tmp_path, tmp_path / "baselines") == Revision("", ("new.py",))
-
-
-def git(root: Path, *arguments: str) -> None:
-    subprocess.run(["git", *arguments], cwd=root, check=True)
 
 
 def test_another_process_on_the_hardware_is_invalid(project: Project) -> None:
@@ -217,9 +115,6 @@ mock.patch.object(machine, "find_machine", return_value=Machine(gpus=(gpu,), cpu
     ("launches", "outcome"),
     [
         ([{"fail": "oom"}], "passed"),
-        ([{"fail": "oom", "foreign_processes": ["pid 7"]}, {"fail": "oom"}], "passed"),
-        ([{"fail": "oom", "foreign_processes": ["pid 7"]}], "failed"),
-        ([{"fail": "oom", "foreign_processes": ["pid 7"]}, {}], "failed"),
         ([{}], "failed"),
     ],
 )
@@ -240,13 +135,12 @@ def test_a_case_that_must_run_out_of_memory_does_so_alone(
     project.run(gpus="1").assert_outcomes(**{outcome: 1})
 
 
-@pytest.mark.parametrize("kind", ["oom", "error", "killed", "timeout", "never-started"])
-def test_a_failed_launch_fails_and_names_its_folder(project: Project, kind: str) -> None:
-    project.fake(fail=kind)
+def test_a_failed_launch_fails_and_names_its_folder(project: Project) -> None:
+    project.fake(fail="error")
     result = project.run("-k", "eager")
     result.assert_outcomes(failed=1, deselected=1)
     result.stdout.fnmatch_lines(
-        [f"*launch failed ({kind})*it broke*", "*last line*", "*logs: *.llmperf*", "*run it again*"]
+        ["*launch failed (error)*it broke*", "*last line*", "*logs: *.llmperf*", "*run it again*"]
     )
     assert result.stdout.str().count("it broke") == 1
 
@@ -367,9 +261,7 @@ class TestUpdating:
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert project.launches == []
 
-    @pytest.mark.parametrize(
-        ("text", "said"), [("", "empty"), ('{"schema": 1, "id"', "*"), ('{"schema": 99}', "*newer*"), ("[]", "*")]
-    )
+    @pytest.mark.parametrize(("text", "said"), [("", "empty"), ('{"schema": 99}', "*newer*")])
     def test_a_broken_file_is_named_before_anything_is_launched_and_kept(
         self, project: Project, text: str, said: str
     ) -> None:
@@ -395,27 +287,6 @@ class TestUpdating:
         result.stdout.fnmatch_lines([f"*{broken.name}: *canary 'matmul_flops' is null, expected a number*"])
         assert "Traceback" not in result.stdout.str()
 
-    def test_a_file_of_another_digest_is_refused(self, project: Project) -> None:
-        project.record()
-        first, second = project.baselines
-        first.write_text(second.read_text())
-        result = project.run("-k", "eager")
-        result.assert_outcomes(failed=1, deselected=1)
-        result.stdout.fnmatch_lines([f"*{first.name}*"])
-
-    def test_a_baselines_folder_that_cannot_be_made_is_told_before_a_launch(self, project: Project) -> None:
-        (project.path / "taken").write_text("a file")
-        result = project.run("--update-baselines", "--perf-baselines", "taken/here")
-        result.assert_outcomes(failed=2)
-        assert project.launches == []
-
-    def test_renaming_the_test_keeps_its_baseline(self, project: Project) -> None:
-        project.record()
-        text = (project.path / "test_mine.py").read_text()
-        (project.path / "test_mine.py").unlink()
-        (project.path / "test_other.py").write_text(text.replace("test_attention", "test_something_else"))
-        project.run().assert_outcomes(passed=2)
-
 
 def test_the_json_holds_the_designs_names(project: Project) -> None:
     project.record()
@@ -434,12 +305,3 @@ def test_baselines_can_live_elsewhere(project: Project, tmp_path: Path) -> None:
     project.run("--update-baselines", f"--perf-baselines={elsewhere}").assert_outcomes(passed=2)
     assert len(list(elsewhere.rglob("*.json"))) == 2
     project.run(f"--perf-baselines={elsewhere}").assert_outcomes(passed=2)
-
-
-def test_a_launch_that_is_no_number_costs_no_other_case_its_result(project: Project) -> None:
-    project.fake(by={"eager": {"step_seconds": float("nan")}})
-    results = project.results("--update-baselines=new")
-    assert {name.split("-")[3]: result["verdict"] for name, result in results.items()} == {
-        "eager": "invalid",
-        "sdpa": "new",
-    }

@@ -1,0 +1,80 @@
+"""The largest micro-batch: verdicts beside neighbours, what is launched for it and what is recorded."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.engine.conclusion import Conclusion
+from tests.engine.conftest import SPEC, Engine
+
+NEIGHBOUR = ["GPU 0: pid 7 (python) holds 40.0 GiB"]
+LIMIT = 2 * 2**30
+
+
+def largest(engine: Engine, **settings: Any) -> Conclusion:
+    return engine.run(memory_limit_bytes=LIMIT, **settings).max_micro_batch(SPEC)
+
+
+def record(engine: Engine, most: int) -> None:
+    engine.fake(most=most)
+    assert largest(engine, update="all", reason="start").result.updated
+    (engine.path / "launches.txt").unlink()
+
+
+def test_one_sequence_less_is_a_loss(engine: Engine) -> None:
+    record(engine, 12)
+    assert largest(engine).result.verdict == "pass"
+    engine.fake(most=11)
+    concluded = largest(engine)
+    assert (concluded.result.verdict, concluded.held_against) == ("regressed", "12 sequences")
+    assert concluded.result.reason == "max_micro_batch_size 11, baseline 12"
+
+
+def test_what_is_stored_and_still_right_is_only_confirmed(engine: Engine) -> None:
+    record(engine, 12)
+    largest(engine)
+    assert [re.sub(r".*-mbs(\d+)-.*", r"\1", spec_id) for spec_id in engine.launches] == ["13", "12"]
+
+
+def test_what_fits_beside_a_neighbour_is_no_answer(engine: Engine) -> None:
+    record(engine, 12)
+    engine.fake(most=8, foreign_processes=NEIGHBOUR)
+    result = largest(engine, update="all", reason="why").result
+    assert (result.verdict, result.updated) == ("invalid", "")
+    assert result.reason.startswith("another process on the hardware: ")
+    assert len(engine.launches) == 2  # a launch and its retry: the search ends there
+    engine.fake(most=12)
+    assert largest(engine).result.verdict == "pass"
+
+
+@pytest.mark.parametrize("spoilt", [1, 2])  # the launch that is to run out of memory, and the one that is to train
+def test_a_neighbour_that_goes_costs_a_launch(engine: Engine, spoilt: int) -> None:
+    record(engine, 12)
+    beside = {"most": 12 if spoilt == 2 else 10, "foreign_processes": NEIGHBOUR}
+    engine.fake(sequence=[{"most": 12}] * (spoilt - 1) + [beside, {"most": 12}])
+    result = largest(engine).result
+    assert (result.verdict, result.checks[0].value) == ("pass", 12)
+    assert any("one launch was set aside: another process" in note for note in result.notes)
+
+
+def test_what_an_injected_fault_left_is_never_recorded(engine: Engine) -> None:
+    engine.fake(most=5, evidence={"injected": "hold=5"})
+    concluded = largest(engine, update="all", reason="why")
+    assert (
+        concluded.refused
+        == f"not recorded: {SPEC.capacity_id}: measured under LLMPERF_INJECT=hold=5, which is never recorded"
+    )
+    assert engine.baselines == []
+    assert "measured under LLMPERF_INJECT=hold=5" in largest(engine).result.notes
+
+
+def test_a_loss_is_recorded_with_a_reason_alone(engine: Engine) -> None:
+    record(engine, 12)
+    engine.fake(most=8)
+    refused = largest(engine, update="all").refused
+    assert refused.startswith(f"not recorded: {SPEC.capacity_id}: worse (max_micro_batch_size 12 -> 8)")
+    assert "--perf-reason" in refused
+    assert largest(engine, update="all", reason="a workspace").result.updated
