@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.case import Case
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.findings import Elsewhere, Planned, Skipped
 from pytest_llmperf.run.width import WidthCheck
 from pytest_llmperf.spec.requirements import missing_package, why_skip
 
 if TYPE_CHECKING:
+    from pytest_llmperf.engine.caller import Caller
+    from pytest_llmperf.engine.case import Case
     from pytest_llmperf.judge.baseline import Baseline
 
 _MOST_SKIPS = 4

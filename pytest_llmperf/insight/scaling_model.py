@@ -1,4 +1,4 @@
-"""How fast more GPUs will train: the model of a step (``communication.py``) fitted to the few widths measured.
+"""How fast more GPUs will train: the model of a step (``communication_model.py``) fitted to the few widths measured.
 
 Few points cannot tell seven coefficients: what they do not tell rests on what is believed of any machine, and the
 interval of a prediction says how little that is. Pure. Rates are tokens/s per GPU.

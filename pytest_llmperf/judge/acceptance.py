@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
-from pytest_llmperf.judge.figures import figure
 from pytest_llmperf.judge.validity import injected
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.formats import in_sentence
 
 #: More would only slow reading: what a verdict can see is decided by the first dozen.
 MAX_LAUNCHES = 24
@@ -137,7 +137,7 @@ def refuse_injected(name: str, launches: Sequence[Launch]) -> None:
 def _figures(checks: Sequence[Check]) -> str:
     """Then and now."""
     return ", ".join(
-        f"{check.metric} {'none' if check.baseline is None else figure(check.baseline, check.unit)}"
-        f" -> {figure(check.value, check.unit)}"
+        f"{check.metric} {'none' if check.baseline is None else in_sentence(check.baseline, check.unit)}"
+        f" -> {in_sentence(check.value, check.unit)}"
         for check in checks
     )

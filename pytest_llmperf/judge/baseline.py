@@ -16,12 +16,12 @@ from pytest_llmperf.judge.baseline_file import (
     shared,
     side_by_side,
 )
-from pytest_llmperf.judge.figures import figure, percent
 from pytest_llmperf.judge.integrity import same_anchor, same_figures, same_settings
 from pytest_llmperf.judge.noise import labels
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
+from pytest_llmperf.support.formats import in_sentence, percent
 from pytest_llmperf.support.json_fields import typed
 
 #: Sessions from which on a baseline says how sessions differ.
@@ -159,7 +159,7 @@ def creep(baseline: Baseline, checks: Sequence[Check]) -> tuple[str, ...]:
         slack = max(anchor * tolerance, check.limit - (check.baseline or 0.0))
         crept = anchor / check.value - 1 > tolerance if check.higher_is_better else check.value - anchor > slack
         if crept:
-            was, now = figure(anchor, check.unit), figure(check.value, check.unit)
+            was, now = in_sentence(anchor, check.unit), in_sentence(check.value, check.unit)
             change, since = percent(check.value / anchor - 1), baseline.anchor.recorded_at[:10]
             lines.append(f"creep: {check.metric} {now} is {change} from the anchor's {was} of {since}")
     return tuple(lines)
@@ -170,7 +170,7 @@ def describe(old: Baseline | None, new: Baseline) -> list[str]:
 
     def figures(entry: Accepted) -> str:
         rate, memory = (
-            figure(entry.metrics[name], unit) if name in entry.metrics else "-"
+            in_sentence(entry.metrics[name], unit) if name in entry.metrics else "-"
             for name, unit in (("tokens_per_second_per_gpu", "tokens/s/GPU"), ("peak_reserved_bytes", "bytes"))
         )
         return f"{rate:>23}  {memory:>10}"

@@ -16,9 +16,9 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
 from pytest_llmperf.judge.batch_size_baseline import METRIC, CapacityBaseline
 from pytest_llmperf.judge.exact_changes import changes
-from pytest_llmperf.judge.figures import figure
 from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support.formats import in_sentence
 from pytest_llmperf.support.quantities import is_positive
 
 _WHAT_TO_DO = "take one side (git checkout --ours or --theirs) and record the case anew where both changes are in"
@@ -159,7 +159,7 @@ def _refuse_apart(history: Sequence[Accepted], ours: _Figures, theirs: _Figures,
             continue
         if any(name in then and not gate.parts(older.history[-1].metrics[name], then[name]) for then in shared):
             continue
-        figures = f"{figure(mine, gate.unit)} in ours, {figure(other, gate.unit)} in theirs"
+        figures = f"{in_sentence(mine, gate.unit)} in ours, {in_sentence(other, gate.unit)} in theirs"
         raise BaselineError(f"{ours.id}: {name} was accepted as {figures}; {_WHAT_TO_DO}")
 
 

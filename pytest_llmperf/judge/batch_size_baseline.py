@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pytest_llmperf.judge.baseline_file import SCHEMA, Accepted, BaselineError, dump, parse, refusing, side_by_side
-from pytest_llmperf.judge.figures import figure
 from pytest_llmperf.judge.integrity import same_anchor
 from pytest_llmperf.records.result import Check
+from pytest_llmperf.support.formats import in_sentence
 
 METRIC = "max_micro_batch_size"
 _MEMORY = "peak_reserved_bytes"
@@ -64,7 +64,7 @@ def describe_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> li
     """Old, new and anchor side by side, for people."""
 
     def figures(entry: Accepted) -> str:
-        memory = figure(entry.metrics[_MEMORY], "bytes") if _MEMORY in entry.metrics else "-"
+        memory = in_sentence(entry.metrics[_MEMORY], "bytes") if _MEMORY in entry.metrics else "-"
         return f"{entry.metrics[METRIC]:>13.0f} sequences  {memory:>10}"
 
     before = old.history[-1] if old else None

@@ -1,4 +1,4 @@
-"""Settings: what a spec asked for, held against what a launch's evidence says was active. Pure."""
+"""What a spec asked for, held against what a launch's evidence says was active. Pure."""
 
 from __future__ import annotations
 

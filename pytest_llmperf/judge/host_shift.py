@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from pytest_llmperf.judge.figures import percent
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.support.formats import percent
 
 # Of fewer cases "most" means nothing, and a shift within the noise of hosts is no news.
 _FEWEST, _MOST, _NEWS = 4, 0.75, 0.005

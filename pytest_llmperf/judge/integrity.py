@@ -14,7 +14,7 @@ from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
 # A file keeps six digits, of both sides.
 _ROUNDED = 2e-5
 
-# Steady states are looked for at so many places at most, as ``steady.py`` does.
+# Steady states are looked for at so many places at most, as ``steady_state.py`` does.
 _MOST_CUTS = 50
 
 # What several launches show of each of these, the same for every version so far: raw values, without a statistic.

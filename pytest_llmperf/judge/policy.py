@@ -25,7 +25,7 @@ class Metric:
     of: Callable[[Sequence[Launch]], float]
     higher_is_better: bool = False
     rule: str = "exact"
-    """``speed``: by statistics (``sequential.py``). ``confirmed``: the best of the launches, and never one alone.
+    """``speed``: by statistics (``sequential_test.py``). ``confirmed``: the best of the launches, and never one alone.
     ``exact``: a loss where all launches show it, two where they repeat themselves and else as many as may be. Both are
     held against the middle one of the baseline's launches, of those accepted last where it is exact, and of
     those accepted with a reason and since where a loss was: an odd one that was stored must not move the limit."""

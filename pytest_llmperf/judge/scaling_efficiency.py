@@ -12,7 +12,6 @@ from statistics import fmean
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.figures import percent
 from pytest_llmperf.judge.gain import keeps
 from pytest_llmperf.judge.noise import Noise, Squares, log_of, within_sessions
 from pytest_llmperf.judge.policy import METRICS, Policy
@@ -20,6 +19,7 @@ from pytest_llmperf.judge.sequential_test import Decision, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.records.launch import Launch, RankRecord
 from pytest_llmperf.records.result import VERDICTS, Check
+from pytest_llmperf.support.formats import percent
 
 METRIC = "scaling_efficiency"
 

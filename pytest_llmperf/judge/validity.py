@@ -153,7 +153,7 @@ def _not_what_the_spec_makes(spec: TrainSpec, launch: Launch) -> Iterator[str]:
 
 
 def _disagreements(evidence: Mapping[str, Any]) -> Iterator[str]:
-    """What another rank saw differently; ``settings.contradictions`` looks at rank 0's."""
+    """What another rank saw differently; ``evidence_checks.contradictions`` looks at rank 0's."""
     facts = {**dict(flat(evidence)), **evidence}  # old records have whole objects by their one name
     for name, others in evidence.get("other_ranks", {}).items():
         said = ", ".join(f"rank {rank} has {value}" for rank, value in others.items())

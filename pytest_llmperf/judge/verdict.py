@@ -1,6 +1,7 @@
 """From launches and a baseline to a verdict: numbers in, a decision and its reason out.
 
-What is held against what, and how much it may change, is ``policy.py``'s; how speed is decided is ``sequential.py``'s.
+What is held against what, and how much it may change, is ``policy.py``'s; how speed is decided
+``sequential_test.py``'s.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from statistics import median_high, median_low
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.figures import figure, percent
 from pytest_llmperf.judge.policy import METRICS, Metric, Policy
 from pytest_llmperf.judge.sequential_test import Decision, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import VERDICTS, Check, joined_reasons
+from pytest_llmperf.support.formats import in_sentence, percent
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ def _repeats_itself(launch: Launch) -> bool:
 
 
 def _sentence(check: Check) -> str:
-    beside = [f"{check.metric} {figure(check.value, check.unit)}"]
+    beside = [f"{check.metric} {in_sentence(check.value, check.unit)}"]
     for word, value in (("baseline", check.baseline), ("limit", check.limit)):
-        beside += [] if value is None else [f"{word} {figure(value, check.unit)}"]
+        beside += [] if value is None else [f"{word} {in_sentence(value, check.unit)}"]
     return ", ".join(beside) + ("" if check.change is None else f" ({percent(check.change)})")

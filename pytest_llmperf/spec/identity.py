@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,13 +37,14 @@ def id_of(spec: TrainSpec) -> str:
         f"seq{spec.sequence_length}" if differs("sequence_length") else "",
         f"mbs{spec.micro_batch_size}",
         f"accum{spec.gradient_accumulation_steps}" if differs("gradient_accumulation_steps") else "",
-        spec.parallelism if differs("parallelism") else "",
-        spec.data if differs("data") else "",
-        "pretrained" if spec.weights else "",
-        f"seed{spec.seed}" if differs("seed") else "",
+        *(f.metadata["in_id"].format(getattr(spec, f.name)) for f in fields(spec) if _tells(f) and differs(f.name)),
         f"gpus{spec.gpus}",
     ]
     return "-".join(part for part in parts if part)
+
+
+def _tells(f: Field[Any]) -> bool:
+    return "in_id" in f.metadata
 
 
 def digest_of(spec: TrainSpec) -> str:

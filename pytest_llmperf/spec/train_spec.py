@@ -25,6 +25,14 @@ _HOW = {"work": False}
 _LATER = {"later": True}
 
 
+def _in_id(words: str) -> dict[str, str]:
+    """Of a field that an id tells, as ``words`` with its value, where it is not at its default; in the fields' order.
+
+    The fields before ``parallelism`` have their places in ``identity.id_of``, older than this.
+    """
+    return {"in_id": words}
+
+
 class SpecError(ValueError):
     """A training configuration that cannot be, in one line."""
 
@@ -82,12 +90,12 @@ class TrainSpec:
     """Activation recomputation in the backward pass."""
     checkpointing_policy: str = field(default="full", metadata=_LATER)
     """What is recomputed: ``full`` layers, or, ``selective``, all but matrix products and attention."""
-    parallelism: str = "ddp"
+    parallelism: str = field(default="ddp", metadata=_in_id("{}"))
     """``ddp``, or FSDP2 through accelerate: ``fsdp`` (over all ranks), ``fsdp_hybrid`` (replicas of shards)."""
-    data: str = "random"
-    weights: str | None = None
+    data: str = field(default="random", metadata=_in_id("{}"))
+    weights: str | None = field(default=None, metadata=_in_id("pretrained"))
     """A local folder of pretrained weights; random ones otherwise (speed does not depend on them)."""
-    seed: int = 42
+    seed: int = field(default=42, metadata=_in_id("seed{}"))
     steps: int = field(default=60, metadata=_HOW)
     """Optimizer steps of one launch at most, the first one included."""
     min_steps: int = field(default=16, metadata=_HOW)

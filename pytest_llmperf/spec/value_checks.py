@@ -1,4 +1,4 @@
-"""What value each field of a TrainSpec may have by itself; ``combinations.py`` knows what goes together."""
+"""What value each field of a TrainSpec may have by itself; ``combination_checks.py`` knows what goes together."""
 
 from __future__ import annotations
 

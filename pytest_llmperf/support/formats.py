@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TypeGuard
 
+from pytest_llmperf.support.units import GIB as _GIB
+
 ABSENT = "-"
 
-_KIB, _MIB, _GIB = 2**10, 2**20, 2**30
+_KIB, _MIB = 2**10, 2**20
 _MINUTE, _HOUR = 60, 3600
 # From here on a figure's first decimal is noise.
 _WHOLE_FROM = 100
@@ -111,6 +113,14 @@ def figure(metric: str, value: float | None, unit: str) -> str:
     if metric in _SHARES:
         return share(value)
     return f"{value:.5g}" if unit in ("", "1") else f"{value:.5g} {unit}"
+
+
+def in_sentence(value: float, unit: str) -> str:
+    """A value with its unit, as a reason has it: bytes as GiB or MiB, large rates whole, all else to four digits."""
+    if unit == "bytes":
+        return f"{value / _GIB:.2f} GiB" if value >= _GIB else f"{value / _MIB:.1f} MiB"
+    digits = f"{value:,.0f}" if abs(value) >= _WHOLE_FROM else f"{value:.4g}"
+    return digits if unit in ("", "1") else f"{digits} {unit}"
 
 
 _BY_UNIT: Mapping[str, Callable[[float], str]] = {

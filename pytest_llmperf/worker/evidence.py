@@ -61,7 +61,7 @@ def parameter_dtypes(model: nn.Module) -> dict[str, int]:
 
 
 def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness, liger: LigerNotes) -> dict[str, Any]:
-    """Everything ``judge/settings.py`` holds against the spec; called once, after training."""
+    """Everything ``judge/evidence_checks.py`` holds against the spec; called once, after training."""
     optimizer = trainer.optimizer
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     device = next(model.parameters()).device

@@ -421,7 +421,7 @@ class TestOutcomes:
         def full(*_: Any, **__: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(Path, "write_text", full)
+        monkeypatch.setattr(Path, "open", full)
         failure = run("", tmp_path / "run")
         assert isinstance(failure, Failure)
         assert "No space left" in failure.message

@@ -180,36 +180,43 @@ def test_how_long_to_measure_is_not_part_of_the_digest() -> None:
     assert longer.digest == SPEC.digest
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"model": "opt-1.3b"},
-        {"gpus": 2},
-        {"micro_batch_size": 38},
-        {"sequence_length": 512},
-        {"model_precision": "fp32"},
-        {"mixed_precision": "no"},
-        {"model_precision": "fp32", "tf32": True},
-        {"attention": "eager"},
-        {"liger": False},
-        {"torch_compile": True},
-        {"optimizer": "adamw_torch_fused"},
-        {"gradient_accumulation_steps": 2},
-        {"gradient_checkpointing": True},
-        {"sdpa_backend": "cudnn"},
-        {"liger_kernels": "rope"},
-        {"torch_compile": True, "torch_compile_scope": "layers"},
-        {"torch_compile": True, "torch_compile_mode": "max-autotune"},
-        {"fp8": "rowwise"},
-        {"gpus": 2, "mixed_precision": "no", "parallelism": "fsdp"},
-        {"weights": str(Path(__file__).parent)},
-        {"seed": 1},
-    ],
-)
+CHANGES_OF_WORK: list[dict[str, Any]] = [
+    {"model": "opt-1.3b"},
+    {"gpus": 2},
+    {"micro_batch_size": 38},
+    {"sequence_length": 512},
+    {"model_precision": "fp32"},
+    {"mixed_precision": "no"},
+    {"model_precision": "fp32", "tf32": True},
+    {"attention": "eager"},
+    {"liger": False},
+    {"torch_compile": True},
+    {"optimizer": "adamw_torch_fused"},
+    {"gradient_accumulation_steps": 2},
+    {"gradient_checkpointing": True},
+    {"liger": False, "gradient_checkpointing": True, "checkpointing_policy": "selective"},
+    {"sdpa_backend": "cudnn"},
+    {"liger_kernels": "rope"},
+    {"torch_compile": True, "torch_compile_scope": "layers"},
+    {"torch_compile": True, "torch_compile_mode": "max-autotune"},
+    {"fp8": "rowwise"},
+    {"gpus": 2, "mixed_precision": "no", "parallelism": "fsdp"},
+    {"weights": str(Path(__file__).parent)},
+    {"seed": 1},
+]
+
+
+@pytest.mark.parametrize("values", CHANGES_OF_WORK)
 def test_whatever_changes_the_work_changes_digest_and_id(values: dict[str, Any]) -> None:
     other = replace(SPEC, **values)
     assert other.digest != SPEC.digest
     assert other.id != SPEC.id
+
+
+def test_no_field_of_the_work_is_left_out_above() -> None:
+    work = {f.name for f in fields(TrainSpec) if f.metadata.get("work", True)}
+    tried = {name for values in CHANGES_OF_WORK for name in values}
+    assert work - tried == {"data"}  # of which there is one kind
 
 
 @pytest.mark.parametrize(

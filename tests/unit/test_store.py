@@ -215,7 +215,12 @@ class TestFailedWrites:
         def read_only(*_: object, **__: object) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-        monkeypatch.setattr(tempfile, "mkstemp", read_only)
+        opened = Path.open
+
+        def none_new(path: Path, mode: str = "r", **others: Any) -> Any:
+            return read_only() if mode == "xb" else opened(path, mode, **others)
+
+        monkeypatch.setattr(Path, "open", none_new)
         monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
         path = store.path("m", SPEC)
         assert "nothing was changed" in one_line(lambda: store.update("m", SPEC, adding()), path)

@@ -15,9 +15,9 @@ from types import FrameType
 from pytest_llmperf.cli.submit.cluster_file import ClusterError, ClusterFile
 from pytest_llmperf.cli.submit.sbatch_jobs import Job
 
-# And the cluster's name, where there are several; a site's own words may stand before it.
 # The controller may have taken a job and not come to say so.
 _UNSURE = re.compile(r"timed out|Unable to contact|Zero Bytes", re.IGNORECASE)
+# And the cluster's name, where there are several; a site's own words may stand before it.
 _NUMBER = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
 
 
