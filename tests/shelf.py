@@ -14,7 +14,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.launch import Health, Launch
-from pytest_llmperf.records.result import CaseResult, Check
+from pytest_llmperf.records.result import CaseResult, Check, Verdict
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
@@ -47,7 +47,7 @@ def accept(  # noqa: PLR0913 - the facts of one acceptance, as tests name them
     spec: TrainSpec,
     machine: str,
     launches: Sequence[Launch],
-    verdict: str,
+    verdict: Verdict,
     checks: Sequence[Check],
     reason: str,
     recorded_at: str,

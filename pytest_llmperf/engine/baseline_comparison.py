@@ -60,7 +60,7 @@ class BaselineComparison:
             goes_on = judgement is None or (judgement.undecided and number < settings.max_launches)
             if goes_on and not self._retry.spoilt:
                 self._keep()
-        result = self._caller.result(Case.of(self._spec), judgement)
+        result = self._caller.result(Case.of(self._spec), judgement.verdict, judgement.reason, judgement.checks)
         return replace(
             result,
             launches=self._launches,

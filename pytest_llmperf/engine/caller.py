@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.records.result import CaseResult, Check, Verdict
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.findings import Findings
@@ -28,16 +28,18 @@ class Caller:
     nodeid: str
     """Its name, in results and baselines."""
 
-    def result(self, case: Case, judgement: Judgement) -> CaseResult:
+    def result(
+        self, case: Case, verdict: Verdict | Literal["planned"], reason: str, checks: tuple[Check, ...] = ()
+    ) -> CaseResult:
         """The result of ``case``, without the launches that it is about."""
         return CaseResult(
             id=case.id,
             digest=case.digest,
             nodeid=self.nodeid,
             machine=self.context.machine_kind,
-            verdict=judgement.verdict,
-            reason=judgement.reason,
-            checks=judgement.checks,
+            verdict=verdict,
+            reason=reason,
+            checks=checks,
             reference=self.terms.reference,
             rung=self.terms.rung,
         )

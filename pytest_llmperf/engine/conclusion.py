@@ -10,7 +10,6 @@ from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.result import FAILING, PLANNED, CaseResult
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
@@ -45,7 +44,7 @@ class Conclusions:
 
     def planned(self, case: Case, why: str) -> Conclusion:
         """Of a case that is not launched, and ``why``; the test goes on to its next."""
-        return Conclusion(result=self._caller.result(case, Judgement(PLANNED, why, ())))
+        return Conclusion(result=self._caller.result(case, PLANNED, why))
 
     def earlier(self, case: Case) -> Conclusion | None:
         """What the job concluded of this case before it was requeued, where this run goes on with that."""
@@ -100,4 +99,4 @@ class Conclusions:
             raise DidNotTrainError("\n".join(lines), may_train_again=True) from None
 
     def _invalid(self, case: Case, reason: str) -> None:
-        self._findings.results.append(self._caller.result(case, Judgement("invalid", reason, ())))
+        self._findings.results.append(self._caller.result(case, "invalid", reason))

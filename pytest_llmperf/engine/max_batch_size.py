@@ -17,11 +17,10 @@ from pytest_llmperf.engine.search_deadline import SearchDeadline, bounds
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, judge_capacity
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.launch.memory_estimate import PredictionError, predict
 from pytest_llmperf.records.batch_size_search import LARGEST, Search
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
+from pytest_llmperf.records.result import CaseResult, Check, Verdict, joined_reasons
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
@@ -115,7 +114,7 @@ def _told(
 ) -> CaseResult:
     """The result of ``case``, held against ``baseline``."""
     if found is None or found.launch is None or why_none:
-        return caller.result(case, Judgement("invalid", why_none, ()))
+        return caller.result(case, "invalid", why_none)
     launch = found.launch
     check = judge_capacity(found.size, baseline)
     reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
@@ -126,12 +125,10 @@ def _told(
         Check(metric="peak_reserved_bytes", value=peak, unit="bytes"),
         Check(metric="peak_allocated_bytes", value=launch.peak_allocated_bytes, unit="bytes"),
     )
-    judgement = Judgement(check.verdict or "pass", reason, checks)
-    if troubles:
-        judgement = Judgement("invalid", joined_reasons(troubles), checks)
+    verdict: Verdict = "invalid" if troubles else check.verdict or "pass"
     note = f"{found.size} sequences fit ({memory(peak)} reserved), {found.size + 1} run out of memory"
     return replace(
-        caller.result(case, judgement),
+        caller.result(case, verdict, joined_reasons(troubles) or reason, checks),
         launches=(launch,),
         notes=(note, *(f"measured under {fault}" for fault in validity.injected([launch]))),
     )

@@ -10,7 +10,6 @@ from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -36,6 +35,6 @@ def runs_out(caller: Caller, runner: Runner, spec: TrainSpec) -> CaseResult:
     except LaunchFailed as error:
         if error.failure.kind != "oom" or retry.spoilt:
             raise
-        return caller.result(case, Judgement("pass", "ran out of memory, as declared", ()))
+        return caller.result(case, "pass", "ran out of memory, as declared")
     reason = f"was declared to run out of memory below {caller.terms.oom_below_gib:g} GiB, and trained"
-    return replace(caller.result(case, Judgement("invalid", reason, ())), launches=(launch,))
+    return replace(caller.result(case, "invalid", reason), launches=(launch,))

@@ -119,9 +119,9 @@ class PairedComparison:
 
     def _told(self, case: Case, turns: Turns) -> CaseResult:
         """The second side is the one that it is about."""
-        before, after = turns.pairs[-1]
+        (before, after), judgement = turns.pairs[-1], turns.judgement
         return replace(
-            self._caller.result(case, turns.judgement),
+            self._caller.result(case, judgement.verdict, judgement.reason, judgement.checks),
             launches=turns.after,
             launches_before=turns.before,
             differences=before.differences(after),

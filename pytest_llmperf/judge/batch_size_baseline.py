@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_llmperf.judge.baseline_file import SCHEMA, Accepted, BaselineError, dump, parse, refusing, side_by_side
 from pytest_llmperf.judge.integrity import same_anchor
-from pytest_llmperf.records.result import Check
+from pytest_llmperf.records.result import Check, Verdict
 from pytest_llmperf.support.formats import in_sentence
 
 METRIC = "max_micro_batch_size"
@@ -77,7 +77,7 @@ def judge_capacity(size: int, baseline: CapacityBaseline | None) -> Check:
     if baseline is None:
         return check
     stored = baseline.size
-    verdict = "regressed" if size < stored else "improved" if size > stored else "pass"
+    verdict: Verdict = "regressed" if size < stored else "improved" if size > stored else "pass"
     return replace(check, baseline=stored, limit=stored, change=size / stored - 1, verdict=verdict)
 
 

@@ -13,7 +13,7 @@ from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.sequential_test import Outlook, Rule
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import VERDICTS, Check
+from pytest_llmperf.records.result import Check, Verdict, worst_of
 from pytest_llmperf.support.quantities import is_positive
 
 # A bound counts as broken only once this many pairs broke it, each by itself.
@@ -62,8 +62,7 @@ def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Boun
     throughput, undecided = _throughput(pairs, bounds.get("throughput", Bounds()), policy)
     memory = _memory(pairs, bounds.get("memory", Bounds()), policy.rule)
     checks = [throughput, memory, *_loss(pairs, bounds.get("loss", Bounds()).at_most)]
-    gating = [check for check in checks if check.verdict is not None]
-    verdict = min((check.verdict or "pass" for check in gating), key=VERDICTS.index, default="pass")
+    verdict = worst_of(check.verdict for check in checks)
     # Losses are what they are: more launches show the same.
     undecided = (undecided or memory.verdict == "inconclusive") and verdict != "regressed"
     said = ", ".join(check.detail for check in checks)
@@ -75,7 +74,7 @@ def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Boun
     return Judgement(verdict, f"{said} ({len(pairs)} pair{'s' * (len(pairs) > 1)})", (*checks, *shown), undecided)
 
 
-def keeps(beyond: float, each: Sequence[float], difference: stats.Difference, rule: Rule) -> str | None:
+def keeps(beyond: float, each: Sequence[float], difference: stats.Difference, rule: Rule) -> Verdict | None:
     """``pass``, ``regressed`` or ``inconclusive``: whether what is ``beyond`` a bound, in logarithms, stays there.
 
     ``None``: not decided, and another launch, or pair, is worth its cost. ``each`` is the same of every one, and
@@ -115,7 +114,7 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, policy: 
         value=ratio,
         unit="1",
         limit=next((bound for _, bound in bounds), None),
-        verdict=min((verdict or "inconclusive" for verdict in verdicts), key=VERDICTS.index, default=None),
+        verdict=worst_of(verdict or "inconclusive" for verdict in verdicts) if verdicts else None,
         detail=f"{detail}, to be {' and '.join(told)}" if told else detail,
     )
     return check, None in verdicts
@@ -159,7 +158,7 @@ def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterat
     apart = max(abs(a - b) for before, after in pairs for a, b in zip(before.losses, after.losses, strict=False))
     moved = min(_learnt(before.losses) for before, _ in pairs)
     detail = f"losses of one step {apart:.2g} apart at most, to be within {bound:g}"
-    verdict = "regressed" if apart > bound else "pass"
+    verdict: Verdict = "regressed" if apart > bound else "pass"
     if verdict == "pass" and bound > moved / 2:
         verdict = "inconclusive"
         detail += f"; but training moved them by {moved:.2g} alone, so that this shows nothing: more steps would"

@@ -18,7 +18,7 @@ from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.sequential_test import Decision, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.records.launch import Launch, RankRecord
-from pytest_llmperf.records.result import VERDICTS, Check
+from pytest_llmperf.records.result import VERDICTS, Check, Verdict, worst_of
 from pytest_llmperf.support.formats import percent
 
 METRIC = "scaling_efficiency"
@@ -73,7 +73,7 @@ def judge_efficiency(
     """
     value = METRICS[_RATE].of(launches) / METRICS[_RATE].of(narrow.launches)
     check = Check(metric=METRIC, value=value, unit="1", higher_is_better=True, detail=f"over {narrow.name}")
-    verdicts: list[str] = []
+    verdicts: list[Verdict] = []
     undecided = False
     if baseline is not None and narrow.baseline is not None:
         found = _beside_baselines(check, launches, (baseline, narrow), policy, terms)
@@ -85,7 +85,7 @@ def judge_efficiency(
         floor = f"; its test asks for {terms.at_least * 100:g} %"
         check = replace(check, limit=max(terms.at_least, check.limit or 0.0), detail=check.detail + floor)
         undecided |= kept is None
-    verdict = min(verdicts, key=VERDICTS.index, default=None)
+    verdict = worst_of(verdicts) if verdicts else None
     return Efficiency(replace(check, verdict=verdict), undecided and verdict != "regressed")
 
 
@@ -137,11 +137,11 @@ def less(wide: Difference, narrow: Difference) -> Difference:
     )
 
 
-def milder(ratio: str, own: str) -> str:
+def milder(ratio: Verdict, own: Verdict) -> Verdict:
     """The verdict on which both words agree: a loss needs both to say so, and so does a gain."""
     if ratio == own == "improved":
         return "improved"
-    plain = ["pass" if verdict == "improved" else verdict for verdict in (ratio, own)]
+    plain: list[Verdict] = ["pass" if verdict == "improved" else verdict for verdict in (ratio, own)]
     return max(plain, key=VERDICTS.index)
 
 
@@ -157,7 +157,7 @@ def _cause(decisions: tuple[Decision, Decision], narrow_change: float) -> str:
     return ""
 
 
-def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, policy: Policy) -> str | None:
+def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, policy: Policy) -> Verdict | None:
     """Whether the efficiency on this host is ``at_least`` so much, as ``keeps`` says it."""
     difference = _apart(launches, narrow.launches, policy.noise, here=narrow.in_this_run)
     # Step times compare work of one size; widths that share a global batch differ in it.

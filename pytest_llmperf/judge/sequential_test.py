@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from pytest_llmperf.judge.stats import Difference, quantile
+from pytest_llmperf.records.result import Verdict
 
 # An alarm, or praise, needs this many launches that are each beyond the tolerance: one that went wrong must not do.
 _CONFIRMED = 2
@@ -54,7 +55,7 @@ class Outlook:
 class Decision:
     """What the launches so far say."""
 
-    verdict: str | None
+    verdict: Verdict | None
     """``None``: not decided, and another launch is worth its cost."""
     alarm_log: float
     """The difference from which on this gate calls out, in logarithms."""
@@ -81,7 +82,7 @@ def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:
     may_alarm = abs(difference.log) + ahead.moves > max(limit, beyond * ahead.error)
     another = ahead.left > 0 and (may_pass or may_alarm)
 
-    verdict: str | None = None
+    verdict: Verdict | None = None
     if abs(difference.log) > alarm:
         sign = math.copysign(1, difference.log)
         if sum(sign * each > limit for each in difference.each) >= min(_CONFIRMED, budget):

@@ -18,7 +18,7 @@ from pytest_llmperf.judge.sequential_test import Decision, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import VERDICTS, Check, joined_reasons
+from pytest_llmperf.records.result import Check, Verdict, joined_reasons, worst_of
 from pytest_llmperf.support.formats import in_sentence, percent
 
 
@@ -26,7 +26,7 @@ from pytest_llmperf.support.formats import in_sentence, percent
 class Judgement:
     """What was decided, and why."""
 
-    verdict: str
+    verdict: Verdict
     reason: str
     """Reasons of an ``invalid`` case are separated by ``"; "``."""
     checks: tuple[Check, ...]
@@ -80,7 +80,7 @@ def judge_pairs(
 def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
     checks = [court.check(name, metric) for name, metric in METRICS.items()]
     gating = [check for check in checks if check.verdict is not None]
-    verdict = min((check.verdict or "pass" for check in gating), key=VERDICTS.index, default="pass")
+    verdict = worst_of(check.verdict for check in gating)
     reason = ", ".join(_sentence(check) for check in gating if check.verdict == verdict)
     if verdict == "pass":
         reason = "within tolerance" if gating else "no metric gates this case"
@@ -92,7 +92,7 @@ def joined(judgement: Judgement, checks: Sequence[Check], *, undecided: bool) ->
     """``judgement`` with ``checks`` that were decided elsewhere; the case is as bad as its worst."""
     everything = (*judgement.checks, *checks)
     told = [check for check in checks if check.verdict not in (None, "pass", "new")]
-    worst = min([judgement.verdict, *(check.verdict or "pass" for check in told)], key=VERDICTS.index)
+    worst = worst_of([judgement.verdict, *(check.verdict for check in told)])
     sentences = [_sentence(check) for check in told if check.verdict == worst]
     if worst == judgement.verdict:
         sentences.insert(0, judgement.reason)
@@ -217,14 +217,14 @@ class _Court:
         values = [metric.of([launch]) for launch in self._launches]
         beyond, leaner = (sum(value > worse for value in values), sum(value < better for value in values))
         if beyond == len(values):
-            verdict = self._lost(len(values))
+            verdict: Verdict = self._lost(len(values))
         elif beyond >= _CONFIRMED_BY:
             verdict = "inconclusive"  # neither one odd launch nor all of them
         else:
             verdict = self._gained(leaner, len(values))
         return replace(check, limit=worse, verdict=verdict)
 
-    def _gained(self, leaner: int, launches: int) -> str:
+    def _gained(self, leaner: int, launches: int) -> Verdict:
         """Of so many launches some are leaner: whether that is a gain; one alone becomes no reference."""
         enough = min(_CONFIRMED_BY, self._rule.budget)
         if leaner and launches < enough:
@@ -232,7 +232,7 @@ class _Court:
             return "inconclusive"
         return "improved" if leaner >= enough else "pass"
 
-    def _lost(self, launches: int) -> str:
+    def _lost(self, launches: int) -> Verdict:
         """Of so many launches each is beyond a limit: whether that is a loss, or another one has to say so too."""
         enough = _CONFIRMED_BY if all(map(_repeats_itself, self._launches)) else self._rule.budget
         if launches >= min(enough, self._rule.budget):

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pytest_llmperf.records.launch import Launch
 
+Verdict = Literal["invalid", "regressed", "new", "inconclusive", "improved", "pass"]
+
 #: Worst first: a case is as bad as its worst metric.
-VERDICTS = ("invalid", "regressed", "new", "inconclusive", "improved", "pass")
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 #: In place of one, of a case that a run which launches nothing has asked about.
-PLANNED = "planned"
+PLANNED: Literal["planned"] = "planned"
 
 #: Those of a case that does not hold.
-FAILING = frozenset({"invalid", "regressed", "new"})
+FAILING: frozenset[str] = frozenset[Verdict]({"invalid", "regressed", "new"})
+
+
+def worst_of(verdicts: Iterable[Verdict | None]) -> Verdict:
+    """The worst of ``verdicts``; ``pass`` where none of them gates."""
+    return min((verdict or "pass" for verdict in verdicts), key=VERDICTS.index, default="pass")
 
 
 def joined_reasons(lines: Iterable[str]) -> str:
@@ -43,8 +50,8 @@ class Check:
     """``value / baseline - 1``."""
     detectable: float | None = None
     """The smallest change this gate would have seen, as a fraction."""
-    verdict: str | None = None
-    """One of ``VERDICTS``; ``None`` for a metric that gates nothing."""
+    verdict: Verdict | None = None
+    """``None`` for a metric that gates nothing."""
     detail: str = ""
     """Which rank, which launch, …"""
 
@@ -73,7 +80,7 @@ class CaseResult:
     nodeid: str
     machine: str
     """Machine kind, which keys the baseline together with the digest."""
-    verdict: str
+    verdict: Verdict | Literal["planned"]
     reason: str
     """One line; what the table and the JSON say beside the verdict."""
     checks: tuple[Check, ...] = ()

@@ -19,7 +19,7 @@ from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.verdict import Judgement, joined, judge
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import VERDICTS, Check
+from pytest_llmperf.records.result import VERDICTS, Check, Verdict
 from pytest_llmperf.spec.equivalence import is_narrower, narrower
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
@@ -164,7 +164,7 @@ def test_a_tolerance_of_its_own_sees_less() -> None:
 
 
 @given(ratio=VERDICT, own=VERDICT)
-def test_a_loss_and_a_gain_need_both_words(ratio: str, own: str) -> None:
+def test_a_loss_and_a_gain_need_both_words(ratio: Verdict, own: Verdict) -> None:
     verdict = milder(ratio, own)
     assert verdict == milder(own, ratio)
     assert (verdict == "regressed") == (ratio == own == "regressed")
@@ -213,7 +213,7 @@ class TestJoined:
         assert judgement.checks == (lost,)
 
     @given(st.sampled_from(VERDICTS), st.sampled_from(["regressed", "inconclusive", "improved", "pass"]))
-    def test_the_worst_counts(self, verdict: str, other: str) -> None:
+    def test_the_worst_counts(self, verdict: Verdict, other: Verdict) -> None:
         judgement = joined(
             Judgement(verdict, "why", ()), (Check(metric="m", value=1.0, unit="1", verdict=other),), undecided=False
         )

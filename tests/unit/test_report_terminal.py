@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.launch import Environment, Launch, RankRecord
-from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, Reference, Spent
+from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, Reference, Spent, Verdict
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.support.units import GIB
 
@@ -43,7 +43,7 @@ LAUNCH = Launch(
 )
 
 
-def case(verdict: str, spec_id: str = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1", **changes: object) -> CaseResult:
+def case(verdict: Verdict, spec_id: str = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1", **changes: object) -> CaseResult:
     """A case on a GPU with everything a row can show."""
     checks = (
         Check(metric="tokens_per_second_per_gpu", value=71783.4, unit="tokens/s", tolerance=0.02, change=-0.0618),
@@ -231,7 +231,7 @@ FIGURES = st.floats(allow_nan=True, allow_infinity=True)
     st.booleans(),
 )
 def test_any_width_loses_no_id_and_no_line_is_too_long(
-    rows: list[tuple[str, str, float, float]], width: int, color: bool
+    rows: list[tuple[Verdict, str, float, float]], width: int, color: bool
 ) -> None:
     results = [
         case(
