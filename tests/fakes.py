@@ -20,6 +20,7 @@ from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Environment, Health, Launch, RankRecord
+from pytest_llmperf.run.warm_starts import WarmStarts
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 MACHINE = Machine(gpus=(), cpu_name="Fake CPU", cores=8)
@@ -157,5 +158,6 @@ def write_fake(folder: Path, **values: Any) -> None:
 def install() -> None:
     """Put the fakes in the place of the launcher and of the hardware."""
     mock.patch.object(runner, "LocalLauncher", FakeLauncher).start()
+    mock.patch.object(WarmStarts, "prepare").start()
     mock.patch.object(launch_retry, "_PAUSE_SECONDS", 0.0).start()
     mock.patch.object(machine, "find_machine", return_value=MACHINE).start()

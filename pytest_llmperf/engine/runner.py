@@ -148,6 +148,7 @@ class Runner:
             python=python,
             memory_limit_bytes=settings.memory_limit_bytes,
             search=search,
+            warm=self._context.warm_starts.start(self._observer.say),
         )
 
     def _folder(self, spec: TrainSpec) -> Path:

@@ -14,9 +14,9 @@ from pytest_llmperf.judge.first_losses import changed_losses
 from pytest_llmperf.records.launch import PLACEMENT, Launch
 from pytest_llmperf.support.json_fields import flat
 
-# Told by itself: a fault that was asked for, what ranks saw differently from one another, how losses compare; and where
-# a scheduler placed the ranks, which is a circumstance and no property of the training.
-_TOLD_ELSEWHERE = frozenset({"injected", "other_ranks", "setup.samples", *PLACEMENT})
+# Told by itself: a fault that was asked for, what ranks saw differently from one another, how losses compare. And
+# circumstances, which are no property of the training: where a scheduler placed the ranks, how they were started.
+_TOLD_ELSEWHERE = frozenset({"injected", "other_ranks", "setup.samples", *PLACEMENT, "start"})
 
 # What one launch could not see is no change.
 _UNKNOWN = "unknown"

@@ -23,6 +23,8 @@ _ANSWER_SECONDS = 5.0
 _SPY_SECONDS = 20.0
 _POLL_SECONDS = 0.1
 
+_FORK_SERVER = "pytest_llmperf.worker.fork_server"
+
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 
@@ -127,12 +129,23 @@ def _listed(ranks: list[int]) -> str:
 
 
 def _ranks(folder: Path) -> dict[str, psutil.Process]:
-    found = {}
+    found, forked = {}, _forked(folder)
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             words = child.cmdline()
             if "RANK" in child.environ() and words[-2:] == ["pytest_llmperf.worker", str(folder)]:
                 found[child.environ()["RANK"]] = child
+            elif child.pid in forked and _FORK_SERVER in words:
+                found[forked[child.pid]] = child
+    return found
+
+
+def _forked(folder: Path) -> dict[int, str]:
+    """Ranks by the pids that they wrote: one that was forked has the command line and environment of its server."""
+    found = {}
+    for path in folder.glob("rank-*.pid"):
+        with suppress(OSError, ValueError):
+            found[int(path.read_text(encoding="ascii"))] = path.stem.rpartition("-")[2]
     return found
 
 

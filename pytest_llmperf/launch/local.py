@@ -1,4 +1,4 @@
-"""One launch on this machine: torchrun, its run folder, and what became of it."""
+"""One launch on this machine: torchrun, cold or warm, its run folder, and what became of it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pytest_llmperf.launch.disk_space import means_no_room
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.progress_reader import ProgressReader
+from pytest_llmperf.launch.server_pool import ServerKey, ServerPool
+from pytest_llmperf.launch.server_process import ColdStartError, ForkedAgent, LaunchOrder
 from pytest_llmperf.launch.stopwatch import Meter
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, Progress
@@ -34,6 +36,18 @@ _NOT_INHERITED = frozenset(
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE GROUP_WORLD_SIZE "
     "MASTER_ADDR MASTER_PORT LLMPERF_LAUNCHER_BOOT".split()
 )
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """From what a launch may begin warm, and what becomes of one that cannot."""
+
+    servers: ServerPool
+    say: Callable[[str], None]
+    """Told why a launch begins cold, once for each reason."""
+    is_required: bool = False
+    """Whether a launch that cannot begin warm fails."""
+    said: set[str] = field(default_factory=set, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +69,8 @@ class LaunchRequest:
     """For ``sizes``: where the search for the largest micro-batch stands."""
     meter: Meter = field(default_factory=Meter, compare=False)
     """Runs while processes of this launch do, and not while they wait for hardware."""
+    warm: WarmStart | None = field(default=None, compare=False)
+    """``None``: it begins cold."""
 
 
 class Launcher(Protocol):
@@ -93,7 +109,8 @@ class LocalLauncher:
         result = outcome.read(request.folder, request.spec, run.ended, run.progress)
         if isinstance(result, Failure):
             return replace(result, health=run.health)
-        return replace(result, wall_seconds=round(run.ended.seconds, 3), health=run.health)
+        evidence = {**result.evidence, "start": run.start}
+        return replace(result, wall_seconds=round(run.ended.seconds, 3), health=run.health, evidence=evidence)
 
     def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[outcome.Tried] | Failure:
         """The micro-batch sizes that one process tried as ``request.search`` asks, or why it told of none."""
@@ -106,22 +123,30 @@ class LocalLauncher:
         try:
             write_request(request)
             with lifeline(folder) as line, HealthWatch(request.gpus, lambda: folder.glob("rank-*.pid")) as watched:
+                environment = worker_environment(request, os.environ) | line
                 with request.meter.running():
-                    ended = process.run(
-                        self._command(request),
-                        environment=worker_environment(request, os.environ) | line,
-                        log=folder / "torchrun.log",
+                    agent = _forked(request, environment, progress.poll)
+                    ended = process.watch(
+                        lambda: agent or self._started(request, environment),
                         timeout_seconds=request.timeout_seconds,
                         pid_files=lambda: folder.glob("rank-*.pid"),
                         poll=lambda: watched.look(progress.poll()),
                         at_timeout=lambda: hang_report.ask(folder),
                     )
                 watched.look(progress.read())
-                return _Run(ended, watched.health(), progress.last)
+                if agent and agent.lost_server:
+                    ended = replace(ended, where=", whose fork server died,")
+                return _Run(ended, watched.health(), progress.last, "warm" if agent else "cold")
+        except ColdStartError as error:
+            message = f"--perf-start warm: it can only begin cold: {error}"
+            return Failure(kind="never-started", message=message, tail=(), folder=str(folder))
         except OSError as error:
             kind = "unwritable" if means_no_room(error) else "never-started"
             message = f"the launch could not be started ({error})"
             return Failure(kind=kind, message=message, tail=(), folder=str(folder))
+
+    def _started(self, request: LaunchRequest, environment: Mapping[str, str]) -> process.Started:
+        return process.start(self._command(request), environment=environment, log=request.folder / "torchrun.log")
 
 
 @dataclass(frozen=True)
@@ -131,6 +156,63 @@ class _Run:
     ended: process.Ended
     health: Health
     progress: Progress
+    start: str
+    """``warm`` or ``cold``."""
+
+
+def _forked(
+    request: LaunchRequest, environment: Mapping[str, str], waiting: Callable[[], object]
+) -> ForkedAgent | None:
+    """The launch's torchrun, begun warm; ``None`` where it has to begin cold.
+
+    Raises:
+        ColdStartError: it has to, and must not.
+        OSError: its log cannot be written.
+    """
+    if request.warm is None:
+        return None
+    spec = request.spec
+    wanted = {"liger": spec.liger, "fp8": spec.fp8 != "no", "flash_attention_2": spec.attention == "flash_attention_2"}
+    order = LaunchOrder(
+        folder=request.folder,
+        num_ranks=spec.gpus,
+        environment=environment,
+        needs=(f"family:{spec.architecture.config['model_type']}", *(name for name in wanted if wanted[name])),
+        log=request.folder / "torchrun.log",
+    )
+    try:
+        key = server_key(request.python, os.environ, on_gpu=bool(request.gpus), variables=request.variables)
+        return request.warm.servers.launch(key, order, waiting)
+    except ColdStartError as error:
+        if request.warm.is_required:
+            raise
+        if str(error) not in request.warm.said:
+            request.warm.said.add(str(error))
+            request.warm.say(f"launches begin cold: {error}")
+        return None
+
+
+def server_key(
+    python: str, inherited: Mapping[str, str], *, on_gpu: bool, variables: Mapping[str, str] | None = None
+) -> ServerKey:
+    """Of the server from which a launch of this process may begin."""
+    return ServerKey.of(python, lasting_environment(inherited, variables or {}), on_gpu=on_gpu)
+
+
+def server_pool(folder: Callable[[], Path]) -> ServerPool:
+    """One for a run; ``folder`` is made when the first server starts."""
+    return ServerPool(folder, _home)
+
+
+def _home(python: str, folder: Path) -> str:
+    """What ``PYTHONPATH`` needs first so that ``python`` finds this package, and nothing else of ours beside it."""
+    if python == sys.executable:
+        return package_path()
+    place = folder / _OTHER_PATH
+    if not place.exists():
+        place.mkdir()
+        (place / _PACKAGE.name).symlink_to(_PACKAGE)
+    return str(place)
 
 
 @contextmanager
@@ -151,33 +233,35 @@ def lifeline(folder: Path) -> Iterator[dict[str, str]]:
 
 def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of torchrun and its ranks: what was inherited, and what this launch fixes."""
+    environment = lasting_environment(inherited, request.variables)
+    # An uninstalled checkout works too. Another Python finds this package and nothing else of ours beside it. What the
+    # user put on the path is no part of either environment: a fault that hides there must not hit one side alone.
+    home = _PACKAGE_PARENT if request.python == sys.executable else request.folder / _OTHER_PATH
+    python_path = [str(home), *filter(None, [environment.get("PYTHONPATH")])]
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in request.gpus)}
+    return visible | environment | {"PYTHONPATH": os.pathsep.join(python_path)}
+
+
+def lasting_environment(inherited: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """What of it is the same for all launches with these ``variables``, whatever their hardware and folder."""
     environment = {
         name: value
         for name, value in inherited.items()
         if name not in _NOT_INHERITED and not name.startswith("TORCHELASTIC_")
     }
-    # An uninstalled checkout works too. Another Python finds this package and nothing else of ours beside it. What the
-    # user put on the path is no part of either environment: a fault that hides there must not hit one side alone.
-    home = _PACKAGE_PARENT if request.python == sys.executable else request.folder / _OTHER_PATH
-    python_path = [str(home), *filter(None, [inherited.get("PYTHONPATH")])]
-    environment |= {
-        "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in request.gpus),
-        "PYTHONPATH": os.pathsep.join(python_path),
-        "PYTHONUNBUFFERED": "1",
-    }
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    environment["PYTHONUNBUFFERED"] = "1"
     # More threads than cores slow a CPU run down by themselves; on a GPU the host needs few.
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     environment.setdefault("HF_HUB_OFFLINE", "1")
-    return environment | dict(request.variables)
+    return environment | dict(variables)
 
 
 def write_request(request: LaunchRequest) -> None:
     """Make the run folder and leave in it what the worker needs."""
     request.folder.mkdir(parents=True)
-    if request.python != sys.executable:
-        (request.folder / _OTHER_PATH).mkdir()
-        (request.folder / _OTHER_PATH / _PACKAGE.name).symlink_to(_PACKAGE)
+    _home(request.python, request.folder)
     spec = request.spec
     content = {
         "spec": spec.to_dict(),

@@ -1,4 +1,4 @@
-"""One process tree from its start to its end: nothing of it outlives ``run``."""
+"""One process tree from its start to its end: nothing of it outlives ``run``, or ``watch`` where others started it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -32,6 +33,45 @@ class Ended:
     """Processes of this host that the kernel has ended meanwhile because memory was short."""
 
 
+class Started(Protocol):
+    """A process that was started, by whomever; what ``subprocess.Popen`` has of the same names."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its return code, negative for a signal's; ``None`` while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its return code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+
+    def terminate(self) -> None:
+        """Send it SIGTERM, if it still runs."""
+
+    def kill(self) -> None:
+        """Send it SIGKILL, if it still runs."""
+
+
+def start(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Started:
+    """Start ``command`` with its output in ``log``.
+
+    Raises:
+        OSError: the command cannot be started, or the log cannot be written.
+    """
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C at the terminal reaches us alone, and we end the tree in order
+        )
+
+
 def run(  # noqa: PLR0913 - each is named at the one call
     command: Sequence[str],
     *,
@@ -42,29 +82,40 @@ def run(  # noqa: PLR0913 - each is named at the one call
     poll: Callable[[], object],
     at_timeout: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Run ``command`` with its output in ``log``, calling ``poll`` while it runs, and reap its whole tree.
+    """``start`` and ``watch``.
+
+    Raises:
+        OSError: see ``start``.
+    """
+    return watch(
+        lambda: start(command, environment=environment, log=log),
+        timeout_seconds=timeout_seconds,
+        pid_files=pid_files,
+        poll=poll,
+        at_timeout=at_timeout,
+    )
+
+
+def watch(
+    starting: Callable[[], Started],
+    *,
+    timeout_seconds: float,
+    pid_files: Callable[[], Iterable[Path]],
+    poll: Callable[[], object],
+    at_timeout: Callable[[], None] = lambda: None,
+) -> Ended:
+    """Call ``poll`` while what ``starting`` starts runs, and reap its whole tree; the time is that from its start.
 
     ``pid_files`` names files in which descendants wrote their pids: ranks lead sessions of their own, and one whose
     parent is gone is found only there. ``at_timeout`` is called before what took too long is ended.
-
-    Raises:
-        OSError: the command cannot be started, or the log cannot be written.
     """
-    start, oom_kills = time.monotonic(), _oom_kills()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C at the terminal reaches us alone, and we end the tree in order
-        )
+    begun, oom_kills = time.monotonic(), _oom_kills()
+    process = starting()
     tree = _Tree(process, pid_files)
     timed_out = False
     try:
         while process.poll() is None:
-            if time.monotonic() - start > timeout_seconds:
+            if time.monotonic() - begun > timeout_seconds:
                 timed_out = True
                 at_timeout()
                 break
@@ -72,10 +123,10 @@ def run(  # noqa: PLR0913 - each is named at the one call
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_SECONDS)
     finally:
-        seconds = time.monotonic() - start
-        tree.reap()
+        seconds = time.monotonic() - begun
+        returncode = tree.reap()
     oom_kills = _oom_kills() - oom_kills
-    return Ended(returncode=process.returncode, timed_out=timed_out, seconds=seconds, oom_kills=oom_kills)
+    return Ended(returncode=returncode, timed_out=timed_out, seconds=seconds, oom_kills=oom_kills)
 
 
 def _oom_kills() -> int:
@@ -90,15 +141,18 @@ def _oom_kills() -> int:
 class _Tree:
     """A process and all that descends from it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], pid_files: Callable[[], Iterable[Path]]) -> None:
+    def __init__(self, process: Started, pid_files: Callable[[], Iterable[Path]]) -> None:
         self._process, self._pid_files = process, pid_files
         try:
             self._born = psutil.Process(process.pid).create_time()
         except psutil.Error:
             self._born = math.inf  # it is gone already, and has no descendants
 
-    def reap(self) -> None:
-        """End everything: politely first, since only SIGTERM makes torchrun end its ranks. Ctrl-C only hurries."""
+    def reap(self) -> int:
+        """End everything: politely first, since only SIGTERM makes torchrun end its ranks. Ctrl-C only hurries.
+
+        Returns the process's return code.
+        """
         survivors = self._descendants()
         try:
             if self._process.poll() is None:
@@ -106,9 +160,10 @@ class _Tree:
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(_GRACE_SECONDS)
         finally:
-            self._kill(survivors)
+            returncode = self._kill(survivors)
+        return returncode
 
-    def _kill(self, survivors: set[psutil.Process]) -> None:
+    def _kill(self, survivors: set[psutil.Process]) -> int:
         survivors |= self._descendants()
         if self._process.poll() is None:
             self._process.kill()
@@ -116,7 +171,7 @@ class _Tree:
             with suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(survivors, timeout=5)
-        self._process.wait()
+        return self._process.wait()
 
     def _descendants(self) -> set[psutil.Process]:
         found: set[psutil.Process] = set()

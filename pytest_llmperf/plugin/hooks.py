@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     session = PerfSession(config, options.read_settings(config))
     config.stash[SESSION] = session
+    config.add_cleanup(session.close)
     collector = _Collector(session)
     config.pluginmanager.register(collector, "llmperf-collector")
     with session.outcomes():
@@ -112,6 +113,9 @@ class _Collector:
         self.session.num_gates = len(cases)
         if cases:  # to a run without any, signals mean what they always meant
             self.mind(signals.OF_A_HOST)
+        if cases and not session.config.option.collectonly:
+            with self.session.outcomes():
+                self.session.warm_starts.prepare()
 
     @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.plugin import cost_options, slurm_options, width_options
+from pytest_llmperf.plugin import cost_options, slurm_options, start_options, width_options
 from pytest_llmperf.plugin.second import refuse_second
 from pytest_llmperf.run.settings import MAX_LAUNCHES, Settings
 from pytest_llmperf.spec.fault_injection import Injection
@@ -59,6 +59,7 @@ def add_options(parser: pytest.Parser) -> None:
     _add_run(group)
     slurm_options.add_options(group)
     width_options.add_options(group)
+    start_options.add_options(group, parser)
     cost_options.add_options(group, parser)
     _add_launches(group)
     parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.02)", default="")
@@ -130,6 +131,7 @@ def read_settings(config: pytest.Config) -> Settings:
         strict=option.perf_strict,
         against=against,
         launcher=option.perf_launcher,
+        start=start_options.read(config),
         slurm=slurm_options.read(config),
         width=width_options.read(option.perf_width, _path(config, "--perf-plan", option.perf_plan)),
         resume=option.perf_resume,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
     from pytest_llmperf.run.result_cache import ResultCache
     from pytest_llmperf.run.slurm_job import AllNodesLostError, Job
+    from pytest_llmperf.run.warm_starts import WarmStarts
 
 #: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
 #: "try again later".
@@ -192,6 +193,18 @@ class Context:
                 say=say,
             )
         return self._launcher
+
+    @cached_property
+    def warm_starts(self) -> WarmStarts:
+        """What its launches on this machine begin from."""
+        from pytest_llmperf.run.warm_starts import WarmStarts
+
+        return WarmStarts(self)
+
+    def close(self) -> None:
+        """End what this run keeps beside its launches."""
+        if "warm_starts" in self.__dict__:  # else nothing was ever launched
+            self.warm_starts.close()
 
     @property
     def num_gpus(self) -> int:

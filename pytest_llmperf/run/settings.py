@@ -13,6 +13,9 @@ from pytest_llmperf.run.width import Width
 #: Launches of a case at most, where fewer do not decide and nobody says otherwise.
 MAX_LAUNCHES = 4
 
+#: How a launch on this machine begins.
+STARTS = ("auto", "warm", "cold")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -31,6 +34,8 @@ class Settings:
     """Another Python to take turns with; empty holds cases against their baselines."""
     launcher: str = "auto"
     """``auto``, ``local`` or ``slurm``."""
+    start: str = "auto"
+    """One of ``STARTS``; ``auto`` is warm where it can be."""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     width: Width | None = None
     """Of which tests alone are run; ``None``: all."""

@@ -22,7 +22,7 @@ from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.settings import MAX_LAUNCHES, Settings
+from pytest_llmperf.run.settings import MAX_LAUNCHES, STARTS, Settings
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.quantities import argument
@@ -45,6 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--perf-max-launches", type=number, metavar="N", help=f"of a case at most; default: {MAX_LAUNCHES}")
     seconds = argument(quantities.positive, "a time in seconds above 0")
     add("--perf-timeout", type=seconds, default=1800.0, metavar="SECONDS", help="per launch; default: %(default)s")
+    add("--perf-start", choices=STARTS, default="auto", help="how a launch begins; default: %(default)s")
 
 
 @dataclass
@@ -78,6 +79,7 @@ class Check:
             baselines=arguments.perf_baselines.absolute(),
             json=path,
             strict=arguments.perf_strict,
+            start=arguments.perf_start,
             timeout_seconds=arguments.perf_timeout,
             launches=arguments.perf_launches,
             max_launches=most,
@@ -93,9 +95,17 @@ class Check:
 
     def lines(self, screen: Screen) -> Iterator[str]:
         """What does not hold, each as soon as it is known; then the table, as pytest's."""
-        checks = CaseChecks(
-            Caller(context=self.context, terms=CaseTerms(), findings=self.findings, observer=Terminal(), nodeid=NODEID)
+        try:
+            self.context.warm_starts.prepare()
+            yield from self._checked(screen)
+        finally:
+            self.context.close()
+
+    def _checked(self, screen: Screen) -> Iterator[str]:
+        caller = Caller(
+            context=self.context, terms=CaseTerms(), findings=self.findings, observer=Terminal(), nodeid=NODEID
         )
+        checks = CaseChecks(caller)
         exit_code = 0
         for spec in self.specs:
             try:

@@ -1,0 +1,157 @@
+"""One warm launch: torchrun's agent in a process that was forked for it, and the ranks that it forks.
+
+What a fresh process would not have is taken back here: signals, descriptors, random state, the environment.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import gc
+import os
+import random
+import signal
+import sys
+import traceback
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.worker import lineage
+
+# torchrun asks ten times a second by itself; a rank that has ended waits for that.
+_MONITOR_SECONDS = 0.05
+
+_TORCHRUNS_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A launch as it was asked for."""
+
+    folder: str
+    ranks: int
+    environment: Mapping[str, str]
+
+
+def run_agent(order: Order, log: int, server: int) -> int:
+    """Run torchrun in this process, which ``server`` forked, with its output in ``log``; torchrun's exit code."""
+    os.setsid()
+    lineage.die_with(server, signal.SIGTERM)
+    _redirect(log)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    _forget_randomness()
+    try:
+        _torchrun(order)
+        return 0
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - a fresh interpreter would end like this too
+        traceback.print_exc()
+        return 1
+    finally:
+        _flush()
+
+
+def _redirect(log: int) -> None:
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is wanted
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _forget_randomness() -> None:
+    """Begin as a fresh process: what the server drew would be the same for all."""
+    import numpy as np  # noqa: PLC0415 - all of this was imported by the server
+    import torch  # noqa: PLC0415
+
+    random.seed()
+    np.random.seed()
+    torch.default_generator.manual_seed(_TORCHS_SEED)
+
+
+# Source: c10/core/GeneratorImpl.h, default_rng_seed_val: what torch begins with in every process.
+_TORCHS_SEED = 67280421310721
+
+
+def _torchrun(order: Order) -> None:
+    """What ``python -m torch.distributed.run --standalone …`` does, with a function in the place of a command."""
+    from torch.distributed import run  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415
+    from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
+
+    words = [
+        *("--nnodes=1", f"--nproc-per-node={order.ranks}", "--max-restarts=0", "--start-method=fork"),
+        *(f"--monitor-interval={_MONITOR_SECONDS}", f"--log-dir={order.folder}/logs", "--redirects=3"),
+        *("-m", "pytest_llmperf.worker", order.folder),
+    ]
+    sys.argv = ["-m", *words]
+    arguments = run.parse_args(words)
+    arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"  # as --standalone is understood
+    arguments.rdzv_id = str(uuid.uuid4())
+    with _without_cuda():
+        config, _, _ = run.config_from_args(arguments)
+    record(lambda: elastic_launch(config, run_rank)(order.folder, os.getpid()))()
+
+
+class _without_cuda:  # noqa: N801 - a context manager that reads as a word
+    """Answers torchrun's question whether there are GPUs, which would initialise CUDA in the parent of the ranks.
+
+    It asks for the sake of a binding to NUMA nodes, which only ``--numa-binding`` switches on outside of Meta.
+    """
+
+    def __enter__(self) -> None:
+        import torch  # noqa: PLC0415
+
+        self._own = torch.cuda.is_available
+        torch.cuda.is_available = lambda: False
+
+    def __exit__(self, *_: object) -> None:
+        import torch  # noqa: PLC0415
+
+        torch.cuda.is_available = self._own
+
+
+def run_rank(folder: str, agent: int) -> None:
+    """One rank, in a process that torchrun's agent has forked."""
+    from pytest_llmperf.worker.__main__ import main  # noqa: PLC0415
+
+    os.setsid()  # as torchrun gives each command one
+    # Sooner than the heartbeat would see it, and without a reason left behind that is none.
+    lineage.die_with(agent, signal.SIGKILL)
+    for number in _TORCHRUNS_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.disable()  # switched on for whom torchrun calls, and for no command
+    gc.unfreeze()
+    sys.argv = ["-m", folder]
+    try:
+        main(Path(folder))
+    except KeyboardInterrupt:  # torch takes it for a good end
+        traceback.print_exc()
+        _flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()  # here, while standard error is the rank's own log
+        raise
+    finally:
+        _exit_handlers()
+        _flush()
+
+
+def _exit_handlers() -> None:
+    """What a fresh interpreter does at its end, and a forked one does not."""
+    run_all: Any = atexit._run_exitfuncs  # noqa: SLF001 - there is no public way
+    run_all()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()

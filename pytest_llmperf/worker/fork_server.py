@@ -1,0 +1,267 @@
+"""``python -m pytest_llmperf.worker.fork_server FD PARENT``: it has imported everything, and forks launches.
+
+It trains nothing, initialises no CUDA and has one thread, so that what it forks begins as a fresh process does. It is
+told what to do over the socket pair at FD, by messages of JSON, and ends with whoever is at the other end:
+
+    to it    {"do": "branch", "needs": ["family:llama", "liger"]} and the branch's own socket: a fork that imports these
+             {"do": "launch", "folder", "ranks", "environment"} and the open log: a fork that runs torchrun's agent
+    from it  {"ready": {file: when it was changed last}} or {"refused": why}, once it has imported; for each launch
+             {"began": pid} or {"refused": why}, and in the end {"ended": pid, "returncode"}
+
+A branch is a fork server itself. One for each set of needs keeps what one spec imports from all others' launches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
+from pytest_llmperf.worker import cuda_answers, lineage, preload
+from pytest_llmperf.worker.agent import Order, run_agent
+from pytest_llmperf.worker.cuda_answers import CudaAnswers, NoAnswersError
+from pytest_llmperf.worker.import_watch import ImportWatch
+
+# As long as torchrun gives its ranks, and a little.
+_GRACE_SECONDS = 35.0
+_POLL_SECONDS = 0.02
+
+
+@dataclass
+class _Imported:
+    """What this process has by imports."""
+
+    answers: CudaAnswers | None = None
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    """Environment variables that imports have set, or removed."""
+    watch: ImportWatch = field(default_factory=lambda: ImportWatch(lambda: bool(_unfit())))
+
+
+class ForkServer:
+    """One process's loop."""
+
+    def __init__(self, channel: Channel, imported: _Imported) -> None:
+        self._channel, self._imported = channel, imported
+        self._agents: set[int] = set()
+        self._branches: set[int] = set()
+        self._children = _Children()
+
+    def serve(self, needs: Sequence[str] | None) -> NoReturn:
+        """Import (``None``: what every rank does), tell of it, and do what is asked until nobody asks any more."""
+        try:
+            lineage.adopt_orphans()
+            self._channel.send(self._imports(needs))
+            lineage.outlive_parent()  # from here on the channel tells that nobody is there, and agents are ended first
+            while True:
+                select.select([self._channel.fileno(), self._children.fileno()], [], [])
+                self._reap()
+                self._answer(self._channel.receive(0))
+        except ChannelClosedError:
+            self._end_agents()
+        except BaseException:  # noqa: BLE001 - a fork never returns into what its parent was doing
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+
+    def _imports(self, needs: Sequence[str] | None) -> dict[str, Any]:
+        before = dict(os.environ)
+        try:
+            with ExitStack() as stack:
+                if needs is None:
+                    importlib.import_module("torch")  # it asks nothing, and its questions can be answered only then
+                    self._imported.answers = CudaAnswers.asked()
+                if self._imported.answers is not None:
+                    stack.enter_context(self._imported.answers.given())
+                with self._imported.watch.watching():
+                    if needs is None:
+                        for name in preload.EVERY_RANK:
+                            importlib.import_module(name)
+                    else:
+                        preload.import_needs(needs)
+        except NoAnswersError as error:
+            return {"refused": str(error)}
+        except Exception as error:  # noqa: BLE001 - a cold launch's rank will tell it as it should be told
+            traceback.print_exc()
+            return {"refused": f"an import failed ({type(error).__name__}: {error})"}
+        refused = self._why_not()
+        if refused:
+            return {"refused": refused}
+        self._imported.variables = {**self._imported.variables, **_changed(before, os.environ)}
+        gc.collect()
+        gc.freeze()  # or each fork's first collection would copy every page that holds an object
+        return {"ready": preload.sources()}
+
+    def _why_not(self) -> str:
+        """Why no launch can be forked from this process; empty where one can."""
+        what = _unfit()
+        culprit = self._imported.watch.culprit
+        return f"{what}, by importing {culprit}" if what and culprit else what
+
+    def _answer(self, message: Message | None) -> None:
+        if message is None:
+            return
+        try:
+            refused = self._why_not()
+            if refused:
+                self._channel.send({"refused": refused})
+            elif message.content["do"] == "branch":
+                self._branch(message)
+            else:
+                self._launch(message)
+        finally:
+            for file in message.files:
+                os.close(file)
+
+    def _branch(self, message: Message) -> None:
+        with self._fork() as (parent, pid):
+            if not pid:
+                channel = Channel(socket.socket(fileno=message.files[0]))
+                lineage.die_with(parent, signal.SIGTERM)
+                ForkServer(channel, self._imported).serve(message.content["needs"])
+        self._branches.add(pid)
+
+    def _launch(self, message: Message) -> None:
+        content = message.content
+        environment = {**content["environment"], **self._imported.variables}
+        order = Order(
+            content["folder"],
+            content["ranks"],
+            {name: value for name, value in environment.items() if value is not None},
+        )
+        with self._fork() as (parent, pid):
+            if not pid:
+                os._exit(run_agent(order, message.files[0], parent))
+        self._agents.add(pid)
+        self._channel.send({"began": pid})
+
+    @contextlib.contextmanager
+    def _fork(self) -> Iterator[tuple[int, int]]:
+        """Of the process that forks its pid, and ``os.fork``'s answer; in the fork nothing of the server is open."""
+        _flush()
+        parent = os.getpid()
+        # Until its handlers are its own: a signal meant for the fork must not wake the parent.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+        try:
+            pid = os.fork()
+            if not pid:
+                self._children.close()
+                self._channel.close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, signal.SIGTERM})
+        try:
+            yield parent, pid
+        except BaseException:
+            if pid:
+                raise
+            traceback.print_exc()
+        if not pid:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        for pid, status in self._children.ended():
+            self._branches.discard(pid)
+            if pid in self._agents:
+                self._agents.remove(pid)
+                self._channel.send({"ended": pid, "returncode": os.waitstatus_to_exitcode(status)})
+
+    def _end_agents(self) -> None:
+        """Nobody waits for them any more: politely first, since only SIGTERM makes torchrun end its ranks.
+
+        Branches have seen the same, and do the same.
+        """
+        for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _GRACE_SECONDS)):
+            for pid in self._agents | (self._branches if number == signal.SIGKILL else set()):
+                os.kill(pid, number)
+            deadline = time.monotonic() + seconds
+            while (self._agents or self._branches) and time.monotonic() < deadline:
+                ended = {pid for pid, _ in self._children.ended()}
+                self._agents -= ended
+                self._branches -= ended
+                time.sleep(_POLL_SECONDS)
+
+
+class _Children:
+    """Wakes a ``select`` when a child ends, and reaps."""
+
+    def __init__(self) -> None:
+        self._ear, self._mouth = socket.socketpair()
+        self._ear.setblocking(False)
+        self._mouth.setblocking(False)
+        signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # one that is not handled wakes nobody
+
+    def fileno(self) -> int:
+        return self._ear.fileno()
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._ear.close()
+        self._mouth.close()
+
+    def ended(self) -> Iterator[tuple[int, int]]:
+        """Each child that has ended, orphans that were adopted too, and its wait status."""
+        with suppress(BlockingIOError):
+            while self._ear.recv(4096):
+                pass
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                yield pid, status
+
+
+def _unfit() -> str:
+    """What makes this process one that must not be forked; empty where nothing does."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    knows = hasattr(cuda, "is_initialized")  # not while torch itself is imported
+    if cuda_answers.is_initialised() or (knows and cuda.is_initialized()):
+        return "CUDA was initialised"
+    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - after each of thousands of imports
+        return f"a thread was started{_of_threads()}"
+    return ""
+
+
+def _of_threads() -> str:
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            of = getattr(getattr(thread, "_target", None), "__module__", None) or type(thread).__module__
+            return f" ({thread.name}, of {of})"
+    return ""
+
+
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
+    names = {*before, *now}
+    return {name: now.get(name) for name in names if before.get(name) != now.get(name)}
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """See above. PARENT is 0 where the thread that starts this process may end before it."""
+    channel, parent = Channel(socket.socket(fileno=int(arguments[0]))), int(arguments[1])
+    if parent:  # a hanging import looks at no channel
+        lineage.die_with(parent, signal.SIGTERM)
+    ForkServer(channel, _Imported()).serve(None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,81 @@
+"""What every rank imports, what a launch's spec makes it import, and where all of that came from."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+#: What each rank of each launch has imported when it has trained, and torchrun. Nothing else may stand here: a record
+#: tells of the sources of all that its rank imported.
+EVERY_RANK = (
+    "torch",
+    "torch.distributed.run",
+    "transformers",
+    "pytest_llmperf.worker.__main__",
+    "pytest_llmperf.worker.train",
+    "pytest_llmperf.worker.batch_size_trials",
+    "pytest_llmperf.worker.launch_record",
+)
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
+def import_needs(needs: Sequence[str]) -> None:
+    """Import what ``needs`` name: ``family:llama``, ``liger``, …; what is not there is the rank's to tell."""
+    for need in needs:
+        kind, _, name = need.partition(":")
+        with suppress(ImportError):
+            _IMPORTS[kind](name)
+
+
+def _family(model_type: str) -> None:
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415 - torch's import is watched
+
+    if model_type in CONFIG_MAPPING:
+        with suppress(KeyError):  # no causal language model
+            _ = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
+
+
+def _liger(_: str) -> None:
+    importlib.import_module("transformers.integrations.liger")
+    # By name, as the Trainer does: the package imports its parts when they are asked for.
+    _ = importlib.import_module("liger_kernel.transformers")._apply_liger_kernel_to_instance  # noqa: SLF001
+
+
+def _flash_attention(_: str) -> None:
+    importlib.import_module("flash_attn.flash_attn_interface")
+
+
+def _fp8(_: str) -> None:
+    importlib.import_module("torchao.float8")
+
+
+_IMPORTS: Mapping[str, Callable[[str], None]] = {
+    "family": _family,
+    "liger": _liger,
+    "flash_attention_2": _flash_attention,
+    "fp8": _fp8,
+}
+
+
+def sources() -> dict[str, int]:
+    """Of every imported file that is installed nowhere, when it was changed last, in nanoseconds; and of the folders of
+    what is installed, which change with the packages in them."""
+    own = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())} - {None}
+    wanted = {str(file) for file in files if not _is_installed(str(file), own)}
+    wanted |= {path for path in sys.path if Path(path).name in _INSTALLED}
+    found = {}
+    for path in sorted(wanted):
+        with suppress(OSError):
+            found[path] = Path(path).stat().st_mtime_ns
+    return found
+
+
+def _is_installed(file: str, own: tuple[str, ...]) -> bool:
+    return not _INSTALLED.isdisjoint(Path(file).parts) or os.path.realpath(file).startswith(own)
