@@ -14,13 +14,14 @@ import signal
 import sys
 import traceback
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.worker import lineage
+from pytest_llmperf.worker.resident_pages import Run, read_pages
 
 # torchrun asks ten times a second by itself; a rank that has ended waits for that.
 _MONITOR_SECONDS = 0.05
@@ -35,6 +36,8 @@ class Order:
     folder: str
     ranks: int
     environment: Mapping[str, str]
+    pages: Sequence[Run]
+    """Of files, which a fresh process would have read."""
 
 
 def run_agent(order: Order, log: int, server: int) -> int:
@@ -83,6 +86,7 @@ def _torchrun(order: Order) -> None:
     """What ``python -m torch.distributed.run --standalone …`` does, with a function in the place of a command."""
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: PLC0415
     from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
 
     words = [
@@ -94,30 +98,42 @@ def _torchrun(order: Order) -> None:
     arguments = run.parse_args(words)
     arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"  # as --standalone is understood
     arguments.rdzv_id = str(uuid.uuid4())
-    with _without_cuda():
+    _hurry(dynamic_rendezvous)
+    with _no_cuda():
         config, _, _ = run.config_from_args(arguments)
-    record(lambda: elastic_launch(config, run_rank)(order.folder, os.getpid()))()
+    record(lambda: elastic_launch(config, run_rank)(order, os.getpid()))()
 
 
-class _without_cuda:  # noqa: N801 - a context manager that reads as a word
-    """Answers torchrun's question whether there are GPUs, which would initialise CUDA in the parent of the ranks.
+@contextmanager
+def _no_cuda() -> Iterator[None]:
+    """torchrun asks whether there are GPUs, which would initialise CUDA in the parent of the ranks.
 
     It asks for the sake of a binding to NUMA nodes, which only ``--numa-binding`` switches on outside of Meta.
     """
+    import torch  # noqa: PLC0415
 
-    def __enter__(self) -> None:
-        import torch  # noqa: PLC0415
-
-        self._own = torch.cuda.is_available
-        torch.cuda.is_available = lambda: False
-
-    def __exit__(self, *_: object) -> None:
-        import torch  # noqa: PLC0415
-
-        torch.cuda.is_available = self._own
+    own = torch.cuda.is_available
+    torch.cuda.is_available = lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = own
 
 
-def run_rank(folder: str, agent: int) -> None:
+def _hurry(rendezvous: Any) -> None:
+    """Leave out what costs torchrun a second beside so many modules, and is of use only between several nodes.
+
+    For each line of its log it looks for its own name in the sources of all that is imported, and it waits for up to
+    0.3 s so that not all nodes come at once. Another version may have neither.
+    """
+    if hasattr(rendezvous, "get_method_name"):
+        rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name  # noqa: SLF001
+    if hasattr(rendezvous, "_delay"):
+        own = rendezvous._delay  # noqa: SLF001
+        rendezvous._delay = lambda seconds: None if isinstance(seconds, tuple) else own(seconds)  # noqa: SLF001
+
+
+def run_rank(order: Order, agent: int) -> None:
     """One rank, in a process that torchrun's agent has forked."""
     from pytest_llmperf.worker.__main__ import main  # noqa: PLC0415
 
@@ -129,9 +145,10 @@ def run_rank(folder: str, agent: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.disable()  # switched on for whom torchrun calls, and for no command
     gc.unfreeze()
-    sys.argv = ["-m", folder]
+    read_pages(order.pages)
+    sys.argv = ["-m", order.folder]
     try:
-        main(Path(folder))
+        main(Path(order.folder))
     except KeyboardInterrupt:  # torch takes it for a good end
         traceback.print_exc()
         _flush()

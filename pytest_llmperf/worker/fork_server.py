@@ -34,6 +34,7 @@ from pytest_llmperf.worker import cuda_answers, lineage, preload
 from pytest_llmperf.worker.agent import Order, run_agent
 from pytest_llmperf.worker.cuda_answers import CudaAnswers, NoAnswersError
 from pytest_llmperf.worker.import_watch import ImportWatch
+from pytest_llmperf.worker.resident_pages import Run, resident_runs
 
 # As long as torchrun gives its ranks, and a little.
 _GRACE_SECONDS = 35.0
@@ -47,6 +48,8 @@ class _Imported:
     answers: CudaAnswers | None = None
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables that imports have set, or removed."""
+    pages: frozenset[Run] = frozenset()
+    """Of files, which a fork has not read."""
     watch: ImportWatch = field(default_factory=lambda: ImportWatch(lambda: bool(_unfit())))
 
 
@@ -100,6 +103,8 @@ class ForkServer:
         if refused:
             return {"refused": refused}
         self._imported.variables = {**self._imported.variables, **_changed(before, os.environ)}
+        if not cuda_answers.sees_gpus():  # else memory is the card's
+            self._imported.pages |= frozenset(resident_runs())
         gc.collect()
         gc.freeze()  # or each fork's first collection would copy every page that holds an object
         return {"ready": preload.sources()}
@@ -140,6 +145,7 @@ class ForkServer:
             content["folder"],
             content["ranks"],
             {name: value for name, value in environment.items() if value is not None},
+            tuple(sorted(self._imported.pages)),
         )
         with self._fork() as (parent, pid):
             if not pid:

@@ -222,6 +222,7 @@ class TestRunner:
             cluster=None,
             job=None,
             settings=SimpleNamespace(launches=1, timeout_seconds=1.0, memory_limit_bytes=0),
+            warm_starts=SimpleNamespace(start=lambda say: None),
         )
         shown: Any = show
         caller = Caller(context=session, terms=CaseTerms(), findings=Findings(), observer=shown, nodeid="t.py::t")
