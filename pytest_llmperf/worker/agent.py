@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import sys
-import traceback
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,14 +46,13 @@ def run_agent(order: Order, log: int, server: int) -> int:
     _redirect(log)
     os.environ.clear()
     os.environ.update(order.environment)
-    _forget_randomness()
     try:
         _torchrun(order)
         return 0
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
     except BaseException:  # noqa: BLE001 - a fresh interpreter would end like this too
-        traceback.print_exc()
+        _tell_error()
         return 1
     finally:
         _flush()
@@ -143,23 +141,42 @@ def run_rank(order: Order, agent: int) -> None:
     for number in _TORCHRUNS_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _close_torchruns()
     faulthandler.disable()  # switched on for whom torchrun calls, and for no command
+    _forget_randomness()
     gc.unfreeze()
     read_pages(order.pages)
     sys.argv = ["-m", order.folder]
     try:
         main(Path(order.folder))
     except KeyboardInterrupt:  # torch takes it for a good end
-        traceback.print_exc()
+        _tell_error()
         _flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
+    except SystemExit:
+        raise
     except BaseException:
-        traceback.print_exc()  # here, while standard error is the rank's own log
+        _tell_error()  # here, while standard error is the rank's own log
         raise
     finally:
         _exit_handlers()
         _flush()
+
+
+def _close_torchruns() -> None:
+    """Torchrun's connections, of its store above all; pipes are how a rank's end is told, and files are its logs."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are numbers
+        with suppress(OSError):  # the folder's own, which is closed by now
+            if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "anon_inode:")):  # noqa: PTH115
+                os.close(int(name))
+
+
+def _tell_error() -> None:
+    """As an interpreter would; torch has a hook there, which names the rank."""
+    kind, error, trace = sys.exc_info()
+    if kind is not None and error is not None:
+        sys.excepthook(kind, error, trace)
 
 
 def _exit_handlers() -> None:

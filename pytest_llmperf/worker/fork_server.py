@@ -80,7 +80,7 @@ class ForkServer:
         os._exit(0)
 
     def _imports(self, needs: Sequence[str] | None) -> dict[str, Any]:
-        before = dict(os.environ)
+        before = _environment_at_start() if needs is None else dict(os.environ)
         try:
             with ExitStack() as stack:
                 if needs is None:
@@ -248,6 +248,13 @@ def _of_threads() -> str:
             of = getattr(getattr(thread, "_target", None), "__module__", None) or type(thread).__module__
             return f" ({thread.name}, of {of})"
     return ""
+
+
+def _environment_at_start() -> dict[str, str]:
+    """Before anything of Python's ran: a ``sitecustomize`` may have changed it since."""
+    with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - bytes, and of no size
+        pairs = (os.fsdecode(word).partition("=") for word in file.read().split(b"\0"))
+        return {name: value for name, separator, value in pairs if separator}
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:

@@ -21,6 +21,7 @@ OPTIONS = [
     "--perf-dry-run",
     "--perf-strict",
     "--perf-against=PYTHON",
+    "--perf-start={auto,warm,cold}",
     "--perf-launcher={auto,local,slurm}",
     "--perf-resume",
     "--perf-budget=GPU_HOURS",
