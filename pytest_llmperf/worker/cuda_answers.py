@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import FunctionType, SimpleNamespace
@@ -38,20 +38,27 @@ class CudaAnswers:
         self._snapshot = snapshot
 
     @classmethod
-    def asked(cls) -> CudaAnswers | None:
-        """Those of this environment; ``None`` where no GPU is to be seen, and nothing needs an answer.
+    def ask(cls) -> Callable[[], CudaAnswers | None]:
+        """Begin to ask for those of this environment; what is returned waits for them.
 
-        Raises:
-            NoAnswersError: there may be one, and it cannot be asked.
+        That returns ``None`` where no GPU is to be seen, and nothing needs an answer, and raises ``NoAnswersError``
+        where there may be one, and it cannot be asked.
         """
         if not sees_gpus():
-            return None
+            return lambda: None
         command = [sys.executable, "-m", __spec__.name]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
-            return cls(json.loads(done.stdout.splitlines()[-1]))
-        except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-            raise NoAnswersError(f"CUDA did not tell what GPUs there are ({error})") from error
+        asked = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+
+        def answered() -> CudaAnswers:
+            try:
+                said, _ = asked.communicate(timeout=_ASK_SECONDS)
+                return cls(json.loads(said.splitlines()[-1]))
+            except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+                asked.kill()
+                asked.wait()
+                raise NoAnswersError(f"CUDA did not tell what GPUs there are ({error})") from error
+
+        return answered
 
     @contextmanager
     def given(self) -> Iterator[None]:
@@ -85,12 +92,11 @@ class CudaAnswers:
         return len(self._snapshot["devices"])
 
     def properties(self, device: Any = None) -> Any:
-        """Of ``device`` as torch takes it: an index, a name, an object with an index, or nothing."""
+        """Of ``device`` as torch takes it: an index, a name, an object that has an index, or nothing."""
         if isinstance(device, str):
             device = int(device.partition(":")[2] or 0)
-        index = getattr(device, "index", device) or 0
-        values = self._snapshot["devices"][index]
-        return SimpleNamespace(**values)
+        index = getattr(device, "index", getattr(device, "idx", device))
+        return SimpleNamespace(**self._snapshot["devices"][0 if index is None else index])
 
 
 _current: list[CudaAnswers] = []

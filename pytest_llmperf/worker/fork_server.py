@@ -84,8 +84,9 @@ class ForkServer:
         try:
             with ExitStack() as stack:
                 if needs is None:
-                    importlib.import_module("torch")  # it asks nothing, and its questions can be answered only then
-                    self._imported.answers = CudaAnswers.asked()
+                    answered = CudaAnswers.ask()
+                    importlib.import_module("torch")  # it asks nothing, and is there to be answered for only then
+                    self._imported.answers = answered()
                 if self._imported.answers is not None:
                     stack.enter_context(self._imported.answers.given())
                 with self._imported.watch.watching():

@@ -376,3 +376,33 @@ def test_hardware_that_cannot_serve_hinders_no_other_tests(project: Project) -> 
     project.pytester.makeconftest(_HARDWARE.format(found=_MIG))
     project.pytester.makepyfile(test_mine="def test_it():\n    pass\n")
     project.pytester.runpytest_subprocess("-p", "no:randomly", "-n", "2").assert_outcomes(passed=1)
+
+
+@pytest.fixture
+def prepared(project: Project) -> Path:
+    """Is there once a run has let its fork server begin to import."""
+    project.pytester.makeconftest("""
+from pathlib import Path
+from unittest import mock
+from tests.fakes import install
+from pytest_llmperf.run.warm_starts import WarmStarts
+
+install()
+mock.patch.object(WarmStarts, "prepare", lambda _: Path("prepared").touch()).start()
+""")
+    return project.path / "prepared"
+
+
+@pytest.mark.parametrize(("options", "prepares"), [((), True), (("--collect-only",), False), (("-k", "other"), False)])
+def test_imports_begin_once_perf_tests_are_collected_to_be_run(
+    project: Project, prepared: Path, options: tuple[str, ...], prepares: bool
+) -> None:
+    project.run(*options)
+    assert prepared.exists() == prepares
+
+
+def test_an_unknown_start_in_the_ini_file_is_a_usage_error(project: Project) -> None:
+    project.pytester.makeini("[pytest]\nperf_start = warmm\n")
+    result = project.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*ini perf_start = warmm: expected auto, warm, cold, did you mean 'warm'?*"])

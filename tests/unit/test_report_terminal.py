@@ -231,7 +231,7 @@ FIGURES = st.floats(allow_nan=True, allow_infinity=True)
     st.booleans(),
 )
 def test_any_width_loses_no_id_and_no_line_is_too_long(
-    rows: list[tuple[Verdict, str, float, float]], width: int, color: bool
+    rows: list[tuple[str, Verdict, float, float]], width: int, color: bool
 ) -> None:
     results = [
         case(

@@ -89,8 +89,8 @@ class Warm:
     @property
     def server(self) -> psutil.Process:
         """The one that is alive."""
-        (found,) = (child for child in psutil.Process().children() if "fork_server" in " ".join(child.cmdline()))
-        return found
+        (found,) = self.pool._servers.values()
+        return psutil.Process(found.pid)
 
     @property
     def branch(self) -> psutil.Process:
