@@ -1,4 +1,4 @@
-"""One process tree from its start to its end: nothing of it outlives ``run``, or ``watch`` where others started it."""
+"""One process tree from its start to its end: nothing of it outlives ``watch``, whoever started it."""
 
 from __future__ import annotations
 
@@ -70,30 +70,6 @@ def start(command: Sequence[str], *, environment: Mapping[str, str], log: Path) 
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C at the terminal reaches us alone, and we end the tree in order
         )
-
-
-def run(  # noqa: PLR0913 - each is named at the one call
-    command: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    log: Path,
-    timeout_seconds: float,
-    pid_files: Callable[[], Iterable[Path]],
-    poll: Callable[[], object],
-    at_timeout: Callable[[], None] = lambda: None,
-) -> Ended:
-    """``start`` and ``watch``.
-
-    Raises:
-        OSError: see ``start``.
-    """
-    return watch(
-        lambda: start(command, environment=environment, log=log),
-        timeout_seconds=timeout_seconds,
-        pid_files=pid_files,
-        poll=poll,
-        at_timeout=at_timeout,
-    )
 
 
 def watch(

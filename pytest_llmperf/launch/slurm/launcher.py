@@ -145,10 +145,9 @@ class SlurmLauncher:
         ended = None
         try:
             with lifeline(folder) as line, request.meter.running():
-                ended = process.run(
-                    self._command(request, step, line),
-                    environment=self._environment(request),
-                    log=folder / "srun.log",
+                command, environment = self._command(request, step, line), self._environment(request)
+                ended = process.watch(
+                    lambda: process.start(command, environment=environment, log=folder / "srun.log"),
                     timeout_seconds=step.seconds + _BEYOND_SECONDS,
                     pid_files=lambda: (),  # of ranks on other hosts
                     poll=progress.poll,

@@ -73,10 +73,9 @@ def _run(folder: Path, name: str, seconds: float, command: list[str], environmen
     with HealthWatch(gpus, lambda: folder.glob("rank-*.pid")) as watched:
         answer: dict[str, Any] = {"returncode": _ENDED_BY_SIGNAL, "timed_out": False, "signalled": False}
         try:
-            ended = process.run(
-                command,
-                environment=environment,
-                log=folder / f"torchrun-{name}.log",
+            log = folder / f"torchrun-{name}.log"
+            ended = process.watch(
+                lambda: process.start(command, environment=environment, log=log),
                 timeout_seconds=seconds,
                 pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, our own are our children
                 poll=lambda: watched.look(progress.poll()),
