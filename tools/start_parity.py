@@ -1,0 +1,137 @@
+"""Whether a warm launch measures what a cold one does: both in turns on all GPUs of the run, spec by spec.
+
+    python tools/start_parity.py --pairs 8 --gpus 1 SPEC... [--json FILE]
+
+SPEC is an id of a stored case, or ``key=value`` pairs joined by commas. For each it tells the ratio of rates (warm
+over cold) with its 95 % interval, the spread of each kind's launches, whether reserved bytes, the first loss and the
+evidence were the same in all launches, how far later losses are apart, and the seconds that are not training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from pytest_llmperf.cli.check.terminal import Terminal
+from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.runner import Runner
+from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.judge.stats import quantile
+from pytest_llmperf.records.failure import Failure
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.settings import Settings
+from pytest_llmperf.spec.train_spec import TrainSpec
+
+STARTS = ("warm", "cold")
+
+
+def runner(start: str, arguments: argparse.Namespace) -> tuple[Context, Runner]:
+    """One that launches so, and no other way."""
+    settings = Settings(
+        gpus=arguments.gpus, baselines=arguments.baselines, start=start, timeout_seconds=arguments.timeout
+    )
+    context = Context(settings, rootdir=Path.cwd())
+    caller = Caller(
+        context=context, terms=CaseTerms(), findings=Findings(), observer=Terminal(), nodeid="tools/start_parity.py"
+    )
+    return context, Runner(caller)
+
+
+def in_turns(spec: TrainSpec, runners: dict[str, Runner], pairs: int) -> list[dict[str, Launch]]:
+    """Pairs; every second one begins with the other kind."""
+    done = []
+    for number in range(1, pairs + 1):
+        pair = {}
+        for start in STARTS if number % 2 else reversed(STARTS):
+            outcome = runners[start].launch(spec, number, sides=2, side=start)
+            if isinstance(outcome, Failure):
+                raise SystemExit(f"{spec.id} {start}: {outcome.reason}\n" + "\n".join(outcome.tail))
+            pair[start] = outcome
+        done.append(pair)
+    return done
+
+
+def compared(spec: TrainSpec, pairs: Sequence[dict[str, Launch]]) -> dict[str, Any]:
+    """What the pairs say."""
+    logs = [math.log(pair["cold"].median_step_seconds / pair["warm"].median_step_seconds) for pair in pairs]
+    middle, error = fmean(logs), (stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf)
+    wide = quantile(0.975, len(logs) - 1) * error if len(logs) > 1 else math.inf
+    launches = {start: [pair[start] for pair in pairs] for start in STARTS}
+    everything = [launch for side in launches.values() for launch in side]
+    steps = min(len(launch.losses) for launch in everything)
+    return {
+        "spec": spec.id,
+        "pairs": len(pairs),
+        "ratio": math.exp(middle),
+        "interval": [math.exp(middle - wide), math.exp(middle + wide)],
+        "spread": {start: _spread(side) for start, side in launches.items()},
+        "reserved_bytes": sorted({launch.peak_reserved_bytes for launch in everything}),
+        "first_loss_is_the_same": len({launch.losses[0] for launch in everything}) == 1,
+        "losses_apart": {
+            "warm and cold": _apart(launches["warm"], launches["cold"], steps),
+            "cold and cold": _apart(launches["cold"], launches["cold"], steps),
+        },
+        "evidence_is_the_same": len({_evidence(launch) for launch in everything}) == 1,
+        "not_training_seconds": {
+            start: median(launch.wall_seconds - launch.train_seconds for launch in side)
+            for start, side in launches.items()
+        },
+        "first_step_seconds": {
+            start: median(one.first_step_seconds for one in side) for start, side in launches.items()
+        },
+    }
+
+
+def _spread(launches: Sequence[Launch]) -> float:
+    return stdev([math.log(launch.median_step_seconds) for launch in launches]) if len(launches) > 1 else math.nan
+
+
+def _apart(some: Sequence[Launch], others: Sequence[Launch], steps: int) -> float:
+    """The largest difference of a loss at any step, over all pairs of two launches."""
+    pairs = [(a, b) for a in some for b in others if a is not b]
+    return max((abs(a.losses[at] - b.losses[at]) for a, b in pairs for at in range(steps)), default=0.0)
+
+
+def _evidence(launch: Launch) -> str:
+    kept = {name: value for name, value in launch.evidence.items() if name != "start"}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def main(words: Sequence[str]) -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("specs", nargs="+", metavar="SPEC")
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--gpus", type=int)
+    parser.add_argument("--baselines", type=Path, default=Path("baselines"))
+    parser.add_argument("--timeout", type=float, default=600.0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args(words)
+    made = {start: runner(start, arguments) for start in STARTS}
+    found, records = [], []
+    try:
+        for word in arguments.specs:
+            (one,) = named(word.split(","), arguments.baselines, None)
+            pairs = in_turns(one.spec, {start: each for start, (_, each) in made.items()}, arguments.pairs)
+            found.append(compared(one.spec, pairs))
+            records += [{start: launch.to_dict() for start, launch in pair.items()} for pair in pairs]
+            sys.stdout.write(json.dumps(found[-1], indent=1) + "\n")
+            sys.stdout.flush()
+            if arguments.json:
+                arguments.json.write_text(json.dumps({"compared": found, "launches": records}), encoding="utf-8")
+    finally:
+        for context, _ in made.values():
+            context.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
