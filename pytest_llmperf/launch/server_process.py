@@ -202,9 +202,14 @@ class ServerProcess:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a file that it has imported, or a package that is installed, is another now."""
+        """Whether a file that it has imported, or a package that is installed, is another now; its log says which."""
         talks = (self._base, *self._branches.values())
-        return any(_changed_at(path) != then for talk in talks for path, then in talk.sources.items())
+        changed = (path for talk in talks for path, then in talk.sources.items() if _changed_at(path) != then)
+        path = next(changed, None)
+        if path is not None:
+            with suppress(OSError), self.log.open("a", encoding="utf-8") as log:
+                log.write(f"llmperf: {path} has changed since; another fork server takes this one's place\n")
+        return path is not None
 
     def launch(self, order: LaunchOrder, waiting: Callable[[], object]) -> ForkedAgent:
         """A torchrun, forked by it; ``waiting`` is called while it still imports.

@@ -1,8 +1,8 @@
 """What libraries ask CUDA while they are imported, answered without it: who initialises CUDA cannot fork ranks.
 
-A short-lived process (``python -m pytest_llmperf.worker.cuda_answers``) asks CUDA what there is. While its answers are
-given in the place of torch's, torch's functions stay the objects that they are and only their code is another: whoever
-takes one by its name meanwhile has torch's own when that is put back.
+A short-lived process (``python -m pytest_llmperf.worker.cuda_answers``) asks the driver what there is. While its
+answers are given in the place of torch's, torch's functions stay the objects that they are and only their code is
+another: whoever takes one by its name meanwhile has torch's own when that is put back.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-# Importing torch from a network's file system, and a driver that wakes up.
-_ASK_SECONDS = 300.0
+# A driver that wakes up, on a host of many GPUs.
+_ASK_SECONDS = 120.0
 
 # Source: cuda.h, CUresult.
 _NOT_INITIALIZED = 3
-
-_PLAIN: tuple[type, ...] = (str, bool, int, float)
 
 
 class NoAnswersError(RuntimeError):
@@ -38,27 +36,20 @@ class CudaAnswers:
         self._snapshot = snapshot
 
     @classmethod
-    def ask(cls) -> Callable[[], CudaAnswers | None]:
-        """Begin to ask for those of this environment; what is returned waits for them.
+    def asked(cls) -> CudaAnswers | None:
+        """Those of this environment; ``None`` where no GPU is to be seen, and nothing needs an answer.
 
-        That returns ``None`` where no GPU is to be seen, and nothing needs an answer, and raises ``NoAnswersError``
-        where there may be one, and it cannot be asked.
+        Raises:
+            NoAnswersError: there may be one, and it cannot be asked.
         """
         if not sees_gpus():
-            return lambda: None
+            return None
         command = [sys.executable, "-m", __spec__.name]
-        asked = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-
-        def answered() -> CudaAnswers:
-            try:
-                said, _ = asked.communicate(timeout=_ASK_SECONDS)
-                return cls(json.loads(said.splitlines()[-1]))
-            except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-                asked.kill()
-                asked.wait()
-                raise NoAnswersError(f"CUDA did not tell what GPUs there are ({error})") from error
-
-        return answered
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_ASK_SECONDS, check=True)
+            return cls(json.loads(done.stdout.splitlines()[-1]))
+        except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+            raise NoAnswersError(f"the driver did not tell what GPUs there are ({error})") from error
 
     @contextmanager
     def given(self) -> Iterator[None]:
@@ -174,18 +165,54 @@ def _driver() -> Any:
         return None
 
 
-def _snapshot() -> dict[str, Any]:
-    import torch  # noqa: PLC0415
+def snapshot(driver: Any) -> dict[str, Any]:
+    """Of each device what torch's properties tell, by torch's names. No context is made: to NVML nothing runs there."""
 
-    devices = []
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        found = torch.cuda.get_device_properties(index)
-        named = {name: getattr(found, name, None) for name in dir(found) if not name.startswith("_")}
-        values = {name: value for name, value in named.items() if isinstance(value, _PLAIN)}
-        major, minor = torch.cuda.get_device_capability(index)
-        devices.append({**values, "name": torch.cuda.get_device_name(index), "major": major, "minor": minor})
+    def told(function: str, *arguments: Any) -> None:
+        code = getattr(driver, function)(*arguments)
+        if code != 0:
+            raise OSError(f"{function}: CUDA's error {code}")
+
+    count, devices = ctypes.c_int(), []
+    if driver.cuInit(0) == 0:  # else there is no device, or none that works
+        told("cuDeviceGetCount", ctypes.byref(count))
+    for index in range(count.value):
+        device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
+        told("cuDeviceGet", ctypes.byref(device), index)
+        told("cuDeviceGetName", name, len(name), device)
+        told("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
+        found: dict[str, Any] = {"name": name.value.decode(), "total_memory": memory.value}
+        for attribute, number in _ATTRIBUTES.items():
+            value = ctypes.c_int()
+            if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device) == 0:  # an old driver knows not all
+                found[attribute] = value.value
+        devices.append({**found, "gcnArchName": found["name"]})
     return {"devices": devices}
 
 
+# Source: cuda.h, CUdevice_attribute; the names are those of torch's properties.
+_ATTRIBUTES: Mapping[str, int] = {
+    "major": 75,
+    "minor": 76,
+    "multi_processor_count": 16,
+    "max_threads_per_multi_processor": 39,
+    "max_threads_per_block": 1,
+    "warp_size": 10,
+    "regs_per_multiprocessor": 82,
+    "shared_memory_per_block": 8,
+    "shared_memory_per_block_optin": 97,
+    "shared_memory_per_multiprocessor": 81,
+    "L2_cache_size": 38,
+    "clock_rate": 13,
+    "memory_clock_rate": 36,
+    "memory_bus_width": 37,
+    "is_integrated": 18,
+    "is_multi_gpu_board": 84,
+    "pci_bus_id": 33,
+    "pci_device_id": 34,
+    "pci_domain_id": 50,
+}
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{json.dumps(_snapshot())}\n")
+    sys.stdout.write(f"{json.dumps(snapshot(_driver()))}\n")

@@ -84,9 +84,8 @@ class ForkServer:
         try:
             with ExitStack() as stack:
                 if needs is None:
-                    answered = CudaAnswers.ask()
                     importlib.import_module("torch")  # it asks nothing, and is there to be answered for only then
-                    self._imported.answers = answered()
+                    self._imported.answers = CudaAnswers.asked()
                 if self._imported.answers is not None:
                     stack.enter_context(self._imported.answers.given())
                 with self._imported.watch.watching():

@@ -268,6 +268,7 @@ class TestLaunch:
         record = launcher(slurm, said).launch(request(tmp_path), lambda _: None)
         assert isinstance(record, Launch), record
         assert record.evidence["slurm_nodes"] == "n1 n2"
+        assert record.evidence["start"] == "cold"
         assert record.evidence["slurm_switches"] == "leaf1 leaf2"
         assert record.wall_seconds > 0
 

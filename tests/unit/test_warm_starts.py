@@ -127,6 +127,33 @@ SNAPSHOT = {
 }
 
 
+class Driver:
+    """As libcuda answers: by what it is pointed to, and a code. Each attribute's value is its number."""
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802 - its name
+        return flags
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = 2
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
+        device._obj.value = index
+        return 0
+
+    def cuDeviceGetName(self, name: Any, length: int, device: Any) -> int:  # noqa: N802
+        name.value = f"H200 {device.value}".encode()
+        return 0
+
+    def cuDeviceTotalMem_v2(self, memory: Any, device: Any) -> int:  # noqa: N802
+        memory._obj.value = 150 * 10**9
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:  # noqa: N802
+        value._obj.value = attribute
+        return 1 if attribute == 50 else 0
+
+
 class TestCudaAnswers:
     @pytest.fixture
     def cuda(self, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -159,10 +186,24 @@ class TestCudaAnswers:
 
     def test_where_no_gpu_is_to_be_seen_nobody_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cuda_answers, "_driver", lambda: None)
-        assert CudaAnswers.ask()() is None
+        assert CudaAnswers.asked() is None
         monkeypatch.setattr(cuda_answers, "_driver", object)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        assert CudaAnswers.ask()() is None
+        assert CudaAnswers.asked() is None
+
+    def test_a_driver_tells_what_torchs_properties_would(self) -> None:
+        answered = CudaAnswers(cuda_answers.snapshot(Driver()))
+        assert answered.num_devices == 2
+        found = answered.properties("cuda:1")
+        assert (found.name, found.total_memory, found.major, found.minor) == ("H200 1", 150 * 10**9, 75, 76)
+        assert not hasattr(found, "pci_domain_id"), "this driver does not know it"
+
+    def test_a_driver_without_a_device_tells_of_none(self) -> None:
+        assert CudaAnswers(cuda_answers.snapshot(SimpleNamespace(cuInit=lambda _: 100))).num_devices == 0
+
+    def test_a_driver_that_breaks_off_is_an_error(self) -> None:
+        with pytest.raises(OSError, match="cuDeviceGetCount: CUDA's error 999"):
+            cuda_answers.snapshot(SimpleNamespace(cuInit=lambda _: 0, cuDeviceGetCount=lambda _: 999))
 
     @pytest.mark.parametrize(("answer", "is_initialised"), [(3, False), (0, True), (100, True)])
     def test_the_driver_says_whether_anybody_has_initialised_cuda(

@@ -287,9 +287,10 @@ def torchrun_words(request: LaunchRequest, placement: Placement, where: str) -> 
 
 
 def places(nodes: Sequence[NodeFacts], placement: Placement) -> dict[str, str]:
-    """Where a launch ran, for its record: a difference may explain another speed."""
+    """Where a launch ran, for its record, and how it began: a difference may explain another speed."""
     switches = sorted({node.switch for node in nodes if node.switch})
-    found = {"slurm_nodes": " ".join(node.node for node in nodes), "ranks_per_node": str(placement.ranks_per_node)}
+    names = " ".join(node.node for node in nodes)
+    found = {"slurm_nodes": names, "ranks_per_node": str(placement.ranks_per_node), "start": "cold"}
     return found | ({"slurm_switches": " ".join(switches)} if switches else {})
 
 
