@@ -131,6 +131,28 @@ def test_a_contradiction_is_one_line(spec: TrainSpec, evidence: dict[str, Any], 
     assert troubles(spec, launch_of(spec, Fake(evidence=evidence))) == (line,)
 
 
+@pytest.mark.parametrize(
+    ("spec", "name", "asked"),
+    [
+        (replace(SPEC, torch_compile=True), "torch_compile_mode", {"torch_compile_mode": "max-autotune"}),
+        (replace(SPEC, torch_compile=True), "torch_compile_scope", {"torch_compile_scope": "layers"}),
+        (replace(SPEC, gradient_checkpointing=True), "checkpointing_policy", {"checkpointing_policy": "selective"}),
+    ],
+    ids=["mode", "scope", "policy"],
+)
+def test_a_record_from_before_a_setting_did_what_is_its_default_now(
+    spec: TrainSpec, name: str, asked: dict[str, Any]
+) -> None:
+    def old(spec: TrainSpec) -> Launch:
+        record = launch_of(spec)
+        return replace(record, evidence={key: value for key, value in record.evidence.items() if key != name})
+
+    assert troubles(spec, old(spec)) == ()
+    other = replace(spec, **asked)
+    (line,) = troubles(other, old(other))
+    assert line.endswith(f" {asked[name]}, the run had {getattr(spec, name)}")
+
+
 def test_fp8_in_every_linear_layer_leaves_none() -> None:
     spec = replace(SPEC, fp8="rowwise")
     assert troubles(spec, launch_of(spec, Fake(evidence={"fp8_modules": 112, "linear_modules": 112}))) == ()
