@@ -101,9 +101,21 @@ else:
         subprocess.Popen(["sh", "-c", late])
 """
 
+# Every step that was ever begun is still there, as one may be whose srun had to be killed.
+_SQUEUE = """
+begun = [json.loads(line) for line in pathlib.Path(CALLS).read_text().splitlines()]
+for number, words in enumerate(begun):
+    print(f"7.{number} " + next(word for word in words if word.startswith("--job-name=")).partition("=")[2])
+"""
+
+_SCANCEL = """
+with pathlib.Path(CANCELLED).open("a") as cancelled:
+    cancelled.write(sys.argv[-1] + "\\n")
+"""
+
 _HEAD = """#!{python}
 import itertools, json, os, pathlib, signal, subprocess, sys, time
-PLAN, CALLS, REAL = {plan!r}, {calls!r}, {python!r}
+PLAN, CALLS, CANCELLED, REAL = {plan!r}, {calls!r}, {cancelled!r}, {python!r}
 """
 
 
@@ -115,10 +127,9 @@ class FakeSlurm:
         self._plan: dict[str, Any] = {}
         self.python = home / "bin" / "fake-python"
         (home / "bin").mkdir()
-        for name, body in (("srun", _SRUN), ("scontrol", _SCONTROL), ("fake-python", _PYTHON)):
+        scripts = {"srun": _SRUN, "scontrol": _SCONTROL, "squeue": _SQUEUE, "scancel": _SCANCEL, "fake-python": _PYTHON}
+        for name, body in scripts.items():
             self._script(name, body)
-        for name in ("squeue", "scancel"):
-            self._script(name, "")
         for name in [name for name in os.environ if name.startswith("SLURM")]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("PATH", f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}")
@@ -153,10 +164,15 @@ class FakeSlurm:
         path = self._home / "calls.txt"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    @property
+    def cancelled(self) -> list[str]:
+        """The steps that scancel was given, by the number of their srun: ``7.1`` is the first launch's."""
+        path = self._home / "cancelled.txt"
+        return path.read_text().splitlines() if path.exists() else []
+
     def _script(self, name: str, body: str) -> None:
         path = self._home / "bin" / name
-        head = _HEAD.format(
-            python=sys.executable, plan=str(self._home / "plan.json"), calls=str(self._home / "calls.txt")
-        )
+        files = {"plan": "plan.json", "calls": "calls.txt", "cancelled": "cancelled.txt"}
+        head = _HEAD.format(python=sys.executable, **{word: str(self._home / file) for word, file in files.items()})
         path.write_text(head + body)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -14,6 +14,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.process import Ended
+from pytest_llmperf.launch.progress_reader import ProgressReader
 from pytest_llmperf.launch.slurm import launcher as slurm_module
 from pytest_llmperf.launch.slurm import step_outcome
 from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, Placement, expand_nodes, job_key, place
@@ -229,6 +230,16 @@ class TestCommand:
         assert isinstance(launcher(slurm, said).launch(request(tmp_path), lambda _: None), Launch)
         assert "--standalone" in slurm.calls[-1]
         assert "CUDA_VISIBLE_DEVICES=" in slurm.calls[-1]
+
+    @pytest.mark.parametrize(("on_cpu", "visible"), [(False, None), (True, "")])
+    def test_a_rank_sees_the_gpus_of_its_node_and_on_the_cpu_none(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path, on_cpu: bool, visible: str | None
+    ) -> None:
+        slurm.allocate({"n1": {**GPUS, "granted": 0}}, tasks=2)  # here SLURM sets nothing that would mend it
+        slurm.yields(SPEC)
+        assert isinstance(launcher(slurm, said, on_cpu=on_cpu).launch(request(tmp_path), lambda _: None), Launch)
+        seen = json.loads((tmp_path / "run" / "environment-n1.json").read_text())
+        assert seen.get("CUDA_VISIBLE_DEVICES") == visible
 
     def test_modules_come_before_the_container_and_variables_inside_it(self) -> None:
         options = SlurmOptions(prefix=("singularity", "exec", "--nv", "a.sif"), modules=("cuda/12", "nccl"))
@@ -447,6 +458,33 @@ class TestLaunch:
         assert isinstance(failure, Failure)
         assert failure.kind == "timeout"
         assert "--perf-timeout" in failure.message
+
+    def test_a_step_that_outlives_its_srun_is_cancelled(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(slurm_module, "_BEYOND_SECONDS", -58.0)  # before the nodes' own limit
+        slurm.allocate({"n1": {}, "n2": {"hangs": True}})
+        launcher(slurm, said).launch(request(tmp_path, limit=60), lambda _: None)
+        assert slurm.cancelled == ["7.1"]
+
+    def test_a_step_that_is_interrupted_is_cancelled(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(_: object) -> None:
+            if len(slurm.calls) > 1:
+                raise KeyboardInterrupt
+
+        slurm.allocate({"n1": {}, "n2": {"hangs": True}})
+        monkeypatch.setattr(ProgressReader, "poll", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            launcher(slurm, said).launch(request(tmp_path), lambda _: None)
+        assert slurm.cancelled == ["7.1"]
+
+    def test_a_step_that_ended_by_itself_is_not(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
+        slurm.allocate({"n1": {}, "n2": {}})
+        slurm.yields(SPEC)
+        assert isinstance(launcher(slurm, said).launch(request(tmp_path), lambda _: None), Launch)
+        assert slurm.cancelled == []
 
     def test_a_missing_container_program_is_named(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
         slurm.allocate({"n1": {}}, tasks=2)
