@@ -23,7 +23,7 @@ _ANSWER_SECONDS = 5.0
 _SPY_SECONDS = 20.0
 _POLL_SECONDS = 0.1
 
-_FORK_SERVER = "pytest_llmperf.worker.fork_server"
+_FORK_SERVER = "pytest_llmperf.worker.warm.fork_server"
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)

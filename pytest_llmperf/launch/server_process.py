@@ -183,7 +183,7 @@ class ServerProcess:
                 # The kernel tells of the end of a thread: only the main one lasts as long as this process.
                 parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
                 self._process = subprocess.Popen(
-                    [self.python, "-m", "pytest_llmperf.worker.fork_server", str(its.fileno()), str(parent)],
+                    [self.python, "-m", "pytest_llmperf.worker.warm.fork_server", str(its.fileno()), str(parent)],
                     env=dict(self.environment),
                     stdin=subprocess.DEVNULL,
                     stdout=output,

@@ -24,8 +24,8 @@ from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.warm_starts import WarmStarts
 from pytest_llmperf.support.channel import Channel, ChannelClosedError
 from pytest_llmperf.worker import cuda_answers
-from pytest_llmperf.worker.cuda_answers import CudaAnswers, NoAnswersError
-from pytest_llmperf.worker.import_watch import ImportWatch
+from pytest_llmperf.worker.warm.cuda_answers import CudaAnswers, NoAnswersError
+from pytest_llmperf.worker.warm.import_watch import ImportWatch
 
 
 class TestChannel:

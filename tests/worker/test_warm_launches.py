@@ -127,7 +127,7 @@ def survivors(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            is_ours = process.pid in pids(folder) or "pytest_llmperf.worker.fork_server" in process.cmdline()
+            is_ours = process.pid in pids(folder) or "pytest_llmperf.worker.warm.fork_server" in process.cmdline()
             if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:

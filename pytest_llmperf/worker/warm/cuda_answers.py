@@ -1,6 +1,6 @@
 """What libraries ask CUDA while they are imported, answered without it: who initialises CUDA cannot fork ranks.
 
-A short-lived process (``python -m pytest_llmperf.worker.cuda_answers``) asks the driver what there is. While its
+A short-lived process (``python -m pytest_llmperf.worker.warm.cuda_answers``) asks the driver what there is. While its
 answers are given in the place of torch's, torch's functions stay the objects that they are and only their code is
 another: whoever takes one by its name meanwhile has torch's own when that is put back.
 """
@@ -100,13 +100,13 @@ def answers() -> CudaAnswers:
 
 # They run with torch's globals, so that each finds this module by itself; the names of arguments are torch's.
 def _is_available() -> Any:
-    from pytest_llmperf.worker.cuda_answers import answers  # noqa: PLC0415
+    from pytest_llmperf.worker.warm.cuda_answers import answers  # noqa: PLC0415
 
     return answers().num_devices > 0
 
 
 def _device_count() -> Any:
-    from pytest_llmperf.worker.cuda_answers import answers  # noqa: PLC0415
+    from pytest_llmperf.worker.warm.cuda_answers import answers  # noqa: PLC0415
 
     return answers().num_devices
 
@@ -116,19 +116,19 @@ def _current_device() -> Any:
 
 
 def _get_device_properties(device: Any = None) -> Any:
-    from pytest_llmperf.worker.cuda_answers import answers  # noqa: PLC0415
+    from pytest_llmperf.worker.warm.cuda_answers import answers  # noqa: PLC0415
 
     return answers().properties(device)
 
 
 def _get_device_name(device: Any = None) -> Any:
-    from pytest_llmperf.worker.cuda_answers import answers  # noqa: PLC0415
+    from pytest_llmperf.worker.warm.cuda_answers import answers  # noqa: PLC0415
 
     return answers().properties(device).name
 
 
 def _get_device_capability(device: Any = None) -> Any:
-    from pytest_llmperf.worker.cuda_answers import answers  # noqa: PLC0415
+    from pytest_llmperf.worker.warm.cuda_answers import answers  # noqa: PLC0415
 
     found = answers().properties(device)
     return found.major, found.minor

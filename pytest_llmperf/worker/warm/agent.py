@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.worker import lineage
-from pytest_llmperf.worker.resident_pages import Run, read_pages
+from pytest_llmperf.worker.warm import lineage
+from pytest_llmperf.worker.warm.resident_pages import Run, read_pages
 
 # torchrun asks ten times a second by itself; a rank that has ended waits for that.
 _MONITOR_SECONDS = 0.05

@@ -1,4 +1,4 @@
-"""``python -m pytest_llmperf.worker.fork_server FD PARENT``: it has imported everything, and forks launches.
+"""``python -m pytest_llmperf.worker.warm.fork_server FD PARENT``: it has imported everything, and forks launches.
 
 It trains nothing, initialises no CUDA and has one thread, so that what it forks begins as a fresh process does. It is
 told what to do over the socket pair at FD, by messages of JSON, and ends with whoever is at the other end:
@@ -30,11 +30,11 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
-from pytest_llmperf.worker import cuda_answers, lineage, preload
-from pytest_llmperf.worker.agent import Order, run_agent
-from pytest_llmperf.worker.cuda_answers import CudaAnswers, NoAnswersError
-from pytest_llmperf.worker.import_watch import ImportWatch
-from pytest_llmperf.worker.resident_pages import Run, resident_runs
+from pytest_llmperf.worker.warm import cuda_answers, lineage, preload
+from pytest_llmperf.worker.warm.agent import Order, run_agent
+from pytest_llmperf.worker.warm.cuda_answers import CudaAnswers, NoAnswersError
+from pytest_llmperf.worker.warm.import_watch import ImportWatch
+from pytest_llmperf.worker.warm.resident_pages import Run, resident_runs
 
 # As long as torchrun gives its ranks, and a little.
 _GRACE_SECONDS = 35.0
