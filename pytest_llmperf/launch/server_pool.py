@@ -16,8 +16,8 @@ _MOST_SERVERS = 2
 # What a launch sets for itself, and ranks look at when they need it: none of it is read by an import.
 _LIVE = frozenset({"CUDA_VISIBLE_DEVICES", "LLMPERF_LAUNCHER_BOOT", "LLMPERF_INJECT", "PYTEST_CURRENT_TEST"})
 
-# For imports alone. OpenBLAS begins its threads while it is loaded, and so does the jemalloc inside of pyarrow, which the
-# Trainer imports where datasets is installed; torch has no question that NVML cannot answer.
+# For imports alone. OpenBLAS begins its threads while it is loaded, and so does the jemalloc inside of pyarrow, which
+# the Trainer imports where datasets is installed; torch has no question that NVML cannot answer.
 _WHILE_IMPORTING = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _WHILE_IMPORTING_BESIDE_GPUS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 

@@ -23,6 +23,7 @@ _IMPORT_SECONDS = 300.0
 _FORK_SECONDS = 30.0
 # It ends the agents that it has, which have what torchrun gives its ranks.
 _END_SECONDS = 80.0
+_LAST_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
 # Needs of specs whose servers are kept: a fork each, of which only what it imported itself takes memory.
@@ -258,9 +259,9 @@ class ServerProcess:
     def end(self) -> None:
         """End it and all that it has forked."""
         self.is_over = True
-        for talk in (*self._branches.values(), self._base):
-            talk.channel.close()
-            talk.is_lost = True
+        talks = (*self._branches.values(), self._base)
+        for talk in talks:
+            talk.channel.say_no_more()
         if not self.is_ready:
             self._process.terminate()  # it looks at no channel while it imports
         try:
@@ -268,6 +269,10 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        for talk in talks:  # a branch outlives a server that was killed by as long as its agents take to end
+            talk.channel.wait_for_end(_LAST_SECONDS)
+            talk.channel.close()
+            talk.is_lost = True
 
 
 def _process(pid: int) -> psutil.Process | None:

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,6 +75,20 @@ class Channel:
                 raise
         except (OSError, ValueError) as error:  # a ValueError: half a message
             raise ChannelClosedError(str(error)) from error
+
+    def say_no_more(self) -> None:
+        """Let the other end know that nobody will ask it for anything more."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait until the other end is gone, and let go of what it still says."""
+        deadline = time.monotonic() + seconds
+        with suppress(ChannelClosedError, OSError, ValueError):
+            while (left := deadline - time.monotonic()) > 0:
+                message = self.receive(left)
+                for file in message.files if message else ():
+                    os.close(file)
 
     def close(self) -> None:
         with suppress(OSError):

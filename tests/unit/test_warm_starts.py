@@ -23,7 +23,7 @@ from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.warm_starts import WarmStarts
 from pytest_llmperf.support.channel import Channel, ChannelClosedError
-from pytest_llmperf.worker import cuda_answers
+from pytest_llmperf.worker.warm import cuda_answers
 from pytest_llmperf.worker.warm.cuda_answers import CudaAnswers, NoAnswersError
 from pytest_llmperf.worker.warm.import_watch import ImportWatch
 
