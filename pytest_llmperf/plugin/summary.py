@@ -105,7 +105,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
         return
     from pytest_llmperf.plugin.unused_baselines import listed
 
-    lines = [*session.notes, *unwritten(session.config)]
+    lines = [*session.told, *unwritten(session.config)]
     if session.settings.against_itself:
         lines.append(f"--perf-against {session.settings.against}: the same environment on both sides")
     if session.settings.dry_run and session.settings.update != "prune":

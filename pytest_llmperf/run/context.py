@@ -149,7 +149,7 @@ class Context:
         """
         return self.job is not None or bool(job_key(os.environ))
 
-    @cached_property
+    @property
     def machine(self) -> Machine:
         """Found on first use: a run without a perf test never asks the driver.
 
@@ -157,8 +157,20 @@ class Context:
             UsageError: fewer GPUs than ``--gpus`` asks for: a nightly job must not go green on a dead GPU. A dry
                 run, which never does, goes on.
         """
+        return self._found[0]
+
+    @property
+    def told(self) -> list[str]:
+        """What a reader of the run should know: what was assumed of the machine, where it was asked for, and notes."""
+        assumed = self._found[1] if "_found" in self.__dict__ else ""
+        return [*filter(None, [assumed]), *self.notes]
+
+    @cached_property
+    def _found(self) -> tuple[Machine, str]:
+        """The machine, and a line about what of it is assumed."""
         from pytest_llmperf.launch import machine as hardware
 
+        assumed = ""
         try:
             machine = self.cluster.machine if self.cluster else hardware.find_machine()
         except ValueError as error:
@@ -172,15 +184,14 @@ class Context:
                 raise UsageError(f"{have}; {what}, or ask for fewer (--gpus 0 is the CPU)")
             from pytest_llmperf.run.assumed_gpus import with_assumed
 
-            machine, line = with_assumed(machine, self.settings, asked, have)
-            self.notes.append(line)
+            machine, assumed = with_assumed(machine, self.settings, asked, have)
         least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
         if asked != 0 and 0 < least < self.settings.memory_limit_bytes:
             raise UsageError(
                 f"--perf-memory-limit {formats.memory(self.settings.memory_limit_bytes)}: the GPU has "
                 f"{formats.memory(least)}; a limit can only be lower"
             )
-        return machine
+        return machine, assumed
 
     def launcher(self, say: Callable[[str], None]) -> SlurmLauncher | None:
         """What launches in the SLURM job, one for the whole run, which remembers its nodes; ``None``: no such job."""

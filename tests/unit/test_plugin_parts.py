@@ -184,7 +184,7 @@ def test_a_sites_name_keeps_cpu_and_gpu_apart(name: str, gpus: int, kind: str) -
     settings: Any = SimpleNamespace(machine=name, gpus=gpus, memory_limit_bytes=0, launcher="local")
     context = Context(settings, rootdir=Path())
     gpu = Gpu(index=0, uuid="GPU-0", name="H200", memory_bytes=150 * 10**9)
-    context.machine = Machine(gpus=(gpu,), cpu_name="EPYC", cores=2)
+    vars(context)["_found"] = Machine(gpus=(gpu,), cpu_name="EPYC", cores=2), ""
     assert context.machine_kind == kind
 
 
