@@ -40,6 +40,7 @@ class Caller:
             verdict=verdict,
             reason=reason,
             checks=checks,
+            notes=case.notes,
             reference=self.terms.reference,
             rung=self.terms.rung,
         )

@@ -19,7 +19,9 @@ class Case:
     needs_memory_limit: bool = False
     """Whether it has to run out of memory to be decided."""
     judges: bool = True
-    """Whether a result comes of it; launches alone are what ``perf.measure`` returns."""
+    """Whether it is judged; launches alone are what ``perf.measure`` returns."""
+    notes: tuple[str, ...] = ()
+    """What every result of it says."""
 
     @property
     def width(self) -> int:
@@ -36,13 +38,14 @@ class Case:
         return cls(id=spec.id, digest=spec.digest, specs=(spec,), baselines=(spec.digest,), judges=judges)
 
     @classmethod
-    def compared(cls, before: TrainSpec, after: TrainSpec) -> Case:
+    def compared(cls, before: TrainSpec, after: TrainSpec, *notes: str) -> Case:
         """Two that take turns."""
         return cls(
             id=f"{after.id}-over-{before.id}",
             digest=f"{after.digest}-{before.digest}",
             specs=(before, after),
             baselines=(before.digest, after.digest),
+            notes=notes,
         )
 
     @classmethod

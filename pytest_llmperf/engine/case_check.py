@@ -42,16 +42,16 @@ class CaseChecks:
             CannotRunError: it cannot run here, or nothing is launched.
             DidNotTrainError: a launch yields no record.
         """
-        case, number = Case.of(spec, judges=False), self._caller.context.settings.launches
+        case, wanted = Case.of(spec, judges=False), self._caller.context.settings.launches
         self._planner.name(case)
-        withheld = self._planner.ask(case, number)
+        withheld = self._planner.ask(case, wanted)
         if withheld:
             self._caller.findings.cut = True  # whoever asked computes with launches: there is no going on without
             raise CannotRunError(withheld)
         launches: list[Launch] = []
         with self._conclusions.failures(case):
-            while len(launches) < number:
-                outcome = self._runner.launch(spec, len(launches) + 1)
+            for number in range(1, wanted + 1):
+                outcome = self._runner.launch(spec, number)
                 if isinstance(outcome, Failure):
                     raise LaunchFailed(spec.id, outcome)
                 launches.append(outcome)
@@ -87,8 +87,7 @@ class CaseChecks:
             if fails:
                 return self._conclusions.conclude(runs_out(self._caller, self._runner, spec))
             comparison = BaselineComparison(self._caller, self._runner, spec, same.result.launches if same else ())
-            scaling = self._scaling(spec, scaled_from)
-            result, refused = comparison.run(baseline, scaling), ""
+            result, refused = comparison.run(baseline, self._scaling(spec, scaled_from)), ""
             if same:
                 result, refused = same.lent(result)
             while not same and self._recorder.wants(baseline):
@@ -96,7 +95,7 @@ class CaseChecks:
                 result, refused, baseline = recorded.result, recorded.refused, recorded.baseline
                 if not recorded.is_overtaken:
                     break
-                result = comparison.run(baseline, scaling)
+                result = comparison.run(baseline, self._scaling(spec, scaled_from))
         context.result_cache.add(Measured(spec, result, baseline, refused))
         return self._conclusions.conclude(result, size_of(baseline) if baseline else "none", refused)
 
@@ -107,7 +106,9 @@ class CaseChecks:
             CannotRunError: one of them cannot run here.
             DidNotTrainError: a launch yields no record.
         """
-        case = Case.compared(before, after)
+        against = self._caller.context.settings.against
+        alone = ["compared in this environment alone: --perf-against holds perf.check"] if against else []
+        case = Case.compared(before, after, *alone)
         concluded = self._earlier(case)
         if concluded is not None:
             return concluded

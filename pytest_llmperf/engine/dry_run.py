@@ -19,7 +19,7 @@ _MOST_SKIPS = 4
 
 
 class Planner:
-    """What one test asks for, before anything is launched.
+    """What one caller asks for, before anything is launched.
 
     Where nothing is, the test goes on: whoever plans or prunes has to know its later specs too.
     """

@@ -59,7 +59,7 @@ class MaxBatchSize:
         except _SpoiltError:
             found, why_none = None, joined_reasons(retry.spoilt)
         result = _told(self._caller, case, found, why_none, baseline)
-        result = replace(result, notes=(*retry.notes, *result.notes))
+        result = replace(result, notes=(*(retry.notes if found else ()), *result.notes))
         while result.verdict != "invalid" and self._recorder.wants(baseline):
             recorded = self._recorder.record_capacity(spec, result, baseline)
             if not recorded.is_overtaken:

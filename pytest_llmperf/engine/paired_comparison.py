@@ -59,7 +59,7 @@ class Turns:
 
 
 class PairedComparison:
-    """Takes turns on the GPUs of one test; judged by what the second side's spec is judged by."""
+    """Takes turns on the same GPUs; judged by what the second side's spec is judged by."""
 
     def __init__(self, caller: Caller, runner: Runner, after: TrainSpec) -> None:
         self._caller, self._runner, self._policy = caller, runner, caller.policy(after)
@@ -83,12 +83,10 @@ class PairedComparison:
         result = self._told(case, turns)
         # What a gain is, a reader wants to know of a ``pass`` too.
         notes = (turns.judgement.reason,) if turns.judgement.verdict == "pass" else ()
-        against = self._caller.context.settings.against
-        alone = ("compared in this environment alone: --perf-against holds perf.check",) if against else ()
         return replace(
             result,
             differences=(*result.differences, *changed_evidence(turns.after, turns.before)),
-            notes=(*notes, *result.notes, *alone),
+            notes=(*notes, *result.notes),
         )
 
     def environments(self, case: Case, python: str, scaling: Scaling | None = None) -> CaseResult:
@@ -120,12 +118,13 @@ class PairedComparison:
     def _told(self, case: Case, turns: Turns) -> CaseResult:
         """The second side is the one that it is about."""
         (before, after), judgement = turns.pairs[-1], turns.judgement
+        result = self._caller.result(case, judgement.verdict, judgement.reason, judgement.checks)
         return replace(
-            self._caller.result(case, judgement.verdict, judgement.reason, judgement.checks),
+            result,
             launches=turns.after,
             launches_before=turns.before,
             differences=before.differences(after),
-            notes=turns.notes,
+            notes=(*turns.notes, *result.notes),
         )
 
     def _take_turns(self, sides: Sequence[Side], decide: Callable[[Pairs, Sequence[str]], Judgement]) -> Turns:

@@ -36,7 +36,7 @@ class Recorded(Generic[_Figures]):
 
 
 class Recorder:
-    """The baselines of one run, as one test sees them."""
+    """The baselines of one run, as one caller sees them."""
 
     def __init__(self, context: Context, nodeid: str) -> None:
         self._context, self._settings, self._nodeid = context, context.settings, nodeid

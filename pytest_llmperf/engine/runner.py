@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.search_deadline import SearchDeadline
@@ -65,9 +65,10 @@ class Runner:
         name = f"{spec.id} {side}".rstrip()
         with self._lease(spec.gpus) as gpus, self._observer.launch(name, number, total) as live:
             request = self._request(spec, gpus, python=python)
+            outcome: Launch | Failure | None = None
             with self._watched(request, live) as watched:
-                watched.outcome = self._chosen_launcher().launch(request, watched.watch)
-            outcome: Launch | Failure = watched.outcome
+                outcome = self._chosen_launcher().launch(request, watched.watch)
+            outcome = watched.broken_off or outcome
             if isinstance(outcome, Launch):
                 live.finished(outcome)
             elif outcome.lost_nodes and self._context.settings.resume:  # else nobody would go on with it
@@ -83,9 +84,11 @@ class Runner:
         """
         with self._lease(spec.gpus) as gpus, self._observer.launch(f"{spec.capacity_id} sizes", 1, 1) as live:
             request = self._request(spec, gpus, search=search)
+            outcome: list[tuple[int, int | None]] | Failure = []
             with self._watched(request, live, _telling(request, deadline)) as watched:
-                watched.outcome = LocalLauncher().sizes(request, watched.watch)
-        outcome: list[tuple[int, int | None]] | Failure = watched.outcome
+                outcome = LocalLauncher().sizes(request, watched.watch)
+        if watched.broken_off is not None:  # whoever ended it wants no more of it, whatever it has tried
+            raise LaunchFailed(spec.id, watched.broken_off)
         if not isinstance(outcome, Failure):
             return outcome
         tried = sizes_so_far(request.folder) if outcome.kind == "timeout" else []
@@ -107,9 +110,9 @@ class Runner:
     ) -> Iterator[_Watched]:
         """Around one launch: what it cost is counted, and what ends it from outside is a failure of its own."""
         watched = _Watched(live, tell)
-        if self._context.job is not None:
-            self._context.job.note_spent()  # should the node die now, no more than this launch is forgotten
         try:
+            if self._context.job is not None:
+                self._context.job.note_spent()  # should the node die now, no more than this launch is forgotten
             yield watched
         except OutOfTimeError as error:
             live.clear()
@@ -123,7 +126,7 @@ class Runner:
             if not why:
                 raise
             live.clear()
-            watched.outcome = broken_off(request.folder, why, watched.last)
+            watched.broken_off = broken_off(request.folder, why, watched.last)
         finally:
             seconds = request.meter.seconds
             self.seconds += seconds
@@ -181,13 +184,13 @@ class Runner:
 
 
 class _Watched:
-    """One launch while it runs, and how it ended."""
+    """One launch while it runs."""
 
     def __init__(self, live: LaunchObserver, tell: Callable[[], None]) -> None:
         self._live, self._tell = live, tell
         self.last = Progress(phase="starting")
-        self.outcome: Any
-        """What the launcher returned, or a failure."""
+        self.broken_off: Failure | None = None
+        """Why somebody else ended it, a test's time limit say."""
 
     def watch(self, progress: Progress) -> None:
         """The launch has come so far."""

@@ -30,7 +30,7 @@ _LOCKS = f"/tmp/pytest-llmperf-baselines-{os.getuid()}"  # noqa: S108 - shared o
 # Whoever holds the lock reads and writes one small file.
 _LOCK_SECONDS = 60.0
 
-# File systems allow 255 bytes, and the temporary file's name is longer than the baseline's.
+# File systems allow 255 bytes, and a hash and ``.json`` follow.
 _LONGEST_NAME = 200
 
 
@@ -218,7 +218,7 @@ def _replace(
             new = change(old)
             write_text(path, new.to_json())
     except OSError as error:
-        raise BaselineError(f"{path}: not recorded, nothing was changed ({error})") from error
+        raise BaselineError(f"{path}: not recorded, nothing was changed ({error.strerror or error})") from error
     return old, new
 
 

@@ -59,7 +59,7 @@ class Circumstances:
 
 
 def circumstances(launch: Launch, tolerance: float, experience: Experience | None = None) -> Circumstances:
-    """Those of ``launch``.
+    """What was around ``launch``, as far as it was seen.
 
     ``tolerance`` is the throughput's: a launch that drifts by more than half of it has no one speed.
     """

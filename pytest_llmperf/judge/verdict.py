@@ -1,6 +1,6 @@
 """From launches and a baseline to a verdict: numbers in, a decision and its reason out.
 
-What is held against what, and how much it may change, is ``policy.py``'s; how speed is decided
+What is held against what, and how much it may change, is ``policy.py``'s; how speed is decided is
 ``sequential_test.py``'s.
 """
 

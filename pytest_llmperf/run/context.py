@@ -214,7 +214,7 @@ class Context:
 
     def close(self) -> None:
         """End what this run keeps beside its launches."""
-        if "warm_starts" in self.__dict__:  # else nothing was ever launched
+        if "warm_starts" in self.__dict__:  # else no launch was ever prepared
             self.warm_starts.close()
 
     @property

@@ -21,17 +21,21 @@ class WarmStarts:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._start: WarmStart | None = None
+        self._said: set[str] = set()
 
     @cached_property
     def _servers(self) -> ServerPool | None:
+        """``None``: launches begin cold."""
         start = self._context.settings.start
-        if self._context.cluster is not None and start == "warm":
+        if start == "cold":
+            return None
+        if self._context.cluster is None:
+            return server_pool(lambda: self._context.run_folder)
+        if start == "warm":
             raise UsageError(
-                "--perf-start warm: what srun starts begins cold; leave it out, or add --perf-launcher local"
+                "--perf-start warm: what srun starts begins cold; leave it out, or add --perf-launcher local (pytest's)"
             )
-        is_cold = start == "cold" or self._context.cluster is not None
-        return None if is_cold else server_pool(lambda: self._context.run_folder)
+        return None
 
     def prepare(self) -> None:
         """Let the imports begin, so that they run beside what comes before the first launch.
@@ -49,11 +53,12 @@ class WarmStarts:
         """How a launch begins warm; ``None``: it begins cold. ``say`` is told why, where it was to be warm.
 
         Raises:
-            UsageError: it must begin warm, and cannot.
+            UsageError: it must begin warm, and srun would start it.
         """
-        if self._start is None and self._servers is not None:
-            self._start = WarmStart(self._servers, say, is_required=self._context.settings.start == "warm")
-        return self._start
+        if self._servers is None:
+            return None
+        is_required = self._context.settings.start == "warm"
+        return WarmStart(self._servers, say, is_required=is_required, said=self._said)
 
     def close(self) -> None:
         """End what runs beside the launches."""

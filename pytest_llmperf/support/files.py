@@ -19,6 +19,8 @@ def write_text(path: Path, text: str, *, lasts: bool = True) -> None:
     try:
         _write(path, text, lasts=lasts)
     except OSError as error:
+        if error.errno is None:
+            raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.engine.conclusion import Conclusion
+from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.run.errors import DidNotTrainError
 from tests.engine.conftest import SPEC, Engine
+from tests.fakes import FakeLauncher
 
 NEIGHBOUR = ["GPU 0: pid 7 (python) holds 40.0 GiB"]
 LIMIT = 2 * 2**30
@@ -78,3 +81,18 @@ def test_a_loss_is_recorded_with_a_reason_alone(engine: Engine) -> None:
     assert refused.startswith(f"not recorded: {SPEC.capacity_id}: worse (max_micro_batch_size 12 -> 8)")
     assert "--perf-reason" in refused
     assert largest(engine, update="all", reason="a workspace").result.updated
+
+
+def test_a_search_that_somebody_else_ends_does_not_go_on_with_what_it_tried(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(_self: FakeLauncher, request: LaunchRequest, _watch: Any) -> None:
+        request.folder.mkdir(parents=True)
+        (request.folder / "sizes.json").write_text("[[1, 1000], [2, 2000]]")
+        raise RuntimeError
+
+    monkeypatch.setattr(FakeLauncher, "sizes", ended)
+    monkeypatch.setattr(engine.heard, "ended_from_outside", lambda _: "Timeout (>5.0s) from pytest-timeout")
+    with pytest.raises(DidNotTrainError, match="pytest-timeout"):
+        largest(engine)
+    assert engine.launches == []

@@ -88,6 +88,7 @@ class Check:
         context = Context(settings, rootdir=Path.cwd())
         try:
             _ = context.machine_kind
+            context.warm_starts.prepare()
         except UsageError as error:
             arguments.usage(str(error))
         context.num_gates = len(specs)
@@ -96,7 +97,6 @@ class Check:
     def lines(self, screen: Screen) -> Iterator[str]:
         """What does not hold, each as soon as it is known; then the table, as pytest's."""
         try:
-            self.context.warm_starts.prepare()
             yield from self._checked(screen)
         finally:
             self.context.close()
