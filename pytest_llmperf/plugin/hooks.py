@@ -115,7 +115,7 @@ class _Collector:
             self.mind(signals.OF_A_HOST)
         if cases and not session.config.option.collectonly:
             with self.session.outcomes():
-                self.session.warm_starts.prepare()
+                self.session.begin()
 
     @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
@@ -199,6 +199,7 @@ class _Collector:
     def pytest_configure_node(self, node: Any) -> None:
         """A worker of xdist begins: all of them share this run's GPUs, which the controller chose."""
         with self.session.outcomes():
+            self.session.charge()
             node.workerinput["llmperf_gpus"] = self.session.chosen
 
     @pytest.hookimpl(optionalhook=True)

@@ -61,6 +61,7 @@ class Context:
         self.num_gates = 1
         self._launcher: SlurmLauncher | None = None
         self._all_lost: AllNodesLostError | None = None
+        self._is_charged = False
         self.unfinished = ""
         """What ended this run before its end."""
         self.ends_with = 0
@@ -116,9 +117,28 @@ class Context:
             if settings.resume and not self.is_worker:  # an exit of xdist's worker is a crash
                 raise RunEndedError(str(error), UNFINISHED) from None
             raise UsageError(f"--perf-launcher {settings.launcher}: {error}") from None
-        if self.job is not None:
-            self.job.holds(len(cluster.machine.gpus))
         return cluster
+
+    def begin(self) -> None:
+        """There are cases: from here on GPU-hours count, and imports run beside what comes before the first launch.
+
+        Raises:
+            UsageError: see ``cluster`` and ``machine``; or launches must begin warm, and srun would start them.
+            RunEndedError: see ``cluster``.
+        """
+        self.charge()
+        self.warm_starts.prepare()
+
+    def charge(self) -> None:
+        """Let the SLURM job count the GPUs that it holds from now on; on this machine nothing is counted.
+
+        Raises:
+            UsageError: see ``cluster``.
+            RunEndedError: see ``cluster``.
+        """
+        if not self._is_charged and self.cluster is not None and self.job is not None:
+            self.job.holds(len(self.cluster.machine.gpus))
+            self._is_charged = True
 
     @cached_property
     def job(self) -> Job | None:

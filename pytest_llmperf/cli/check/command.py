@@ -88,7 +88,7 @@ class Check:
         context = Context(settings, rootdir=Path.cwd())
         try:
             _ = context.machine_kind
-            context.warm_starts.prepare()
+            context.begin()
         except UsageError as error:
             arguments.usage(str(error))
         context.num_gates = len(specs)
