@@ -92,6 +92,11 @@ def gpu_hours(planned: Sequence[Planned]) -> float:
     return sum((case.seconds or 0.0) * case.gpus for case in planned if not case.skipped) / 3600
 
 
+def exceeds(planned: Sequence[Planned], budget_gpu_hours: float | None) -> bool:
+    """Whether the launches would take more than the budget, if there is one."""
+    return budget_gpu_hours is not None and gpu_hours(planned) > budget_gpu_hours
+
+
 def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None) -> list[str]:
     """Each case in the order it would run, what all of them would cost, and which would be skipped and why."""
     hours = gpu_hours(planned)
@@ -108,7 +113,7 @@ def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None
     unknown = len(planned) - len(known)
     if unknown:
         total += f"; {unknown} case(s) without a baseline are not counted in the time"
-    over = budget_gpu_hours is not None and hours > budget_gpu_hours
+    over = exceeds(planned, budget_gpu_hours)
     return [*lines, *skipped, total, *(["over the budget of --perf-budget"] if over else [])]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.dry_run import gpu_hours, plan_lines, skip_lines
+from pytest_llmperf.engine.dry_run import exceeds, gpu_hours, plan_lines, skip_lines
 from pytest_llmperf.plugin.benchmark import unwritten
 from pytest_llmperf.plugin.second import first, told
 from pytest_llmperf.plugin.session import PerfSession
@@ -195,8 +195,7 @@ def _priced(session: PerfSession) -> list[CaseResult]:
 
 
 def _plans_too_much(session: PerfSession) -> bool:
-    budget = session.settings.budget_gpu_hours
-    return session.settings.dry_run and budget is not None and gpu_hours(session.findings.planned) > budget
+    return session.settings.dry_run and exceeds(session.findings.planned, session.settings.budget_gpu_hours)
 
 
 def _concerned(session: PerfSession) -> bool:

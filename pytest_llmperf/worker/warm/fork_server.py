@@ -203,25 +203,25 @@ class _Children:
     """Wakes a ``select`` when a child ends, and reaps."""
 
     def __init__(self) -> None:
-        self._ear, self._mouth = socket.socketpair()
-        self._ear.setblocking(False)
-        self._mouth.setblocking(False)
-        signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # one that is not handled wakes nobody
 
     def fileno(self) -> int:
-        return self._ear.fileno()
+        return self._woken.fileno()
 
     def close(self) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._ear.close()
-        self._mouth.close()
+        self._woken.close()
+        self._waker.close()
 
     def ended(self) -> Iterator[tuple[int, int]]:
         """Each child that has ended, orphans that were adopted too, and its wait status."""
         with suppress(BlockingIOError):
-            while self._ear.recv(4096):
+            while self._woken.recv(4096):
                 pass
         with suppress(ChildProcessError):
             while True:
