@@ -11,6 +11,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
 from pytest_llmperf.records.launch import Launch
+from tests.worker.import_patch import after_import
 from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")
@@ -27,28 +28,6 @@ SPEC = TrainSpec(
     mixed_precision="no",
 )
 
-# Runs a patch once the module that it is about was imported, as an unlucky package would.
-AFTER_IMPORT = """
-import importlib.abc, importlib.machinery, sys
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != {module!r}:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        run = spec.loader.exec_module
-        def exec_module(module):
-            run(module)
-            patch(module)
-        spec.loader.exec_module = exec_module
-        return spec
-
-def patch(module):
-    {patch}
-
-sys.meta_path.insert(0, Finder())
-"""
-
 
 def launched(folder: Path, spec: TrainSpec) -> Launch:
     launch = LocalLauncher().launch(
@@ -64,7 +43,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 
 
 def patched(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, patch: str) -> Launch:
-    (folder / "sitecustomize.py").write_text(AFTER_IMPORT.format(module=module, patch=patch))
+    (folder / "sitecustomize.py").write_text(after_import(module, patch))
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{REPOSITORY}")
     return launched(folder / "run", SPEC)
 

@@ -24,7 +24,7 @@ from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, WarmStart,
 from pytest_llmperf.launch.server_pool import ServerPool
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
-from tests.worker.test_changes import AFTER_IMPORT
+from tests.worker.import_patch import after_import
 from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")
@@ -274,7 +274,7 @@ class TestFresh:
         with pytest.MonkeyPatch.context() as patch:
             folder = tmp_path_factory.mktemp("looking")
             sets = "import os; os.environ['SET_BY'] = module.__name__"
-            look(folder, patch, more=AFTER_IMPORT.format(module="pytest_llmperf.worker.train", patch=sets))
+            look(folder, patch, more=after_import("pytest_llmperf.worker.train", sets))
             patch.setenv("OMP_NUM_THREADS", "2")
             warm = Warm(folder)
             yield warm
@@ -337,7 +337,7 @@ class TestStale:
         model = tmp_path / "site" / "users_model.py"
         for number, version in enumerate(["one", "two"]):
             model.write_text(f"VERSION = {version!r}\n")
-            os.utime(model, ns=(number, number))  # a file system may count in seconds
+            os.utime(model, (number, number))  # in whole seconds, as a file system may count and as .pyc files do
             for _ in range(2):
                 warm.launch()
                 assert seen(warm.run)["environment"]["VERSION"] == version
@@ -358,7 +358,7 @@ threading.Thread(target=poll, name="poller", daemon=True).start()
 """
         (tmp_path / "users_poller.py").write_text(poller)
         module = "transformers.models.llama.modeling_llama"
-        (tmp_path / "sitecustomize.py").write_text(AFTER_IMPORT.format(module=module, patch="import users_poller"))
+        (tmp_path / "sitecustomize.py").write_text(after_import(module, "import users_poller"))
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
         launches = [warm.launch(), warm.launch()]
         assert [launch.evidence["start"] for launch in launches] == ["cold", "cold"]
