@@ -14,11 +14,11 @@ from typing import Protocol
 
 from pytest_llmperf.launch import hang_report, outcome, process
 from pytest_llmperf.launch.disk_space import means_no_room
+from pytest_llmperf.launch.forked_agent import ColdStartError, ForkedAgent, LaunchOrder
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.progress_reader import ProgressReader
 from pytest_llmperf.launch.server_pool import ServerKey, ServerPool
-from pytest_llmperf.launch.server_process import ColdStartError, ForkedAgent, LaunchOrder
 from pytest_llmperf.launch.stopwatch import Meter
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, Progress
@@ -83,6 +83,10 @@ class Launcher(Protocol):
 def package_path() -> str:
     """What ``PYTHONPATH`` needs so that another process finds this package."""
     return str(_PACKAGE_PARENT)
+
+
+#: ``python -m torch.distributed.run``: what follows are torchrun's words.
+BEFORE_WORDS = 3
 
 
 def torchrun_command(request: LaunchRequest) -> list[str]:
@@ -171,13 +175,10 @@ def _forked(
     """
     if request.warm is None:
         return None
-    spec = request.spec
-    wanted = {"liger": spec.liger, "fp8": spec.fp8 != "no", "flash_attention_2": spec.attention == "flash_attention_2"}
     order = LaunchOrder(
-        folder=request.folder,
-        num_ranks=spec.gpus,
+        torchrun=torchrun_command(request)[BEFORE_WORDS:],
         environment=environment,
-        needs=(f"family:{spec.architecture.config['model_type']}", *(name for name in wanted if wanted[name])),
+        needs=needs(request.spec),
         log=request.folder / "torchrun.log",
     )
     try:
@@ -190,6 +191,12 @@ def _forked(
             request.warm.said.add(str(error))
             request.warm.say(f"launches begin cold: {error}")
         return None
+
+
+def needs(spec: TrainSpec) -> tuple[str, ...]:
+    """What ``spec`` makes a rank import beyond what all import."""
+    wanted = {"liger": spec.liger, "fp8": spec.fp8 != "no", "flash_attention_2": spec.attention == "flash_attention_2"}
+    return (f"family:{spec.architecture.config['model_type']}", *(name for name in wanted if wanted[name]))
 
 
 def server_key(

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_llmperf.launch.server_process import ColdStartError, ForkedAgent, LaunchOrder, ServerProcess
+from pytest_llmperf.launch.forked_agent import ColdStartError, ForkedAgent, LaunchOrder
+from pytest_llmperf.launch.server_process import ServerProcess
 
 # Each holds 0.6 GB; two are what a comparison of two environments needs.
 _MOST_SERVERS = 2

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
-from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
+from pytest_llmperf.launch.forked_agent import ColdStartError, Conversation, ForkedAgent, LaunchOrder
+from pytest_llmperf.support.channel import Channel
 
 # Imports on the first node of a night, from a shared file system, take minutes.
 _IMPORT_SECONDS = 300.0
@@ -24,129 +21,17 @@ _FORK_SECONDS = 30.0
 # It ends the agents that it has, which have what torchrun gives its ranks.
 _END_SECONDS = 80.0
 _LAST_SECONDS = 5.0
-_POLL_SECONDS = 0.1
 
 # Needs of specs whose servers are kept: a fork each, of which only what it imported itself takes memory.
 _MOST_BRANCHES = 4
 
 
-_DIED = "its fork server died"
-
-
-class ColdStartError(Exception):
-    """Why a launch cannot begin warm."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOrder:
-    """What is to be launched."""
-
-    folder: Path
-    num_ranks: int
-    environment: Mapping[str, str]
-    """All of it, as torchrun and its ranks are to have it."""
-    needs: tuple[str, ...]
-    """What its spec makes a rank import beyond what all import: ``family:llama``, ``liger``, …"""
-    log: Path
-
-
-class ForkedAgent:
-    """torchrun's agent, forked by a server that reaps it and tells its end. A ``Started``."""
-
-    def __init__(self, pid: int, told: _Talk) -> None:
-        self.pid, self._told = pid, told
-        self._returncode: int | None = None
-        self._process = _process(pid)
-
-    @property
-    def lost_server(self) -> bool:
-        """Whether the server is gone, so that how this ended is not known."""
-        return self._told.is_lost
-
-    def poll(self) -> int | None:
-        """See ``Started``; of a server that is gone, whose agents get SIGTERM by the kernel: SIGTERM's."""
-        if self._returncode is None:
-            self._returncode = self._told.returncode(self.pid)
-        if self._returncode is None and self._told.is_lost and not self._is_alive():
-            self._returncode = -signal.SIGTERM
-        return self._returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """See ``Started``."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (returncode := self.poll()) is None:
-            left = _POLL_SECONDS if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                raise subprocess.TimeoutExpired("torchrun", timeout or 0.0)
-            self._told.listen(min(left, _POLL_SECONDS))
-        return returncode
-
-    def terminate(self) -> None:
-        self._send(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._send(signal.SIGKILL)
-
-    def _send(self, number: signal.Signals) -> None:
-        if self.poll() is None and self._process is not None:
-            with suppress(psutil.Error):
-                self._process.send_signal(number)  # not if the pid was given anew
-
-    def _is_alive(self) -> bool:
-        if self._process is None:
-            return False
-        try:
-            return bool(self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.Error:
-            return False
-
-
-class _Talk:
-    """A conversation with one server process."""
+class _Branch(Conversation):
+    """With one process that imports, and then forks."""
 
     def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.is_lost = False
+        super().__init__(channel)
         self.sources: Mapping[str, int] = {}
-        self._returncodes: dict[int, int] = {}
-
-    def returncode(self, pid: int) -> int | None:
-        """Of an agent that has ended."""
-        while self.listen(0):
-            pass
-        return self._returncodes.get(pid)
-
-    def listen(self, timeout: float) -> Message | None:
-        """The next message; ``None`` where none came. What it tells of agents is noted."""
-        if self.is_lost:
-            time.sleep(timeout)
-            return None
-        try:
-            message = self.channel.receive(timeout)
-        except ChannelClosedError:
-            self.is_lost = True
-            return None
-        if message is not None and "ended" in message.content:
-            self._returncodes[message.content["ended"]] = message.content["returncode"]
-        return message
-
-    def answer(self, seconds: float, waiting: Callable[[], object], what: str) -> Message:
-        """What it says next, for which it has so many ``seconds``; ``waiting`` is called meanwhile.
-
-        Raises:
-            ColdStartError: it refuses, is gone, or takes too long.
-        """
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            message = self.listen(_POLL_SECONDS)
-            if self.is_lost:
-                raise ColdStartError(_DIED)
-            if message is not None and "refused" in message.content:
-                raise ColdStartError(message.content["refused"])
-            if message is not None and "ended" not in message.content:
-                return message
-            waiting()
-        raise ColdStartError(f"its fork server {what} for more than {seconds:.0f} s")
 
     def imported(self, waiting: Callable[[], object]) -> None:
         """Wait until it has imported what it was told to.
@@ -165,8 +50,8 @@ class ServerProcess:
     environment: Mapping[str, str]
     log: Path
     _process: subprocess.Popen[bytes] = field(init=False)
-    _base: _Talk = field(init=False)
-    _branches: dict[tuple[str, ...], _Talk] = field(init=False, default_factory=dict)
+    _base: _Branch = field(init=False)
+    _branches: dict[tuple[str, ...], _Branch] = field(init=False, default_factory=dict)
     _refused: dict[tuple[str, ...], str] = field(init=False, default_factory=dict)
     is_ready: bool = field(init=False, default=False)
     """Whether it has imported what every rank does, and can fork."""
@@ -195,7 +80,7 @@ class ServerProcess:
         except OSError:
             ours.close()
             raise
-        self._base = _Talk(Channel(ours))
+        self._base = _Branch(Channel(ours))
 
     @property
     def pid(self) -> int:
@@ -220,20 +105,15 @@ class ServerProcess:
             OSError: the log cannot be written.
         """
         try:
-            talk = self._branch(order.needs, waiting)
-            with order.log.open("wb") as log:
-                asked = {"do": "launch", "folder": str(order.folder), "ranks": order.num_ranks}
-                talk.channel.send({**asked, "environment": dict(order.environment)}, [log.fileno()])
-            return ForkedAgent(talk.answer(_FORK_SECONDS, waiting, "forked").content["began"], talk)
-        except ChannelClosedError:
-            raise ColdStartError(_DIED) from None
+            talk = self._branch(tuple(order.needs), waiting)
+            return talk.launch(order, _FORK_SECONDS, waiting)
         except (ColdStartError, OSError):
             raise
         except BaseException:  # Ctrl-C, a test's own time limit
             self.end()  # it may have begun what nobody would know of
             raise
 
-    def _branch(self, needs: tuple[str, ...], waiting: Callable[[], object]) -> _Talk:
+    def _branch(self, needs: tuple[str, ...], waiting: Callable[[], object]) -> _Branch:
         if needs in self._refused:
             raise ColdStartError(self._refused[needs])
         if not self.is_ready:
@@ -242,9 +122,9 @@ class ServerProcess:
         talk = self._branches.pop(needs, None)
         if talk is None:
             ours, its = socket.socketpair()
-            talk = _Talk(Channel(ours))
+            talk = _Branch(Channel(ours))
             with its:
-                self._base.channel.send({"do": "branch", "needs": list(needs)}, [its.fileno()])
+                self._base.send({"do": "branch", "needs": list(needs)}, [its.fileno()])
             try:
                 talk.imported(waiting)
             except ColdStartError as error:
@@ -273,13 +153,6 @@ class ServerProcess:
             talk.channel.wait_for_end(_LAST_SECONDS)
             talk.channel.close()
             talk.is_lost = True
-
-
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.Error:  # it has ended already
-        return None
 
 
 def _changed_at(path: str) -> int | None:

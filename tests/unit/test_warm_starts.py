@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.launch import server_pool as pool_module
+from pytest_llmperf.launch.forked_agent import ColdStartError, LaunchOrder
 from pytest_llmperf.launch.local import server_key, server_pool
 from pytest_llmperf.launch.server_pool import ServerKey
-from pytest_llmperf.launch.server_process import ColdStartError, LaunchOrder
 from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.warm_starts import WarmStarts
@@ -234,7 +234,7 @@ class FakeServer:
         self.is_over = True
 
 
-ORDER = LaunchOrder(folder=Path(), num_ranks=1, environment={}, needs=(), log=Path())
+ORDER = LaunchOrder(torchrun=(), environment={}, needs=(), log=Path())
 
 
 class TestServerPool:

@@ -32,11 +32,15 @@ _TORCHRUNS_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 class Order:
     """A launch as it was asked for."""
 
-    folder: str
-    ranks: int
+    torchrun: Sequence[str]
+    """torchrun's options, the worker's module and its folder."""
     environment: Mapping[str, str]
     pages: Sequence[Run]
     """Of files, which a fresh process would have read."""
+
+    @property
+    def folder(self) -> str:
+        return self.torchrun[-1]
 
 
 def run_agent(order: Order, log: int, server: int) -> int:
@@ -81,22 +85,17 @@ _TORCHS_SEED = 67280421310721
 
 
 def _torchrun(order: Order) -> None:
-    """What ``python -m torch.distributed.run --standalone …`` does, with a function in the place of a command."""
+    """What ``python -m torch.distributed.run …`` does, with a function in the place of a command."""
     from torch.distributed import run  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: PLC0415
     from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
 
-    words = [
-        *("--nnodes=1", f"--nproc-per-node={order.ranks}", "--max-restarts=0", "--start-method=fork"),
-        *(f"--monitor-interval={_MONITOR_SECONDS}", f"--log-dir={order.folder}/logs", "--redirects=3"),
-        *("-m", "pytest_llmperf.worker", order.folder),
-    ]
-    sys.argv = ["-m", *words]
-    arguments = run.parse_args(words)
-    arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"  # as --standalone is understood
-    arguments.rdzv_id = str(uuid.uuid4())
-    _hurry(dynamic_rendezvous)
+    sys.argv = ["-m", *order.torchrun]
+    arguments = run.parse_args(["--start-method=fork", f"--monitor-interval={_MONITOR_SECONDS}", *order.torchrun])
+    if arguments.standalone:  # as torchrun understands it
+        arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"
+        arguments.rdzv_id = str(uuid.uuid4())
+    _hurry(alone=arguments.standalone)
     with _no_cuda():
         config, _, _ = run.config_from_args(arguments)
     record(lambda: elastic_launch(config, run_rank)(order, os.getpid()))()
@@ -118,15 +117,18 @@ def _no_cuda() -> Iterator[None]:
         torch.cuda.is_available = own
 
 
-def _hurry(rendezvous: Any) -> None:
+def _hurry(*, alone: bool) -> None:
     """Leave out what costs torchrun a second beside so many modules, and is of use only between several nodes.
 
     For each line of its log it looks for its own name in the sources of all that is imported, and it waits for up to
     0.3 s so that not all nodes come at once. Another version may have neither.
     """
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: PLC0415
+
+    rendezvous: Any = dynamic_rendezvous
     if hasattr(rendezvous, "get_method_name"):
         rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name  # noqa: SLF001
-    if hasattr(rendezvous, "_delay"):
+    if alone and hasattr(rendezvous, "_delay"):
         own = rendezvous._delay  # noqa: SLF001
         rendezvous._delay = lambda seconds: None if isinstance(seconds, tuple) else own(seconds)  # noqa: SLF001
 

@@ -4,7 +4,7 @@ It trains nothing, initialises no CUDA and has one thread, so that what it forks
 told what to do over the socket pair at FD, by messages of JSON, and ends with whoever is at the other end:
 
     to it    {"do": "branch", "needs": ["family:llama", "liger"]} and the branch's own socket: a fork that imports these
-             {"do": "launch", "folder", "ranks", "environment"} and the open log: a fork that runs torchrun's agent
+             {"do": "launch", "torchrun": words, "environment"} and the open log: a fork that runs torchrun's agent
     from it  {"ready": {file: when it was changed last}} or {"refused": why}, once it has imported; for each launch
              {"began": pid} or {"refused": why}, and in the end {"ended": pid, "returncode"}
 
@@ -142,8 +142,7 @@ class ForkServer:
         content = message.content
         environment = {**content["environment"], **self._imported.variables}
         order = Order(
-            content["folder"],
-            content["ranks"],
+            content["torchrun"],
             {name: value for name, value in environment.items() if value is not None},
             tuple(sorted(self._imported.pages)),
         )
