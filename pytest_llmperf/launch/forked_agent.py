@@ -119,7 +119,7 @@ class ForkedAgent:
     @property
     def lost_server(self) -> bool:
         """Whether the server is gone, so that how this ended is not known."""
-        return self._told.is_lost
+        return self._told.is_lost and self._told.returncode(self.pid) is None
 
     def poll(self) -> int | None:
         """See ``Started``; of a server that is gone, whose agents get SIGTERM by the kernel: SIGTERM's."""

@@ -29,7 +29,8 @@ from pytest_llmperf.support.files import write_text
 
 _PACKAGE = Path(__file__).parents[1]
 _PACKAGE_PARENT = _PACKAGE.parent
-_OTHER_PATH = "path"
+#: In a launch's folder, where another Python than this one finds this package.
+OTHER_PATH = "path"
 
 # What an enclosing launch, torchrun or scheduler step set for its own ranks.
 _NOT_INHERITED = frozenset(
@@ -48,6 +49,22 @@ class WarmStart:
     is_required: bool = False
     """Whether a launch that cannot begin warm fails."""
     said: set[str] = field(default_factory=set, compare=False)
+
+    def tell(self, why: str) -> None:
+        """Say why a launch begins cold."""
+        if why not in self.said:
+            self.said.add(why)
+            self.say(f"launches begin cold: {why}")
+
+    def cold(self, why: str) -> None:
+        """A launch has to begin cold.
+
+        Raises:
+            ColdStartError: it must not.
+        """
+        if self.is_required:
+            raise ColdStartError(f"--perf-start warm: it can only begin cold: {why}")
+        self.tell(why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +159,7 @@ class LocalLauncher:
                     ended = replace(ended, where=", whose fork server died,")
                 return _Run(ended, watched.health(), progress.last, "warm" if agent else "cold")
         except ColdStartError as error:
-            message = f"--perf-start warm: it can only begin cold: {error}"
-            return Failure(kind="never-started", message=message, tail=(), folder=str(folder))
+            return Failure(kind="never-started", message=str(error), tail=(), folder=str(folder))
         except OSError as error:
             kind = "unwritable" if means_no_room(error) else "never-started"
             message = f"the launch could not be started ({error})"
@@ -185,11 +201,7 @@ def _forked(
         key = server_key(request.python, os.environ, on_gpu=bool(request.gpus), variables=request.variables)
         return request.warm.servers.launch(key, order, waiting)
     except ColdStartError as error:
-        if request.warm.is_required:
-            raise
-        if str(error) not in request.warm.said:
-            request.warm.said.add(str(error))
-            request.warm.say(f"launches begin cold: {error}")
+        request.warm.cold(str(error))
         return None
 
 
@@ -215,7 +227,7 @@ def _home(python: str, folder: Path) -> str:
     """What ``PYTHONPATH`` needs first so that ``python`` finds this package, and nothing else of ours beside it."""
     if python == sys.executable:
         return package_path()
-    place = folder / _OTHER_PATH
+    place = folder / OTHER_PATH
     if not place.exists():
         place.mkdir()
         (place / _PACKAGE.name).symlink_to(_PACKAGE)
@@ -243,7 +255,7 @@ def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> 
     environment = lasting_environment(inherited, request.variables)
     # An uninstalled checkout works too. Another Python finds this package and nothing else of ours beside it. What the
     # user put on the path is no part of either environment: a fault that hides there must not hit one side alone.
-    home = _PACKAGE_PARENT if request.python == sys.executable else request.folder / _OTHER_PATH
+    home = _PACKAGE_PARENT if request.python == sys.executable else request.folder / OTHER_PATH
     python_path = [str(home), *filter(None, [environment.get("PYTHONPATH")])]
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in request.gpus)}
     return visible | environment | {"PYTHONPATH": os.pathsep.join(python_path)}

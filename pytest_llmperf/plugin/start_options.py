@@ -11,8 +11,8 @@ from pytest_llmperf.support.suggestions import hint
 def add_options(group: pytest.OptionGroup, parser: pytest.Parser) -> None:
     """Register the command line's and the ini file's."""
     what = (
-        "how a launch on this machine begins: forked from a process that has imported everything, or by an interpreter "
-        "of its own (auto: warm where it can be)"
+        "how a launch begins: forked from a process that has imported everything, or by an interpreter of its own "
+        "(auto: warm where it can be)"
     )
     group.addoption("--perf-start", choices=STARTS, help=what)
     parser.addini("perf_start", "how a launch begins: auto, warm or cold (auto)", default="auto")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.machine import Gpu, Machine
     from pytest_llmperf.launch.slurm.cluster import Cluster
     from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
+    from pytest_llmperf.launch.slurm.srun import Srun
     from pytest_llmperf.run.result_cache import ResultCache
     from pytest_llmperf.run.slurm_job import AllNodesLostError, Job
     from pytest_llmperf.run.warm_starts import WarmStarts
@@ -123,7 +124,7 @@ class Context:
         """There are cases: from here on GPU-hours count, and imports run beside what comes before the first launch.
 
         Raises:
-            UsageError: see ``cluster`` and ``machine``; or launches must begin warm, and srun would start them.
+            UsageError: see ``cluster`` and ``machine``.
             RunEndedError: see ``cluster``.
         """
         self.charge()
@@ -215,19 +216,23 @@ class Context:
 
     def launcher(self, say: Callable[[str], None]) -> SlurmLauncher | None:
         """What launches in the SLURM job, one for the whole run, which remembers its nodes; ``None``: no such job."""
-        if self._launcher is None and self.cluster is not None and self.job is not None:
-            self._launcher = self.job.launcher(
-                self.cluster,
-                self.settings.slurm,
-                on_cpu=self.on_cpu,
-                budget_gpu_hours=self.settings.budget_gpu_hours,
-                say=say,
-            )
+        if self._launcher is None and self.srun is not None and self.job is not None:
+            budget, servers = self.settings.budget_gpu_hours, self.warm_starts.on_nodes
+            self._launcher = self.job.launcher(self.srun, servers, budget_gpu_hours=budget, say=say)
         return self._launcher
 
     @cached_property
+    def srun(self) -> Srun | None:
+        """How steps of the SLURM job start; ``None``: no such job."""
+        if self.cluster is None:
+            return None
+        from pytest_llmperf.launch.slurm.srun import Srun
+
+        return Srun(cluster=self.cluster, options=self.settings.slurm, on_cpu=self.on_cpu)
+
+    @cached_property
     def warm_starts(self) -> WarmStarts:
-        """What its launches on this machine begin from."""
+        """What its launches begin from."""
         from pytest_llmperf.run.warm_starts import WarmStarts
 
         return WarmStarts(self)

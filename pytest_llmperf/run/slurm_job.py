@@ -13,7 +13,9 @@ from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, 
 from pytest_llmperf.launch.slurm.cluster import Cluster, find_cluster
 from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
 from pytest_llmperf.launch.slurm.lost_nodes import unreachable
+from pytest_llmperf.launch.slurm.node_servers import NodeServers
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.launch.slurm.srun import Srun
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.journal import Journal, Kept
@@ -58,15 +60,9 @@ class Job:
         self._gpus, self._start = gpus, controller.start_time(self._job_id)
 
     def launcher(
-        self,
-        cluster: Cluster,
-        options: SlurmOptions,
-        *,
-        on_cpu: bool,
-        budget_gpu_hours: float | None,
-        say: Callable[[str], None],
+        self, srun: Srun, servers: NodeServers | None, *, budget_gpu_hours: float | None, say: Callable[[str], None]
     ) -> SlurmLauncher:
-        """What starts this job's launches, until the budget is used up."""
+        """What starts this job's launches, warm where there are ``servers``, until the budget is used up."""
         ends = None
         if budget_gpu_hours is not None and self._gpus:
             spent, until = self._noted()
@@ -75,9 +71,9 @@ class Job:
                 say(f"{self.journal.folder}/spent-*.json: no number of GPU-hours; --perf-budget is taken as used up")
             left = budget_gpu_hours - spent
             ends = max(until, self._start) + max(0.0, left) * 3600 / self._gpus
-        for node in cluster.lost:
+        for node in srun.cluster.lost:
             say(f"node {node} did not answer and is left out")
-        return SlurmLauncher(cluster, options, on_cpu=on_cpu, say=say, budget_ends=ends)
+        return SlurmLauncher(srun, say=say, servers=servers, budget_ends=ends)
 
     def keep(self, kept: Kept) -> str:
         """Write down what was concluded, and what was spent so far: a node that dies tells nothing any more."""

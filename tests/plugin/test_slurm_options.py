@@ -115,7 +115,7 @@ def test_what_a_job_spent_is_noted_for_its_next_start(
     slurm.allocate({"n1": {"gpus": 4}, "n2": {"gpus": 4}})
     an_hour_ago = time.time() - 3600
     project.pytester.makeconftest(_IN_A_JOB.replace("START", repr(an_hour_ago)))
-    project.run("-o", f"perf_slurm_python={slurm.python}", "--perf-budget", "99", *parallel, gpus="8")
+    project.run(*slurm.options, "--perf-budget", "99", *parallel, gpus="8")
     gpu_hours, until = json.loads((project.path / ".llmperf" / "jobs" / "7" / "spent-0.json").read_text())
     assert gpu_hours == pytest.approx(8 * (until - an_hour_ago) / 3600)
     assert until == pytest.approx(time.time(), abs=120)
@@ -129,7 +129,7 @@ def test_what_was_spent_is_noted_before_each_launch(project: Project, monkeypatc
     an_hour_ago = time.time() - 3600
     killed = _IN_A_JOB + "fakes.FakeLauncher.launch = lambda *_: os.kill(os.getpid(), 9)\n"
     project.pytester.makeconftest("import os\n" + killed.replace("START", repr(an_hour_ago)))
-    result = project.run("-o", f"perf_slurm_python={slurm.python}", gpus="8")
+    result = project.run(*slurm.options, gpus="8")
     assert result.ret == -9
     gpu_hours, until = json.loads((project.path / ".llmperf" / "jobs" / "7" / "spent-0.json").read_text())
     assert gpu_hours == pytest.approx(8 * (until - an_hour_ago) / 3600)

@@ -159,6 +159,11 @@ class FakeSlurm:
         self.plan(launch=str(path), late=late)
 
     @property
+    def options(self) -> tuple[str, ...]:
+        """pytest's, in such a job; no torch is there to be imported."""
+        return ("-o", f"perf_slurm_python={self.python}", "-o", "perf_start=cold")
+
+    @property
     def calls(self) -> list[list[str]]:
         """The words of every srun, the first asked the nodes what they are."""
         path = self._home / "calls.txt"

@@ -23,6 +23,7 @@ def test_a_green_job_ran_each_case_on_the_nodes_it_needs(suite: Suite) -> None:
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log
     places = {case: results[case]["launches"][0]["evidence"]["slurm_nodes"] for case in "12"}
     assert places == {"1": "n1", "2": "n1 n2"}
+    assert {results[case]["launches"][0]["evidence"]["start"] for case in "12"} == {"warm"}
     assert results["2"]["verdict"] == "pass"
 
 

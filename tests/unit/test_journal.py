@@ -22,6 +22,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.launch.slurm import allocation, controller
 from pytest_llmperf.launch.slurm.cluster import Cluster
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.launch.slurm.srun import Srun
 from pytest_llmperf.plugin import signals
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run import slurm_job
@@ -151,8 +152,8 @@ def job_of(folder: Path, gpus: int, restarts: int = 0) -> slurm_job.Job:
 
 def budget_ends(job: slurm_job.Job, budget: float) -> float:
     """In hours since the epoch."""
-    nodes = cast("Cluster", SimpleNamespace(lost=()))
-    ends = job.launcher(nodes, SlurmOptions(), on_cpu=False, budget_gpu_hours=budget, say=lambda _: None)
+    srun = Srun(cluster=cast("Cluster", SimpleNamespace(lost=())), options=SlurmOptions(), on_cpu=False)
+    ends = job.launcher(srun, None, budget_gpu_hours=budget, say=lambda _: None)
     return cast("float", ends) / 3600
 
 

@@ -22,6 +22,7 @@ from pytest_llmperf.launch.slurm.cluster import find_cluster, passed_on
 from pytest_llmperf.launch.slurm.controller import step_environment
 from pytest_llmperf.launch.slurm.launcher import OutOfTimeError, SlurmLauncher
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.launch.slurm.srun import Srun
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
 from tests.slurm.fakes import FakeSlurm
@@ -46,7 +47,7 @@ def launcher(
 ) -> SlurmLauncher:
     chosen = SlurmOptions(**{"python": str(slurm.python), **options})  # type: ignore[arg-type]
     cluster = find_cluster(chosen)
-    return SlurmLauncher(cluster, chosen, on_cpu=on_cpu, say=said.append, budget_ends=budget_ends)
+    return SlurmLauncher(Srun(cluster=cluster, options=chosen, on_cpu=on_cpu), say=said.append, budget_ends=budget_ends)
 
 
 def request(tmp_path: Path, spec: TrainSpec = SPEC, limit: float = 60.0) -> LaunchRequest:

@@ -12,6 +12,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -19,7 +20,7 @@ from pytest_llmperf.launch import server_pool as pool_module
 from pytest_llmperf.launch.forked_agent import ColdStartError, LaunchOrder
 from pytest_llmperf.launch.local import server_key, server_pool
 from pytest_llmperf.launch.server_pool import ServerKey
-from pytest_llmperf.run.errors import UsageError
+from pytest_llmperf.launch.slurm import node_servers
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.warm_starts import WarmStarts
 from pytest_llmperf.support.channel import Channel, ChannelClosedError
@@ -305,9 +306,9 @@ class TestServerPool:
 
 
 class TestWarmStarts:
-    def starts(self, tmp_path: Path, *, cluster: object = None, **settings: Any) -> WarmStarts:
+    def starts(self, tmp_path: Path, *, srun: object = None, **settings: Any) -> WarmStarts:
         context: Any = SimpleNamespace(
-            settings=Settings(baselines=tmp_path, **settings), cluster=cluster, on_cpu=True, run_folder=tmp_path
+            settings=Settings(baselines=tmp_path, **settings), srun=srun, on_cpu=True, run_folder=tmp_path
         )
         return WarmStarts(context)
 
@@ -323,24 +324,31 @@ class TestWarmStarts:
         starts.close()
         assert all(server.is_over for server in FakeServer.started)
 
-    @pytest.mark.parametrize(
-        "settings", [{"dry_run": True}, {"update": "prune"}, {"start": "cold"}, {"cluster": "a job's nodes"}]
-    )
+    @pytest.mark.parametrize("settings", [{"dry_run": True}, {"update": "prune"}, {"start": "cold"}])
     def test_what_launches_nothing_here_or_begins_cold_starts_none(
         self, tmp_path: Path, settings: dict[str, Any]
     ) -> None:
-        starts = self.starts(tmp_path, **settings)
+        for srun in (None, "a job's srun"):
+            starts = self.starts(tmp_path, srun=srun, **settings)
+            starts.prepare()
+            starts.close()
+        assert FakeServer.started == []
+
+    def test_in_a_job_the_nodes_have_them_and_not_this_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        nodes = mock.Mock()
+        monkeypatch.setattr(node_servers, "NodeServers", mock.Mock(return_value=nodes))
+        starts = self.starts(tmp_path, srun="a job's srun")
         starts.prepare()
         starts.close()
+        assert starts.on_nodes is nodes
+        assert [call[0] for call in nodes.method_calls] == ["prepare", "close"]
         assert FakeServer.started == []
 
     def test_launches_that_begin_cold_have_no_warm_start(self, tmp_path: Path) -> None:
-        assert self.starts(tmp_path, start="cold").start(print) is None
-        assert self.starts(tmp_path, cluster="a job's nodes").start(print) is None
+        cold = self.starts(tmp_path, srun="a job's srun", start="cold")
+        assert (cold.start(print), cold.on_nodes) == (None, None)
         start = self.starts(tmp_path, start="warm").start(print)
         assert start is not None
         assert start.is_required
-
-    def test_what_srun_starts_cannot_be_warm(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="--perf-start warm: what srun starts begins cold"):
-            self.starts(tmp_path, cluster="a job's nodes", start="warm").prepare()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,18 +10,26 @@ from dataclasses import dataclass, replace
 
 from pytest_llmperf.launch import process
 from pytest_llmperf.launch.disk_space import means_no_room
+from pytest_llmperf.launch.forked_agent import ColdStartError
 from pytest_llmperf.launch.leases import lease_nodes
-from pytest_llmperf.launch.local import LaunchRequest, lifeline, torchrun_command, worker_environment, write_request
+from pytest_llmperf.launch.local import (
+    LaunchRequest,
+    lifeline,
+    torchrun_command,
+    worker_environment,
+    write_request,
+)
 from pytest_llmperf.launch.progress_reader import ProgressReader
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import Placement, listed, place
-from pytest_llmperf.launch.slurm.cluster import Cluster, answer, passed_on
+from pytest_llmperf.launch.slurm.cluster import answer
 from pytest_llmperf.launch.slurm.lost_nodes import unreachable
-from pytest_llmperf.launch.slurm.node_agent import SCRATCH
 from pytest_llmperf.launch.slurm.node_info import NodeFacts
+from pytest_llmperf.launch.slurm.node_servers import NodeServers
 from pytest_llmperf.launch.slurm.rendezvous import endpoint
-from pytest_llmperf.launch.slurm.site_options import SlurmOptions
-from pytest_llmperf.launch.slurm.step_outcome import Aftermath, gather
+from pytest_llmperf.launch.slurm.srun import Srun
+from pytest_llmperf.launch.slurm.step_outcome import Aftermath, cold_starts, gather, has_lost_server
+from pytest_llmperf.launch.slurm.warm_offer import Offer
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 
@@ -54,6 +61,7 @@ class _Step:
     endpoint: str
     seconds: float
     name: str
+    warm: Offer | None
 
 
 class SlurmLauncher:
@@ -61,16 +69,16 @@ class SlurmLauncher:
 
     def __init__(
         self,
-        cluster: Cluster,
-        options: SlurmOptions,
+        srun: Srun,
         *,
-        on_cpu: bool,
         say: Callable[[str], None],
+        servers: NodeServers | None = None,
         budget_ends: float | None = None,
     ) -> None:
-        self._cluster, self._options, self._on_cpu, self._say = cluster, options, on_cpu, say
+        """``servers`` are what launches may begin warm from."""
+        self._srun, self._cluster, self._say, self._servers = srun, srun.cluster, say, servers
         self._budget_ends = budget_ends
-        self._restarts = controller.restarts(cluster.allocation.job_id)
+        self._restarts = controller.restarts(self._cluster.allocation.job_id)
         self._lost: dict[str, str] = {}
         self._gone: set[str] = set()
         self._walls: dict[str, float] = {}
@@ -86,7 +94,7 @@ class SlurmLauncher:
         first = self._attempt(request, watch)
         if not isinstance(first, Aftermath):
             return first
-        if first.nobody_began and answer(tuple(first.lost), self._options):
+        if first.nobody_began and answer(tuple(first.lost), self._srun.options):
             # Not the nodes: srun refused what this launch asked for.
             message = f"srun started nothing, though {listed(tuple(first.lost))} would: {first.said}"
             return replace(first.failure, kind="never-started", message=message)
@@ -120,6 +128,8 @@ class SlurmLauncher:
             with lease_nodes(placement.num_nodes, self._cluster.allocation.key, names, self._say) as held:
                 nodes = tuple(node for node in self._cluster.nodes if node.node in held)
                 return self._run(request, nodes, placement, watch)
+        except ColdStartError as error:
+            return _refused(request, str(error))
         except OSError as error:
             refused = _refused(request, f"the launch could not be started ({error})")
             return replace(refused, kind="unwritable") if means_no_room(error) else refused
@@ -133,21 +143,26 @@ class SlurmLauncher:
     ) -> Launch | Failure | Aftermath:
         remaining = self._remaining(request)
         folder = request.folder
+        left = [node.node for node in self._cluster.nodes if node.node not in self._lost]
         step = _Step(
             nodes=nodes,
             placement=placement,
             endpoint=endpoint(nodes[0], folder),
             seconds=min(request.timeout_seconds, remaining),
             name=f"llmperf-{zlib.crc32(str(folder).encode()):08x}",
+            warm=self._servers.offer(request, [node.node for node in nodes], left) if self._servers else None,
         )
         progress = ProgressReader(folder / "progress.json", watch)
         write_request(request)
         ended = None
         try:
             with lifeline(folder) as line, request.meter.running():
-                command, environment = self._command(request, step, line), self._environment(request)
+                environment = worker_environment(request, os.environ)
+                command = self._command(request, step, environment | line)
                 ended = process.watch(
-                    lambda: process.start(command, environment=environment, log=folder / "srun.log"),
+                    lambda: process.start(
+                        command, environment=self._srun.environment(environment), log=folder / "srun.log"
+                    ),
                     timeout_seconds=step.seconds + _BEYOND_SECONDS,
                     pid_files=lambda: (),  # of ranks on other hosts
                     poll=progress.poll,
@@ -156,6 +171,7 @@ class SlurmLauncher:
             if ended is None or ended.timed_out:  # srun was ended, and perhaps too abruptly to end its step
                 controller.cancel_step(self._cluster.allocation.job_id, step.name)
         result = gather(folder, request.spec, [node.node for node in nodes], ended, progress.last)
+        self._after_warm(request, step)
         timed_out = isinstance(result, Failure) and result.kind == "timeout"
         if timed_out and step.seconds < request.timeout_seconds:
             raise self._out_of_time(f"{request.spec.id} was ended")
@@ -166,16 +182,26 @@ class SlurmLauncher:
             result, wall_seconds=round(ended.seconds, 3), evidence={**result.evidence, **places(nodes, placement)}
         )
 
+    def _after_warm(self, request: LaunchRequest, step: _Step) -> None:
+        """Say why nodes began cold that were to begin warm; where a server is gone, the next launch has others."""
+        if step.warm is None or self._servers is None or request.warm is None:
+            return
+        nodes = [node.node for node in step.nodes]
+        for node, why in cold_starts(request.folder, nodes).items():
+            request.warm.tell(f"on node {node}: {why}")
+        if has_lost_server(request.folder, nodes):
+            self._servers.give_up()
+
     def _placement(self, request: LaunchRequest) -> Placement | None:
         left = len(self._cluster.nodes) - len(self._lost)
         return place(request.spec.gpus, self._per_node, left)
 
     @property
     def _per_node(self) -> int:
-        return self._cluster.tasks_per_node if self._on_cpu else self._cluster.gpus_per_node
+        return self._cluster.tasks_per_node if self._srun.on_cpu else self._cluster.gpus_per_node
 
     def _what_is_left(self, request: LaunchRequest) -> str:
-        unit = "task(s)" if self._on_cpu else "GPU(s)"
+        unit = "task(s)" if self._srun.on_cpu else "GPU(s)"
         left = len(self._cluster.nodes) - len(self._lost)
         gone = [*self._cluster.lost, *self._lost]
         return (
@@ -211,64 +237,29 @@ class SlurmLauncher:
         left = max(0.0, (end or time.time()) - time.time())
         return OutOfTimeError(f"{what}, and SLURM job {job} reaches its time limit in {left:.0f} s", over_budget=False)
 
-    def _command(self, request: LaunchRequest, step: _Step, line: Mapping[str, str]) -> list[str]:
-        python = self._options.python if request.python == sys.executable and self._options.python else request.python
-        variables = self._variables(request, line)
-        torchrun = torchrun_words(replace(request, python=python), step.placement, step.endpoint)
+    def _command(self, request: LaunchRequest, step: _Step, environment: Mapping[str, str]) -> list[str]:
+        python = self._srun.python(request.python)
+        variables = self._srun.variables(environment)
+        if not self._srun.on_cpu:
+            # Where NCCL keeps what it was doing, for a rank that hangs.
+            variables.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+            variables.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+            variables.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(request.folder / "trace-rank-"))
         agent = [
-            python,
-            "-m",
-            "pytest_llmperf.launch.slurm.node_agent",
-            str(request.folder),
-            f"{step.seconds:.0f}",
+            *(python, "-m", "pytest_llmperf.launch.slurm.node_agent", str(request.folder), f"{step.seconds:.0f}"),
+            *(step.warm.words() if step.warm else []),
             "--",
         ]
+        torchrun = torchrun_words(replace(request, python=python), step.placement, step.endpoint)
         return [
-            *srun_words(step.placement, [node.node for node in step.nodes], self._cluster.cpus_per_node, self._options),
-            *self._generic_resources(step.placement),
-            f"--job-name={step.name}",
-            *self._options.srun,
-            *self._options.wrapped([*agent, *torchrun], variables),
+            *self._srun.words(
+                [node.node for node in step.nodes],
+                *("--input=none", "--wait=60"),
+                name=step.name,
+                gpus_per_node=step.placement.ranks_per_node,
+            ),
+            *self._srun.options.wrapped([*agent, *torchrun], variables),
         ]
-
-    def _generic_resources(self, placement: Placement) -> list[str]:
-        if not any(node.granted_gpus for node in self._cluster.nodes):
-            return []  # SLURM gives whole nodes here, and knows nothing of GPUs
-        return ["--gres=none"] if self._on_cpu else [f"--gres=gpu:{placement.ranks_per_node}"]
-
-    def _environment(self, request: LaunchRequest) -> dict[str, str]:
-        environment = controller.step_environment(worker_environment(request, os.environ))
-        if not self._on_cpu:
-            environment.pop("CUDA_VISIBLE_DEVICES", None)
-        return environment
-
-    def _variables(self, request: LaunchRequest, line: Mapping[str, str]) -> dict[str, str]:
-        """What the launch sets, and what changes speed of the caller's; said past any container."""
-        environment = worker_environment(request, os.environ)
-        own = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-        found = {**passed_on(dict(os.environ)), **own, **line}
-        if not self._on_cpu:
-            found.pop("CUDA_VISIBLE_DEVICES", None)  # SLURM sets it, on each node its own
-            # Where NCCL keeps what it was doing, for a rank that hangs.
-            found.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
-            found.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-            found.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(request.folder / "trace-rank-"))
-        if self._options.scratch:
-            found[SCRATCH] = self._options.scratch
-        return found
-
-
-def srun_words(placement: Placement, nodes: Sequence[str], cpus: int, options: SlurmOptions) -> list[str]:
-    """srun with one task on each of ``nodes``, which has all the CPUs that the job has there."""
-    return [
-        *("srun", f"--nodes={placement.num_nodes}", f"--ntasks={placement.num_nodes}", "--ntasks-per-node=1"),
-        *(f"--nodelist={','.join(nodes)}", f"--cpus-per-task={cpus}", f"--cpu-bind={options.cpu_bind}"),
-        # The lease keeps launches apart. SLURM would let none start on nodes of a step that lost another node, for
-        # minutes: to it that step still holds them.
-        "--overlap",
-        # A node that fails must not take the others' last words with it.
-        *("--export=ALL", "--input=none", "--kill-on-bad-exit=0", "--wait=60"),
-    ]
 
 
 def torchrun_words(request: LaunchRequest, placement: Placement, where: str) -> list[str]:
@@ -287,10 +278,10 @@ def torchrun_words(request: LaunchRequest, placement: Placement, where: str) -> 
 
 
 def places(nodes: Sequence[NodeFacts], placement: Placement) -> dict[str, str]:
-    """Where a launch ran, for its record, and how it began: a difference may explain another speed."""
+    """Where a launch ran, for its record: a difference may explain another speed."""
     switches = sorted({node.switch for node in nodes if node.switch})
     names = " ".join(node.node for node in nodes)
-    found = {"slurm_nodes": names, "ranks_per_node": str(placement.ranks_per_node), "start": "cold"}
+    found = {"slurm_nodes": names, "ranks_per_node": str(placement.ranks_per_node)}
     return found | ({"slurm_switches": " ".join(switches)} if switches else {})
 
 

@@ -1,8 +1,8 @@
-"""One node's part of a launch, started by srun: ``python -m …node_agent FOLDER SECONDS -- COMMAND``.
+"""One node's part of a launch, started by srun: ``python -m …node_agent FOLDER SECONDS [OFFER] -- COMMAND``.
 
-It runs torchrun on its node, watches the node's GPUs, keeps what a hanging rank was doing, reaps, and leaves in the
-shared folder that it began (``node-NAME.json``) and how it ended (``node-NAME.end.json``). A node that left the first
-and not the second is one that failed.
+It runs torchrun on its node (COMMAND, or a fork of the node's server that OFFER names), watches the node's GPUs, keeps
+what a hanging rank was doing, reaps, and leaves in the shared folder that it began (``node-NAME.json``) and how it
+ended (``node-NAME.end.json``). A node that left the first and not the second is one that failed.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from pytest_llmperf.launch import hang_report, process
+from pytest_llmperf.launch.forked_agent import ColdStartError, Conversation, ForkedAgent, LaunchOrder
 from pytest_llmperf.launch.health import HealthWatch
-from pytest_llmperf.launch.machine import find_machine
+from pytest_llmperf.launch.local import BEFORE_WORDS, OTHER_PATH, package_path
+from pytest_llmperf.launch.machine import Gpu, find_machine
 from pytest_llmperf.launch.progress_reader import ProgressReader
 from pytest_llmperf.launch.slurm.node_info import node_name, switch
+from pytest_llmperf.launch.slurm.node_scratch import scratch
+from pytest_llmperf.launch.slurm.server_socket import connected
+from pytest_llmperf.launch.slurm.warm_offer import Offer
 from pytest_llmperf.support.files import write_text
 
 TIMED_OUT = 124
 UNWRITABLE = 74
 """A word that cannot be left in the folder is told by the exit code, the only other way to the launcher."""
 _ENDED_BY_SIGNAL = 143
-SCRATCH = "LLMPERF_SCRATCH"
-
-# Compilers keep what they made here: on a shared file system every rank of every node would fight for it.
-_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+# Imports on the first node of a night take minutes; the server itself gives up before.
+_FORK_SECONDS = 330.0
 
 
 class _SignalledError(Exception):
@@ -45,14 +45,16 @@ class _SignalledError(Exception):
 
 def main(arguments: Sequence[str]) -> int:
     """Run this node's part; the exit code is torchrun's, or says that the time was over or the folder not writable."""
-    folder, seconds, command = Path(arguments[0]), float(arguments[1]), list(arguments[3:])
+    folder, seconds, at = Path(arguments[0]), float(arguments[1]), [*arguments].index("--")
+    offer, command = Offer.of(arguments[2:at]), arguments[at + 1 :]
     name = node_name()
     signal.signal(signal.SIGTERM, _on_signal)
     if not _left(folder / f"node-{name}.json", {"node": name, "host": platform.node(), "switch": switch()}):
         return UNWRITABLE
     command = [word.replace("@node@", name) for word in command]
-    with _scratch() as variables:
-        ended = _run(folder, name, seconds, command, {**os.environ, **variables})
+    with scratch() as variables:
+        part = _Part(folder, name, command, {**os.environ, **variables}, find_machine().gpus)
+        ended = _run(part, offer, seconds)
     return int(ended["returncode"]) if _left(folder / f"node-{name}.end.json", ended) else UNWRITABLE
 
 
@@ -66,55 +68,88 @@ def _left(path: Path, word: Mapping[str, Any]) -> bool:
     return True
 
 
-def _run(folder: Path, name: str, seconds: float, command: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Part:
+    """What this node does of a launch."""
+
+    folder: Path
+    node: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    gpus: tuple[Gpu, ...]
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"torchrun-{self.node}.log"
+
+
+def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
     start = time.monotonic()
-    progress = ProgressReader(folder / "progress.json", lambda _: None)
-    gpus = find_machine().gpus
-    with HealthWatch(gpus, lambda: folder.glob("rank-*.pid")) as watched:
+    progress = ProgressReader(part.folder / "progress.json", lambda _: None)
+    with HealthWatch(part.gpus, lambda: part.folder.glob("rank-*.pid")) as watched:
         answer: dict[str, Any] = {"returncode": _ENDED_BY_SIGNAL, "timed_out": False, "signalled": False}
         try:
-            log = folder / f"torchrun-{name}.log"
+            agent, how = _forked(part, offer)
+            answer |= how
             ended = process.watch(
-                lambda: process.start(command, environment=environment, log=log),
+                lambda: agent or process.start(part.command, environment=part.environment, log=part.log),
                 timeout_seconds=seconds,
                 pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, our own are our children
                 poll=lambda: watched.look(progress.poll()),
-                at_timeout=lambda: hang_report.ask(folder, name),
+                at_timeout=lambda: hang_report.ask(part.folder, part.node),
             )
             # A signal's number is none that an exit code can hold.
             answer["returncode"] = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
+            answer["lost_server"] = agent is not None and agent.lost_server
             if ended.timed_out:
                 answer |= {"returncode": TIMED_OUT, "timed_out": True}
         except _SignalledError:
             answer |= {"signalled": True}
+        except ColdStartError as error:
+            answer |= {
+                "returncode": 1,
+                "error": f"--perf-start warm: it can only begin cold: on node {part.node}: {error}",
+            }
         except OSError as error:
-            answer |= {"returncode": 127, "error": f"{command[0]}: {error}"}
+            answer |= {"returncode": 127, "error": f"{part.command[0]}: {error}"}
         watched.look(progress.read())
-        return {**answer, "node": name, "seconds": time.monotonic() - start, "health": asdict(watched.health())}
+        seconds = time.monotonic() - start
+        return {**answer, "node": part.node, "seconds": seconds, "health": asdict(watched.health())}
+
+
+def _forked(part: _Part, offer: Offer | None) -> tuple[ForkedAgent | None, dict[str, Any]]:
+    """This node's torchrun, begun warm, or ``None``; and how it begins, for the launcher.
+
+    Raises:
+        ColdStartError: it has to begin cold, and must not.
+        OSError: its log cannot be written.
+    """
+    if offer is None:
+        return None, {"start": "cold"}
+    is_gone = True
+    try:
+        conversation = Conversation(connected(f"{offer.name}-{part.node}"))
+        is_gone = False
+        homes = [package_path(), str(part.folder / OTHER_PATH)]
+        conversation.send({"python": part.command[0], "on_gpu": bool(part.gpus), "homes": homes})
+        # By their names of everywhere: the server's step may number them otherwise.
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in part.gpus)}
+        order = LaunchOrder(
+            torchrun=part.command[BEFORE_WORDS:],
+            environment={**part.environment, **visible},
+            needs=offer.needs,
+            log=part.log,
+        )
+        return conversation.launch(order, _FORK_SECONDS, lambda: None), {"start": "warm"}
+    except ColdStartError as error:
+        if offer.is_required:
+            raise ColdStartError(f"--perf-start warm: it can only begin cold: {error}") from None
+        return None, {"start": "cold", "cold_because": str(error), "is_server_gone": is_gone}
 
 
 def _on_signal(_number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SLURM repeats itself, and the reaping must come to its end
     raise _SignalledError
-
-
-@contextmanager
-def _scratch() -> Iterator[dict[str, str]]:
-    """A folder of this node for this launch, and one that the job's launches share; empty where none can be made."""
-    wanted = os.environ.get(SCRATCH) or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - node-local by its nature
-    home = Path(os.path.expandvars(wanted)) / f"llmperf-{os.getuid()}-{os.environ.get('SLURM_JOB_ID', '')}"
-    try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder = tempfile.mkdtemp(prefix="launch-", dir=home)
-    except OSError:
-        yield {}
-        return
-    try:
-        yield {"TMPDIR": folder} | {
-            name: str(home / cache) for name, cache in _CACHES.items() if name not in os.environ
-        }
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,11 @@ def failed_nodes(log: str) -> set[str]:
     return _nodes(_FAILED.findall(log))
 
 
+def ended_nodes(log: str) -> set[str]:
+    """Nodes whose task srun says has ended badly."""
+    return _nodes(_TASK_ENDED.findall(log))
+
+
 def is_gone(state: str) -> bool:
     """Whether SLURM calls a node so that it cannot work."""
     return bool(_GONE.search(state))

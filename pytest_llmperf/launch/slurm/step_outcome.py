@@ -66,7 +66,8 @@ def gather(
     result = outcome.read(folder, spec, replace(ended, timed_out=timed_out, where=where), progress)
     result = replace(result, health=health)
     if isinstance(result, Launch):
-        return result
+        is_warm = all(end.get("start") == "warm" for end in ends.values())
+        return replace(result, evidence={**result.evidence, "start": "warm" if is_warm else "cold"})
     if clean:
         message = f"{result.message} within {LATE_SECONDS:.0f} s; all nodes must share the file system of its folder"
         return replace(result, message=message)
@@ -91,6 +92,18 @@ def _broken(
         nobody_began = not any((folder / f"node-{node}.json").exists() for node in nodes)
         return Aftermath(failure, lost, nobody_began)
     return _reworded(folder, failure, ends, nodes)
+
+
+def cold_starts(folder: Path, nodes: Sequence[str]) -> dict[str, str]:
+    """Nodes that began cold where they were to begin warm, and why."""
+    ends = {node: _read(folder / f"node-{node}.end.json") for node in nodes}
+    return {node: str(end["cold_because"]) for node, end in ends.items() if end.get("cold_because")}
+
+
+def has_lost_server(folder: Path, nodes: Sequence[str]) -> bool:
+    """Whether a node had its fork server no more, before the launch or in it."""
+    ends = [_read(folder / f"node-{node}.end.json") for node in nodes]
+    return any(end.get("is_server_gone") or end.get("lost_server") for end in ends)
 
 
 def wait_for(seen: Callable[[], bool], folder: Path, seconds: float) -> bool:
@@ -143,6 +156,10 @@ def _reworded(folder: Path, failure: Failure, ends: Mapping[str, Any], nodes: Se
     errors = [str(end["error"]) for end in ends.values() if end.get("error")]
     if errors:
         return replace(failure, kind="never-started", message=errors[0])
+    deserted = [node for node, end in ends.items() if end.get("lost_server")]
+    if deserted:  # the others' ranks only tell that their peers are gone
+        message = f"the fork server of node {listed(deserted)} died, and torchrun there was ended with it"
+        return replace(failure, kind="killed", message=message)
     if all(end["signalled"] for end in ends.values()):
         message = "SLURM ended the step (scancel, preemption or the time limit)"
         return replace(failure, kind="killed", message=message)

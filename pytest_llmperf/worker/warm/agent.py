@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -50,6 +51,7 @@ def run_agent(order: Order, log: int, server: int) -> int:
     _redirect(log)
     os.environ.clear()
     os.environ.update(order.environment)
+    tempfile.tempdir = None  # what was found by another environment
     try:
         _torchrun(order)
         return 0

@@ -1,0 +1,165 @@
+"""One node's fork servers, started by srun for the whole run: ``python -m …node_server NAME FOLDER cpu|gpu``.
+
+The agents of the node's launches (``node_agent.py``) find it by NAME and ask it as the pytest process asks its own
+servers on one machine: what it forks is torchrun's agent, with the environment of the launch's own step. It ends when
+its standard input does, that is with the pytest process, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.launch.forked_agent import ColdStartError, ForkedAgent, LaunchOrder
+from pytest_llmperf.launch.local import package_path, server_pool
+from pytest_llmperf.launch.server_pool import ServerKey, ServerPool
+from pytest_llmperf.launch.slurm.node_info import node_name
+from pytest_llmperf.launch.slurm.node_scratch import scratch
+from pytest_llmperf.launch.slurm.server_socket import accepted, listening
+from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
+
+# A SIGTERM waits for no longer until it is looked at.
+_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+# What is said together comes together.
+_ASK_SECONDS = 30.0
+# torchrun gives its ranks 30 s after SIGTERM before it kills them itself.
+_GRACE_SECONDS = 35.0
+
+# Of a step, a node or a launch; what a spec sets is not among them.
+_PASSING = ("SLURM", "SRUN_", "PMI", "TORCHELASTIC_")
+_OF_A_LAUNCH = frozenset({"TMPDIR", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "CUDA_VISIBLE_DEVICES"})
+
+
+class _NobodyError(Exception):
+    """Nobody waits any more for what is done: the launch's agent is gone, or the run."""
+
+
+class NodeServer:
+    """Serves one launch after the other: a node is leased to one at a time."""
+
+    def __init__(self, listener: socket.socket, pool: ServerPool) -> None:
+        self._listener, self._pool = listener, pool
+        self._is_told_to_end = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def serve(self) -> None:
+        """Until the run is over, or SLURM ends the step."""
+        while not self._is_told_to_end and not _is_over():
+            if select.select([self._listener, sys.stdin], [], [], _LOOK_SECONDS)[0]:
+                channel = accepted(self._listener) if _is_readable(self._listener) else None
+                if channel is not None:
+                    with suppress(ChannelClosedError, _NobodyError):
+                        self._serve(channel)
+                    channel.close()
+
+    def _serve(self, channel: Channel) -> None:
+        use, asked = _message(channel), _message(channel)
+        agent = None
+        try:
+            agent = self._forked(channel, use, asked)
+            channel.send({"began": agent.pid})
+            while (returncode := agent.poll()) is None:
+                _look(channel)
+                with suppress(subprocess.TimeoutExpired):
+                    agent.wait(_POLL_SECONDS)
+            if not agent.lost_server:  # else how it ended is not known, and a closed channel says that
+                channel.send({"ended": agent.pid, "returncode": returncode})
+        except ColdStartError as error:
+            channel.send({"refused": str(error)})
+        except OSError as error:
+            channel.send({"refused": f"no fork server could be asked ({error})"})
+        finally:
+            for file in (*use.files, *asked.files):
+                os.close(file)
+            if agent is not None:
+                _end(agent)
+
+    def _forked(self, channel: Channel, use: Message, asked: Message) -> ForkedAgent:
+        environment = asked.content["environment"]
+        order = LaunchOrder(
+            torchrun=asked.content["torchrun"],
+            environment=environment,
+            needs=asked.content["needs"],
+            log=Path(f"/proc/self/fd/{asked.files[0]}"),
+        )
+        key = server_key(use.content["python"], environment, use.content["homes"], on_gpu=use.content["on_gpu"])
+        return self._pool.launch(key, order, lambda: _look(channel))
+
+    def _on_sigterm(self, *_: object) -> None:
+        # SLURM tells every step of the job at once: the launch's own agent reaps it, and says why it ended.
+        self._is_told_to_end = True
+
+
+def server_key(python: str, environment: Mapping[str, str], homes: Sequence[str], *, on_gpu: bool) -> ServerKey:
+    """Of the server for ranks in ``environment``, whose ``PYTHONPATH`` begins with one of ``homes``."""
+    lasting = {
+        name: value for name, value in environment.items() if name not in _OF_A_LAUNCH and not name.startswith(_PASSING)
+    }
+    path = [part for part in lasting.pop("PYTHONPATH", "").split(os.pathsep) if part and part not in homes]
+    return ServerKey.of(python, lasting | ({"PYTHONPATH": os.pathsep.join(path)} if path else {}), on_gpu=on_gpu)
+
+
+def _message(channel: Channel) -> Message:
+    message = channel.receive(_ASK_SECONDS)
+    if message is None:
+        raise _NobodyError
+    return message
+
+
+def _look(channel: Channel) -> None:
+    """Whether anybody still waits.
+
+    Raises:
+        _NobodyError: nobody does.
+    """
+    try:
+        channel.receive(0)
+    except ChannelClosedError:
+        raise _NobodyError from None
+    if _is_over():
+        raise _NobodyError
+
+
+def _is_over() -> bool:
+    """Whether the run is: its end of this process' standard input is closed, and nothing is ever written there."""
+    return _is_readable(sys.stdin) and not os.read(sys.stdin.fileno(), 4096)
+
+
+def _is_readable(file: Any) -> bool:
+    return bool(select.select([file], [], [], 0)[0])
+
+
+def _end(agent: ForkedAgent) -> None:
+    for ask in (agent.terminate, agent.kill):
+        if agent.poll() is None:
+            ask()
+            with suppress(subprocess.TimeoutExpired):
+                agent.wait(_GRACE_SECONDS)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See above."""
+    node, on_gpu = node_name(), arguments[2] == "gpu"
+    folder = Path(arguments[1]) / node
+    with scratch() as variables, listening(f"{arguments[0]}-{node}") as listener:
+        folder.mkdir(parents=True)
+        pool = server_pool(lambda: folder)
+        try:
+            environment = {**os.environ, **variables}
+            pool.prepare(server_key(sys.executable, environment, [package_path()], on_gpu=on_gpu))
+            NodeServer(listener, pool).serve()
+        finally:
+            pool.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,172 @@
+"""NodeServers: a step of the job, as long as the run, with a server on each node from which launches are forked."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.launch.forked_agent import ColdStartError
+from pytest_llmperf.launch.local import LaunchRequest, lasting_environment, needs, package_path
+from pytest_llmperf.launch.slurm import controller
+from pytest_llmperf.launch.slurm.allocation import listed
+from pytest_llmperf.launch.slurm.node_failures import ended_nodes, word
+from pytest_llmperf.launch.slurm.srun import Srun
+from pytest_llmperf.launch.slurm.step_outcome import wait_for
+from pytest_llmperf.launch.slurm.warm_offer import Offer
+
+# A node takes seconds to start a step; the first of a night, from a shared file system, more.
+_BEGIN_SECONDS = 60.0
+# Each node ends its servers, which hold nothing then.
+_END_SECONDS = 30.0
+# After so many there is something about this site that somebody has to look at.
+_MOST_STEPS = 3
+
+
+class NodeServers:
+    """Of one run."""
+
+    def __init__(self, srun: Srun, folder: Callable[[], Path]) -> None:
+        """``folder``, on the shared file system, is where they leave logs."""
+        self._srun, self._folder = srun, folder
+        self._step: _Step | None = None
+        self._num_steps = 0
+        self._why_none = ""
+
+    def prepare(self) -> None:
+        """Let them begin their imports, on all nodes; why they cannot is told to the launch that wants them."""
+        with suppress(ColdStartError):
+            self._running([node.node for node in self._srun.cluster.nodes])
+
+    def offer(self, request: LaunchRequest, nodes: Sequence[str], left: Sequence[str]) -> Offer | None:
+        """For a launch on ``nodes``, of those that the job has ``left``; ``None``: it begins cold.
+
+        Raises:
+            ColdStartError: it must not.
+        """
+        if request.warm is None:
+            return None
+        try:
+            step = self._running(left)
+            silent = step.silent(nodes)
+            if silent:
+                self._why_none = (
+                    f"no fork server began on node {listed(silent)} ({step.last_word or 'nothing was said'})"
+                )
+                self.give_up()
+                raise ColdStartError(self._why_none)
+        except ColdStartError as error:
+            request.warm.cold(str(error))
+            return None
+        return Offer(name=step.name, needs=needs(request.spec), is_required=request.warm.is_required)
+
+    def give_up(self) -> None:
+        """End those that there are, since one of them is gone; the next launch has others."""
+        if self._step is not None:
+            self._step.end()
+            self._step = None
+
+    def close(self) -> None:
+        """End them; what is launched later begins cold."""
+        self._why_none = "the run is at its end"
+        self.give_up()
+
+    def _running(self, nodes: Sequence[str]) -> _Step:
+        if self._why_none:
+            raise ColdStartError(self._why_none)
+        if self._step is not None and self._step.has_ended:
+            self.give_up()
+        if self._step is None and self._num_steps == _MOST_STEPS:
+            self._why_none = f"the nodes' fork servers ended {_MOST_STEPS} times"
+            raise ColdStartError(self._why_none)
+        self._step = self._step or self._started(nodes)
+        return self._step
+
+    def _started(self, nodes: Sequence[str]) -> _Step:
+        self._num_steps += 1
+        try:
+            folder = self._folder() / f"fork-servers-{self._num_steps}"
+            folder.mkdir()
+            return _Step(self._srun, nodes, folder)
+        except OSError as error:
+            self._why_none = f"no fork server could be started on the nodes ({error})"
+            raise ColdStartError(self._why_none) from None
+
+
+class _Step:
+    """One srun that runs until its standard input is closed: by us, or by the kernel when this process is gone."""
+
+    def __init__(self, srun: Srun, nodes: Sequence[str], folder: Path) -> None:
+        self.name = f"llmperf-servers-{secrets.token_hex(8)}"
+        self._job_id = srun.cluster.allocation.job_id
+        self._folder, self._log = folder, folder / "srun.log"
+        self._until = time.monotonic() + _BEGIN_SECONDS
+        environment = lasting_environment(os.environ, {})
+        path = [package_path(), *filter(None, [environment.get("PYTHONPATH")])]
+        environment |= {"PYTHONPATH": os.pathsep.join(path)}
+        if srun.on_cpu:
+            environment |= {"CUDA_VISIBLE_DEVICES": ""}
+        command = [
+            # Each lasts for itself: neither a node nor a server that fails ends the others.
+            *srun.words(nodes, "--wait=0", "--no-kill", name=self.name, gpus_per_node=srun.cluster.gpus_per_node),
+            *srun.options.wrapped(
+                [
+                    *(srun.python(), "-m", "pytest_llmperf.launch.slurm.node_server"),
+                    *(self.name, str(folder), "cpu" if srun.on_cpu else "gpu"),
+                ],
+                srun.variables(environment),
+            ),
+        ]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                env=srun.environment(environment),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C at the terminal reaches us alone
+            )
+        self._lifeline: Any = self._process.stdin
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def silent(self, nodes: Sequence[str]) -> list[str]:
+        """Those of ``nodes`` whose server has not begun; they are waited for, as long as that may take."""
+        wait_for(
+            lambda: not self._missing(nodes) or self.has_ended or not ended_nodes(self._said).isdisjoint(nodes),
+            self._folder,
+            self._until - time.monotonic(),
+        )
+        return self._missing(nodes)
+
+    @property
+    def last_word(self) -> str:
+        """srun's."""
+        return word(self._said.splitlines())
+
+    def _missing(self, nodes: Sequence[str]) -> list[str]:
+        return [node for node in nodes if not (self._folder / node).exists()]
+
+    @property
+    def _said(self) -> str:
+        with suppress(OSError):
+            return self._log.read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    def end(self) -> None:
+        """Let its servers end, and it with them."""
+        with suppress(OSError):
+            self._lifeline.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            controller.cancel_step(self._job_id, self.name)
+            self._process.kill()
+            self._process.wait()

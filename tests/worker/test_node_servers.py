@@ -1,0 +1,184 @@
+"""A job's nodes with their fork servers: real torchrun on both, on this one host, and an srun that is a script."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.judge.exact_changes import changes
+from pytest_llmperf.launch.local import LaunchRequest, WarmStart, server_pool
+from pytest_llmperf.launch.slurm.cluster import find_cluster
+from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
+from pytest_llmperf.launch.slurm.node_servers import NodeServers
+from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.launch.slurm.srun import Srun
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.launch import Launch
+from tests.slurm.fakes import FakeSlurm
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
+
+SPEC = TrainSpec(model="llama-tiny", gpus=2, micro_batch_size=2, sequence_length=32, steps=5, min_steps=5)
+ENDLESS = TrainSpec(
+    model="llama-tiny", gpus=2, sequence_length=16, steps=100_000, min_steps=100_000, micro_batch_size=1
+)
+
+
+@dataclass
+class Job:
+    """Two nodes, one rank each."""
+
+    folder: Path
+    said: list[str] = field(default_factory=list)
+    is_required: bool = False
+    _count: int = 0
+
+    def __post_init__(self) -> None:
+        options = SlurmOptions()
+        srun = Srun(cluster=find_cluster(options), options=options, on_cpu=True)
+        self.servers = NodeServers(srun, lambda: self.folder)
+        self.launcher = SlurmLauncher(srun, say=self.said.append, servers=self.servers)
+        pool = server_pool(lambda: self.folder)
+        self._warm = WarmStart(pool, self.said.append, is_required=self.is_required)
+
+    def launch(
+        self, spec: TrainSpec = SPEC, watch: Callable[[Progress], None] = lambda _: None, *, start: str = "warm"
+    ) -> Launch | Failure:
+        self._count += 1
+        warm = self._warm if start == "warm" else None
+        run = self.folder / f"run-{self._count}"
+        request = LaunchRequest(spec=spec, folder=run, gpus=(), timeout_seconds=240, warm=warm)
+        return self.launcher.launch(request, watch)
+
+    def server(self, node: str) -> psutil.Process:
+        (found,) = [process for process in servers(self.folder) if process.environ()["SLURMD_NODENAME"] == node]
+        return found
+
+
+def servers(folder: Path) -> list[psutil.Process]:
+    """The nodes' own, of a job in ``folder``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if words[1:3] == ["-m", "pytest_llmperf.launch.slurm.node_server"] and str(folder) in " ".join(words):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def until(seen: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def _nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        FakeSlurm(tmp_path_factory.mktemp("slurm"), patch).allocate({"n1": {}, "n2": {}})
+        yield
+
+
+@pytest.fixture
+def job(_nodes: None, tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    job.servers.close()
+    until(lambda: not servers(tmp_path))
+
+
+def test_launches_on_both_nodes_are_forked_and_are_what_they_were(job: Job) -> None:
+    cold, *warm = (job.launch(start=start) for start in ("cold", "warm", "warm"))
+    assert isinstance(cold, Launch), cold
+    for launch in warm:
+        assert isinstance(launch, Launch), launch
+        assert launch.evidence["start"] == "warm"
+        assert launch.losses == cold.losses
+        assert changes([launch], [cold]) == ()
+        assert launch.wall_seconds < cold.wall_seconds
+    assert cold.evidence["start"] == "cold"
+    assert job.said == []
+    assert len([*job.folder.glob("fork-servers-*")]) == 1
+
+
+def test_one_that_dies_ends_its_launch_and_the_next_has_others(job: Job) -> None:
+    killed: list[int] = []
+
+    def kill(progress: Progress) -> None:
+        if progress.step > 0 and not killed:
+            process = job.server("n2")
+            killed.append(process.pid)
+            process.send_signal(signal.SIGKILL)
+
+    failure = job.launch(ENDLESS, kill)
+    assert isinstance(failure, Failure)
+    assert failure.kind == "killed"
+    assert failure.message.startswith("the fork server of node n2 died")
+    launch = job.launch()
+    assert isinstance(launch, Launch), launch
+    assert launch.evidence["start"] == "warm"
+    assert job.said == []
+
+
+def test_one_that_dies_between_launches_costs_one_its_warm_start(job: Job) -> None:
+    alone = replace(SPEC, gpus=1)
+    assert isinstance(job.launch(alone), Launch)
+    process = job.server("n1")
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+    starts = [
+        launch.evidence["start"] for launch in (job.launch(alone), job.launch(alone)) if isinstance(launch, Launch)
+    ]
+    assert starts == ["cold", "warm"]
+    (said,) = job.said
+    assert said.startswith("launches begin cold: on node n1: its fork server is gone")
+
+
+def test_where_none_can_begin_it_is_said_once_and_launches_are_cold(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job.servers, "_srun", NoModule(job.servers._srun))
+    launches = [job.launch(replace(SPEC, gpus=1)) for _ in range(2)]
+    assert [launch.evidence["start"] for launch in launches if isinstance(launch, Launch)] == ["cold", "cold"]
+    (said,) = job.said
+    assert said.startswith("launches begin cold: no fork server began on node n1")
+
+
+class NoModule:
+    """An srun whose nodes have a Python without this package."""
+
+    def __init__(self, srun: Srun) -> None:
+        self._srun = srun
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._srun, name)
+
+    def python(self) -> str:
+        return "/bin/false"
+
+
+def test_none_outlives_a_run_that_is_killed(job: Job, tmp_path: Path) -> None:
+    script = (
+        "import time; from pathlib import Path; from tests.worker.test_node_servers import Job\n"
+        f"job = Job(Path({str(tmp_path)!r}))\njob.servers.prepare()\ntime.sleep(1000)"
+    )
+    run = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    try:
+        until(lambda: len(servers(tmp_path)) == 2)
+    finally:
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+    until(lambda: not servers(tmp_path))
