@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +16,7 @@ from pytest_llmperf.engine.search_deadline import SearchDeadline, bounds
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, judge_capacity
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.launch.memory_estimate import PredictionError, predict
+from pytest_llmperf.launch.memory_estimate import PredictionError, predictions
 from pytest_llmperf.records.batch_size_search import LARGEST, Search
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, joined_reasons
@@ -136,11 +135,11 @@ def _told(
 
 def _guess(spec: TrainSpec, limit_bytes: int) -> int:
     """Where predicted memory meets the limit; the spec's own size where it cannot be predicted."""
-    try:
-        with ThreadPoolExecutor(len(_SIZES)) as pool:
-            specs = [replace(spec, micro_batch_size=size) for size in _SIZES]
-            small, large = (sum(parts.values()) for parts in pool.map(predict, specs))
-    except PredictionError:
-        return spec.micro_batch_size
+    sums = []
+    for parts in predictions([replace(spec, micro_batch_size=size) for size in _SIZES]):
+        if isinstance(parts, PredictionError):
+            return spec.micro_batch_size
+        sums.append(sum(parts.values()))
+    small, large = sums
     each = (large - small) / (_SIZES[1] - _SIZES[0])
     return max(1, int(_SIZES[0] + (limit_bytes - small) / each)) if each > 0 else spec.micro_batch_size

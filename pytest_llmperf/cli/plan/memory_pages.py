@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +10,13 @@ from pytest_llmperf.cli.baseline_folder import CaseError
 from pytest_llmperf.cli.spec_arguments import Named
 from pytest_llmperf.insight import memory_formulas
 from pytest_llmperf.insight.memory_formulas import MemoryPlan
-from pytest_llmperf.launch import memory_estimate as prediction
+from pytest_llmperf.launch import memory_estimate
 from pytest_llmperf.launch.memory_estimate import PredictionError
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support import formats
-
-# A prediction takes one core and 1 GB.
-_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -36,34 +31,16 @@ class Prediction:
 
 def predictions(cases: Sequence[Named]) -> Iterator[Prediction | CaseError]:
     """The prediction for each case, or why there is none, in their order and each as soon as it is known."""
-    pool = ThreadPoolExecutor(max(1, min(_AT_ONCE, len(os.sched_getaffinity(0)))))
-    try:
-        yield from pool.map(_prediction, cases)
-    finally:
-        pool.shutdown(cancel_futures=True)  # whoever stops waits for no prediction that has not begun
+    found = memory_estimate.predictions([case.spec for case in cases])
+    for case, parts in zip(cases, found, strict=True):
+        yield CaseError(str(parts)) if isinstance(parts, PredictionError) else _prediction(case, MemoryPlan(parts))
 
 
-def _prediction(case: Named) -> Prediction | CaseError:
-    try:
-        plan = predict(case.spec)
-    except CaseError as error:
-        return error
+def _prediction(case: Named, plan: MemoryPlan) -> Prediction:
     if case.stored is None:
         return Prediction(case.spec, plan)
     baseline = case.stored.baseline
     return Prediction(case.spec, plan, baseline.machine, memory_formulas.newest_on_a_gpu(baseline.launches))
-
-
-def predict(spec: TrainSpec) -> MemoryPlan:
-    """The prediction for ``spec``.
-
-    Raises:
-        CaseError: it cannot be predicted; one line.
-    """
-    try:
-        return MemoryPlan(prediction.predict(spec))
-    except PredictionError as error:
-        raise CaseError(str(error)) from error
 
 
 def page(prediction: Prediction) -> list[str]:

@@ -1,4 +1,4 @@
-"""``python -m pytest_llmperf.worker.estimate.memory_estimator``: the memory a spec will need on a GPU, without one.
+"""The memory a spec will need on a GPU, without one.
 
 The real model takes a training step on fake tensors, which have sizes and no content, and every storage is counted
 from its birth to its death. It runs as on a CPU; what CUDA keeps differently is put in its place: the types that its
@@ -7,9 +7,6 @@ autocast works in, the attention kernels' and dropout's saved tensors, Liger's k
 
 from __future__ import annotations
 
-import gc
-import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -163,22 +160,3 @@ def _functions(spec: TrainSpec, counter: Counter) -> Callable[[], CudaFunctions]
 
 def _autocast(spec: TrainSpec) -> torch.dtype | None:
     return None if spec.mixed_precision == "no" else DTYPES[spec.mixed_precision]
-
-
-def main() -> int:
-    """Read a spec and its model's configuration; print the parts, or why there are none, as JSON."""
-    request = json.load(sys.stdin)
-    gc.freeze()  # to look through what the imports have made, again and again, is a sixth of the time
-    try:
-        answer: dict[str, Any] = {"parts": plan(TrainSpec.from_dict(request["spec"]), request["model_config"])}
-    except Exception as error:  # noqa: BLE001 - a model's own code may raise anything, and who asked wants one line
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "  # 'x' alone says nothing
-        answer = {"error": kind + " ".join(str(error).split())}
-    finally:
-        gc.unfreeze()
-    json.dump(answer, sys.stdout)
-    return 0 if "parts" in answer else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
