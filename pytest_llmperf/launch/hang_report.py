@@ -42,13 +42,15 @@ class Hang:
     """Of the first that answered, its main thread's, innermost frame first."""
 
 
-def ask(folder: Path, node: str = "") -> None:
-    """Let the ranks that this process started for the launch in ``folder`` write down what they do; a few seconds.
+def ask(folder: Path, torchrun: int, node: str = "") -> None:
+    """Let the ranks of ``torchrun``, a pid, for the launch in ``folder`` write down what they do; a few seconds.
 
     What is known of one that does not, on ``node``, is left in its place: it may be stopped, or sleep in the kernel.
     """
     # Before a rank wrote this file it has no handler, and the signal would end it.
-    ranks = {rank: process for rank, process in _ranks(folder).items() if (folder / f"rank-{rank}.pid").exists()}
+    ranks = {
+        rank: process for rank, process in _ranks(folder, torchrun).items() if (folder / f"rank-{rank}.pid").exists()
+    }
     for process in ranks.values():
         with suppress(psutil.Error):
             process.send_signal(signal.SIGUSR1)
@@ -128,25 +130,26 @@ def _listed(ranks: list[int]) -> str:
     return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)
 
 
-def _ranks(folder: Path) -> dict[str, psutil.Process]:
-    found, forked = {}, _forked(folder)
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            words = child.cmdline()
-            if "RANK" in child.environ() and words[-2:] == ["pytest_llmperf.worker", str(folder)]:
-                found[child.environ()["RANK"]] = child
-            elif child.pid in forked and _FORK_SERVER in words:
-                found[forked[child.pid]] = child
+def _ranks(folder: Path, torchrun: int) -> dict[str, psutil.Process]:
+    found: dict[str, psutil.Process] = {}
+    with suppress(psutil.Error):
+        for child in psutil.Process(torchrun).children(recursive=True):
+            with suppress(psutil.Error):
+                rank = _rank_of(child, folder)
+                if rank is not None:
+                    found[rank] = child
     return found
 
 
-def _forked(folder: Path) -> dict[int, str]:
-    """Ranks by the pids that they wrote: one that was forked has the command line and environment of its server."""
-    found = {}
-    for path in folder.glob("rank-*.pid"):
-        with suppress(OSError, ValueError):
-            found[int(path.read_text(encoding="ascii"))] = path.stem.rpartition("-")[2]
-    return found
+def _rank_of(process: psutil.Process, folder: Path) -> str | None:
+    words = process.cmdline()
+    if _FORK_SERVER not in words:
+        is_rank = words[-2:] == ["pytest_llmperf.worker", str(folder)]
+        return process.environ().get("RANK") if is_rank else None
+    # It has the command line and environment of its server. Pids that ranks wrote may be another node's.
+    opened = (Path(file.path) for file in process.open_files())
+    own = [path.stem for path in opened if path.parent == folder.resolve() and path.match("stacks-rank-*.txt")]
+    return own[0].rpartition("-")[2] if own else None
 
 
 def _spy(folder: Path, ranks: Mapping[str, psutil.Process]) -> None:

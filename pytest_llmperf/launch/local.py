@@ -152,7 +152,7 @@ class LocalLauncher:
                         timeout_seconds=request.timeout_seconds,
                         pid_files=lambda: folder.glob("rank-*.pid"),
                         poll=lambda: watched.look(progress.poll()),
-                        at_timeout=lambda: hang_report.ask(folder),
+                        at_timeout=lambda torchrun: hang_report.ask(folder, torchrun),
                     )
                 watched.look(progress.read())
                 if agent and agent.lost_server:

@@ -78,12 +78,13 @@ def watch(
     timeout_seconds: float,
     pid_files: Callable[[], Iterable[Path]],
     poll: Callable[[], object],
-    at_timeout: Callable[[], None] = lambda: None,
+    at_timeout: Callable[[int], None] = lambda _: None,
 ) -> Ended:
     """Call ``poll`` while what ``starting`` starts runs, and reap its whole tree; the time is that from its start.
 
     ``pid_files`` names files in which descendants wrote their pids: ranks lead sessions of their own, and one whose
-    parent is gone is found only there. ``at_timeout`` is called before what took too long is ended.
+    parent is gone is found only there. ``at_timeout`` is called with its pid before what took too long is
+    ended.
     """
     begun, oom_kills = time.monotonic(), _oom_kills()
     process = starting()
@@ -93,7 +94,7 @@ def watch(
         while process.poll() is None:
             if time.monotonic() - begun > timeout_seconds:
                 timed_out = True
-                at_timeout()
+                at_timeout(process.pid)
                 break
             poll()
             with suppress(subprocess.TimeoutExpired):

@@ -100,7 +100,7 @@ def test_a_stopped_rank_is_told_with_its_state(tmp_path: Path, monkeypatch: pyte
         while len([*tmp_path.glob("rank-*.pid")]) < 2:
             time.sleep(0.05)
         processes[1].send_signal(signal.SIGSTOP)
-        hang_report.ask(tmp_path, "n2")
+        hang_report.ask(tmp_path, os.getpid(), "n2")
     hang = hang_report.read(tmp_path)
     assert hang is not None
     assert hang.message.startswith("rank 1 on node n2 did not answer (stopped); rank 0 in <module> (")

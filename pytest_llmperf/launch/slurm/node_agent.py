@@ -96,7 +96,7 @@ def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
                 timeout_seconds=seconds,
                 pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, our own are our children
                 poll=lambda: watched.look(progress.poll()),
-                at_timeout=lambda: hang_report.ask(part.folder, part.node),
+                at_timeout=lambda torchrun: hang_report.ask(part.folder, torchrun, part.node),
             )
             # A signal's number is none that an exit code can hold.
             answer["returncode"] = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
