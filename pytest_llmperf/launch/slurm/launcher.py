@@ -7,12 +7,20 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.launch import process
 from pytest_llmperf.launch.disk_space import means_no_room
 from pytest_llmperf.launch.leases import lease_nodes
-from pytest_llmperf.launch.local import LaunchRequest, lifeline, torchrun_command, worker_environment, write_request
+from pytest_llmperf.launch.local import (
+    LaunchRequest,
+    lifeline,
+    torchrun_command,
+    with_phases,
+    worker_environment,
+    write_request,
+)
 from pytest_llmperf.launch.progress_reader import ProgressReader
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import Placement, listed, place
@@ -117,7 +125,10 @@ class SlurmLauncher:
             return self._for_want_of_nodes(_refused(request, self._what_is_left(request)), request)
         names = [node.node for node in self._cluster.nodes if node.node not in self._lost]
         try:
-            with lease_nodes(placement.num_nodes, self._cluster.allocation.key, names, self._say) as held:
+            with ExitStack() as stack:
+                with request.meter.waiting():
+                    lease = lease_nodes(placement.num_nodes, self._cluster.allocation.key, names, self._say)
+                    held = stack.enter_context(lease)
                 nodes = tuple(node for node in self._cluster.nodes if node.node in held)
                 return self._run(request, nodes, placement, watch)
         except OSError as error:
@@ -144,7 +155,7 @@ class SlurmLauncher:
         write_request(request)
         ended = None
         try:
-            with lifeline(folder) as line, request.meter.running():
+            with lifeline(folder) as line, request.meter.running() as lap:
                 command, environment = self._command(request, step, line), self._environment(request)
                 ended = process.watch(
                     lambda: process.start(command, environment=environment, log=folder / "srun.log"),
@@ -162,9 +173,8 @@ class SlurmLauncher:
         if not isinstance(result, Launch):
             return result
         self._walls[request.spec.digest] = ended.seconds
-        return replace(
-            result, wall_seconds=round(ended.seconds, 3), evidence={**result.evidence, **places(nodes, placement)}
-        )
+        timed = with_phases(result, lap, progress.read())
+        return replace(timed, evidence={**result.evidence, **places(nodes, placement)})
 
     def _placement(self, request: LaunchRequest) -> Placement | None:
         left = len(self._cluster.nodes) - len(self._lost)
