@@ -48,6 +48,12 @@ class Fake:
     power_watts: float = 0.0
     most: int = 0
     """The largest micro-batch that trains; 0: any."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Where its seconds went; untold where empty."""
+
+    @property
+    def wall_seconds(self) -> float:
+        return sum(self.phases.values()) or _WALL_SECONDS
 
 
 def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
@@ -70,7 +76,8 @@ def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
         spec_id=spec.id,
         digest=spec.digest,
         started_at="2026-01-01T00:00:00Z",
-        wall_seconds=_WALL_SECONDS,
+        wall_seconds=fake.wall_seconds,
+        phases=fake.phases,
         train_seconds=spec.steps * fake.step_seconds,
         warmup_steps=spec.warmup_steps,
         parameters=1000,
@@ -114,7 +121,6 @@ class FakeLauncher:
     """Yields what ``fake.json`` in the working directory says, and counts its launches in ``launches.txt``."""
 
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
-        request.meter.seconds += _WALL_SECONDS
         with Path("launches.txt").open("a", encoding="utf-8") as log:
             log.write(f"{request.spec.id} {os.getpid()}\n")
         path = Path("fake.json")
@@ -127,6 +133,7 @@ class FakeLauncher:
         values |= sequence[min(number, len(sequence)) - 1] if sequence else {}
         values["foreign_processes"] = tuple(values.get("foreign_processes", ()))
         fake = Fake(**values)
+        request.meter.seconds += fake.wall_seconds
         watch(Progress(phase="training", step=1, steps=request.spec.steps, tokens_per_second=1000.0))
         if fake.fail == "interrupt":
             raise KeyboardInterrupt

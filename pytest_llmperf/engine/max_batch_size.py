@@ -17,9 +17,11 @@ from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, judge_capacity
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.launch.memory_estimate import PredictionError, predictions
+from pytest_llmperf.launch.stopwatch import Meter
 from pytest_llmperf.records.batch_size_search import LARGEST, Search
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import CaseResult, Check, Verdict, joined_reasons
+from pytest_llmperf.records.phases import SEARCHING
+from pytest_llmperf.records.result import CaseResult, Check, Spent, Verdict, joined_reasons
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
@@ -71,7 +73,7 @@ class MaxBatchSize:
         context = self._caller.context
         # A CPU's resident memory does not come back, so its peaks are no line.
         limit = 0 if context.on_cpu else context.memory_bytes
-        search = Search(known or (_guess(spec, limit) if limit else spec.micro_batch_size), limit)
+        search = Search(known or (self._guess(spec, limit) if limit else spec.micro_batch_size), limit)
         alone = spec.gpus == 1 and context.cluster is None  # several ranks would have to agree on each size
         with self._runner.hold(spec.gpus):
             deadline = SearchDeadline(
@@ -82,6 +84,13 @@ class MaxBatchSize:
             )
             try_sizes = partial(self._runner.sizes, deadline=deadline) if alone else None
             return fit(FreshLaunches(spec, partial(self._launch, retry)), search, try_sizes, deadline, known=known > 0)
+
+    def _guess(self, spec: TrainSpec, limit_bytes: int) -> int:
+        meter = Meter()
+        with meter.running():
+            size = _guess(spec, limit_bytes)
+        self._caller.findings.spent += Spent(phases={SEARCHING: meter.seconds})
+        return size
 
     def _launch(self, retry: LaunchRetry, spec: TrainSpec, number: int) -> Launch:
         try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,9 +19,11 @@ from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.outcome import broken_off, sizes_so_far
 from pytest_llmperf.launch.slurm.allocation import listed
 from pytest_llmperf.launch.slurm.launcher import OutOfTimeError
+from pytest_llmperf.launch.stopwatch import Meter
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.phases import FAILED, OTHER, SEARCHING, WAITING, accounted
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
@@ -38,14 +41,16 @@ class Runner:
         self._context, self._observer, self._findings = caller.context, caller.observer, caller.findings
         self._launcher = launcher
         self._held: tuple[Gpu, ...] | None = None
+        self._held_after = 0.0
         self.seconds = 0.0
         """For which its launches ran."""
 
     @contextmanager
     def hold(self, num_gpus: int) -> Iterator[None]:
         """Keep the same hardware for every launch inside: what takes turns must take them in one place."""
-        with self._lease(num_gpus) as gpus:
-            self._held = gpus
+        meter = Meter()
+        with self._lease(num_gpus, meter) as gpus:
+            self._held, self._held_after = gpus, meter.waited_seconds
             try:
                 yield
             finally:
@@ -62,12 +67,12 @@ class Runner:
             RunEndedError: no time, or no node, is left for it.
         """
         total = sides * max(math.ceil(number / sides), self._context.settings.launches)
-        name = f"{spec.id} {side}".rstrip()
-        with self._lease(spec.gpus) as gpus, self._observer.launch(name, number, total) as live:
-            request = self._request(spec, gpus, python=python)
+        name, meter = f"{spec.id} {side}".rstrip(), Meter()
+        with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, number, total) as live:
+            request = self._request(spec, gpus, meter, python=python)
             outcome: Launch | Failure | None = None
             with self._watched(request, live) as watched:
-                outcome = self._chosen_launcher().launch(request, watched.watch)
+                outcome = watched.ended(self._chosen_launcher().launch(request, watched.watch))
             outcome = watched.broken_off or outcome
             if isinstance(outcome, Launch):
                 live.finished(outcome)
@@ -82,8 +87,9 @@ class Runner:
         Raises:
             LaunchFailed: it ended by an error, and not for lack of memory or time.
         """
-        with self._lease(spec.gpus) as gpus, self._observer.launch(f"{spec.capacity_id} sizes", 1, 1) as live:
-            request = self._request(spec, gpus, search=search)
+        name, meter = f"{spec.capacity_id} sizes", Meter()
+        with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, 1, 1) as live:
+            request = self._request(spec, gpus, meter, search=search)
             outcome: list[tuple[int, int | None]] | Failure = []
             with self._watched(request, live, _telling(request, deadline)) as watched:
                 outcome = LocalLauncher().sizes(request, watched.watch)
@@ -109,7 +115,7 @@ class Runner:
         self, request: LaunchRequest, live: LaunchObserver, tell: Callable[[], None] = lambda: None
     ) -> Iterator[_Watched]:
         """Around one launch: what it cost is counted, and what ends it from outside is a failure of its own."""
-        watched = _Watched(live, tell)
+        watched = _Watched(live, request.meter, tell)
         try:
             if self._context.job is not None:
                 self._context.job.note_spent()  # should the node die now, no more than this launch is forgotten
@@ -130,9 +136,12 @@ class Runner:
         finally:
             seconds = request.meter.seconds
             self.seconds += seconds
-            if seconds:  # else nothing was started
-                gpus = 0 if self._context.on_cpu else request.spec.gpus
-                self._findings.spent += Spent(launches=1, seconds=seconds, gpu_seconds=gpus * seconds)
+            gpus = 0 if self._context.on_cpu else request.spec.gpus
+            self._findings.spent += Spent(
+                launches=1 if seconds else 0,  # else nothing was started
+                phases=watched.phases(SEARCHING if request.search else FAILED),
+                gpu_seconds=gpus * seconds,
+            )
 
     def _end(self, why: str, exit_code: int) -> NoReturn:
         """End the run before its end; what is known is written."""
@@ -140,7 +149,13 @@ class Runner:
         raise RunEndedError(why, exit_code)
 
     def _request(
-        self, spec: TrainSpec, gpus: tuple[Gpu, ...], *, python: str = sys.executable, search: Search | None = None
+        self,
+        spec: TrainSpec,
+        gpus: tuple[Gpu, ...],
+        meter: Meter,
+        *,
+        python: str = sys.executable,
+        search: Search | None = None,
     ) -> LaunchRequest:
         settings = self._context.settings
         return LaunchRequest(
@@ -151,6 +166,7 @@ class Runner:
             python=python,
             memory_limit_bytes=settings.memory_limit_bytes,
             search=search,
+            meter=meter,
             warm=self._context.warm_starts.start(self._observer.say),
         )
 
@@ -159,8 +175,10 @@ class Runner:
         return home / f"{name}-{1 + sum(1 for _ in home.glob(f'{name}-*'))}"
 
     @contextmanager
-    def _lease(self, num_gpus: int) -> Iterator[tuple[Gpu, ...]]:
+    def _lease(self, num_gpus: int, meter: Meter) -> Iterator[tuple[Gpu, ...]]:
         if self._held is not None:
+            # What was waited for once is the first launch's to tell.
+            meter.waited_seconds, self._held_after = self._held_after, 0.0
             yield self._held[:num_gpus]
             return
         gpus: tuple[Gpu, ...] = ()
@@ -169,13 +187,15 @@ class Runner:
             return
         with ExitStack() as held:
             try:  # around the lease alone: an OSError of the launch is none of its
-                if self._context.on_cpu:
-                    held.enter_context(lease_cpu(self._observer.say))
-                else:
-                    gpus = held.enter_context(lease_gpus(num_gpus, self._context.gpus, self._observer.say))
+                with meter.waiting():
+                    if self._context.on_cpu:
+                        held.enter_context(lease_cpu(self._observer.say))
+                    else:
+                        gpus = held.enter_context(lease_gpus(num_gpus, self._context.gpus, self._observer.say))
             except OSError as error:
                 raise CaseFailedError(str(error)) from None
             except BaseException as error:
+                self._findings.spent += Spent(phases={WAITING: meter.waited_seconds})
                 why = self._observer.ended_from_outside(error)
                 if not why:
                     raise
@@ -186,8 +206,9 @@ class Runner:
 class _Watched:
     """One launch while it runs."""
 
-    def __init__(self, live: LaunchObserver, tell: Callable[[], None]) -> None:
-        self._live, self._tell = live, tell
+    def __init__(self, live: LaunchObserver, meter: Meter, tell: Callable[[], None]) -> None:
+        self._live, self._meter, self._tell = live, meter, tell
+        self._outcome: Launch | Failure | None = None
         self.last = Progress(phase="starting")
         self.broken_off: Failure | None = None
         """Why somebody else ended it, a test's time limit say."""
@@ -197,6 +218,22 @@ class _Watched:
         self.last = progress
         self._live.update(progress)
         self._tell()
+
+    def ended(self, outcome: Launch | Failure) -> Launch | Failure:
+        """``outcome``, with the wait for hardware among a record's phases."""
+        if isinstance(outcome, Launch) and outcome.phases:
+            waited = round(self._meter.waited_seconds, 3)
+            outcome = replace(outcome, phases={WAITING: waited, **outcome.phases})
+        self._outcome = outcome
+        return outcome
+
+    def phases(self, remainder: str) -> Mapping[str, float]:
+        """Where its seconds went; those that no record tells of are called ``remainder``."""
+        record: Mapping[str, float] = {}
+        if isinstance(self._outcome, Launch):
+            record = self._outcome.phases
+            remainder = remainder if record else OTHER
+        return accounted(record, self._meter.waited_seconds, self._meter.seconds, remainder)
 
 
 def _telling(request: LaunchRequest, deadline: SearchDeadline) -> Callable[[], None]:

@@ -80,6 +80,7 @@ class Baseline:
         launches = []
         for launch in self.launches:
             record = launch.to_dict()
+            record.pop("phases", None)  # they would differ in every diff, and decide nothing
             if "setup" in record["evidence"]:
                 record["evidence"] |= {"setup": shared(record["evidence"]["setup"], setups)}
             launches.append({**record, "environment": shared(record["environment"], environments)})

@@ -19,10 +19,11 @@ from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.progress_reader import ProgressReader
 from pytest_llmperf.launch.server_pool import ServerKey, ServerPool
-from pytest_llmperf.launch.stopwatch import Meter
+from pytest_llmperf.launch.stopwatch import Lap, Meter
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.phases import phases_of
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.support.files import write_text
@@ -85,7 +86,7 @@ class LaunchRequest:
     search: Search | None = None
     """For ``sizes``: where the search for the largest micro-batch stands."""
     meter: Meter = field(default_factory=Meter, compare=False)
-    """Runs while processes of this launch do, and not while they wait for hardware."""
+    """Counts while processes of this launch run, and apart from that while it waits for hardware."""
     warm: WarmStart | None = field(default=None, compare=False)
     """``None``: it begins cold."""
 
@@ -130,8 +131,8 @@ class LocalLauncher:
         result = outcome.read(request.folder, request.spec, run.ended, run.progress)
         if isinstance(result, Failure):
             return replace(result, health=run.health)
-        evidence = {**result.evidence, "start": run.start}
-        return replace(result, wall_seconds=round(run.ended.seconds, 3), health=run.health, evidence=evidence)
+        timed = with_phases(result, run.lap, run.progress)
+        return replace(timed, health=run.health, evidence={**result.evidence, "start": run.start})
 
     def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[outcome.Tried] | Failure:
         """The micro-batch sizes that one process tried as ``request.search`` asks, or why it told of none."""
@@ -143,9 +144,9 @@ class LocalLauncher:
         progress = ProgressReader(folder / "progress.json", watch)
         try:
             write_request(request)
-            with lifeline(folder) as line, HealthWatch(request.gpus, lambda: folder.glob("rank-*.pid")) as watched:
+            with lifeline(folder) as line, request.meter.running() as lap:
                 environment = worker_environment(request, os.environ) | line
-                with request.meter.running():
+                with HealthWatch(request.gpus, lambda: folder.glob("rank-*.pid")) as watched:
                     agent = _forked(request, environment, progress.poll)
                     ended = process.watch(
                         lambda: agent or self._started(request, environment),
@@ -154,10 +155,11 @@ class LocalLauncher:
                         poll=lambda: watched.look(progress.poll()),
                         at_timeout=lambda torchrun: hang_report.ask(folder, torchrun),
                     )
-                watched.look(progress.read())
-                if agent and agent.lost_server:
-                    ended = replace(ended, where=", whose fork server died,")
-                return _Run(ended, watched.health(), progress.last, "warm" if agent else "cold")
+                    watched.look(progress.read())
+                    if agent and agent.lost_server:
+                        ended = replace(ended, where=", whose fork server died,")
+                    health = watched.health()
+            return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except ColdStartError as error:
             return Failure(kind="never-started", message=str(error), tail=(), folder=str(folder))
         except OSError as error:
@@ -174,10 +176,18 @@ class _Run:
     """A torchrun that was started and has ended, well or not."""
 
     ended: process.Ended
+    lap: Lap
     health: Health
     progress: Progress
     start: str
     """``warm`` or ``cold``."""
+
+
+def with_phases(launch: Launch, lap: Lap, progress: Progress) -> Launch:
+    """``launch`` as its launcher timed it, and where in that time its rank 0 said it was."""
+    first_step_seconds = launch.ranks[0].step_seconds[0]
+    phases = phases_of(lap.began, lap.seconds, progress.reached, first_step_seconds)
+    return replace(launch, wall_seconds=round(lap.seconds, 3), phases=phases)
 
 
 def _forked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,15 +33,18 @@ class ProgressReader:
         """Look now, and tell nobody."""
         try:
             beat = json.loads(self._path.read_text(encoding="utf-8"))
+            reached = {str(phase): _finite(at) for phase, at in beat["reached"].items()}
             self.last = Progress(
                 phase=str(beat["phase"]),
                 step=int(beat["step"]),
                 steps=int(beat["steps"]),
                 tokens_per_second=self._rate(float(beat["time"]), int(beat["step"]), int(beat["tokens_per_step"])),
                 reserved_bytes=int(beat["reserved_bytes"]),
-                trained_until=float(beat["trained_until"]),
+                reached=reached,
+                phase_seconds=max(0.0, float(beat["time"]) - reached.get(str(beat["phase"]), math.inf)),
+                compiles=bool(beat["compiles"]),
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
         return self.last
 
@@ -51,3 +55,10 @@ class ProgressReader:
             return 0.0
         (start, first), (end, last) = self._marks[0], self._marks[-1]
         return (last - first) * tokens_per_step / (end - start)
+
+
+def _finite(value: object) -> float:
+    seconds = float(str(value))
+    if not math.isfinite(seconds):
+        raise ValueError(f"{seconds} is no time")
+    return seconds

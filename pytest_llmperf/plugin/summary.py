@@ -114,7 +114,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
         planned, price = session.findings.planned, session.settings.price
         costs = cost_lines(planned_gpu_seconds(planned), price) if price else []
         lines = plan_lines(planned, session.settings.budget_gpu_hours) + costs + lines
-    elif session.findings.results:
+    elif session.findings.results or session.findings.spent.launches:
         lines = _table(session, reporter) + lines
     lines += skip_lines(session.findings.skipped) + listed(session)
     if not lines:
@@ -127,13 +127,16 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
 def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]:
     from pytest_llmperf.judge.host_shift import host_shift, wide_gates
     from pytest_llmperf.report.summary_table import summary_lines
+    from pytest_llmperf.report.time_spent import longest_lines
     from pytest_llmperf.run.gpu_hours import cost_lines
 
     results, width = session.findings.results, reporter._tw.fullwidth if reporter.isatty else None
     spent = session.findings.spent
     table = summary_lines(_priced(session), width, reporter._tw.hasmarkup, sys.stdout.encoding, spent)
     costs = cost_lines(spent.gpu_seconds, session.settings.price)
-    return [*filter(None, [host_shift(results)]), *table, *costs, *filter(None, [wide_gates(results)])]
+    most = reporter.config.getoption("durations", None)  # pytest's own, which tells of whole tests; 0: all
+    longest = [] if most is None else longest_lines(results, most)
+    return [*filter(None, [host_shift(results)]), *table, *costs, *filter(None, [wide_gates(results)]), *longest]
 
 
 def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:
@@ -158,8 +161,9 @@ def _document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict[st
     from pytest_llmperf.report.results_json import document
     from pytest_llmperf.run.gpu_hours import cost_document
 
-    values = document(session.machine_document(), _priced(session)) | {"exit_code": exit_code}
-    values |= cost_document(session.findings.spent.gpu_seconds, session.settings.price)
+    spent = session.findings.spent
+    values = document(session.machine_document(), _priced(session), spent) | {"exit_code": exit_code}
+    values |= cost_document(spent.gpu_seconds, session.settings.price)
     if session.findings.skipped:
         values["skipped"] = [vars(case) for case in session.findings.skipped]
     if session.settings.dry_run:

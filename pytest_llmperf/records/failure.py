@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_llmperf.records.launch import Health
@@ -59,5 +60,14 @@ class Progress:
     """Over all ranks, estimated from the progress itself; 0 while unknown."""
     reserved_bytes: int = 0
     """Of rank 0, now."""
-    trained_until: float = 0.0
-    """When its training ended, in seconds since 1970; 0 as long as it has not."""
+    reached: Mapping[str, float] = field(default_factory=dict)
+    """When it came to each of its phases, ``starting`` left out, in seconds since 1970."""
+    phase_seconds: float = 0.0
+    """For how long it had been in ``phase`` when it told."""
+    compiles: bool = False
+    """Whether the first step compiles kernels."""
+
+    @property
+    def trained_until(self) -> float:
+        """When its training ended, in seconds since 1970; 0 as long as it has not."""
+        return self.reached.get("finishing", 0.0)

@@ -118,7 +118,7 @@ class Launch:
     started_at: str
     """UTC, ISO 8601."""
     wall_seconds: float
-    """From the start of torchrun to its end: what the user paid for."""
+    """From its request to its end, without the wait for hardware: what the user paid for."""
     train_seconds: float
     """Inside ``Trainer.train``: the chapter's denominator."""
     warmup_steps: int
@@ -133,6 +133,9 @@ class Launch:
     canary: Mapping[str, float] = field(default_factory=dict)
     """What the hardware gave to work that never changes, the slowest rank's (``worker/canary.py``)."""
     health: Health = field(default_factory=Health)
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Where its seconds went, by the names of ``records/phases.py``: ``wall_seconds``, and the wait before them.
+    Empty where nobody told, in old records, and in baselines, which nothing of it is ever held against."""
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
@@ -228,7 +231,7 @@ class Launch:
         health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
         late = ("boot", "canary", "waiting_seconds")
         ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
-        values = {name: value for name, value in values.items() if name != "canary" or value}
+        values = {name: value for name, value in values.items() if name not in ("canary", "phases") or value}
         return {**values, "health": health, "ranks": ranks}
 
     @classmethod

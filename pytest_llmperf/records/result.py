@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.phases import summed, total
 
 Verdict = Literal["invalid", "regressed", "new", "inconclusive", "improved", "pass"]
 
@@ -129,17 +130,22 @@ class CaseResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What launches cost, failed ones and searches too: seconds and GPU-hours are of the same launches."""
+    """What launches cost, failed ones and searches too."""
 
     launches: int = 0
-    seconds: float = 0.0
-    """For which they ran."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by what they went to (``records/phases.py``), of all launches together."""
     gpu_seconds: float = 0.0
     """For which they held GPUs."""
+
+    @property
+    def seconds(self) -> float:
+        """For which they ran, or waited for hardware."""
+        return total(self.phases)
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(
             launches=self.launches + other.launches,
-            seconds=self.seconds + other.seconds,
+            phases=summed((self.phases, other.phases)),
             gpu_seconds=self.gpu_seconds + other.gpu_seconds,
         )

@@ -16,6 +16,8 @@ _UPDATES_PER_SECOND = 5
 _GAP = "  "
 # Below this an id says less than the figures it would push out.
 _SHORTEST_ID = 12
+# A first step that takes longer seems to hang: what it does is said.
+_LONG_FIRST_STEP_SECONDS = 5.0
 
 
 class Numbered(NamedTuple):
@@ -46,7 +48,7 @@ def live_line(launch: Numbered, progress: Progress, seconds: float, width: int, 
 def _by_importance(launch: Numbered, progress: Progress, seconds: float) -> Iterator[tuple[str, ...]]:
     """All figures, then fewer and fewer."""
     number = str(launch)
-    phase = f"step {progress.step}/{progress.steps}" if progress.phase == "training" else one_line(progress.phase)
+    phase = _phase(progress)
     rate = f"{formats.compact(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second > 0 else ""
     memory = formats.memory(progress.reserved_bytes) if progress.reserved_bytes > 0 else ""
     elapsed = formats.elapsed(seconds)
@@ -55,6 +57,15 @@ def _by_importance(launch: Numbered, progress: Progress, seconds: float) -> Iter
     yield phase, rate, elapsed
     yield phase, elapsed
     yield (phase,)
+
+
+def _phase(progress: Progress) -> str:
+    if progress.phase != "training":
+        return one_line(progress.phase)
+    if progress.step == 0 and progress.phase_seconds > _LONG_FIRST_STEP_SECONDS:
+        why = ": it compiles kernels" if progress.compiles else ""
+        return f"first step for {formats.elapsed(progress.phase_seconds)}{why}"
+    return f"step {progress.step}/{progress.steps}"
 
 
 def started_line(launch: Numbered) -> str:

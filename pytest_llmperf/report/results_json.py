@@ -9,24 +9,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.records.result import CaseResult, Check
+from pytest_llmperf.records.result import CaseResult, Check, Spent
 from pytest_llmperf.support.files import write_text
 
 SCHEMA = 1
 
 
-def document(machine: Mapping[str, Any], results: Sequence[CaseResult]) -> dict[str, Any]:
+def document(machine: Mapping[str, Any], results: Sequence[CaseResult], spent: Spent | None = None) -> dict[str, Any]:
     """What ``--perf-json`` writes: plain data that strict JSON can hold; NaN and infinities are null.
 
     ``launches_before`` (the first side's, where two took turns), ``rung``, ``reference``, ``changed``, ``differences``,
     ``notes``, ``updated``, ``shares`` (the test whose launches these are too) and ``shared_launches`` (how many of
     them, the first ones, that or another test tells of too) are there only where a case has them; so is a metric's
-    ``detail``.
+    ``detail``. ``spent`` is there where something was launched: all launches together, also those of no result.
     """
-    values: dict[str, Any] = _plain(
-        {"schema": SCHEMA, "machine": machine, "results": [_result(result) for result in results]}
-    )
-    return values
+    values = {"schema": SCHEMA, "machine": machine, "results": [_result(result) for result in results]}
+    if spent is not None and spent.launches:
+        phases = {name: round(seconds, 3) for name, seconds in spent.phases.items()}
+        values["spent"] = {"launches": spent.launches, "seconds": round(spent.seconds, 3), "phases": phases}
+    plain: dict[str, Any] = _plain(values)
+    return plain
 
 
 def _result(result: CaseResult) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
 from pytest_llmperf.report.table import Column, render
 from pytest_llmperf.report.text import Glyphs, fold, glyphs_of, one_line
+from pytest_llmperf.report.time_spent import time_line
 from pytest_llmperf.support import formats
 
 # A failing case has said why in its own message.
@@ -27,7 +28,7 @@ def summary_lines(
     figure is cut. ``encoding`` is the output's: what it cannot show is written in ASCII.
     """
     if not results:
-        return []
+        return list(filter(None, [time_line(spent or Spent())]))
     glyphs = glyphs_of(encoding)
     stored = [result for result in results if not result.launches_before]
     in_turns = [result for result in results if result.launches_before]
@@ -145,13 +146,11 @@ def _recorded(result: CaseResult) -> list[str]:
 
 
 def _totals(results: Sequence[CaseResult], spent: Spent, glyphs: Glyphs) -> str:
-    """``3 pass, 1 regressed · 212 s in 5 launches``."""
+    """``3 pass, 1 regressed · 212 s in 5 launches: 150 s start-up, 58 s training``."""
     verdicts = [result.verdict for result in results]
     ordered = [*reversed(VERDICTS), *sorted(set(verdicts) - set(VERDICTS))]
     counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ordered if verdict in verdicts]
-    launches = f"{spent.launches} {'launch' if spent.launches == 1 else 'launches'}"
-    total = f" {glyphs.dot} {formats.seconds(spent.seconds)} in {launches}"
-    return ", ".join(counts) + (total if spent.launches else "")
+    return f" {glyphs.dot} ".join(filter(None, [", ".join(counts), time_line(spent)]))
 
 
 def _hint(results: Sequence[CaseResult]) -> list[str]:

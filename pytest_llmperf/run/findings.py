@@ -65,7 +65,7 @@ class Findings:
 
     def take(self, said: str = "") -> dict[str, Any] | None:
         """What was found since the last time, to be sent away; ``None`` where nothing was."""
-        if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.launches):
+        if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.phases):
             return None
         values = {
             "results": [result.to_dict() for result in self.results],

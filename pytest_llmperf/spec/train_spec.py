@@ -175,6 +175,11 @@ class TrainSpec:
         return "tf32" if self.tf32 else "fp32"
 
     @property
+    def compiles(self) -> bool:
+        """Whether its first step compiles kernels, by Inductor or Triton, unless their caches have them."""
+        return self.torch_compile or self.liger or self.attention == "flex_attention"
+
+    @property
     def sequences_per_step(self) -> int:
         """Global batch, in sequences."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.gpus

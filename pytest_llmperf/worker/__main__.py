@@ -63,6 +63,7 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
     from pytest_llmperf.worker.launch_record import launch_record, rank_share  # noqa: PLC0415
     from pytest_llmperf.worker.train import train  # noqa: PLC0415
 
+    heartbeat.enter("building")
     device, limit_bytes = torch.device("cpu"), request.get("memory_limit_bytes")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

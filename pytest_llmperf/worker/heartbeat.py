@@ -9,8 +9,9 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -22,11 +23,13 @@ _INTERVAL_SECONDS = 0.5
 
 
 class Heartbeat:
-    """Progress of one rank. ``phase``, ``step`` and ``steps`` are set by the rank and read by the thread."""
+    """Progress of one rank. ``step`` and the others are set by the rank and read by the thread."""
 
     def __init__(self, folder: Path, rank: int, words: LastWords) -> None:
-        self.phase, self.step, self.steps, self.tokens_per_step = "importing", 0, 0, 0
-        self._trained_until = 0.0
+        self.step, self.steps, self.tokens_per_step, self.compiles = 0, 0, 0, False
+        self._phase = ""
+        self._reached: Mapping[str, float] = {}
+        self.enter("importing")
         self.reserved_bytes: Callable[[], int] = lambda: 0
         self._path = folder / "progress.json" if rank == 0 else None
         self._words = words
@@ -38,9 +41,11 @@ class Heartbeat:
     def start(self) -> None:
         self._thread.start()
 
-    def trained(self) -> None:
-        """The training has ended now; what follows is no part of it."""
-        self.phase, self._trained_until = "finishing", time.time()
+    def enter(self, phase: str) -> None:
+        """What comes now is ``phase``, unless it is that already."""
+        if phase != self._phase:
+            # By the clock that a launcher on another host has too; a new mapping each time, since the thread reads it.
+            self._phase, self._reached = phase, {**self._reached, phase: time.time()}
 
     def stop(self) -> None:
         self._stop.set()
@@ -58,9 +63,9 @@ class Heartbeat:
     def _write(self) -> None:
         if self._path is None:
             return
-        beat = {"phase": self.phase, "step": self.step, "steps": self.steps, "time": time.time()}
+        beat: dict[str, Any] = {"phase": self._phase, "step": self.step, "steps": self.steps, "time": time.time()}
         beat |= {"reserved_bytes": self.reserved_bytes(), "tokens_per_step": self.tokens_per_step}
-        beat["trained_until"] = self._trained_until
+        beat |= {"reached": dict(self._reached), "compiles": self.compiles}
         try:
             write_json(self._path, beat)
         except OSError:

@@ -74,6 +74,7 @@ class StepMarks(TrainerCallback):
 
     def on_step_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         if state.global_step == 0:
+            self._heartbeat.enter("training")  # before what is timed
             self._clock.mark()
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -91,7 +92,8 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
     """Train ``spec`` on this rank and return what was seen."""
     rank = int(os.environ["RANK"])
     set_seed(spec.seed)
-    beat.phase, beat.steps = "building", spec.steps
+    beat.enter("building")
+    beat.step, beat.steps, beat.compiles = 0, spec.steps, spec.compiles
     beat.tokens_per_step = spec.sequences_per_step * spec.sequence_length
 
     # Before the model: it decides TF32 and starts the process group.
@@ -111,12 +113,11 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
     trainer = WatchedTrainer(model=model, args=arguments, train_dataset=tokens, callbacks=[marks], exchange=exchange)
     if device.type == "cuda":
         force_tf32(spec)
-    beat.phase = "training"
     start = time.perf_counter()
     trainer.train()
     step_seconds = clock.seconds()  # waits for the device, so that the next line is the end of the work too
     train_seconds = time.perf_counter() - start
-    beat.trained()
+    beat.enter("finishing")  # what follows is no part of the training
     peaks = memory.peak_reserved(), memory.peak_allocated()
 
     return Trained(

@@ -78,6 +78,10 @@ elif module.endswith("node_agent"):
 else:
     folder = pathlib.Path(sys.argv[-1])
     (folder / f"environment-{name}.json").write_text(json.dumps(dict(os.environ)))
+    if "reached" in plan and name == next(iter(plan["nodes"])):
+        now, figures = time.time(), dict.fromkeys(("step", "steps", "reserved_bytes", "tokens_per_step", "compiles"), 0)
+        beat = {"phase": "finishing", "time": now, **figures, "reached": {word: now for word in plan["reached"]}}
+        (folder / "progress.json").write_text(json.dumps(beat))
     if node.get("silent"):
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(1)

@@ -53,6 +53,7 @@ def test_what_was_recorded_passes_and_what_got_slower_fails(capsys: pytest.Captu
     document = json.loads(Path("out.json").read_text())
     assert (document["exit_code"], document["results"][0]["verdict"]) == (0, "pass")
     assert document["machine"]["kind"] == "cpu-fake-8c"
+    assert (document["spent"]["launches"], document["spent"]["phases"]["other"]) == (1, 10.0)
     fake(step_seconds=1.0)
     capsys.readouterr()
     assert check("--perf-json", "out.json") == 1

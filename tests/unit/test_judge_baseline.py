@@ -65,6 +65,10 @@ class TestJson:
         assert list(document) == sorted(document)
         assert document["schema"] == 1
 
+    def test_it_does_not_say_where_the_time_of_a_launch_went(self) -> None:
+        timed = replace(BASELINE, launches=(replace(launch(), phases={"start": 1.5}),))
+        assert timed.to_json() == replace(BASELINE, launches=(launch(),)).to_json()
+
     def test_numbers_of_a_launch_are_on_one_line(self) -> None:
         text = accepted(None, launch(1 / 3)).to_json()
         (line,) = (line for line in text.splitlines() if '"step_seconds": [' in line)

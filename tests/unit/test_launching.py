@@ -176,7 +176,7 @@ class TestWhatWasSeenOfTheChip:
             self._spend(clock, watch, self.TRAINING, 10)
             ended, clock.watts, clock.mhz = clock.now - 0.5, 100.0, 345
             self._spend(clock, watch, self.TRAINING, 15)
-            watch.look(Progress(phase="finishing", step=9, trained_until=ended))
+            watch.look(Progress(phase="finishing", step=9, reached={"finishing": ended}))
             seen = watch.health()
         assert (seen.power_watts, seen.sm_clock_mhz, seen.clock_reasons) == (600.0, 1500, {"power limit": 1.0})
 

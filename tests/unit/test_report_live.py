@@ -33,6 +33,23 @@ def test_a_phase_before_training_stands_for_the_steps() -> None:
     assert line == f"{SPEC_ID}  launch 1/1  importing  3 s"
 
 
+FIRST = Progress(phase="training", step=0, steps=40, phase_seconds=12.4, compiles=True)
+
+
+@pytest.mark.parametrize(
+    ("progress", "told"),
+    [
+        (FIRST, "first step for 12 s: it compiles kernels"),
+        (dataclasses.replace(FIRST, compiles=False), "first step for 12 s"),
+        (dataclasses.replace(FIRST, phase_seconds=5.0), "step 0/40"),
+        (dataclasses.replace(FIRST, step=1, phase_seconds=300.0), "step 1/40"),
+        (dataclasses.replace(FIRST, phase="building"), "building"),
+    ],
+)
+def test_a_first_step_that_takes_long_says_what_it_does(progress: Progress, told: str) -> None:
+    assert live_line(Numbered(SPEC_ID, 1, 1), progress, 14.9, 120) == f"{SPEC_ID}  launch 1/1  {told}  14 s"
+
+
 def test_an_ascii_terminal_gets_ascii() -> None:
     line = live_line(Numbered(SPEC_ID, 1, 2), TRAINING, 14, 80, encoding="ascii")
     assert line.isascii()

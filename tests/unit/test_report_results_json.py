@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import CaseResult, Check, Reference
+from pytest_llmperf.records.result import CaseResult, Check, Reference, Spent
 from pytest_llmperf.report.results_json import document, write_json
 from tests.unit.test_report_failure import REGRESSED, RESULTS, launch_of
 
@@ -48,6 +48,16 @@ def test_what_else_a_case_has_is_there_too() -> None:
     assert result["differences"] == list(REGRESSED.differences)
     assert result["updated"] == "x"
     assert CaseResult.from_dict(full.to_dict()) == full
+
+
+def test_what_all_launches_took_is_there_where_there_were_any() -> None:
+    spent = Spent(launches=3, phases={"start": 1.00049, "failed_launches": 2.0}, gpu_seconds=7.0)
+    assert document({}, [], spent)["spent"] == {
+        "launches": 3,
+        "seconds": 3.0,
+        "phases": {"start": 1.0, "failed_launches": 2.0},
+    }
+    assert "spent" not in document({}, [], Spent(phases={"waiting_for_hardware": 1.0}))
 
 
 def test_launches_can_be_read_back(tmp_path: Path) -> None:

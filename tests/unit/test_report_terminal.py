@@ -71,7 +71,7 @@ def uncolored(line: str) -> str:
 
 def test_a_wide_table_has_a_line_for_each_case_as_they_ran() -> None:
     results = [case("regressed", "llama-bf16-sdpa-liger"), case("pass", "a")]
-    spent = Spent(launches=2, seconds=106.4)
+    spent = Spent(launches=2, phases={"other": 106.4})
     assert summary_lines(results, None, color=False, spent=spent) == [
         "case                   tokens/s/GPU  change    memory  change     MFU  verdict    reference",
         "llama-bf16-sdpa-liger        71,783  -6.2 %  52.6 GiB   0.0 %  57.1 %  regressed  48,081 · 62.3 GiB (15.9)",
@@ -194,7 +194,7 @@ def test_new_cases_share_one_hint() -> None:
 
 
 def test_what_was_spent_stands_beside_the_verdicts() -> None:
-    spent = Spent(launches=1, seconds=53.2)
+    spent = Spent(launches=1, phases={"other": 53.2})
     assert summary_lines([case("pass")], None, color=False, spent=spent)[-1] == "1 pass · 53.2 s in 1 launch"
     assert summary_lines([case("pass")], None, color=False)[-1] == "1 pass"
 

@@ -302,6 +302,18 @@ class TestLaunch:
         assert isinstance(result, Launch)
         # It is rounded to a millisecond.
         assert result.wall_seconds - 0.001 <= asked.meter.seconds < time.monotonic() - start - 1.0
+        assert 1.0 <= asked.meter.waited_seconds < 1.5
+
+    def test_where_its_time_went_is_told_by_the_first_node(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path
+    ) -> None:
+        slurm.allocate({"n1": {}, "n2": {}}, reached=["importing", "building", "training", "finishing"])
+        slurm.yields(SPEC)
+        record = launcher(slurm, said).launch(request(tmp_path), lambda _: None)
+        assert isinstance(record, Launch), record
+        assert list(record.phases) == ["start", "imports", "model", "first_step", "steps", "end"]
+        assert sum(record.phases.values()) == pytest.approx(record.wall_seconds, abs=0.002)
+        assert record.phases["start"] > 0
 
     def test_a_record_that_appears_late_is_waited_for(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
         slurm.allocate({"n1": {}, "n2": {}})

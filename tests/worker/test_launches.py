@@ -81,7 +81,7 @@ def test_two_ranks_leave_a_record_in_which_everything_adds_up(tmp_path: Path) ->
     # What of the chip is looked at afterwards is no part of the training.
     told = json.loads((tmp_path / "run folder" / "progress.json").read_text())
     assert told["phase"] == "finishing"
-    assert began < told["trained_until"] < (tmp_path / "run folder" / "launch.json").stat().st_mtime
+    assert began < told["reached"]["finishing"] < (tmp_path / "run folder" / "launch.json").stat().st_mtime
 
 
 def test_what_a_spec_asks_for_is_what_ran(tmp_path: Path) -> None:

@@ -199,6 +199,23 @@ class TestTheSame:
             assert changes([launch], [cold]) == ()
             assert launch.differences(cold) == ()
 
+    def test_the_phases_of_both_add_up_to_what_a_stopwatch_says(self, shared: Warm) -> None:
+        shared.launch()  # the server has imported what both need
+        for start, most in (("cold", 60.0), ("warm", 0.1)):
+            began = time.monotonic()
+            launch = shared.launch(start=start)
+            seconds = time.monotonic() - began
+            phases = launch.phases
+            assert list(phases) == ["start", "imports", "model", "first_step", "steps", "end"]
+            assert min(phases.values()) >= 0
+            assert sum(phases.values()) == pytest.approx(launch.wall_seconds, abs=0.002)
+            assert sum(phases.values()) == pytest.approx(seconds, abs=0.3)
+            assert phases["imports"] < most, "a warm rank has imported everything"
+            assert phases["first_step"] == pytest.approx(launch.ranks[0].step_seconds[0], abs=0.002)
+            assert sum(launch.step_seconds[1:]) <= phases["steps"] + 0.002 < sum(launch.step_seconds[1:]) + 0.5
+            assert phases["model"] > 0
+            assert launch.evidence["start"] == start
+
     def test_a_family_that_another_launch_imported_is_not_in_the_record(self, shared: Warm) -> None:
         other = TrainSpec(**{**SPEC.to_dict(), "model": "opt-tiny"})
         shared.launch(other)

@@ -147,9 +147,8 @@ class Check:
         if path is None:
             return
         try:
-            write_json(
-                path, document(self.context.machine_document(), self.findings.results) | {"exit_code": exit_code}
-            )
+            values = document(self.context.machine_document(), self.findings.results, self.findings.spent)
+            write_json(path, values | {"exit_code": exit_code})
         except OSError as error:
             self.troubles.append(f"--perf-json {path}: not written ({error})")
 

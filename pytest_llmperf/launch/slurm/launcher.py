@@ -6,6 +6,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.launch import process
@@ -16,6 +17,7 @@ from pytest_llmperf.launch.local import (
     LaunchRequest,
     lifeline,
     torchrun_command,
+    with_phases,
     worker_environment,
     write_request,
 )
@@ -61,7 +63,7 @@ class _Step:
     endpoint: str
     seconds: float
     name: str
-    warm: Offer | None
+    warm: Offer | None = None
 
 
 class SlurmLauncher:
@@ -125,7 +127,10 @@ class SlurmLauncher:
             return self._for_want_of_nodes(_refused(request, self._what_is_left(request)), request)
         names = [node.node for node in self._cluster.nodes if node.node not in self._lost]
         try:
-            with lease_nodes(placement.num_nodes, self._cluster.allocation.key, names, self._say) as held:
+            with ExitStack() as stack:
+                with request.meter.waiting():
+                    lease = lease_nodes(placement.num_nodes, self._cluster.allocation.key, names, self._say)
+                    held = stack.enter_context(lease)
                 nodes = tuple(node for node in self._cluster.nodes if node.node in held)
                 return self._run(request, nodes, placement, watch)
         except ColdStartError as error:
@@ -150,13 +155,14 @@ class SlurmLauncher:
             endpoint=endpoint(nodes[0], folder),
             seconds=min(request.timeout_seconds, remaining),
             name=f"llmperf-{zlib.crc32(str(folder).encode()):08x}",
-            warm=self._servers.offer(request, [node.node for node in nodes], left) if self._servers else None,
         )
         progress = ProgressReader(folder / "progress.json", watch)
         write_request(request)
         ended = None
         try:
-            with lifeline(folder) as line, request.meter.running():
+            with lifeline(folder) as line, request.meter.running() as lap:
+                if self._servers is not None:
+                    step = replace(step, warm=self._servers.offer(request, [node.node for node in nodes], left))
                 environment = worker_environment(request, os.environ)
                 command = self._command(request, step, environment | line)
                 ended = process.watch(
@@ -178,9 +184,8 @@ class SlurmLauncher:
         if not isinstance(result, Launch):
             return result
         self._walls[request.spec.digest] = ended.seconds
-        return replace(
-            result, wall_seconds=round(ended.seconds, 3), evidence={**result.evidence, **places(nodes, placement)}
-        )
+        timed = with_phases(result, lap, progress.read())
+        return replace(timed, evidence={**result.evidence, **places(nodes, placement)})
 
     def _after_warm(self, request: LaunchRequest, step: _Step) -> None:
         """Say why nodes began cold that were to begin warm; where a server is gone, the next launch has others."""
