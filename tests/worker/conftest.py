@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from tests.worker import launching
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -11,3 +15,9 @@ def own_leases(tmp_path_factory: pytest.TempPathFactory) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMPERF_LEASE_DIR", str(tmp_path_factory.mktemp("leases")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _fork_servers() -> Iterator[None]:
+    yield
+    launching.close()

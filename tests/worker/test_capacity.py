@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
 from pytest_llmperf.records.failure import Failure
+from tests.worker.launching import launch
 from tests.worker.user import make, run_one
 
 pytest.importorskip("torch")
@@ -45,9 +45,6 @@ def test_it_is_found_recorded_and_its_loss_is_seen(tmp_path: Path) -> None:
 
 def test_a_launch_beyond_the_limit_runs_out_of_memory(tmp_path: Path) -> None:
     spec = TrainSpec(model="llama-tiny", sequence_length=512, micro_batch_size=64, steps=3, min_steps=3, warmup_steps=1)
-    request = LaunchRequest(
-        spec=spec, folder=tmp_path / "run", gpus=(), timeout_seconds=200, memory_limit_bytes=100 * 2**20
-    )
-    failure = LocalLauncher().launch(request, lambda _: None)
+    failure = launch(spec, tmp_path / "run", memory_limit_bytes=100 * 2**20)
     assert isinstance(failure, Failure)
     assert failure.kind == "oom"

@@ -9,9 +9,9 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
 from pytest_llmperf.records.launch import Launch
 from tests.worker.import_patch import after_import
+from tests.worker.launching import launched
 from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")
@@ -29,27 +29,19 @@ SPEC = TrainSpec(
 )
 
 
-def launched(folder: Path, spec: TrainSpec) -> Launch:
-    launch = LocalLauncher().launch(
-        LaunchRequest(spec=spec, folder=folder, gpus=(), timeout_seconds=240), lambda _: None
-    )
-    assert isinstance(launch, Launch), launch
-    return launch
-
-
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    return launched(tmp_path_factory.mktemp("before") / "run", SPEC)
+    return launched(SPEC, tmp_path_factory.mktemp("before") / "run")
 
 
 def patched(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, patch: str) -> Launch:
     (folder / "sitecustomize.py").write_text(after_import(module, patch))
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{REPOSITORY}")
-    return launched(folder / "run", SPEC)
+    return launched(SPEC, folder / "run", start="cold")
 
 
 def test_more_steps_and_another_process_learn_the_same_to_the_last_digit(tmp_path: Path, before: Launch) -> None:
-    longer = launched(tmp_path / "run", replace(SPEC, steps=9, min_steps=9))
+    longer = launched(replace(SPEC, steps=9, min_steps=9), tmp_path / "run")
     assert longer.losses[:5] == before.losses
     assert changes([longer], [before]) == ()
 

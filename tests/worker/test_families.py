@@ -9,9 +9,9 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
+from tests.worker import launching
 from tests.worker.families import ENCODERS, FAMILIES, NO_SDPA
 
 pytest.importorskip("torch")
@@ -33,8 +33,7 @@ def launch(folder: Path, family: str, attention: str) -> tuple[TrainSpec, Launch
         min_steps=6,
         warmup_steps=2,
     )
-    request = LaunchRequest(spec=spec, folder=folder / "run", gpus=(), timeout_seconds=200)
-    return spec, LocalLauncher().launch(request, lambda _: None)
+    return spec, launching.launch(spec, folder / "run")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

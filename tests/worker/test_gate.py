@@ -11,8 +11,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.insight.stragglers import by_work
 from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
-from pytest_llmperf.records.launch import Launch
+from tests.worker.launching import launched
 from tests.worker.user import make, run_one
 
 torch = pytest.importorskip("torch")
@@ -45,9 +44,7 @@ def test_case(perf, train_spec):
 )
 def test_what_was_not_active_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, said: str) -> None:
     monkeypatch.setenv("LLMPERF_INJECT", fault)
-    request = LaunchRequest(spec=SPEC, folder=tmp_path / "run", gpus=(), timeout_seconds=240)
-    launch = LocalLauncher().launch(request, lambda _: None)
-    assert isinstance(launch, Launch), launch
+    launch = launched(SPEC, tmp_path / "run")
     assert said in troubles(SPEC, launch)
 
 
@@ -57,9 +54,7 @@ def test_the_others_wait_for_a_slow_rank_and_it_is_named(
 ) -> None:
     monkeypatch.setenv("LLMPERF_INJECT", "slow=5 rank=1")
     spec = replace(SPEC, gpus=2, steps=10, min_steps=10, warmup_steps=4, gradient_accumulation_steps=accumulation)
-    request = LaunchRequest(spec=spec, folder=tmp_path / "run", gpus=(), timeout_seconds=240)
-    launch = LocalLauncher().launch(request, lambda _: None)
-    assert isinstance(launch, Launch), launch
+    launch = launched(spec, tmp_path / "run")
     assert [len(rank.waiting_seconds) for rank in launch.ranks] == [10, 10]
     assert all(wait > 0 for rank in launch.ranks for wait in rank.waiting_seconds)
     assert all(work > 0 for rank in launch.ranks for work in rank.working_seconds)
@@ -71,10 +66,7 @@ def test_the_others_wait_for_a_slow_rank_and_it_is_named(
 def test_a_rank_that_did_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMPERF_INJECT", "attention=eager rank=1")
     spec = replace(SPEC, gpus=2)
-    launch = LocalLauncher().launch(
-        LaunchRequest(spec=spec, folder=tmp_path / "run", gpus=(), timeout_seconds=240), lambda _: None
-    )
-    assert isinstance(launch, Launch), launch
+    launch = launched(spec, tmp_path / "run")
     lines = troubles(spec, launch)
     assert "attention: rank 1 has eager, rank 0 has sdpa" in lines
     assert all(line.startswith("attention") for line in lines), lines

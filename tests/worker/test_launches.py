@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,21 +18,16 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.spec.train_spec import SpecError
+from tests.worker.launching import launch
 
 pytestmark = pytest.mark.torchrun
 
 ENDLESS = TrainSpec(
     model="llama-tiny", gpus=2, sequence_length=16, steps=100_000, min_steps=100_000, micro_batch_size=1
 )
-
-
-def launch(spec: TrainSpec, folder: Path, watch: Callable[[Progress], None] = lambda _: None, limit: float = 240.0):  # type: ignore[no-untyped-def]
-    request = LaunchRequest(spec=spec, folder=folder, gpus=(), timeout_seconds=limit)
-    return LocalLauncher().launch(request, watch)
 
 
 def rank_pids(folder: Path) -> list[int]:
@@ -61,7 +55,7 @@ def test_two_ranks_leave_a_record_in_which_everything_adds_up(tmp_path: Path) ->
     )
     seen: list[Progress] = []
     began = time.time()
-    record = launch(spec, tmp_path / "run folder", seen.append)
+    record = launch(spec, tmp_path / "run folder", seen.append, start="cold")
     assert isinstance(record, Launch), record
     assert troubles(spec, record) == ()
     assert "other_ranks" not in record.evidence
@@ -126,7 +120,7 @@ def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_a_launch_that_takes_too_long_is_reaped(tmp_path: Path) -> None:
-    failure = launch(ENDLESS, tmp_path / "run", limit=25.0)
+    failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=25.0, start="cold")
     assert isinstance(failure, Failure)
     assert failure.kind == "timeout"
     assert "--perf-timeout" in failure.message
@@ -135,7 +129,7 @@ def test_a_launch_that_takes_too_long_is_reaped(tmp_path: Path) -> None:
 
 def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMPERF_INJECT", "hang=3 rank=1")
-    failure = launch(ENDLESS, tmp_path / "run", limit=45.0)
+    failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=15.0)
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.rank) == ("timeout", 1)
     assert re.search(r"step 3 of 100000: rank 1 in _hang \(faults\.py:\d+\); rank 0 in ", failure.message)
@@ -177,8 +171,9 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     script = f"""
 from pathlib import Path
-from tests.worker.test_launches import ENDLESS, launch
-launch(ENDLESS, Path({str(folder)!r}))
+from tests.worker.launching import launch
+from tests.worker.test_launches import ENDLESS
+launch(ENDLESS, Path({str(folder)!r}), start="cold")
 """
     process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     try:
@@ -210,8 +205,9 @@ def test_a_launcher_killed_before_a_rank_began_leaves_nobody(tmp_path: Path) -> 
     script = """
 import sys
 from pathlib import Path
-from tests.worker.test_launches import ENDLESS, launch
-launch(ENDLESS, Path(sys.stdin.readline().strip()))
+from tests.worker.launching import launch
+from tests.worker.test_launches import ENDLESS
+launch(ENDLESS, Path(sys.stdin.readline().strip()), start="cold")
 """
     process = subprocess.Popen(
         [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, text=True

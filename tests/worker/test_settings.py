@@ -14,8 +14,8 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.evidence_checks import contradictions
 from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
 from pytest_llmperf.records.launch import Launch
+from tests.worker.launching import launched
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(600)]
 
@@ -32,9 +32,7 @@ PLAIN = TrainSpec(
 
 
 def launch(spec: TrainSpec, folder: Path) -> Launch:
-    request = LaunchRequest(spec=spec, folder=folder, gpus=(), timeout_seconds=400.0)
-    record = LocalLauncher().launch(request, lambda _: None)
-    assert isinstance(record, Launch), record
+    record = launched(spec, folder, timeout_seconds=400)
     assert troubles(spec, record) == ()
     return record
 

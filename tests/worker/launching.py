@@ -1,0 +1,63 @@
+"""Launches that tests make by themselves: warm ones from a fork server that all tests of a session share, or cold."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, WarmStart, server_pool
+from pytest_llmperf.launch.server_pool import ServerPool
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.launch import Launch
+
+_pools: list[ServerPool] = []
+
+
+def launch(
+    spec: TrainSpec,
+    folder: Path,
+    watch: Callable[[Progress], None] = lambda _: None,
+    *,
+    seconds: float = 240.0,
+    memory_limit_bytes: int = 0,
+    start: str = "warm",
+    variables: Mapping[str, str] = {},
+) -> Launch | Failure:
+    """One launch on the CPU; whatever it needs of another environment is for a cold one."""
+    request = LaunchRequest(
+        spec=spec,
+        folder=folder,
+        gpus=(),
+        timeout_seconds=seconds,
+        memory_limit_bytes=memory_limit_bytes,
+        variables=variables,
+        warm=WarmStart(_pool(), _refuse, is_required=True) if start == "warm" else None,
+    )
+    return LocalLauncher().launch(request, watch)
+
+
+def launched(spec: TrainSpec, folder: Path, *, start: str = "warm", **more: Any) -> Launch:
+    """One that ended well."""
+    record = launch(spec, folder, start=start, **more)
+    assert isinstance(record, Launch), record
+    return record
+
+
+def close() -> None:
+    """End the server; the next launch has another."""
+    while _pools:
+        _pools.pop().close()
+
+
+def _pool() -> ServerPool:
+    if not _pools:
+        home = Path(tempfile.mkdtemp(prefix="fork-servers-"))
+        _pools.append(server_pool(lambda: home))
+    return _pools[0]
+
+
+def _refuse(line: str) -> None:
+    raise AssertionError(line)
