@@ -16,12 +16,11 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import cast
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.foresight import passing_range, passing_ranges
+from pytest_llmperf.judge.foresight import passing_range, passing_ranges, steps_to_settle
 from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.judge.policy import Policy
@@ -37,8 +36,8 @@ LEAST, MOST, WARMUP = 16, 60, 4
 #: Why a launch may end.
 RULES = ("known", "decided")
 
-# Steps before a chip is warm, and gates before the judge is another machine's.
-_COOL, _OF_ONE_MACHINE = 10, 50
+# After so many gates the judge has learnt another machine's noise.
+_OF_ONE_MACHINE = 50
 
 
 def end_of(step_seconds: Sequence[float], passing: PassingRange | None, least: int = LEAST, most: int = MOST) -> int:
@@ -47,13 +46,24 @@ def end_of(step_seconds: Sequence[float], passing: PassingRange | None, least: i
     return next((step for step in ends if why_end(step_seconds[:step], WARMUP, passing)), len(step_seconds))
 
 
-def ended(rule: str, record: Record, baseline: Sequence[Record], noise: Noise, tolerance: float) -> Record:
-    """The first launch of a case as it ends by ``rule``; what it shows of its step times decides alone."""
-    passing = None
-    if rule == "decided":
+@dataclass(frozen=True)
+class Ending:
+    """How the first launch of a case ends; what it shows of its step times decides alone."""
+
+    rule: str
+    start: int = 0
+    """Where the steady state of the baseline's launches began, if they do not tell."""
+
+    def __call__(self, record: Record, baseline: Sequence[Record], noise: Noise, tolerance: float) -> Record:
+        return cut(record, self._passing(record, baseline, noise, tolerance) if self.rule == "decided" else None)
+
+    def _passing(self, record: Record, baseline: Sequence[Record], noise: Noise, tolerance: float) -> PassingRange:
         to_come = cast("Launch", replace(record, step_seconds=record.step_seconds[-1:]))
         found = passing_range(to_come, cast("Sequence[Launch]", baseline), noise, tolerance)
-        passing = replace(found, stalls=0.005)
+        return replace(found, stalls=0.005, steps=steps_to_settle([each.start or self.start for each in baseline]))
+
+
+def cut(record: Record, passing: PassingRange | None) -> Record:
     return replace(record, step_seconds=record.step_seconds[: end_of(record.step_seconds, passing)])
 
 
@@ -71,7 +81,8 @@ class Within:
     drift: float = 0.0
     """From the first step to the sixtieth, in a straight line."""
     ramp: float = 0.0
-    """By how much the first ten steps are faster: a chip that is cool."""
+    """By how much the first ``cool`` steps are faster: a chip that is so."""
+    cool: int = 10
 
     def launch(self, level: Record, source: random.Random) -> Record:
         """All the steps that a launch at ``level`` may have."""
@@ -79,7 +90,7 @@ class Within:
         fresh, deviation, found = math.sqrt(1 - self.correlation**2), source.gauss(0, self.sd), []
         for number in range(MOST):
             deviation = self.correlation * deviation + fresh * source.gauss(0, self.sd)
-            trend = self.drift * number / MOST - (self.ramp if number < _COOL else 0.0)
+            trend = self.drift * number / MOST - (self.ramp if number < self.cool else 0.0)
             found.append(seconds * math.exp(deviation + trend))
         return replace(level, step_seconds=(5 * found[0], *found[1:]), warmup_steps=WARMUP)
 
@@ -89,12 +100,19 @@ LIGER = Within(name="by 1 %, AR(1) 0.5", sd=0.01, correlation=0.5, ramp=0.03)
 SLOW = Within(name="by 1 %, AR(1) 0.9", sd=0.01, correlation=0.9)
 DRIFTS = Within(name="by 0.7 %, drift 1 %", sd=0.007, correlation=0.3, drift=0.01)
 
+LATE = Within(name="by 0.7 %, 3 % faster for 20 steps", sd=0.007, correlation=0.3, ramp=0.03, cool=20)
+
 KNOWN = World(name="known GPU, days 0.3 %", launch=0.003, session=0.003)
 ELSEWHERE = World(
     name="another host, sd 1 %", launch=0.003, session=0.003, site=0.006, sites=3, elsewhere=True, host=0.01
 )
 ALIKE = replace(ELSEWHERE, name="another host, sd 0.3 %", host=0.003, site=0.003)
-WORLDS = ((KNOWN, LIGER), (KNOWN, QUIET), *((ELSEWHERE, each) for each in (QUIET, LIGER, SLOW, DRIFTS)), (ALIKE, LIGER))
+WORLDS = (
+    (KNOWN, LIGER),
+    (KNOWN, QUIET),
+    *((ELSEWHERE, each) for each in (QUIET, LIGER, SLOW, DRIFTS, LATE)),
+    (ALIKE, LIGER),
+)
 
 _SLOWER = (0.02, 0.03, 0.05, 0.06)
 
@@ -146,8 +164,9 @@ def nights(world: World, within: Within, gates: int, slower: float, seed: int) -
         launches = [within.launch(next(coming), source) for _ in range(Rule().budget)]
         for rule, night in found.items():
             # The later ones end as they always did.
-            candidates = (each if each is launches[0] else ended("known", each, (), machine, 0.0) for each in launches)
-            verdict, taken = verdict_of(candidates, baseline, machine, Rule(), partial(ended, rule))
+            candidates = (each if each is launches[0] else cut(each, None) for each in launches)
+            ending = Ending(rule, within.cool if within.ramp else 0)
+            verdict, taken = verdict_of(candidates, baseline, machine, Rule(), ending)
             night.verdicts[verdict] += 1
             night.launches += len(taken)
             night.steps += sum(len(each.step_seconds) for each in taken)
@@ -160,7 +179,7 @@ def nights(world: World, within: Within, gates: int, slower: float, seed: int) -
 def replayed(paths: Sequence[Path]) -> Iterator[tuple[str, ...]]:
     """The table of ``verdicts.py replay``, by both rules, but for launches in turns, which always end the same way."""
     measured = read(paths)
-    results = {rule: replay(measured, partial(ended, rule)) for rule in RULES}
+    results = {rule: replay(measured, Ending(rule)) for rule in RULES}
     rows = {rule: list(replay_rows(result)) for rule, result in results.items()}
     header = rows["known"].pop(0)
     rows["decided"].pop(0)

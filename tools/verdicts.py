@@ -53,6 +53,11 @@ class Record:
         return find_steady(self.step_seconds, self.warmup_steps).error if len(self.step_seconds) > 1 else 0.0
 
     @cached_property
+    def start(self) -> int:
+        """Index of the first steady step; a simulated launch has no others."""
+        return find_steady(self.step_seconds, self.warmup_steps).start if len(self.step_seconds) > 1 else 0
+
+    @cached_property
     def median_step_seconds(self) -> float:
         if len(self.step_seconds) == 1:  # a simulated launch is its median
             return self.step_seconds[0]

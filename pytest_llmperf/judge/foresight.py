@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median_low
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
@@ -28,6 +29,10 @@ _DRIFT = 0.2
 # Of what passes: in fewer steps one that stalls weighs more, and what the slowest rank lost is not seen by another.
 _STALLS = 0.5
 
+# Steps, of those that most launches of the case took until they were steady: a chip that has not yet found its power
+# limit shows no drift.
+_SETTLED = 1.5
+
 # Enough for a median, and to be its own steady state.
 _STEPS = 8
 
@@ -45,12 +50,13 @@ def passing_ranges(baseline: Baseline, policy: Policy, day: str, *, is_shared: b
     if not speeds or "final_loss" in policy.tolerances:
         return None
     stalls = _STALLS * highest("stall_share", baseline, policy) if "stall_share" in policy.tolerances else 1.0
+    steps = steps_to_settle([launch.steady.start for launch in baseline.launches])
     most_error = max(ENOUGH, policy.noise.launch.sd) if is_shared else math.inf
 
     def range_of(launch: Launch) -> PassingRange:
         there = policy.at([launch], baseline).tolerances
         found = passing_range(launch, baseline.launches, policy.noise, min(there[name] for name in speeds))
-        return replace(found, error=min(found.error, most_error), stalls=stalls)
+        return replace(found, error=min(found.error, most_error), stalls=stalls, steps=steps)
 
     to_come = [_to_come(launch, day) for launch in baseline.launches]
     return PassingRanges(
@@ -58,6 +64,11 @@ def passing_ranges(baseline: Baseline, policy: Policy, day: str, *, is_shared: b
         on_hosts={host: range_of(_unseen(launch)) for host, launch in {each.host: each for each in to_come}.items()},
         elsewhere=range_of(_unseen(to_come[0], host=_UNSEEN)),
     )
+
+
+def steps_to_settle(starts: Sequence[int]) -> int:
+    """How many steps a launch needs, where the steady state of others of its case began at ``starts``."""
+    return math.ceil(_SETTLED * median_low(starts))
 
 
 def passing_range(to_come: Launch, baseline: Sequence[Launch], noise: Noise, tolerance: float) -> PassingRange:

@@ -43,16 +43,19 @@ class PassingRange:
     """Of its steady steps, at most."""
     stalls: float = 1.0
     """The share of the time that they lose, at most."""
+    steps: int = 0
+    """At least, of which most are steady."""
 
-    def holds(self, steady: Steady, median_seconds: float) -> bool:
-        """Whether more steps would leave a launch with this median in the range."""
+    def holds(self, step_seconds: Sequence[float], steady: Steady) -> bool:
+        """Whether more steps would leave the median of these in the range."""
         # What has drifted may drift on by as much.
         reach = _MOVES * steady.error + abs(steady.drift)
         return (
-            steady.error <= self.error  # also false of times that have no logarithm
+            len(step_seconds) >= self.steps
+            and steady.error <= self.error  # also false of times that have no logarithm
             and abs(steady.drift) <= self.drift
             and steady.stalls <= self.stalls
-            and self.low + reach < math.log(median_seconds) < self.high - reach
+            and self.low + reach < math.log(median(step_seconds[steady.start :])) < self.high - reach
         )
 
 
@@ -98,6 +101,6 @@ def why_end(step_seconds: Sequence[float], warmup_steps: int, passing: PassingRa
     steady = find_steady(step_seconds, warmup_steps)
     if steady.error <= ENOUGH and abs(steady.drift) <= _STEADY_DRIFT:
         return KNOWN
-    if passing and passing.holds(steady, median(step_seconds[steady.start :])):
+    if passing and passing.holds(step_seconds, steady):
         return DECIDED
     return GOES_ON

@@ -7,9 +7,9 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ from pytest_llmperf.records.steady_state import find_steady
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import baseline_at
-from tools.launch_ends import RULES, ended, stored
+from tools.launch_ends import RULES, Ending, stored
 from tools.verdicts import read, replay
 
 DATA = Path(__file__).parents[2] / "docs" / "data"
@@ -62,6 +62,7 @@ PASSING = st.builds(
     error=st.floats(0.0, 0.1),
     drift=st.floats(0.0, 0.1),
     stalls=st.floats(0.0, 1.0),
+    steps=st.integers(0, 40),
 )
 
 
@@ -92,9 +93,10 @@ class TestWhyEnd:
             {"error": 0.003},
             {"drift": 1e-6},
             {"stalls": -1.0},
+            {"steps": 17},
         ],
     )
-    def test_near_a_limit_or_beyond_it_a_launch_goes_on(self, narrower: dict[str, float]) -> None:
+    def test_near_a_limit_or_beyond_it_a_launch_goes_on(self, narrower: dict[str, Any]) -> None:
         assert why_end(noisy(spread=0.02)[:16], 4, replace(WIDE, **narrower)) == GOES_ON
 
     def test_what_drifts_may_drift_on(self) -> None:
@@ -198,6 +200,17 @@ class TestForesight:
         assert ranges(self.BASELINE).elsewhere.stalls == 0.005
         assert ranges(self.BASELINE, Policy.for_cpu()).elsewhere.stalls == 1.0
 
+    def test_what_took_others_long_to_be_steady_takes_half_as_long_again_to_be_believed(self) -> None:
+        slow = [0.19] * 20 + [0.2 * math.exp(0.001 * (-1) ** number) for number in range(40)]
+        baseline = of([launch(steps=slow), launch(steps=slow, day=2)])
+        start = baseline.launches[0].steady.start
+        assert start >= 20
+        assert ranges(baseline).elsewhere.steps == math.ceil(1.5 * start)
+        # A chip that is cool looks like one that passes.
+        assert (
+            steps_taken([0.19 * (1 + 0.02 * (-1) ** number) for number in range(60)], ranges(baseline).elsewhere) > 28
+        )
+
     @pytest.mark.parametrize(
         "policy", [GPU.merged({"final_loss": 0.01}), replace(GPU, tolerances={"peak_reserved_bytes": 0.01})]
     )
@@ -235,7 +248,7 @@ class TestMeasured:
     @pytest.mark.parametrize("name", ["h200-waits.jsonl", "h200-products.jsonl"])
     def test_of_injected_slowdowns_the_same_are_found(self, name: str) -> None:
         measured = read([DATA / name])
-        before, after = (replay(measured, partial(ended, rule)) for rule in RULES)
+        before, after = (replay(measured, Ending(rule)) for rule in RULES)
         for was, now in ((before.same_site, after.same_site), (before.elsewhere, after.elsewhere)):
             assert {share: tally.verdicts for share, tally in was.items()} == {
                 share: tally.verdicts for share, tally in now.items()
