@@ -21,7 +21,7 @@ from typing import Any
 from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.runner import Runner
+from pytest_llmperf.engine.runner import Runner, Turn
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.failure import Failure
@@ -52,7 +52,7 @@ def in_turns(spec: TrainSpec, runners: dict[str, Runner], pairs: int) -> list[di
     for number in range(1, pairs + 1):
         pair = {}
         for start in STARTS if number % 2 else reversed(STARTS):
-            outcome = runners[start].launch(spec, number, sides=2, side=start)
+            outcome = runners[start].launch(spec, number, Turn(sides=2, side=start))
             if isinstance(outcome, Failure):
                 raise SystemExit(f"{spec.id} {start}: {outcome.reason}\n" + "\n".join(outcome.tail))
             pair[start] = outcome

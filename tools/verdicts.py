@@ -14,7 +14,7 @@ import itertools
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -53,29 +53,44 @@ class Record:
         return find_steady(self.step_seconds, self.warmup_steps).error if len(self.step_seconds) > 1 else 0.0
 
     @cached_property
+    def start(self) -> int:
+        """Index of the first steady step; a simulated launch has no others."""
+        return find_steady(self.step_seconds, self.warmup_steps).start if len(self.step_seconds) > 1 else 0
+
+    @cached_property
     def median_step_seconds(self) -> float:
         if len(self.step_seconds) == 1:  # a simulated launch is its median
             return self.step_seconds[0]
         return median(self.step_seconds[find_steady(self.step_seconds, self.warmup_steps).start :])
 
 
-def verdict_of(candidates: Iterator[Record], baseline: Sequence[Record], noise: Noise, rule: Rule) -> tuple[str, int]:
-    """The verdict on launches as they come, and how many it took; as ``engine/baseline_comparison.py`` does."""
+#: The first launch of a case as it ends against this baseline, with this noise and tolerance.
+Ends = Callable[[Record, Sequence[Record], Noise, float], Record]
+
+
+def as_it_is(record: Record, _baseline: Sequence[Record], _noise: Noise, _tolerance: float) -> Record:
+    """A launch that has ended already."""
+    return record
+
+
+def verdict_of(
+    candidates: Iterator[Record], baseline: Sequence[Record], noise: Noise, rule: Rule, ends: Ends = as_it_is
+) -> tuple[str, list[Record]]:
+    """The verdict on launches as they come, and which it took; as ``engine/baseline_comparison.py`` does."""
     known = {record.site for record in baseline}
     launches: list[Record] = []
     verdict = "inconclusive"
     for candidate in candidates:
-        launches.append(candidate)
-        elsewhere = launches[0].site not in known
-        tolerance = (POLICY.elsewhere if elsewhere else POLICY.tolerances)[RATE]
+        tolerance = (POLICY.tolerances if candidate.site in known else POLICY.elsewhere)[RATE]
+        launches.append(candidate if launches else ends(candidate, baseline, noise, tolerance))
         # Duck-typed: the statistics ask for no more than a Record has.
         now, then = cast("list[Launch]", launches), cast("Sequence[Launch]", baseline)
         difference = stats.difference(now, then, noise)
         decision = decide(difference, tolerance, rule)
         if decision.verdict is not None:
-            return decision.verdict, len(launches)
+            return decision.verdict, launches
         verdict = UNCONFIRMED if difference.log > decision.alarm_log else "inconclusive"
-    return verdict, len(launches)
+    return verdict, launches
 
 
 def paired_verdict(pairs: Iterator[tuple[Record, Record]], noise: Noise, rule: Rule) -> tuple[str, int]:
@@ -193,20 +208,25 @@ def simulate_world(world: World, number: int, slower: float, source: random.Rand
     judged = replace(world, **world.of_its_own)
     for gate in range(number):
         if machine is None or gate % 50 == 0:  # a machine's cases are learnt together; now and then a new machine
-            machine = _learnt(world, source) if world.learns else POLICY.noise
-        baseline, candidates = _case(judged, slower, source)
-        yield verdict_of(candidates, baseline, machine, Rule())
+            machine = learnt(world, source)
+        baseline, candidates = case(judged, slower, source)
+        verdict, launches = verdict_of(candidates, baseline, machine, Rule())
+        yield verdict, len(launches)
 
 
-def _learnt(world: World, source: random.Random) -> Noise:
-    cases = [_case(world, 0.0, source)[0] for _ in range(19)]
+def learnt(world: World, source: random.Random) -> Noise:
+    """What the judge has learnt of its machine's noise."""
+    if not world.learns:
+        return POLICY.noise
+    cases = [case(world, 0.0, source)[0] for _ in range(19)]
     if world.spoilt:
         first = cases[0][0]
         cases[0][0] = replace(first, step_seconds=(1.3 * first.median_step_seconds,))
     return Experience.of(cast("list[list[Launch]]", cases), POLICY.noise).noise
 
 
-def _case(world: World, slower: float, source: random.Random) -> tuple[list[Record], Iterator[Record]]:
+def case(world: World, slower: float, source: random.Random) -> tuple[list[Record], Iterator[Record]]:
+    """A baseline, and the launches of a night, one after the other."""
     host = source.gauss(0, world.host)
     sites = [host + source.gauss(0, world.site) for _ in range(world.sites)]
     baseline: list[Record] = []
@@ -299,10 +319,12 @@ class Tally:
 
     verdicts: Counter[str] = field(default_factory=Counter)
     records: set[int] = field(default_factory=set)
+    steps: int = 0
 
-    def note(self, verdict: str, candidates: Iterable[Record]) -> None:
+    def note(self, verdict: str, candidates: Iterable[Record], taken: Iterable[Record] = ()) -> None:
         self.verdicts[verdict] += 1
         self.records |= {id(record) for record in candidates}
+        self.steps += sum(len(record.step_seconds) for record in taken)
 
 
 @dataclass(frozen=True)
@@ -316,7 +338,7 @@ class Replays:
     """That an unchanged case on known hardware took."""
 
 
-def replay(measured: Sequence[Measured]) -> Replays:
+def replay(measured: Sequence[Measured], ends: Ends = as_it_is) -> Replays:
     """Every verdict that these launches allow: baselines of three clean launches, candidates as they were measured.
 
     The noise is what the clean launches of all cases show, as in a run.
@@ -333,13 +355,13 @@ def replay(measured: Sequence[Measured]) -> Replays:
         for share in shares:
             slowed = [one.record for one in ones if one.injected == share]
             for candidates, baseline in _splits(here, slowed, share):
-                verdict, launches = verdict_of(iter(candidates), baseline, noise, Rule())
-                result.same_site[share].note(verdict, candidates)
-                result.launches.extend([launches] if not share else [])
+                verdict, taken = verdict_of(iter(candidates), baseline, noise, Rule(), ends)
+                result.same_site[share].note(verdict, candidates, taken)
+                result.launches.extend([len(taken)] if not share else [])
             for others in there:
                 for baseline in itertools.combinations(others, _IN_BASELINE):
-                    verdict, _ = verdict_of(iter(slowed), baseline, noise, Rule())
-                    result.elsewhere[share].note(verdict, slowed)
+                    verdict, taken = verdict_of(iter(slowed), baseline, noise, Rule(), ends)
+                    result.elsewhere[share].note(verdict, slowed, taken)
             for pairs in _pairs(ones, share):
                 verdict, _ = paired_verdict(iter(pairs), noise, Rule())
                 result.paired[share].note(verdict, (after for _, after in pairs))
@@ -377,7 +399,7 @@ def _pairs(ones: Sequence[Measured], share: float) -> Iterator[list[tuple[Record
 
 def replay_rows(result: Replays) -> Iterator[tuple[str, ...]]:
     """The table of a replay."""
-    yield ("held against", "injected", "launches", "verdicts", *_ORDER)
+    yield ("held against", "injected", "launches", "verdicts", *ORDER)
     kinds = {
         "baseline, same GPU": result.same_site,
         "baseline, another GPU": result.elsewhere,
@@ -386,11 +408,12 @@ def replay_rows(result: Replays) -> Iterator[tuple[str, ...]]:
     for kind, by_share in kinds.items():
         for share, tally in sorted(by_share.items()):
             total = tally.verdicts.total()
-            shown = [f"{100 * tally.verdicts[name] / total:.1f} %" for name in _ORDER]
+            shown = [f"{100 * tally.verdicts[name] / total:.1f} %" for name in ORDER]
             yield (kind, f"{share * 100:g} %" if share else "nothing", str(len(tally.records)), str(total), *shown)
 
 
-_ORDER = ("regressed", UNCONFIRMED, "pass", "inconclusive", "improved")
+#: Of the columns of a replay.
+ORDER = ("regressed", UNCONFIRMED, "pass", "inconclusive", "improved")
 
 
 def main() -> None:
@@ -406,10 +429,10 @@ def main() -> None:
         print(*pack(options.files), sep="\n")
         return
     if options.command == "simulate":
-        _table(simulate(options.gates, options.seed))
+        table(simulate(options.gates, options.seed))
         return
     result = replay(read(options.files))
-    _table(replay_rows(result))
+    table(replay_rows(result))
     if not result.launches:
         return
     print(
@@ -418,7 +441,8 @@ def main() -> None:
     )
 
 
-def _table(rows: Iterable[tuple[str, ...]]) -> None:
+def table(rows: Iterable[tuple[str, ...]]) -> None:
+    """Print them in Markdown."""
     for number, row in enumerate(rows):
         print("| " + " | ".join(row) + " |", flush=True)
         if number == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,10 +18,13 @@ from pytest_llmperf.insight.stragglers import held_up
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import Baseline, creep
 from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
+from pytest_llmperf.judge.foresight import passing_ranges
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import Judgement, judge
+from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.spec.train_spec import TrainSpec
 
@@ -41,18 +45,25 @@ class BaselineComparison:
         self._retry = LaunchRetry(caller.observer.say)
         self._launches = launches or begun
 
-    def run(self, baseline: Baseline | None, scaling: Scaling | None = None) -> CaseResult:
+    def run(
+        self, baseline: Baseline | None, scaling: Scaling | None = None, *, is_recorded: bool = False
+    ) -> CaseResult:
         """Launch until there is a verdict; every launch but one that was set aside counts, also an earlier run's.
+
+        ``is_recorded``: what is measured is to become a part of the baseline.
 
         Raises:
             LaunchFailed: a launch yielded no record.
         """
         settings = self._caller.context.settings
+        passing = None if is_recorded or settings.launches > 1 else self._passing(baseline)
         is_begun = bool(self._num_begun) and len(self._launches) < settings.launches and not self._retry.spoilt
         judgement = self._judge(baseline, scaling) if self._launches and not is_begun else None
         while judgement is None or (judgement.undecided and len(self._launches) < settings.max_launches):
             number = len(self._launches) + 1
-            start, around = partial(self._runner.launch, number=number), partial(self._circumstances, baseline)
+            # Launches that one did not decide, or that disagree, need all they can know.
+            start = partial(self._start, number, None if self._launches else passing)
+            around = partial(self._circumstances, baseline)
             self._launches = (*self._launches, self._retry.launch(self._spec, start, around))
             judgement = None
             if number >= settings.launches or self._retry.spoilt:
@@ -73,6 +84,18 @@ class BaselineComparison:
     def disagreement(self) -> str:
         """A line where its launches are too far apart for one of them to be right; such ones are not recorded."""
         return self._disagreement(self._launches)
+
+    def _passing(self, baseline: Baseline | None) -> PassingRanges | None:
+        if baseline is None:
+            return None
+        context, today = self._caller.context, time.strftime("%Y-%m-%d", time.gmtime())
+        # One GPU has no wider case beside it.
+        is_shared = context.has_floors and context.num_gpus != 1
+        return passing_ranges(baseline, self._policy, today, is_shared=is_shared)
+
+    def _start(self, number: int, passing: PassingRanges | None, spec: TrainSpec) -> Launch | Failure:
+        # With more steps than its own it is tried because it drifted.
+        return self._runner.launch(spec, number, passing=passing if spec == self._spec else None)
 
     def _keep(self) -> None:
         """Launches that decide nothing yet are kept for a start that goes on with them."""

@@ -87,7 +87,9 @@ class CaseChecks:
             if fails:
                 return self._conclusions.conclude(runs_out(self._caller, self._runner, spec))
             comparison = BaselineComparison(self._caller, self._runner, spec, same.result.launches if same else ())
-            result, refused = comparison.run(baseline, self._scaling(spec, scaled_from)), ""
+            is_recorded = self._recorder.wants(baseline)
+            result = comparison.run(baseline, self._scaling(spec, scaled_from), is_recorded=is_recorded)
+            refused = ""
             if same:
                 result, refused = same.lent(result)
             while not same and self._recorder.wants(baseline):
@@ -95,7 +97,7 @@ class CaseChecks:
                 result, refused, baseline = recorded.result, recorded.refused, recorded.baseline
                 if not recorded.is_overtaken:
                     break
-                result = comparison.run(baseline, self._scaling(spec, scaled_from))
+                result = comparison.run(baseline, self._scaling(spec, scaled_from), is_recorded=True)
         context.result_cache.add(Measured(spec, result, baseline, refused))
         return self._conclusions.conclude(result, size_of(baseline) if baseline else "none", refused)
 

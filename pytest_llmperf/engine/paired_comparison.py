@@ -14,7 +14,7 @@ from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.derived_metrics import figures
 from pytest_llmperf.engine.launch_retry import LaunchRetry
-from pytest_llmperf.engine.runner import Runner
+from pytest_llmperf.engine.runner import Runner, Turn
 from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.exact_changes import changed_evidence, changes
@@ -165,7 +165,7 @@ class PairedComparison:
         return launches[0], launches[1]
 
     def _start(self, side: Side, number: int, spec: TrainSpec) -> Launch | Failure:
-        outcome = self._runner.launch(spec, number, side.python, sides=2, side=side.shown)
+        outcome = self._runner.launch(spec, number, Turn(side.python, sides=2, side=side.shown))
         if isinstance(outcome, Failure) and side.name != side.spec.id:  # else it is named already
             return replace(outcome, message=f"{outcome.message} (under {side.name})")
         return outcome

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +23,7 @@ from pytest_llmperf.launch.stopwatch import Meter
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.phases import FAILED, OTHER, SEARCHING, WAITING, accounted
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED
@@ -32,6 +33,16 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 
 # File systems allow 255 bytes, and a number follows.
 _LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Whose a launch is, where several sides take turns and each is launched as often as the others."""
+
+    python: str = sys.executable
+    sides: int = 1
+    side: str = ""
+    """What names it to people."""
 
 
 class Runner:
@@ -57,19 +68,20 @@ class Runner:
                 self._held = None
 
     def launch(
-        self, spec: TrainSpec, number: int, python: str = sys.executable, *, sides: int = 1, side: str = ""
+        self, spec: TrainSpec, number: int, turn: Turn | None = None, passing: PassingRanges | None = None
     ) -> Launch | Failure:
-        """Launch ``spec`` under ``python``; ``number`` counts the launches of this case from 1.
+        """Launch ``spec``; ``number`` counts the launches of this case from 1, and ``turn`` says whose turn it is.
 
-        Where several ``sides`` take turns, each is launched as often as the others; ``side`` names one to people.
+        It may end once it is known to be one of ``passing``.
 
         Raises:
             RunEndedError: no time, or no node, is left for it.
         """
-        total = sides * max(math.ceil(number / sides), self._context.settings.launches)
-        name, meter = f"{spec.id} {side}".rstrip(), Meter()
+        turn, meter = turn or Turn(), Meter()
+        total = turn.sides * max(math.ceil(number / turn.sides), self._context.settings.launches)
+        name = f"{spec.id} {turn.side}".rstrip()
         with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, number, total) as live:
-            request = self._request(spec, gpus, meter, python=python)
+            request = replace(self._request(spec, gpus, meter, python=turn.python), passing=passing)
             outcome: Launch | Failure | None = None
             with self._watched(request, live) as watched:
                 outcome = watched.ended(self._chosen_launcher().launch(request, watched.watch))

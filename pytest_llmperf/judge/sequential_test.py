@@ -63,6 +63,11 @@ class Decision:
     """The smallest slow-down that this gate sees nine times in ten, within its budget; a fraction."""
 
 
+def passes_below(difference: Difference, tolerance: float) -> float:
+    """The logarithm below which a difference with this error is shown to be within ``tolerance``."""
+    return math.log1p(tolerance) - quantile(_CONFIDENT, difference.df) * difference.error
+
+
 def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:
     """Whether the launches, or pairs, of ``difference`` decide.
 
@@ -76,7 +81,7 @@ def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:
     confident = quantile(_CONFIDENT, difference.df)
     ahead = Outlook.of(difference, rule)
     detectable = math.expm1(max(limit, beyond * ahead.error) + quantile(_POWER, difference.df) * ahead.error)
-    not_slower = difference.log + confident * difference.error < limit
+    not_slower = difference.log < passes_below(difference, tolerance)
 
     may_pass = difference.log - ahead.moves + confident * ahead.error < limit
     may_alarm = abs(difference.log) + ahead.moves > max(limit, beyond * ahead.error)

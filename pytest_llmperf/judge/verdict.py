@@ -137,6 +137,12 @@ def _new(name: str, metric: Metric, launches: Sequence[Launch], tolerance: float
     )
 
 
+def highest(name: str, baseline: Baseline, policy: Policy) -> float:
+    """With how much of the metric ``name``, which is ``confirmed``, a launch passes."""
+    metric, held = METRICS[name], _Reference(baseline.launches, baseline.newest, baseline.explained)
+    return _limit(metric, _lasting(metric, held), policy.tolerances[name])
+
+
 # Launches: one alone condemns nobody (docs/decisions/0009).
 _CONFIRMED_BY = 2
 
@@ -190,14 +196,11 @@ class _Court:
         )
 
     def _confirmed(self, metric: Metric, check: Check) -> Check:
-        # A loss that was accepted is none any more while it lasts, however many launches are stored from before it.
-        held = self._reference
-        lasting = min(_middle(metric, held.explained), _middle(metric, held.newest))
-        reference = max(_middle(metric, held.stored), lasting)
+        reference = _lasting(metric, self._reference)
         check = _beside(check, reference)
         if check.tolerance is None:
             return check
-        limit = max(reference * (1 + check.tolerance), reference + metric.slack)
+        limit = _limit(metric, reference, check.tolerance)
         if check.value <= limit:
             return replace(check, limit=limit, verdict="pass")
         if len(self._launches) < _CONFIRMED_BY:
@@ -239,6 +242,16 @@ class _Court:
             return "regressed"
         self.undecided = True
         return "inconclusive"
+
+
+def _lasting(metric: Metric, held: _Reference) -> float:
+    # A loss that was accepted is none any more while it lasts, however many launches are stored from before it.
+    lasting = min(_middle(metric, held.explained), _middle(metric, held.newest))
+    return max(_middle(metric, held.stored), lasting)
+
+
+def _limit(metric: Metric, reference: float, tolerance: float) -> float:
+    return max(reference * (1 + tolerance), reference + metric.slack)
 
 
 def _middle(metric: Metric, launches: Sequence[Launch]) -> float:

@@ -23,6 +23,7 @@ from pytest_llmperf.launch.stopwatch import Lap, Meter
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.phases import phases_of
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.boot_id import boot_id
@@ -85,6 +86,8 @@ class LaunchRequest:
     """What each rank may hold, where that is less than the card's."""
     search: Search | None = None
     """For ``sizes``: where the search for the largest micro-batch stands."""
+    passing: PassingRanges | None = None
+    """With which step times it passes, so that it may end; ``None``: its median has to be known."""
     meter: Meter = field(default_factory=Meter, compare=False)
     """Counts while processes of this launch run, and apart from that while it waits for hardware."""
     warm: WarmStart | None = field(default=None, compare=False)
@@ -297,5 +300,6 @@ def write_request(request: LaunchRequest) -> None:
         "model_config": dict(spec.architecture.config),
         "memory_limit_bytes": request.memory_limit_bytes,
         "search": request.search and request.search.to_dict(),
+        "passing": request.passing and request.passing.to_dict(),
     }
     write_text(request.folder / "request.json", json.dumps(content, indent=1), lasts=False)

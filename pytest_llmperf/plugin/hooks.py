@@ -111,6 +111,7 @@ class _Collector:
         self.session.coverage.nodes |= cases
         self.session.coverage.parts |= {f"{left_out} perf test(s) were left out"} if left_out else set()
         self.session.num_gates = len(cases)
+        self.session.has_floors = any(item.get_closest_marker("perf_scaling") for item in session.items)
         if cases:  # to a run without any, signals mean what they always meant
             self.mind(signals.OF_A_HOST)
         if cases and not session.config.option.collectonly:

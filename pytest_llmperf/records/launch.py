@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from statistics import fmean, median, stdev
@@ -20,6 +20,26 @@ from pytest_llmperf.support.json_fields import fields_of
 _UNKNOWN = 0.05
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank runs."""
+
+    host: str
+    device: str
+    boot: str = ""
+
+
+def host_of(places: Iterable[Place]) -> str:
+    """What cools, feeds and drives all devices of a launch alike: its machines."""
+    return " + ".join(sorted({f"{place.host} {place.boot}".strip() for place in places}))
+
+
+def site_of(places: Iterable[Place]) -> str:
+    """The very hardware of a launch."""
+    # A GPU's UUID is its own everywhere; a CPU's name needs its host's.
+    return " + ".join(sorted(p.device if _UUID.search(p.device) else f"{p.host} {p.device}" for p in places))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +65,10 @@ class RankRecord:
     waiting_seconds: tuple[float, ...] = ()
     """Of every step, how long this rank waited for the others: where they add up their tokens, and from its own last
     gradient to the end of the exchange. Empty of one rank alone, where ranks share weights, and in old records."""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.host, self.device, self.boot)
 
     @property
     def working_seconds(self) -> tuple[float, ...]:
@@ -168,7 +192,7 @@ class Launch:
         """Compilation, autotuning and the allocator's growth: a metric of its own."""
         return self.step_seconds[0]
 
-    @property
+    @cached_property
     def median_step_seconds(self) -> float:
         return median(self.steady_step_seconds)
 
@@ -184,13 +208,12 @@ class Launch:
     @property
     def host(self) -> str:
         """The machines it ran on: what cools, feeds and drives all their GPUs alike."""
-        return " + ".join(sorted({f"{rank.host} {rank.boot}".strip() for rank in self.ranks}))
+        return host_of(rank.place for rank in self.ranks)
 
-    @property
+    @cached_property
     def site(self) -> str:
         """The very hardware it ran on: launches that share it share its quirks."""
-        # A GPU's UUID is its own everywhere; a CPU's name needs its host's.
-        return " + ".join(sorted(r.device if _UUID.search(r.device) else f"{r.host} {r.device}" for r in self.ranks))
+        return site_of(rank.place for rank in self.ranks)
 
     @property
     def session(self) -> str:

@@ -60,6 +60,8 @@ class Context:
         self.shared_gpus, self.is_worker = tuple(shared_gpus), is_worker
         self.notes: list[str] = []
         self.num_gates = 1
+        self.has_floors = False
+        """Whether a case may be held by its efficiency over the launches of another."""
         self._launcher: SlurmLauncher | None = None
         self._all_lost: AllNodesLostError | None = None
         self._is_charged = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -11,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.records.batch_size_search import Search
-from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.failure_file import write_failure, write_json
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory
 from pytest_llmperf.worker.refusal import RefusedError
+from pytest_llmperf.worker.request import Request
 from pytest_llmperf.worker.roomwatch import watched
 from pytest_llmperf.worker.stack_dump import LastWords
 
@@ -51,8 +49,8 @@ def _kind(error: BaseException, headroom: Headroom) -> tuple[str, str]:
 
 def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stack: ExitStack) -> None:
     started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
-    spec = TrainSpec.from_dict(request["spec"])
+    request = Request.read(folder)
+    spec = request.spec
 
     # Imported here: a rank that cannot import torch leaves its reason like any other.
     import torch  # noqa: PLC0415
@@ -64,7 +62,7 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
     from pytest_llmperf.worker.train import train  # noqa: PLC0415
 
     heartbeat.enter("building")
-    device, limit_bytes = torch.device("cpu"), request.get("memory_limit_bytes")
+    device, limit_bytes = torch.device("cpu"), request.memory_limit_bytes
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
@@ -73,9 +71,9 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
     if limit_bytes:
         headroom.cap(device, limit_bytes)
     to_train = Injection.from_environment(spec.gpus).mutated(spec, rank)
-    train_one = partial(train, config=request["model_config"], folder=folder, device=device, beat=heartbeat)
-    if request.get("search"):
-        try_sizes(to_train, Search(**request["search"]), train_one, folder, headroom)
+    train_one = partial(train, request=request, device=device, beat=heartbeat)
+    if request.search:
+        try_sizes(to_train, request.search, train_one, folder, headroom)
         return
     trained = train_one(to_train)
     share = rank_share(rank, device, trained)

@@ -13,7 +13,8 @@ from urllib.parse import unquote
 
 import torch
 
-from pytest_llmperf.records.launch import Environment
+from pytest_llmperf.records.launch import Environment, Place
+from pytest_llmperf.support.boot_id import boot_id
 
 _PACKAGES = (
     "torch transformers accelerate triton liger-kernel flash-attn bitsandbytes torchao numpy nvidia-cudnn-cu13".split()
@@ -47,6 +48,14 @@ def environment(device: torch.device) -> Environment:
         variables=_variables(os.environ),
         platform=f"{platform.system()} {platform.machine()}",
     )
+
+
+def place_of(device: torch.device) -> Place:
+    """Where this rank runs, as its record has it."""
+    name = device_name(device)
+    if device.type == "cuda":
+        name = f"{name} {torch.cuda.get_device_properties(device).uuid}"
+    return Place(platform.node(), name, boot_id()[:8])  # where that is empty the host's name has to do
 
 
 def device_name(device: torch.device) -> str:

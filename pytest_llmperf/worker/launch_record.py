@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +10,8 @@ import torch
 
 from pytest_llmperf.records.launch import Launch, RankRecord
 from pytest_llmperf.spec.train_spec import TrainSpec
-from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.worker import canary, evidence
-from pytest_llmperf.worker.environment import device_name, environment
+from pytest_llmperf.worker.environment import environment, place_of
 from pytest_llmperf.worker.trained import Trained
 
 
@@ -32,19 +30,17 @@ def rank_share(rank: int, device: torch.device, trained: Trained) -> Share:
 
 
 def _rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecord:
-    name = device_name(device)
-    if device.type == "cuda":
-        name = f"{name} {torch.cuda.get_device_properties(device).uuid}"
+    place = place_of(device)
     return RankRecord(
         rank=rank,
-        host=platform.node(),
-        device=name,
+        host=place.host,
+        device=place.device,
         tokens_per_step=trained.tokens_per_step,
         step_seconds=trained.step_seconds,
         waiting_seconds=trained.waiting_seconds,
         peak_reserved_bytes=trained.peak_reserved_bytes,
         peak_allocated_bytes=trained.peak_allocated_bytes,
-        boot=boot_id()[:8],  # where it is empty the host's name has to do
+        boot=place.boot,
     )
 
 

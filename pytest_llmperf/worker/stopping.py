@@ -1,4 +1,4 @@
-"""Stopping: ends a launch once its median step time is known, every rank at the same step.
+"""Stopping: ends a launch once more steps would say nothing that matters, every rank at the same step.
 
 Rank 0 decides from the steps that its device has finished, and posts its answer in torchrun's own store; the others
 read it there. This happens at a few steps that all ranks know beforehand, on the host, which is ahead of the device.
@@ -6,23 +6,16 @@ read it there. This happens at a few steps that all ranks know beforehand, on th
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from pytest_llmperf.records.steady_state import find_steady
+from pytest_llmperf.records.launch import Place
+from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, looks, why_end
 from pytest_llmperf.spec.train_spec import TrainSpec
-
-# Launches of one spec scatter by 0.3 % and more (docs/verdicts.md): a median known to this adds little to that.
-ENOUGH = 0.002
-
-# A launch that still drifts by more is not yet at its steady state.
-_STEADY_DRIFT = 0.01
-
-# The first looks are this many steps apart, later ones an eighth of what has run.
-_STRIDE, _SHARE = 4, 8
 
 
 class Clock(Protocol):
@@ -33,39 +26,42 @@ class Clock(Protocol):
 class Stopping:
     """One rank's part in the decision."""
 
-    def __init__(self, spec: TrainSpec, clock: Clock, rank: int) -> None:
-        self._spec, self._clock, self._rank = spec, clock, rank
+    def __init__(
+        self, spec: TrainSpec, clock: Clock, rank: int, place: Place | None = None, passing: PassingRanges | None = None
+    ) -> None:
+        """``place`` is this rank's; where all of them are chooses from ``passing``."""
+        self._spec, self._clock, self._rank, self._passing = spec, clock, rank, passing
         self._looks = frozenset(looks(spec.min_steps, spec.steps))
         self._store = _store() if spec.gpus > 1 else None
+        self._places = [] if place is None else [place]
+        self._why = GOES_ON
+        if self._store is not None and place is not None:
+            self._store.set(f"place-{rank}", json.dumps(asdict(place)))
+
+    @property
+    def evidence(self) -> dict[str, str]:
+        """What a reader of few steps should know; nothing of a launch that ended as all do."""
+        return {"ended": DECIDED} if self._why == DECIDED else {}
 
     def now(self, step: int) -> bool:
         """Whether ``step``, which this rank has just issued, is the last one."""
         if step not in self._looks:
             return False
-        if self._store is None:
-            return is_known(self._clock.so_far(), self._spec.warmup_steps)
-        key = f"stop-{step}"
+        self._why = self._look() if self._store is None else self._agreed(self._store, f"stop-{step}")
+        return self._why != GOES_ON
+
+    def _agreed(self, store: Store, key: str) -> str:
         if self._rank == 0:
-            self._store.set(key, "yes" if is_known(self._clock.so_far(), self._spec.warmup_steps) else "no")
-        return bool(self._store.get(key) == b"yes")
+            if self._passing is not None and len(self._places) < self._spec.gpus:
+                # They were told before the first step, in which all ranks met.
+                told = (store.get(f"place-{rank}") for rank in range(self._spec.gpus))
+                self._places = [Place(**json.loads(place)) for place in told]
+            store.set(key, self._look())
+        return str(store.get(key).decode())
 
-
-def looks(least: int, most: int) -> list[int]:
-    """The steps after which a launch may end, growing further apart."""
-    found = []
-    step = least
-    while step < most:
-        found.append(step)
-        step += max(_STRIDE, step // _SHARE)
-    return found
-
-
-def is_known(step_seconds: Sequence[float], warmup_steps: int) -> bool:
-    """Whether more steps would say little more."""
-    if len(step_seconds) <= warmup_steps:
-        return False
-    steady = find_steady(step_seconds, warmup_steps)
-    return steady.error <= ENOUGH and abs(steady.drift) <= _STEADY_DRIFT
+    def _look(self) -> str:
+        passing = None if self._passing is None else self._passing.at(self._places)
+        return why_end(self._clock.so_far(), self._spec.warmup_steps, passing)
 
 
 def _store() -> Store:

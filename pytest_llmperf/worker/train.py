@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,11 +15,13 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
 from pytest_llmperf.worker.canary import sing
+from pytest_llmperf.worker.environment import place_of
 from pytest_llmperf.worker.faults import Burner
 from pytest_llmperf.worker.gradient_exchange import Exchange
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.instruments import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
 from pytest_llmperf.worker.random_tokens import RandomTokens
+from pytest_llmperf.worker.request import Request
 from pytest_llmperf.worker.stopping import Stopping
 from pytest_llmperf.worker.trained import Trained
 
@@ -88,8 +88,8 @@ class StepMarks(TrainerCallback):
             control.should_training_stop = True
 
 
-def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torch.device, beat: Heartbeat) -> Trained:
-    """Train ``spec`` on this rank and return what was seen."""
+def train(spec: TrainSpec, request: Request, device: torch.device, beat: Heartbeat) -> Trained:
+    """Train ``spec``, the request's or nearly, on this rank and return what was seen."""
     rank = int(os.environ["RANK"])
     set_seed(spec.seed)
     beat.enter("building")
@@ -97,18 +97,19 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
     beat.tokens_per_step = spec.sequences_per_step * spec.sequence_length
 
     # Before the model: it decides TF32 and starts the process group.
-    arguments = training_arguments(spec, folder, device)
+    arguments = training_arguments(spec, request.folder, device)
     canary = sing(device)
     clock: Clock[Any] = CudaClock() if device.type == "cuda" else HostClock()
     memory: Memory = CudaMemory() if device.type == "cuda" else HostMemory()
     beat.reserved_bytes = memory.now
     choose_sdpa(spec.sdpa_backend)
-    model = build_model(spec, config, device)
+    model = build_model(spec, request.model_config, device)
     if spec.torch_compile and spec.torch_compile_scope == "layers":
         compile_layers(model, spec.torch_compile_mode)
     autocast, liger = evidence.AutocastWitness(model, device.type), evidence.LigerNotes()
     exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
-    marks = StepMarks(clock, exchange, beat, Stopping(spec, clock, rank), _burner(spec, rank, device, clock))
+    stopping = Stopping(spec, clock, rank, place_of(device), request.passing)
+    marks = StepMarks(clock, exchange, beat, stopping, _burner(spec, rank, device, clock))
     tokens = _tokens(spec, model.config.get_text_config().vocab_size)
     trainer = WatchedTrainer(model=model, args=arguments, train_dataset=tokens, callbacks=[marks], exchange=exchange)
     if device.type == "cuda":
@@ -130,7 +131,7 @@ def train(spec: TrainSpec, config: Mapping[str, Any], folder: Path, device: torc
         train_seconds=train_seconds,
         parameters=model.num_parameters(),
         canary=canary,
-        evidence=evidence.collect(trainer, model, autocast, liger),
+        evidence={**evidence.collect(trainer, model, autocast, liger), **stopping.evidence},
     )
 
 

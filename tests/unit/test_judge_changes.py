@@ -49,6 +49,9 @@ class TestEvidence:
     def test_any_fact_that_is_another_is_told(self, setup: dict[str, Any], said: str) -> None:
         assert changes([launch(setup=setup)], [launch()]) == (said,)
 
+    def test_how_a_launch_began_and_why_it_ended_is_no_fact_of_the_training(self) -> None:
+        assert changes([launch(start="warm", ended="decided")], [launch(start="cold")]) == ()
+
     def test_each_line_is_told_once(self) -> None:
         odd = launch(liger_modules=3)
         assert changes([launch(), odd, odd], [launch()]) == ("liger_modules: 0 -> 3",)

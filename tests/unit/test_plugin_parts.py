@@ -362,6 +362,6 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
     )
     observer: Any = Saying()
     caller = Caller(context=session, terms=CaseTerms(), findings=Findings(), observer=observer, nodeid="t.py::t")
-    runner: Any = SimpleNamespace(launch=lambda _spec, number: made)
+    runner: Any = SimpleNamespace(launch=lambda _spec, _number, **_: made)
     comparison = BaselineComparison(caller, runner, spec)
     assert comparison.run(None).verdict == "invalid"

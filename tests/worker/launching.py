@@ -21,22 +21,13 @@ def launch(
     folder: Path,
     watch: Callable[[Progress], None] = lambda _: None,
     *,
-    seconds: float = 240.0,
-    memory_limit_bytes: int = 0,
     start: str = "warm",
-    variables: Mapping[str, str] = {},
+    **more: Any,
 ) -> Launch | Failure:
-    """One launch on the CPU; whatever it needs of another environment is for a cold one."""
-    request = LaunchRequest(
-        spec=spec,
-        folder=folder,
-        gpus=(),
-        timeout_seconds=seconds,
-        memory_limit_bytes=memory_limit_bytes,
-        variables=variables,
-        warm=WarmStart(_pool(), _refuse, is_required=True) if start == "warm" else None,
-    )
-    return LocalLauncher().launch(request, watch)
+    """One launch on the CPU, with ``more`` of its request. One in another environment begins sooner ``cold``."""
+    warm = WarmStart(_pool(), _refuse, is_required=True) if start == "warm" else None
+    values = {"timeout_seconds": 240.0, **more}
+    return LocalLauncher().launch(LaunchRequest(spec=spec, folder=folder, gpus=(), warm=warm, **values), watch)
 
 
 def launched(spec: TrainSpec, folder: Path, *, start: str = "warm", **more: Any) -> Launch:

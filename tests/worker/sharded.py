@@ -22,6 +22,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.worker import train
 from pytest_llmperf.worker.build import training_arguments
 from pytest_llmperf.worker.heartbeat import Heartbeat
+from pytest_llmperf.worker.request import Request
 from pytest_llmperf.worker.stack_dump import LastWords
 
 
@@ -38,7 +39,8 @@ def main(folder: Path, text: str) -> None:
     words = LastWords(folder, rank)
     with mock.patch.object(train, "training_arguments", sharding):
         beat = Heartbeat(folder, rank, words)
-        trained = train.train(spec, spec.architecture.config, folder, torch.device("cpu"), beat)
+        request = Request(spec=spec, folder=folder, model_config=spec.architecture.config)
+        trained = train.train(spec, request, torch.device("cpu"), beat)
     words.close()
     if rank == 0:
         (folder / "trained.json").write_text(json.dumps(asdict(trained), default=str), encoding="utf-8")

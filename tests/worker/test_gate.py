@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.insight.stragglers import by_work
 from pytest_llmperf.judge.validity import troubles
+from pytest_llmperf.records.launch import Place
+from pytest_llmperf.records.launch_end import PassingRange, PassingRanges
 from tests.worker.launching import launched
 from tests.worker.user import make, run_one
 
@@ -104,6 +107,9 @@ class TestThroughPytest:
         assert {path: path.read_text() for path in project.rglob("baselines/**/*.json")} == before
 
 
+WIDE = PassingRange(low=math.log(0.01), high=math.log(1.0), error=0.5, drift=0.5)
+
+
 class FakeClock:
     def __init__(self, times: list[float]) -> None:
         self._times = times
@@ -148,8 +154,34 @@ class TestStopping:
         stop = stopping.Stopping(spec, FakeClock([0.1, 0.3, 0.05, 0.2] * 20), 0)
         assert not any(stop.now(step) for step in range(1, spec.steps + 1))
 
-    def test_looks_grow_apart_and_none_is_the_last_step(self) -> None:
-        assert stopping.looks(16, 60) == [16, 20, 24, 28, 32, 36, 40, 45, 50, 56]
-        assert stopping.looks(16, 16) == []
-        assert stopping.looks(20, 12) == []
-        assert len(stopping.looks(16, 10_000)) < 80
+    @pytest.mark.usefixtures("server")
+    @pytest.mark.parametrize(("elsewhere", "ends_at"), [(WIDE, 16), (replace(WIDE, high=-9.0), 60)])
+    def test_all_ranks_end_by_what_passes_where_they_are(self, elsewhere: PassingRange, ends_at: int) -> None:
+        spec = TrainSpec(model="llama-tiny", gpus=2, sequence_length=32)
+        times = [0.1, 0.11, 0.09, 0.1, 0.1, 0.12] * 10
+        # Rank 0's own GPU is known, together they are not: they are held by what passes elsewhere.
+        passing = PassingRanges({"host Fake CPU": WIDE}, {}, elsewhere)
+        ended: dict[int, tuple[int, dict[str, str]]] = {}
+
+        def train(rank: int) -> None:
+            stop = stopping.Stopping(spec, FakeClock(times), rank, Place("host", "Fake CPU"), passing)
+            step = next((step for step in range(1, spec.steps + 1) if stop.now(step)), spec.steps)
+            ended[rank] = step, stop.evidence
+
+        threads = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        evidence = {"ended": "decided"} if ends_at < spec.steps else {}
+        assert ended == dict.fromkeys(range(2), (ends_at, evidence))
+
+
+def test_a_real_launch_that_passes_by_far_ends_sooner_and_says_why(tmp_path: Path) -> None:
+    # A CPU's step times are known to no 0.2 %, and their drift is anything.
+    far = PassingRange(low=math.log(1e-6), high=math.log(1e6), error=5.0, drift=5.0)
+    spec = replace(SPEC, steps=40, min_steps=10)
+    launch = launched(spec, tmp_path / "run", passing=PassingRanges({}, {}, far))
+    assert len(launch.losses) == 10
+    assert launch.evidence["ended"] == "decided"
+    assert not troubles(spec, launch)

@@ -1,0 +1,40 @@
+"""Request: what a launch's ranks are asked for, as the launcher left it in ``request.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.records.batch_size_search import Search
+from pytest_llmperf.records.launch_end import PassingRanges
+from pytest_llmperf.spec.train_spec import TrainSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Beside what torchrun says in the environment."""
+
+    spec: TrainSpec
+    folder: Path
+    model_config: Mapping[str, Any]
+    memory_limit_bytes: int = 0
+    search: Search | None = None
+    passing: PassingRanges | None = None
+    """With which step times the launch passes; ``None``: its median has to be known."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Request:
+        """What ``folder`` holds."""
+        values = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+        search, passing = values.get("search"), values.get("passing")
+        return cls(
+            spec=TrainSpec.from_dict(values["spec"]),
+            folder=folder,
+            model_config=values["model_config"],
+            memory_limit_bytes=values.get("memory_limit_bytes") or 0,
+            search=Search(**search) if search else None,
+            passing=PassingRanges.from_dict(passing) if passing else None,
+        )
