@@ -33,7 +33,7 @@ _OTHER = frozenset(
     "PYTHONUNBUFFERED PYTHONUTF8 PYTHONWARNINGS".split()
 )
 # What a run imports sooner or later, and no plugin does at once.
-_LATER = ("pytest_llmperf.plugin.perf", "pytest_llmperf.plugin.summary", "tests.fakes")
+_LATER = ("pytest_llmperf.plugin.perf", "pytest_llmperf.plugin.summary", "tests.fakes", "xdist.remote")
 
 
 class Forked:
@@ -105,12 +105,9 @@ def serve(listener: socket.socket) -> None:
     """Fork for each request until nobody is there to ask."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     while True:
-        size = array.array("i").itemsize * (_STREAMS + 1)
-        message, ancillary, _, _ = listener.recvmsg(_LONGEST_REQUEST, socket.CMSG_LEN(size))
+        message, fds = _received(listener, _STREAMS + 1)
         if not message:
             return
-        fds = array.array("i")
-        fds.frombytes(ancillary[0][2])
         # One that is forked stays between: it waits for pytest and tells how it ended, while others are served.
         if os.fork() == 0:
             listener.close()
@@ -123,29 +120,136 @@ def serve(listener: socket.socket) -> None:
 
 
 def _wait_for(request: Mapping[str, Any], out: int, err: int, connection: int) -> None:
+    workers = _Workers() if any(word.startswith(("-n", "--numprocesses")) for word in request["arguments"]) else None
     pid = os.fork()
     if pid == 0:
         os.close(connection)
-        _run(request, out, err)
+        _run(request, out, err, workers)
+    if workers is not None:
+        workers.close()
     os.close(out)
     os.close(err)
-    os.write(connection, f"{pid}\n".encode())
-    _, status = os.waitpid(pid, 0)
-    os.write(connection, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    _tell_end(pid, connection)
+
+
+def _tell_end(pid: int, connection: int) -> None:
+    with suppress(OSError):  # nobody asks any more
+        os.write(connection, f"{pid}\n".encode())
+        _, status = os.waitpid(pid, 0)
+        os.write(connection, f"{os.waitstatus_to_exitcode(status)}\n".encode())
     os._exit(0)
 
 
-def _run(request: Mapping[str, Any], out: int, err: int) -> None:
+def _received(listener: socket.socket, count: int) -> tuple[bytes, array.array[int]]:
+    """A message and the ``count`` descriptors that came with it; nothing where nobody is there to ask."""
+    fds = array.array("i")
+    message, ancillary, _, _ = listener.recvmsg(_LONGEST_REQUEST, socket.CMSG_LEN(fds.itemsize * count))
+    if message:
+        fds.frombytes(ancillary[0][2])
+    return message, fds
+
+
+class _Workers:
+    """A process that is forked before pytest runs, and from which its workers are forked as clean as it was."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            self._socket.close()
+            self._serve(theirs)
+        theirs.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def give(self) -> None:
+        """Let execnet have its workers from here."""
+        io: Any = importlib.import_module("execnet.gateway_io")
+        asked = self._socket
+
+        class Popen:
+            """What execnet uses of ``subprocess.Popen``."""
+
+            def __init__(self, *_: object, **__: object) -> None:
+                (come, self_in), (self_out, go) = os.pipe(), os.pipe()
+                ours, theirs = socket.socketpair()
+                request = {"folder": str(Path.cwd()), "environment": dict(os.environ), "path": sys.path}
+                fds = array.array("i", [come, go, 2, theirs.fileno()])
+                asked.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+                for fd in (come, go):
+                    os.close(fd)
+                theirs.close()
+                self.stdin, self.stdout = open(self_in, "wb"), open(self_out, "rb")  # noqa: SIM115, PTH123
+                self._forked = Forked(ours)
+
+            def wait(self) -> int:
+                return self._forked.wait()
+
+            def kill(self) -> None:
+                self._forked.kill()
+
+        def begin(self: Any, _: object, execmodel: Any) -> None:
+            self.popen = Popen()
+            io.Popen2IO.__init__(self, self.popen.stdin, self.popen.stdout, execmodel=execmodel)
+
+        io.Popen2IOMaster.__init__ = begin
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            message, fds = _received(listener, _STREAMS + 2)
+            if not message:
+                os._exit(0)
+            if os.fork() == 0:
+                listener.close()
+                self._wait_for_worker(json.loads(message), *fds)
+            for fd in fds:
+                os.close(fd)
+
+    def _wait_for_worker(self, request: Mapping[str, Any], come: int, go: int, err: int, connection: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            os.close(connection)
+            self._work(request, come, go, err)
+        for fd in (come, go, err):
+            os.close(fd)
+        _tell_end(pid, connection)
+
+    def _work(self, request: Mapping[str, Any], come: int, go: int, err: int) -> None:
+        """What ``python -u -c`` does with execnet's first line."""
+        code = 1
+        try:
+            for fd, own in ((come, 0), (go, 1), (err, 2)):
+                os.dup2(fd, own)
+                os.close(fd)
+            sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
+            _begin_as(request)
+            sys.path[:], sys.argv = request["path"], ["-c"]
+            exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
+            code = 0
+            with suppress(Exception):
+                atexit._run_exitfuncs()
+        finally:
+            os._exit(code)
+
+
+def _begin_as(request: Mapping[str, Any]) -> None:
+    """In that folder and environment, with the streams that are open now."""
+    sys.stdout, sys.stderr = (open(fd, "w", encoding="utf-8", closefd=False) for fd in (1, 2))  # noqa: SIM115
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+
+
+def _run(request: Mapping[str, Any], out: int, err: int, workers: _Workers | None) -> None:
     code = 1
     try:
         folder = str(Path.cwd())
         os.dup2(out, 1)
         os.dup2(err, 2)
-        sys.stdout, sys.stderr = (open(fd, "w", encoding="utf-8", closefd=False) for fd in (1, 2))  # noqa: SIM115
-        sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
-        os.chdir(request["folder"])
-        os.environ.clear()
-        os.environ.update(request["environment"])
+        _begin_as(request)
+        if workers is not None:
+            workers.give()
         paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         own = {folder, _REPOSITORY}
         sys.path[:] = [request["folder"], *paths, *(path for path in sys.path if path not in own)]

@@ -31,7 +31,7 @@ CASE = """
 from dataclasses import replace
 
 def test_case(perf, train_spec):
-    perf.check(replace(train_spec, sequence_length=32, steps=40, min_steps=40))
+    perf.check(replace(train_spec, sequence_length=32, steps=16, min_steps=16))
 """
 
 

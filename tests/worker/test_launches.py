@@ -120,7 +120,7 @@ def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_a_launch_that_takes_too_long_is_reaped(tmp_path: Path) -> None:
-    failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=25.0, start="cold")
+    failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=8.0)
     assert isinstance(failure, Failure)
     assert failure.kind == "timeout"
     assert "--perf-timeout" in failure.message
@@ -129,7 +129,7 @@ def test_a_launch_that_takes_too_long_is_reaped(tmp_path: Path) -> None:
 
 def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMPERF_INJECT", "hang=3 rank=1")
-    failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=15.0)
+    failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=12.0)
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.rank) == ("timeout", 1)
     assert re.search(r"step 3 of 100000: rank 1 in _hang \(faults\.py:\d+\); rank 0 in ", failure.message)
