@@ -1,5 +1,5 @@
 # Needs python3 (3.10 or newer, with venv), git and make. Everything else goes into .bootstrap/ and .tox/.
-#   make test    all tests: with torch on one Python, without it on each Python there is
+#   make test    all tests: with torch on one Python, without it on others that there are
 #   make lint    ruff, mypy, import contracts         (make format rewrites what ruff can)
 #   make demo    the ladder with tiny models on the CPU: recorded, then judged
 #   make gpu     the suite on this machine's GPUs      make gpu ARGS="-k liger --gpus 1"
@@ -16,7 +16,7 @@ ARGS :=
 .PHONY: test lint format demo gpu clean
 
 test: .bootstrap/ready
-	$(TOX) -e py310,py311,py312,py313,full $(if $(ARGS),-- $(ARGS))
+	$(TOX) -e py310,py312,py313,full $(if $(ARGS),-- $(ARGS))
 
 lint: .bootstrap/ready
 	$(TOX) -e lint
