@@ -1,7 +1,7 @@
 """Launches in a SLURM job: what the job holds, srun's steps on its nodes, which node is to blame.
 
-A launch is a step whose ``node_agent`` on each node asks that node's ``node_server`` for a fork; ``node_servers`` is the
-run's side of those.
+A launch is a step whose ``node_agent`` on each node asks that node's ``node_server`` for a fork; ``node_servers`` is
+the run's side of those.
 Pure parts (``allocation``, ``node_failures``) beside those that ask (``controller``, ``cluster``). May import: what
 ``launch`` may.
 """
