@@ -1,10 +1,11 @@
 """Whether a warm launch measures what a cold one does: both in turns on all GPUs of the run, spec by spec.
 
-    python tools/start_parity.py --pairs 8 --gpus 1 SPEC... [--json FILE]
+    python tools/start_parity.py --pairs 8 --gpus 1 SPEC... [--json FILE] [--seconds 500]
 
-SPEC is an id of a stored case, or ``key=value`` pairs joined by commas. For each it tells the ratio of rates (warm
-over cold) with its 95 % interval, the spread of each kind's launches, whether reserved bytes, the first loss and the
-evidence were the same in all launches, how far later losses are apart, and the seconds that are not training.
+No pair begins that could end later than after so many seconds, and each is in FILE as soon as it is over. SPEC is an
+id of a stored case, or ``key=value`` pairs joined by commas. For each it tells the ratio of rates (warm over cold) with
+its 95 % interval, the spread of each kind's launches, whether reserved bytes, the first loss and the evidence were the
+same in all launches, how far later losses are apart, and the seconds that are not training.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -30,6 +32,7 @@ from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.files import write_text
 
 STARTS = ("warm", "cold")
 
@@ -46,18 +49,21 @@ def runner(start: str, arguments: argparse.Namespace) -> tuple[Context, Runner]:
     return context, Runner(caller)
 
 
-def in_turns(spec: TrainSpec, runners: dict[str, Runner], pairs: int) -> list[dict[str, Launch]]:
-    """Pairs; every second one begins with the other kind."""
-    done = []
+def in_turns(spec: TrainSpec, runners: dict[str, Runner], pairs: int, until: float) -> Iterator[dict[str, Launch]]:
+    """Pairs; every second one begins with the other kind. None ends after ``until``, as far as can be foreseen."""
+    longest = 0.0
     for number in range(1, pairs + 1):
+        begun = time.monotonic()
+        if begun + longest > until:
+            return
         pair = {}
         for start in STARTS if number % 2 else reversed(STARTS):
             outcome = runners[start].launch(spec, number, Turn(sides=2, side=start))
             if isinstance(outcome, Failure):
                 raise SystemExit(f"{spec.id} {start}: {outcome.reason}\n" + "\n".join(outcome.tail))
             pair[start] = outcome
-        done.append(pair)
-    return done
+        yield pair
+        longest = max(longest, time.monotonic() - begun)
 
 
 def compared(spec: TrainSpec, pairs: Sequence[dict[str, Launch]]) -> dict[str, Any]:
@@ -115,19 +121,26 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--baselines", type=Path, default=Path("baselines"))
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=math.inf)
     arguments = parser.parse_args(words)
     made = {start: runner(start, arguments) for start in STARTS}
-    found, records = [], []
+    until = time.monotonic() + arguments.seconds
+    found: dict[str, dict[str, Any]] = {}
+    records: list[dict[str, Any]] = []
     try:
         for word in arguments.specs:
             (one,) = named(word.split(","), arguments.baselines, None)
-            pairs = in_turns(one.spec, {start: each for start, (_, each) in made.items()}, arguments.pairs)
-            found.append(compared(one.spec, pairs))
-            records += [{start: launch.to_dict() for start, launch in pair.items()} for pair in pairs]
-            sys.stdout.write(json.dumps(found[-1], indent=1) + "\n")
+            pairs = []
+            runners = {start: each for start, (_, each) in made.items()}
+            for pair in in_turns(one.spec, runners, arguments.pairs, until):
+                pairs.append(pair)
+                found[one.spec.id] = compared(one.spec, pairs)
+                records.append({start: launch.to_dict() for start, launch in pair.items()})
+                if arguments.json:
+                    text = json.dumps({"compared": [*found.values()], "launches": records})
+                    write_text(arguments.json, text, lasts=True)
+            sys.stdout.write(json.dumps(found.get(one.spec.id, f"{one.spec.id}: no time was left"), indent=1) + "\n")
             sys.stdout.flush()
-            if arguments.json:
-                arguments.json.write_text(json.dumps({"compared": found, "launches": records}), encoding="utf-8")
     finally:
         for context, _ in made.values():
             context.close()
