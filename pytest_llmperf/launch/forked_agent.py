@@ -24,6 +24,14 @@ class ColdStartError(Exception):
     """Why a launch cannot begin warm."""
 
 
+class LostServerError(ColdStartError):
+    """Its server is gone: another may."""
+
+
+class NoAnswerError(LostServerError):
+    """Whoever was asked has said nothing for too long; it may still do what it was asked for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchOrder:
     """What is to be launched."""
@@ -70,12 +78,12 @@ class Conversation:
         """See ``Channel.send``.
 
         Raises:
-            ColdStartError: it is gone.
+            LostServerError: it is gone.
         """
         try:
             self.channel.send(content, files)
         except ChannelClosedError:
-            raise ColdStartError(DIED) from None
+            raise LostServerError(DIED) from None
 
     def launch(self, order: LaunchOrder, seconds: float, waiting: Callable[[], object]) -> ForkedAgent:
         """A torchrun, forked within so many ``seconds``.
@@ -93,19 +101,24 @@ class Conversation:
         """What it says next, for which it has so many ``seconds``; ``waiting`` is called meanwhile.
 
         Raises:
-            ColdStartError: it refuses, is gone, or takes too long.
+            ColdStartError: it refuses.
+            LostServerError: it is gone.
+            NoAnswerError: it takes too long; nobody talks with it any more.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             message = self.listen(_POLL_SECONDS)
             if self.is_lost:
-                raise ColdStartError(DIED)
+                raise LostServerError(DIED)
             if message is not None and "refused" in message.content:
                 raise ColdStartError(message.content["refused"])
             if message is not None and "ended" not in message.content:
                 return message
             waiting()
-        raise ColdStartError(f"its fork server {what} for more than {seconds:.0f} s")
+        # What it says later must be nobody's answer, and what it begins later nobody's launch.
+        self.channel.close()
+        self.is_lost = True
+        raise NoAnswerError(f"its fork server {what} for more than {seconds:.0f} s")
 
 
 class ForkedAgent:

@@ -228,7 +228,8 @@ def server_key(
     python: str, inherited: Mapping[str, str], *, on_gpu: bool, variables: Mapping[str, str] | None = None
 ) -> ServerKey:
     """Of the server from which a launch of this process may begin."""
-    return ServerKey.of(python, lasting_environment(inherited, variables or {}), on_gpu=on_gpu)
+    folder = os.getcwd()  # noqa: PTH109 - a string is wanted
+    return ServerKey.of(python, lasting_environment(inherited, variables or {}), folder, on_gpu=on_gpu)
 
 
 def server_pool(folder: Callable[[], Path]) -> ServerPool:

@@ -148,7 +148,10 @@ class _Tree:
             with suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(survivors, timeout=5)
-        return self._process.wait()
+        try:
+            return self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:  # whoever was to tell of its end does not
+            return -signal.SIGKILL
 
     def _descendants(self) -> set[psutil.Process]:
         found: set[psutil.Process] = set()

@@ -34,10 +34,10 @@ class ServerKey:
     on_gpu: bool
 
     @classmethod
-    def of(cls, python: str, environment: Mapping[str, str], *, on_gpu: bool) -> ServerKey:
-        """Of a rank in ``environment``, which names no folder of a single launch."""
+    def of(cls, python: str, environment: Mapping[str, str], folder: str, *, on_gpu: bool) -> ServerKey:
+        """Of a rank in ``environment``, which names no folder of a single launch, and in ``folder``."""
         lasting = frozenset((name, value) for name, value in environment.items() if name not in _LIVE)
-        return cls(python, lasting, os.getcwd(), on_gpu)  # noqa: PTH109 - a string is wanted
+        return cls(python, lasting, folder, on_gpu)
 
 
 class ServerPool:
@@ -68,7 +68,7 @@ class ServerPool:
         try:
             return server.launch(order, waiting)
         except ColdStartError as error:
-            if not server.is_ready:  # it never will be
+            if server.is_over or not server.is_ready:  # it never will be
                 self._cold[key] = str(error)
                 self._end(key)
             raise
@@ -100,7 +100,7 @@ class ServerPool:
         try:
             home = self._folder() / f"fork-server-{self._num_started}"
             home.mkdir()
-            return ServerProcess(key.python, self._environment(key, home), home / "server.log")
+            return ServerProcess(key.python, self._environment(key, home), key.folder, home / "server.log")
         except OSError as error:
             self._cold[key] = f"no fork server could be started ({error})"
             raise ColdStartError(self._cold[key]) from None

@@ -1,4 +1,4 @@
-"""Channel: one end of a socket pair between two processes: messages of JSON, with open files where need be."""
+"""Channel: one end of a socket between two processes: messages of JSON, with open files where need be."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Message:
 
 
 class Channel:
-    """Sends and receives whole messages; neither end listens anywhere, so nobody else can talk to it."""
+    """Sends and receives whole messages."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end

@@ -73,6 +73,8 @@ if module.endswith("node_info"):
     facts = {"node": name, "host": name, "gpus": gpus, **cpu}
     facts |= {"granted_gpus": node.get("granted", len(gpus)), "switch": node.get("switch", "")}
     print("Welcome to the cluster\\nllmperf-node " + json.dumps(facts))
+elif module.endswith("node_server"):
+    sys.exit("no fork servers here")
 elif module.endswith("node_agent"):
     os.execv(REAL, [REAL, *sys.argv[1:]])
 else:

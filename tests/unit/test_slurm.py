@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.launch.local import LaunchRequest, WarmStart, package_path, server_pool
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.launch.progress_reader import ProgressReader
 from pytest_llmperf.launch.slurm import launcher as slurm_module
@@ -21,6 +24,8 @@ from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, 
 from pytest_llmperf.launch.slurm.cluster import find_cluster, passed_on
 from pytest_llmperf.launch.slurm.controller import step_environment
 from pytest_llmperf.launch.slurm.launcher import OutOfTimeError, SlurmLauncher
+from pytest_llmperf.launch.slurm.node_server import server_key
+from pytest_llmperf.launch.slurm.node_servers import NodeServers
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.launch.slurm.srun import Srun
 from pytest_llmperf.records.failure import Failure, Progress
@@ -48,6 +53,10 @@ def launcher(
     chosen = SlurmOptions(**{"python": str(slurm.python), **options})  # type: ignore[arg-type]
     cluster = find_cluster(chosen)
     return SlurmLauncher(Srun(cluster=cluster, options=chosen, on_cpu=on_cpu), say=said.append, budget_ends=budget_ends)
+
+
+def options_of(slurm: FakeSlurm) -> SlurmOptions:
+    return SlurmOptions(python=str(slurm.python))
 
 
 def request(tmp_path: Path, spec: TrainSpec = SPEC, limit: float = 60.0) -> LaunchRequest:
@@ -269,6 +278,47 @@ class TestCommand:
         assert passed_on({"NCCL_DEBUG": "INFO", "LLMPERF_API_KEY": "x", "HF_TOKEN": "y", "HOME": "z"}) == {
             "NCCL_DEBUG": "INFO"
         }
+
+
+def variables(words: list[str]) -> dict[str, str]:
+    """What a step's command says again on its nodes."""
+    said = itertools.takewhile(lambda word: "=" in word, words[words.index("env") + 1 :])
+    return dict(word.partition("=")[::2] for word in said)
+
+
+class TestServers:
+    @pytest.mark.parametrize("on_cpu", [True, False])
+    def test_a_launch_finds_the_server_that_was_prepared_for_it(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
+    ) -> None:
+        monkeypatch.setenv("NCCL_DEBUG", "WARN")
+        monkeypatch.setenv("PYTHONPATH", f"/user{os.pathsep}{os.environ['PYTHONPATH']}")
+        slurm.allocate({"n1": {} if on_cpu else GPUS, "n2": {} if on_cpu else GPUS})
+        slurm.yields(SPEC)
+        srun = Srun(cluster=find_cluster(options_of(slurm)), options=options_of(slurm), on_cpu=on_cpu)
+        servers = NodeServers(srun, lambda: tmp_path)
+        warm = WarmStart(server_pool(lambda: tmp_path), said.append)
+        asked = replace(request(tmp_path), warm=warm)
+        record = SlurmLauncher(srun, say=said.append, servers=servers).launch(asked, lambda _: None)
+        servers.close()
+        assert isinstance(record, Launch), record
+        (line,) = said
+        assert line.startswith("launches begin cold: no fork server began on node n1")
+        assert line.endswith(" (no fork servers here)")
+        held, launched = (
+            next(call for call in slurm.calls if any(word.startswith(f"--job-name={name}") for word in call))
+            for name in ("llmperf-servers-", f"llmperf-{zlib.crc32(str(asked.folder).encode()):08x}")
+        )
+        # Of steps of their own, with what SLURM and a node's scratch set there.
+        one, other = (
+            {**variables(call), "TMPDIR": f"/{number}", "TRITON_CACHE_DIR": f"/{number}/triton", "SLURM_STEPID": number}
+            for number, call in (("1", held), ("2", launched))
+        )
+        homes = [package_path(), str(asked.folder / "path")]
+        keys = [server_key("python", each, homes, "/here", on_gpu=not on_cpu) for each in (one, other)]
+        assert keys[0] == keys[1]
+        assert dict(keys[0].environment)["PYTHONPATH"].split(os.pathsep)[0] == "/user"
+        assert server_key("python", one, homes, "/there", on_gpu=not on_cpu) != keys[0]
 
 
 class TestLaunch:

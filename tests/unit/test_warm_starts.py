@@ -220,7 +220,7 @@ class FakeServer:
 
     started: list[FakeServer]
 
-    def __init__(self, python: str, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, python: str, environment: dict[str, str], _folder: str, log: Path) -> None:
         self.python, self.environment, self.home = python, environment, log.parent
         self.is_over = self.is_stale = False
         self.is_ready, self.refuses = True, ""

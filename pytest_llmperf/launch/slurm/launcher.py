@@ -162,7 +162,9 @@ class SlurmLauncher:
         try:
             with lifeline(folder) as line, request.meter.running() as lap:
                 if self._servers is not None:
-                    step = replace(step, warm=self._servers.offer(request, [node.node for node in nodes], left))
+                    begun = time.monotonic()
+                    warm = self._servers.offer(request, [node.node for node in nodes], left)
+                    step = replace(step, warm=warm, seconds=max(1.0, step.seconds - (time.monotonic() - begun)))
                 environment = worker_environment(request, os.environ)
                 command = self._command(request, step, environment | line)
                 ended = process.watch(
@@ -246,9 +248,6 @@ class SlurmLauncher:
         python = self._srun.python(request.python)
         variables = self._srun.variables(environment)
         if not self._srun.on_cpu:
-            # Where NCCL keeps what it was doing, for a rank that hangs.
-            variables.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
-            variables.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
             variables.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(request.folder / "trace-rank-"))
         agent = [
             *(python, "-m", "pytest_llmperf.launch.slurm.node_agent", str(request.folder), f"{step.seconds:.0f}"),

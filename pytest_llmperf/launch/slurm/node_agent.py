@@ -20,14 +20,14 @@ from types import FrameType
 from typing import Any
 
 from pytest_llmperf.launch import hang_report, process
-from pytest_llmperf.launch.forked_agent import ColdStartError, Conversation, ForkedAgent, LaunchOrder
+from pytest_llmperf.launch.forked_agent import ColdStartError, Conversation, ForkedAgent, LaunchOrder, LostServerError
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.local import BEFORE_WORDS, OTHER_PATH, package_path
 from pytest_llmperf.launch.machine import Gpu, find_machine
 from pytest_llmperf.launch.progress_reader import ProgressReader
 from pytest_llmperf.launch.slurm.node_info import node_name, switch
 from pytest_llmperf.launch.slurm.node_scratch import scratch
-from pytest_llmperf.launch.slurm.server_socket import connected
+from pytest_llmperf.launch.slurm.server_socket import connected, process_namespace
 from pytest_llmperf.launch.slurm.warm_offer import Offer
 from pytest_llmperf.support.files import write_text
 
@@ -82,6 +82,10 @@ class _Part:
     def log(self) -> Path:
         return self.folder / f"torchrun-{self.node}.log"
 
+    def told(self, start: float, watched: HealthWatch) -> dict[str, Any]:
+        """What is told of it however it ended."""
+        return {"node": self.node, "seconds": time.monotonic() - start, "health": asdict(watched.health())}
+
 
 def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
     start = time.monotonic()
@@ -89,11 +93,14 @@ def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
     with HealthWatch(part.gpus, lambda: part.folder.glob("rank-*.pid")) as watched:
         answer: dict[str, Any] = {"returncode": _ENDED_BY_SIGNAL, "timed_out": False, "signalled": False}
         try:
-            agent, how = _forked(part, offer)
+            agent, how = _forked(part, offer, seconds)
             answer |= how
+            if agent is None and offer is not None and offer.is_required:
+                why = f"--perf-start warm: it can only begin cold: on node {part.node}: {how['cold_because']}"
+                return {**answer, **part.told(start, watched), "returncode": 1, "error": why}
             ended = process.watch(
                 lambda: agent or process.start(part.command, environment=part.environment, log=part.log),
-                timeout_seconds=seconds,
+                timeout_seconds=seconds - (time.monotonic() - start),
                 pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, our own are our children
                 poll=lambda: watched.look(progress.poll()),
                 at_timeout=lambda torchrun: hang_report.ask(part.folder, torchrun, part.node),
@@ -105,33 +112,25 @@ def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
                 answer |= {"returncode": TIMED_OUT, "timed_out": True}
         except _SignalledError:
             answer |= {"signalled": True}
-        except ColdStartError as error:
-            answer |= {
-                "returncode": 1,
-                "error": f"--perf-start warm: it can only begin cold: on node {part.node}: {error}",
-            }
         except OSError as error:
             answer |= {"returncode": 127, "error": f"{part.command[0]}: {error}"}
         watched.look(progress.read())
-        seconds = time.monotonic() - start
-        return {**answer, "node": part.node, "seconds": seconds, "health": asdict(watched.health())}
+        return {**answer, **part.told(start, watched)}
 
 
-def _forked(part: _Part, offer: Offer | None) -> tuple[ForkedAgent | None, dict[str, Any]]:
-    """This node's torchrun, begun warm, or ``None``; and how it begins, for the launcher.
+def _forked(part: _Part, offer: Offer | None, seconds: float) -> tuple[ForkedAgent | None, dict[str, Any]]:
+    """This node's torchrun, begun warm within so many seconds, or ``None``; and how it begins, for the launcher.
 
     Raises:
-        ColdStartError: it has to begin cold, and must not.
         OSError: its log cannot be written.
     """
     if offer is None:
         return None, {"start": "cold"}
-    is_gone = True
     try:
         conversation = Conversation(connected(f"{offer.name}-{part.node}"))
-        is_gone = False
+        use = {"python": part.command[0], "on_gpu": bool(part.gpus), "folder": os.getcwd()}  # noqa: PTH109
         homes = [package_path(), str(part.folder / OTHER_PATH)]
-        conversation.send({"python": part.command[0], "on_gpu": bool(part.gpus), "homes": homes})
+        conversation.send({**use, "homes": homes, "processes": process_namespace()})
         # By their names of everywhere: the server's step may number them otherwise.
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in part.gpus)}
         order = LaunchOrder(
@@ -140,11 +139,11 @@ def _forked(part: _Part, offer: Offer | None) -> tuple[ForkedAgent | None, dict[
             needs=offer.needs,
             log=part.log,
         )
-        return conversation.launch(order, _FORK_SECONDS, lambda: None), {"start": "warm"}
+        agent = conversation.launch(order, min(_FORK_SECONDS, seconds / 2), lambda: None)
     except ColdStartError as error:
-        if offer.is_required:
-            raise ColdStartError(f"--perf-start warm: it can only begin cold: {error}") from None
+        is_gone = isinstance(error, LostServerError)
         return None, {"start": "cold", "cold_because": str(error), "is_server_gone": is_gone}
+    return agent, {"start": "warm"}
 
 
 def _on_signal(_number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""A node's own folders: one for each launch, and the caches that a job's launches share there."""
+"""A node's own folders: one for each step on it, and the caches that a job's launches share there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scratch() -> Iterator[dict[str, str]]:
     home = Path(os.path.expandvars(wanted)) / f"llmperf-{os.getuid()}-{os.environ.get('SLURM_JOB_ID', '')}"
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder = tempfile.mkdtemp(prefix="launch-", dir=home)
+        folder = tempfile.mkdtemp(prefix="step-", dir=home)
     except OSError:
         yield {}
         return

@@ -1,4 +1,4 @@
-"""One node's fork servers, started by srun for the whole run: ``python -m …node_server NAME FOLDER cpu|gpu``.
+"""One node's fork servers, started by srun for the whole run: ``python -m …node_server NAME FOLDER cpu|gpu PYTHON``.
 
 The agents of the node's launches (``node_agent.py``) find it by NAME and ask it as the pytest process asks its own
 servers on one machine: what it forks is torchrun's agent, with the environment of the launch's own step. It ends when
@@ -23,20 +23,24 @@ from pytest_llmperf.launch.local import package_path, server_pool
 from pytest_llmperf.launch.server_pool import ServerKey, ServerPool
 from pytest_llmperf.launch.slurm.node_info import node_name
 from pytest_llmperf.launch.slurm.node_scratch import scratch
-from pytest_llmperf.launch.slurm.server_socket import accepted, listening
+from pytest_llmperf.launch.slurm.server_socket import accepted, listening, process_namespace
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
 
 # A SIGTERM waits for no longer until it is looked at.
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.05
-# What is said together comes together.
+# Whoever connects asks at once; the node may be busy.
 _ASK_SECONDS = 30.0
 # torchrun gives its ranks 30 s after SIGTERM before it kills them itself.
 _GRACE_SECONDS = 35.0
 
 # Of a step, a node or a launch; what a spec sets is not among them.
 _PASSING = ("SLURM", "SRUN_", "PMI", "TORCHELASTIC_")
-_OF_A_LAUNCH = frozenset({"TMPDIR", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "CUDA_VISIBLE_DEVICES"})
+_OF_A_LAUNCH = frozenset(
+    # What SLURM may set of a step's GPUs, and where compilers keep what they made, below the step's TMPDIR.
+    "TMPDIR TORCH_NCCL_DEBUG_INFO_TEMP_FILE CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL ROCR_VISIBLE_DEVICES "
+    "ZE_AFFINITY_MASK TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR".split()
+)
 
 
 class _NobodyError(Exception):
@@ -46,8 +50,9 @@ class _NobodyError(Exception):
 class NodeServer:
     """Serves one launch after the other: a node is leased to one at a time."""
 
-    def __init__(self, listener: socket.socket, pool: ServerPool) -> None:
-        self._listener, self._pool = listener, pool
+    def __init__(self, listener: socket.socket, pool: ServerPool, word: str) -> None:
+        """``word`` is how this interpreter is called on a command line."""
+        self._listener, self._pool, self._word = listener, pool, word
         self._is_told_to_end = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -84,14 +89,21 @@ class NodeServer:
                 _end(agent)
 
     def _forked(self, channel: Channel, use: Message, asked: Message) -> ForkedAgent:
-        environment = asked.content["environment"]
+        environment, folder = asked.content["environment"], use.content["folder"]
+        if use.content["processes"] != process_namespace():
+            raise ColdStartError("its container has processes of its own, and so has its fork server's")
+        for path in (folder, environment.get("TMPDIR", folder), asked.content["torchrun"][-1]):
+            if not Path(path).is_dir():
+                raise ColdStartError(f"its fork server sees no folder {path}, in a container of its own")
         order = LaunchOrder(
             torchrun=asked.content["torchrun"],
             environment=environment,
             needs=asked.content["needs"],
             log=Path(f"/proc/self/fd/{asked.files[0]}"),
         )
-        key = server_key(use.content["python"], environment, use.content["homes"], on_gpu=use.content["on_gpu"])
+        # The word by which this process was started, too, is this interpreter.
+        python = sys.executable if use.content["python"] == self._word else use.content["python"]
+        key = server_key(python, environment, use.content["homes"], folder, on_gpu=use.content["on_gpu"])
         return self._pool.launch(key, order, lambda: _look(channel))
 
     def _on_sigterm(self, *_: object) -> None:
@@ -99,13 +111,16 @@ class NodeServer:
         self._is_told_to_end = True
 
 
-def server_key(python: str, environment: Mapping[str, str], homes: Sequence[str], *, on_gpu: bool) -> ServerKey:
-    """Of the server for ranks in ``environment``, whose ``PYTHONPATH`` begins with one of ``homes``."""
+def server_key(
+    python: str, environment: Mapping[str, str], homes: Sequence[str], folder: str, *, on_gpu: bool
+) -> ServerKey:
+    """Of the server for ranks in ``environment``, whose ``PYTHONPATH`` begins with one of ``homes``, in ``folder``."""
     lasting = {
         name: value for name, value in environment.items() if name not in _OF_A_LAUNCH and not name.startswith(_PASSING)
     }
     path = [part for part in lasting.pop("PYTHONPATH", "").split(os.pathsep) if part and part not in homes]
-    return ServerKey.of(python, lasting | ({"PYTHONPATH": os.pathsep.join(path)} if path else {}), on_gpu=on_gpu)
+    lasting |= {"PYTHONPATH": os.pathsep.join(path)} if path else {}
+    return ServerKey.of(python, lasting, folder, on_gpu=on_gpu)
 
 
 def _message(channel: Channel) -> Message:
@@ -155,8 +170,9 @@ def main(arguments: Sequence[str]) -> None:
         pool = server_pool(lambda: folder)
         try:
             environment = {**os.environ, **variables}
-            pool.prepare(server_key(sys.executable, environment, [package_path()], on_gpu=on_gpu))
-            NodeServer(listener, pool).serve()
+            here = os.getcwd()  # noqa: PTH109 - a string is wanted
+            pool.prepare(server_key(sys.executable, environment, [package_path()], here, on_gpu=on_gpu))
+            NodeServer(listener, pool, arguments[3]).serve()
         finally:
             pool.close()
 

@@ -117,7 +117,7 @@ class _Step:
             *srun.options.wrapped(
                 [
                     *(srun.python(), "-m", "pytest_llmperf.launch.slurm.node_server"),
-                    *(self.name, str(folder), "cpu" if srun.on_cpu else "gpu"),
+                    *(self.name, str(folder), "cpu" if srun.on_cpu else "gpu", srun.python()),
                 ],
                 srun.variables(environment),
             ),

@@ -12,7 +12,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from pytest_llmperf.launch.forked_agent import ColdStartError
+from pytest_llmperf.launch.forked_agent import ColdStartError, LostServerError
 from pytest_llmperf.support.channel import Channel
 
 # Source: unix(7), SO_PEERCRED: process, user and group.
@@ -45,18 +45,24 @@ def connected(name: str) -> Channel:
     """A launch's end.
 
     Raises:
-        ColdStartError: nobody is there, or it is not ours.
+        ColdStartError: it is not ours.
+        LostServerError: nobody is there.
     """
     end = socket.socket(socket.AF_UNIX)
     try:
         end.connect(f"\0{name}")
     except OSError as error:
         end.close()
-        raise ColdStartError(f"its fork server is gone ({error})") from None
+        raise LostServerError(f"its fork server is gone ({error})") from None
     if not _is_ours(end):
         end.close()
         raise ColdStartError("another user's process has the name of its fork server")
     return Channel(end)
+
+
+def process_namespace() -> str:
+    """Within which a pid means one process: a container may have its own."""
+    return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - it points to nothing
 
 
 def _is_ours(end: socket.socket) -> bool:

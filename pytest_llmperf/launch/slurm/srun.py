@@ -54,6 +54,9 @@ class Srun:
         found = {**passed_on(dict(os.environ)), **own}
         if not self.on_cpu:
             found.pop("CUDA_VISIBLE_DEVICES", None)  # SLURM sets it, on each node its own
+            # NCCL remembers what it was doing, for a rank that hangs.
+            found.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+            found.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         if self.options.scratch:
             found[SCRATCH] = self.options.scratch
         return found

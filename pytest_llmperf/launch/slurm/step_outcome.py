@@ -66,7 +66,7 @@ def gather(
     result = outcome.read(folder, spec, replace(ended, timed_out=timed_out, where=where), progress)
     result = replace(result, health=health)
     if isinstance(result, Launch):
-        is_warm = all(end.get("start") == "warm" for end in ends.values())
+        is_warm = [end.get("start") for end in ends.values()] == ["warm"] * len(nodes)
         return replace(result, evidence={**result.evidence, "start": "warm" if is_warm else "cold"})
     if clean:
         message = f"{result.message} within {LATE_SECONDS:.0f} s; all nodes must share the file system of its folder"

@@ -19,6 +19,9 @@ from typing import Any
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.estimate.memory_estimator import plan
 
+# A prediction takes one core and 1 GB.
+_AT_ONCE = 4
+
 # Whatever the first prediction of a process imports and looks up is there for all.
 _FIRST = TrainSpec(model="llama-tiny", sequence_length=16, micro_batch_size=1)
 
@@ -34,7 +37,7 @@ def main() -> int:
     if len(requests) == 1:
         _tell(0, _answer(requests[0]))
     else:
-        _fork_each(requests, len(os.sched_getaffinity(0)))
+        _fork_each(requests, min(_AT_ONCE, len(os.sched_getaffinity(0))))
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# The allocator's granule.
-_BLOCK = 512
+#: The allocator's granule.
+BLOCK = 512
 
 # Of these operators of FSDP's, the argument that holds gathered weights: as they come, and as they are used.
 _GATHERED = {"fsdp::all_gather_copy_in": (1, "all_gather_output"), "fsdp::split_with_sizes_copy": (3, "out")}
@@ -57,6 +57,12 @@ class Counter(TorchDispatchMode):
         self._living[key] = _Living(weakref.ref(storage, gone), self._part_of(tensor))
         self._set(key, storage.nbytes())
 
+    def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Never count the storages of these."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            self._living[id(storage)] = _Living(weakref.ref(storage), "ignored")
+
     @contextmanager
     def resizing(self) -> Iterator[None]:
         """See storages change their size: FSDP lets go of weights so, and no operator is called."""
@@ -76,7 +82,7 @@ class Counter(TorchDispatchMode):
 
     def _set(self, key: int, num_bytes: int) -> None:
         living = self._living[key]
-        blocks = -(-num_bytes // _BLOCK) * _BLOCK
+        blocks = -(-num_bytes // BLOCK) * BLOCK
         self._now[living.part] = self._now.get(living.part, 0) + blocks - living.num_bytes
         living.num_bytes = blocks
         if sum(self._now.values()) > self._peak:
