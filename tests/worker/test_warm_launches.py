@@ -274,6 +274,23 @@ class TestKilled:
         assert pids_alive(shared.run) == []
         assert shared.launch().evidence["start"] == "warm"
 
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_a_rank_that_ends_itself_with_0_is_told_as_in_a_cold_launch(
+        self, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+    ) -> None:
+        patch = after_import("pytest_llmperf.worker.faults", "import os; module._hang = lambda: os._exit(0)")
+        (tmp_path / "sitecustomize.py").write_text(patch)
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+        monkeypatch.setenv("LLMPERF_INJECT", "hang=3")
+        spec = TrainSpec(**{**SPEC.to_dict(), "gpus": ranks})
+        cold, first = (warm.launch(spec, limit=60.0, start=start) for start in ("cold", "warm"))
+        assert cold.message.startswith("the ranks ended well and left no usable launch.json")
+        assert (first.kind, first.rank, first.message.replace("run-2", "run-1")) == (cold.kind, cold.rank, cold.message)
+        assert warm.said == []
+        monkeypatch.delenv("LLMPERF_INJECT")
+        assert warm.launch(spec).evidence["start"] == "warm"
+        assert warm.num_servers == 1
+
     def test_ctrl_c_ends_the_launch_and_the_next_is_warm(self, shared: Warm) -> None:
         def interrupt() -> None:
             raise KeyboardInterrupt
