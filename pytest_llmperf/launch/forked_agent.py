@@ -24,6 +24,10 @@ class ColdStartError(Exception):
     """Why a launch cannot begin warm."""
 
 
+class NoAnswerError(ColdStartError):
+    """Whoever was asked has said nothing for too long; it may still do what it was asked for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchOrder:
     """What is to be launched."""
@@ -93,7 +97,8 @@ class Conversation:
         """What it says next, for which it has so many ``seconds``; ``waiting`` is called meanwhile.
 
         Raises:
-            ColdStartError: it refuses, is gone, or takes too long.
+            ColdStartError: it refuses, or is gone.
+            NoAnswerError: it takes too long.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -105,7 +110,7 @@ class Conversation:
             if message is not None and "ended" not in message.content:
                 return message
             waiting()
-        raise ColdStartError(f"its fork server {what} for more than {seconds:.0f} s")
+        raise NoAnswerError(f"its fork server {what} for more than {seconds:.0f} s")
 
 
 class ForkedAgent:

@@ -68,7 +68,7 @@ class ServerPool:
         try:
             return server.launch(order, waiting)
         except ColdStartError as error:
-            if not server.is_ready:  # it never will be
+            if server.is_over or not server.is_ready:  # it never will be
                 self._cold[key] = str(error)
                 self._end(key)
             raise

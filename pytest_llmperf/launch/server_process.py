@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_llmperf.launch.forked_agent import ColdStartError, Conversation, ForkedAgent, LaunchOrder
+import psutil
+
+from pytest_llmperf.launch.forked_agent import ColdStartError, Conversation, ForkedAgent, LaunchOrder, NoAnswerError
 from pytest_llmperf.support.channel import Channel
 
 # Imports on the first node of a night, from a shared file system, take minutes.
@@ -106,7 +108,12 @@ class ServerProcess:
         """
         try:
             talk = self._branch(tuple(order.needs), waiting)
-            return talk.launch(order, _FORK_SECONDS, waiting)
+            try:
+                return talk.launch(order, _FORK_SECONDS, waiting)
+            except NoAnswerError:  # stopped, it would begin the launch when it goes on, beside another
+                self._kill()
+                self.end()
+                raise
         except (ColdStartError, OSError):
             raise
         except BaseException:  # Ctrl-C, a test's own time limit
@@ -147,12 +154,22 @@ class ServerProcess:
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         for talk in talks:  # a branch outlives a server that was killed by as long as its agents take to end
             talk.channel.wait_for_end(_LAST_SECONDS)
             talk.channel.close()
             talk.is_lost = True
+
+    def _kill(self) -> None:
+        """One that does not listen, and its branches, which may not either."""
+        forked: list[psutil.Process] = []
+        with suppress(psutil.Error):
+            forked = psutil.Process(self.pid).children(recursive=True)
+        self._process.kill()
+        for process in forked:
+            with suppress(psutil.Error):
+                process.kill()
 
 
 def _changed_at(path: str) -> int | None:

@@ -431,6 +431,28 @@ class TestKilledServer:
         assert warm.launch(TrainSpec(**{**SPEC.to_dict(), "model": "opt-tiny"})).evidence["start"] == "cold"
         assert warm.said == ["launches begin cold: its fork server died"]
 
+    def test_one_that_is_stopped_is_ended_and_begins_nothing_later(
+        self, warm: Warm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        warm.launch()
+        processes = [warm.branch, warm.server]
+        monkeypatch.setattr(server_process, "_FORK_SECONDS", 1.0)
+        monkeypatch.setattr(server_process, "_END_SECONDS", 1.0)
+        for process in processes:
+            process.suspend()
+        assert [warm.launch().evidence["start"] for _ in range(2)] == ["cold", "cold"]
+        assert warm.said == ["launches begin cold: its fork server forked for more than 1 s"]
+        assert not any(is_alive(process) for process in processes)
+
+    def test_one_that_is_stopped_does_not_outlive_the_run(self, warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+        warm.launch()
+        processes = [warm.branch, warm.server]
+        monkeypatch.setattr(server_process, "_END_SECONDS", 1.0)
+        for process in processes:
+            process.suspend()
+        warm.pool.close()
+        assert not any(is_alive(process) for process in processes)
+
     @pytest.mark.parametrize("when", ["training", "importing"])
     def test_whoever_launched(self, warm: Warm, tmp_path: Path, when: str) -> None:
         script = f"""
@@ -455,6 +477,13 @@ Warm(Path({str(tmp_path / "its")!r})).launch(ENDLESS)
 
 def servers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def pids_alive(folder: Path) -> list[int]:
