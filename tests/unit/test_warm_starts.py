@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -99,6 +100,13 @@ class TestImportWatch:
         with watch.watching():
             importlib.import_module("outer_module")
             del threading.unfit  # type: ignore[attr-defined]
+            importlib.import_module("later_module")
+        assert watch.culprit == ""
+
+    def test_what_was_there_before_is_nobodys(self, modules: Path) -> None:
+        watch = ImportWatch(lambda: hasattr(threading, "unfit"))
+        importlib.import_module("inner_module")
+        with watch.watching():
             importlib.import_module("later_module")
         assert watch.culprit == ""
 
@@ -235,6 +243,11 @@ class FakeServer:
         self.is_over = True
 
 
+def _ended(server: FakeServer, *_: object) -> None:
+    server.end()
+    raise ColdStartError(server.refuses)
+
+
 ORDER = LaunchOrder(torchrun=(), environment={}, needs=(), log=Path())
 
 
@@ -278,6 +291,16 @@ class TestServerPool:
                 self.launched(pool, self.key())
         assert FakeServer.started == [server]
         assert server.is_over
+
+    def test_one_that_did_not_answer_is_not_asked_again(self, tmp_path: Path) -> None:
+        pool = server_pool(lambda: tmp_path)
+        server = self.launched(pool, self.key())
+        server.is_over, server.is_stale, server.refuses = False, False, "its fork server forked for more than 30 s"
+        server.launch = partial(_ended, server)
+        for _ in range(2):
+            with pytest.raises(ColdStartError, match="forked for more than 30 s"):
+                self.launched(pool, self.key())
+        assert FakeServer.started == [server]
 
     def test_a_folder_that_cannot_be_written_is_a_reason(self, tmp_path: Path) -> None:
         with pytest.raises(ColdStartError, match="no fork server could be started"):

@@ -274,6 +274,23 @@ class TestKilled:
         assert pids_alive(shared.run) == []
         assert shared.launch().evidence["start"] == "warm"
 
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_a_rank_that_ends_itself_with_0_is_told_as_in_a_cold_launch(
+        self, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+    ) -> None:
+        patch = after_import("pytest_llmperf.worker.faults", "import os; module._hang = lambda: os._exit(0)")
+        (tmp_path / "sitecustomize.py").write_text(patch)
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+        monkeypatch.setenv("LLMPERF_INJECT", "hang=3")
+        spec = TrainSpec(**{**SPEC.to_dict(), "gpus": ranks})
+        cold, first = (warm.launch(spec, limit=60.0, start=start) for start in ("cold", "warm"))
+        assert cold.message.startswith("the ranks ended well and left no usable launch.json")
+        assert (first.kind, first.rank, first.message.replace("run-2", "run-1")) == (cold.kind, cold.rank, cold.message)
+        assert warm.said == []
+        monkeypatch.delenv("LLMPERF_INJECT")
+        assert warm.launch(spec).evidence["start"] == "warm"
+        assert warm.num_servers == 1
+
     def test_ctrl_c_ends_the_launch_and_the_next_is_warm(self, shared: Warm) -> None:
         def interrupt() -> None:
             raise KeyboardInterrupt
@@ -414,6 +431,28 @@ class TestKilledServer:
         assert warm.launch(TrainSpec(**{**SPEC.to_dict(), "model": "opt-tiny"})).evidence["start"] == "cold"
         assert warm.said == ["launches begin cold: its fork server died"]
 
+    def test_one_that_is_stopped_is_ended_and_begins_nothing_later(
+        self, warm: Warm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        warm.launch()
+        processes = [warm.branch, warm.server]
+        monkeypatch.setattr(server_process, "_FORK_SECONDS", 1.0)
+        monkeypatch.setattr(server_process, "_END_SECONDS", 1.0)
+        for process in processes:
+            process.suspend()
+        assert [warm.launch().evidence["start"] for _ in range(2)] == ["cold", "cold"]
+        assert warm.said == ["launches begin cold: its fork server forked for more than 1 s"]
+        assert not any(is_alive(process) for process in processes)
+
+    def test_one_that_is_stopped_does_not_outlive_the_run(self, warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+        warm.launch()
+        processes = [warm.branch, warm.server]
+        monkeypatch.setattr(server_process, "_END_SECONDS", 1.0)
+        for process in processes:
+            process.suspend()
+        warm.pool.close()
+        assert not any(is_alive(process) for process in processes)
+
     @pytest.mark.parametrize("when", ["training", "importing"])
     def test_whoever_launched(self, warm: Warm, tmp_path: Path, when: str) -> None:
         script = f"""
@@ -438,6 +477,13 @@ Warm(Path({str(tmp_path / "its")!r})).launch(ENDLESS)
 
 def servers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def pids_alive(folder: Path) -> list[int]:

@@ -98,6 +98,7 @@ def _torchrun(order: Order) -> None:
         arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"
         arguments.rdzv_id = str(uuid.uuid4())
     _hurry(alone=arguments.standalone)
+    _end_with_the_ranks()
     with _no_cuda():
         config, _, _ = run.config_from_args(arguments)
     record(lambda: elastic_launch(config, run_rank)(order, os.getpid()))()
@@ -133,6 +134,25 @@ def _hurry(*, alone: bool) -> None:
     if alone and hasattr(rendezvous, "_delay"):
         own = rendezvous._delay  # noqa: SLF001
         rendezvous._delay = lambda seconds: None if isinstance(seconds, tuple) else own(seconds)  # noqa: SLF001
+
+
+def _end_with_the_ranks() -> None:
+    """Take a rank that has ended with 0 for one that ended well, as torchrun takes a command.
+
+    Of a function it waits for what that returns: for ever, where ``os._exit(0)`` or a bare ``sys.exit()`` came before.
+    """
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext  # noqa: PLC0415
+
+    context: Any = MultiprocessContext
+    own = context._poll  # noqa: SLF001
+
+    def _poll(ranks: Any) -> Any:
+        for number, process in enumerate(ranks._pc.processes):  # noqa: SLF001
+            if process.exitcode == 0:  # one that has returned does not end before all have
+                ranks._return_values.setdefault(number, None)  # noqa: SLF001
+        return own(ranks)
+
+    context._poll = _poll  # noqa: SLF001
 
 
 def run_rank(order: Order, agent: int) -> None:

@@ -34,12 +34,13 @@ class ImportWatch:
 
     def _watched(self, execute: Any) -> Any:
         def exec_module(loader: Any, module: ModuleType) -> None:
+            was_unfit = self._is_unfit()  # before anything was watched, or by nobody's code
             try:
                 execute(loader, module)
             finally:
                 if not self._is_unfit():
                     self.culprit = ""  # what it started has ended again
-                elif not self.culprit:
+                elif not self.culprit and not was_unfit:
                     self.culprit = module.__name__
 
         return exec_module
