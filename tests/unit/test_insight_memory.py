@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import threading
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.cli.baseline_folder import CaseError
-from pytest_llmperf.cli.plan import memory_pages
 from pytest_llmperf.cli.plan.memory_pages import Prediction, document, page, predictions
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import Named, named
@@ -28,6 +28,8 @@ from pytest_llmperf.insight.memory_formulas import (
     newest_on_a_gpu,
 )
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.launch import memory_estimate
+from pytest_llmperf.launch.memory_estimate import PredictionError
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.spec import models
 from tests.fakes import Fake, launch_of
@@ -163,16 +165,18 @@ Run = Callable[..., tuple[int, str, str]]
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """``llmperf plan`` of the stored cases, where whatever OPT needs is not known."""
 
-    def predict(spec: TrainSpec) -> MemoryPlan:
-        if spec.model == "opt-1.3b":
-            raise CaseError(f"{spec.id}: its memory cannot be predicted: it is not")
-        return PLAN
+    def predictions(specs: Sequence[TrainSpec]) -> Iterator[Mapping[str, int] | PredictionError]:
+        for spec in specs:
+            if spec.model == "opt-1.3b":
+                yield PredictionError(f"{spec.id}: its memory cannot be predicted: it is not")
+            else:
+                yield PLAN.parts
 
     def called(*words: str) -> tuple[int, str, str]:
         code = main(["plan", "--perf-baselines", str(BASELINES), *words])
         return code, *capsys.readouterr()
 
-    monkeypatch.setattr(memory_pages, "predict", predict)
+    monkeypatch.setattr(memory_estimate, "predictions", predictions)
     return called
 
 
@@ -231,17 +235,29 @@ class TestCommand:
             assert err.count("\n") == 1
 
 
-def test_predictions_come_in_their_order_each_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    first_was_read = threading.Event()
+def test_predictions_come_in_their_order_each_as_soon_as_it_is_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    estimator = f"""
+import json, pathlib, time
+def tell(number):
+    print(json.dumps({{"number": number, "parts": {{"weights": number + 1}}}}), flush=True)
+print("a library's own word", flush=True)
+tell(1), tell(0)
+while not pathlib.Path({str(tmp_path / "read")!r}).exists():
+    time.sleep(0.01)
+tell(2)
+"""
 
-    def predict(spec: TrainSpec) -> MemoryPlan:
-        if spec.micro_batch_size == 2:
-            assert first_was_read.wait(60)
-        return MemoryPlan({"weights": spec.micro_batch_size})
+    def started(_: object, errors: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", estimator]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
 
-    monkeypatch.setattr(memory_pages, "predict", predict)
-    found = predictions([Named(TrainSpec(model="llama-tiny", micro_batch_size=size)) for size in (1, 2, 3)])
+    monkeypatch.setattr(memory_estimate, "_started", started)
+    found = predictions([Named(TrainSpec(model="llama-tiny", micro_batch_size=size)) for size in (1, 2, 3, 4)])
     first = next(found)
-    first_was_read.set()
-    peaks = [one.plan.peak_allocated_bytes for one in (first, *found) if isinstance(one, Prediction)]
+    (tmp_path / "read").touch()
+    *others, unknown = found
+    peaks = [one.plan.peak_allocated_bytes for one in (first, *others) if isinstance(one, Prediction)]
     assert peaks == [1, 2, 3]
+    assert str(unknown).endswith("cannot be predicted: it ended with exit code 0 and said nothing")
