@@ -48,7 +48,7 @@ def test_one_sequence_less_is_a_loss(capacity: Capacity) -> None:
 
 def test_all_that_was_launched_for_it_is_counted(capacity: Capacity) -> None:
     capacity.project.fake(most=12)  # one process tries sizes, and two launches confirm
-    capacity.run().stdout.fnmatch_lines(["1 new * 30 s in 3 launches: 10 s *searching*"])
+    capacity.run().stdout.fnmatch_lines(["1 new * 30* s in 3 launches: 10 s *searching*"])
 
 
 class TestNeighbours:

@@ -98,7 +98,7 @@ def test_a_launch_that_failed_is_counted_in_seconds_and_in_gpu_hours(with_gpus: 
     with_gpus.fake(by={"gpus1": {"fail": "error"}})
     result, _ = measured(with_gpus)
     result.stdout.fnmatch_lines(
-        ["1 new, 1 invalid * 20 s in 2 launches: 10 s failed launches*", "0.00833 GPU-hours in launches, *"]
+        ["1 new, 1 invalid * 20* s in 2 launches: 10 s failed launches*", "0.00833 GPU-hours in launches, *"]
     )
 
 
