@@ -110,7 +110,8 @@ def test_launches_on_both_nodes_are_forked_and_are_what_they_were(job: Job) -> N
         assert launch.evidence["start"] == "warm"
         assert launch.losses == cold.losses
         assert changes([launch], [cold]) == ()
-        assert launch.wall_seconds < cold.wall_seconds
+    assert isinstance(warm[-1], Launch)
+    assert warm[-1].wall_seconds < cold.wall_seconds  # the first also waits for the imports
     assert cold.evidence["start"] == "cold"
     assert job.said == []
     assert len([*job.folder.glob("fork-servers-*")]) == 1
