@@ -232,9 +232,9 @@ def server_key(
     return ServerKey.of(python, lasting_environment(inherited, variables or {}), folder, on_gpu=on_gpu)
 
 
-def server_pool(folder: Callable[[], Path]) -> ServerPool:
-    """One for a run; ``folder`` is made when the first server starts."""
-    return ServerPool(folder, _home)
+def server_pool(folder: Callable[[], Path], marks: Mapping[str, str] | None = None) -> ServerPool:
+    """One for a run; ``folder`` is made when the first server starts. See ``ServerPool`` for ``marks``."""
+    return ServerPool(folder, _home, marks)
 
 
 def _home(python: str, folder: Path) -> str:

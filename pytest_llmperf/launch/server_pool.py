@@ -43,10 +43,15 @@ class ServerKey:
 class ServerPool:
     """Starts servers, keeps the ones that were used last, and ends them all."""
 
-    def __init__(self, folder: Callable[[], Path], python_path: Callable[[str, Path], str]) -> None:
+    def __init__(
+        self,
+        folder: Callable[[], Path],
+        python_path: Callable[[str, Path], str],
+        marks: Mapping[str, str] | None = None,
+    ) -> None:
         """``folder`` is where they may leave logs; ``python_path`` makes there what an interpreter needs to find this
-        package, for as long as a server lives."""
-        self._folder, self._python_path = folder, python_path
+        package, for as long as a server lives; by the variables ``marks`` others tell whose processes they are."""
+        self._folder, self._python_path, self._marks = folder, python_path, marks or {}
         self._servers: dict[ServerKey, ServerProcess] = {}
         self._cold: dict[ServerKey, str] = {}
         self._num_started = 0
@@ -106,7 +111,7 @@ class ServerPool:
             raise ColdStartError(self._cold[key]) from None
 
     def _environment(self, key: ServerKey, home: Path) -> dict[str, str]:
-        environment = {**dict(key.environment), **_WHILE_IMPORTING}
+        environment = {**self._marks, **dict(key.environment), **_WHILE_IMPORTING}
         path = [self._python_path(key.python, home), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(path)
         if not key.on_gpu:

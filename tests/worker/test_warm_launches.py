@@ -24,6 +24,7 @@ from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, WarmStart,
 from pytest_llmperf.launch.server_pool import ServerPool
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+from tests.worker import launching
 from tests.worker.import_patch import after_import
 from tests.worker.user import REPOSITORY
 
@@ -97,6 +98,12 @@ class Warm:
         """Of that server the one that forks the launches."""
         (found,) = self.server.children()
         return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_others() -> None:
+    """What other modules' launches began from is no survivor of these."""
+    launching.close()
 
 
 @pytest.fixture(scope="module")

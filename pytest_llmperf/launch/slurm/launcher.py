@@ -181,7 +181,7 @@ class SlurmLauncher:
         result = gather(folder, request.spec, [node.node for node in nodes], ended, progress.last)
         self._after_warm(request, step)
         timed_out = isinstance(result, Failure) and result.kind == "timeout"
-        if timed_out and step.seconds < request.timeout_seconds:
+        if timed_out and remaining < request.timeout_seconds:
             raise self._out_of_time(f"{request.spec.id} was ended")
         if not isinstance(result, Launch):
             return result

@@ -167,7 +167,9 @@ def main(arguments: Sequence[str]) -> None:
     folder = Path(arguments[1]) / node
     with scratch() as variables, listening(f"{arguments[0]}-{node}") as listener:
         folder.mkdir(parents=True)
-        pool = server_pool(lambda: folder)
+        # What is forked shows the environment of its server to whoever looks for a job's processes.
+        marks = {name: value for name, value in os.environ.items() if name.startswith(_PASSING)}
+        pool = server_pool(lambda: folder, marks)
         try:
             environment = {**os.environ, **variables}
             here = os.getcwd()  # noqa: PTH109 - a string is wanted
