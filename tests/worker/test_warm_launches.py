@@ -134,8 +134,10 @@ def survivors(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            is_ours = process.pid in pids(folder) or "pytest_llmperf.worker.warm.fork_server" in process.cmdline()
-            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+            is_server = "pytest_llmperf.worker.warm.fork_server" in process.cmdline()
+            # Other tests on this host have servers too; leases are this session's own.
+            is_ours = is_server and process.environ().get("LLMPERF_LEASE_DIR") == os.environ["LLMPERF_LEASE_DIR"]
+            if (process.pid in pids(folder) or is_ours) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue
