@@ -460,6 +460,9 @@ class TestKilledServer:
         for process in processes:
             process.suspend()
         warm.pool.close()
+        deadline = time.monotonic() + 30  # a busy machine takes its time to end what was killed
+        while any(is_alive(process) for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.1)
         assert not any(is_alive(process) for process in processes)
 
     @pytest.mark.parametrize("when", ["training", "importing"])
