@@ -13,6 +13,11 @@ from pytest_llmperf.launch.server_pool import ServerPool
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 
+#: Two ranks that train until they are ended.
+ENDLESS = TrainSpec(
+    model="llama-tiny", gpus=2, sequence_length=16, steps=100_000, min_steps=100_000, micro_batch_size=1
+)
+
 _pools: list[ServerPool] = []
 
 

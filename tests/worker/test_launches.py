@@ -21,13 +21,9 @@ from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.spec.train_spec import SpecError
-from tests.worker.launching import launch
+from tests.worker.launching import ENDLESS, launch
 
 pytestmark = pytest.mark.torchrun
-
-ENDLESS = TrainSpec(
-    model="llama-tiny", gpus=2, sequence_length=16, steps=100_000, min_steps=100_000, micro_batch_size=1
-)
 
 
 def rank_pids(folder: Path) -> list[int]:
@@ -171,8 +167,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     script = f"""
 from pathlib import Path
-from tests.worker.launching import launch
-from tests.worker.test_launches import ENDLESS
+from tests.worker.launching import ENDLESS, launch
 launch(ENDLESS, Path({str(folder)!r}), start="cold")
 """
     process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
@@ -205,8 +200,7 @@ def test_a_launcher_killed_before_a_rank_began_leaves_nobody(tmp_path: Path) -> 
     script = """
 import sys
 from pathlib import Path
-from tests.worker.launching import launch
-from tests.worker.test_launches import ENDLESS
+from tests.worker.launching import ENDLESS, launch
 launch(ENDLESS, Path(sys.stdin.readline().strip()), start="cold")
 """
     process = subprocess.Popen(

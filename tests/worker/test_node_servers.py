@@ -25,15 +25,13 @@ from pytest_llmperf.launch.slurm.srun import Srun
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from tests.slurm.fakes import FakeSlurm
+from tests.worker.launching import ENDLESS
 
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
 SPEC = TrainSpec(model="llama-tiny", gpus=2, micro_batch_size=2, sequence_length=32, steps=5, min_steps=5)
-ENDLESS = TrainSpec(
-    model="llama-tiny", gpus=2, sequence_length=16, steps=100_000, min_steps=100_000, micro_batch_size=1
-)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from tests.worker import launching
 from tests.worker.import_patch import after_import
+from tests.worker.launching import ENDLESS
 from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")
@@ -33,9 +34,6 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
 SPEC = TrainSpec(model="llama-tiny", micro_batch_size=2, sequence_length=32, steps=5, min_steps=5, warmup_steps=1)
-ENDLESS = TrainSpec(
-    model="llama-tiny", gpus=2, sequence_length=16, steps=100_000, min_steps=100_000, micro_batch_size=1
-)
 
 
 @dataclass
@@ -469,7 +467,8 @@ class TestKilledServer:
     def test_whoever_launched(self, warm: Warm, tmp_path: Path, when: str) -> None:
         script = f"""
 from pathlib import Path
-from tests.worker.test_warm_launches import ENDLESS, Warm
+from tests.worker.launching import ENDLESS
+from tests.worker.test_warm_launches import Warm
 Warm(Path({str(tmp_path / "its")!r})).launch(ENDLESS)
 """
         (tmp_path / "its").mkdir()
