@@ -1,6 +1,6 @@
 """What pytest sees. This process never imports torch: training happens in the worker.
 
 ``hooks`` is the entry point, ``perf`` the fixture over the engine, ``session`` a run's context with pytest's outcomes;
-``options`` and its like read the command line. The only room that imports pytest. May import: every room but ``cli``
+``options/`` reads the command line. The only room that imports pytest. May import: every room but ``cli``
 and ``worker``.
 """

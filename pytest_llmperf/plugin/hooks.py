@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, options, reports, rootdir, signals, summary, trouble, width_options
+from pytest_llmperf.plugin import benchmark, reports, rootdir, signals, summary, trouble
 from pytest_llmperf.plugin.attempts import Attempts
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
@@ -19,10 +19,11 @@ from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtur
     precision,
     train_spec,
 )
+from pytest_llmperf.plugin.options import run_options, width_options
+from pytest_llmperf.plugin.options.width_options import is_case
 from pytest_llmperf.plugin.outcomes import cause, refusal_line
 from pytest_llmperf.plugin.reports import FINDINGS
 from pytest_llmperf.plugin.session import SESSION, PerfSession
-from pytest_llmperf.plugin.width_options import is_case
 from pytest_llmperf.run.context import UNFINISHED
 from pytest_llmperf.run.findings import Findings
 
@@ -38,15 +39,15 @@ _MARKERS = (
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     config = pluginmanager.get_plugin("pytestconfig")
-    options.refuse_unknown_update(config)
+    run_options.refuse_unknown_update(config)
     with rootdir.guarding(parser, config):
-        options.add_options(parser)
+        run_options.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
-    session = PerfSession(config, options.read_settings(config))
+    session = PerfSession(config, run_options.read_settings(config))
     config.stash[SESSION] = session
     config.add_cleanup(session.close)
     collector = _Collector(session)

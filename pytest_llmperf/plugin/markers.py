@@ -9,7 +9,7 @@ import pytest
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.evidence_checks import declarable
 from pytest_llmperf.judge.scaling_efficiency import Terms
-from pytest_llmperf.plugin.options import tolerance_metric
+from pytest_llmperf.plugin.options.run_options import tolerance_metric
 from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.records.result import Reference
 from pytest_llmperf.support.quantities import A_TOLERANCE, is_positive, is_tolerance

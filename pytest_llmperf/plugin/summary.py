@@ -11,10 +11,10 @@ import pytest
 
 from pytest_llmperf.engine.dry_run import exceeds, gpu_hours, plan_lines, skip_lines
 from pytest_llmperf.plugin.benchmark import unwritten
+from pytest_llmperf.plugin.options.width_options import is_case
 from pytest_llmperf.plugin.second import first, told
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.trouble import Trouble
-from pytest_llmperf.plugin.width_options import is_case
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.errors import UsageError
 

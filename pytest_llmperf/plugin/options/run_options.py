@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.plugin import cost_options, slurm_options, start_options, width_options
+from pytest_llmperf.plugin.options import cost_options, slurm_options, start_options, width_options
 from pytest_llmperf.plugin.second import refuse_second
 from pytest_llmperf.run.settings import MAX_LAUNCHES, Settings
 from pytest_llmperf.spec.fault_injection import Injection
