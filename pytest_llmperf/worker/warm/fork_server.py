@@ -120,7 +120,10 @@ class ForkServer:
             return
         try:
             refused = self._why_not()
-            if refused:
+            if refused and message.content["do"] == "branch":  # whoever asks listens to the branch
+                with socket.socket(fileno=os.dup(message.files[0])) as branch:
+                    Channel(branch).send({"refused": refused})
+            elif refused:
                 self._channel.send({"refused": refused})
             elif message.content["do"] == "branch":
                 self._branch(message)
