@@ -20,8 +20,9 @@ from pytest_llmperf.judge.baseline import Baseline, creep
 from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.judge.foresight import passing_ranges
 from pytest_llmperf.judge.noise import disagreement
+from pytest_llmperf.judge.tracing.exact_counts import count_checks, trace_notes
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import Judgement, judge
+from pytest_llmperf.judge.verdict import Judgement, joined, judge
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
@@ -117,6 +118,10 @@ class BaselineComparison:
         troubles = (*wrong, *dict.fromkeys(self._retry.spoilt))
         extra = () if wrong else figures(self._spec, self._launches)  # what is no figure cannot be computed with
         judgement = judge(self._launches, baseline, self._policy, troubles, extra)
+        if judgement.verdict != "invalid":
+            judgement = joined(
+                judgement, count_checks(self._launches, baseline.trace if baseline else None), undecided=False
+            )
         return scaling.joined(judgement, self._launches, baseline) if scaling else judgement
 
     def _notes(self, baseline: Baseline | None, scaling: Scaling | None) -> tuple[str, ...]:
@@ -135,6 +140,7 @@ class BaselineComparison:
         notes += () if self._caller.context.on_cpu or _are_unusable(launches) else held_up(launches)
         if scaling and baseline is None:  # else its verdict says so
             notes += filter(None, [scaling.unheld])
+        notes += trace_notes(launches, baseline.trace if baseline else None)
         notes += [f"measured under {fault}" for fault in validity.injected(launches)]
         stored = self._disagreement(baseline.launches) if baseline else ""
         notes += filter(None, [self.disagreement, stored and f"of the baseline's, {stored}: record it anew"])

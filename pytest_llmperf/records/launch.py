@@ -261,7 +261,8 @@ class Launch:
         late = ("boot", "canary", "waiting_seconds")
         ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
         values = {name: value for name, value in values.items() if name not in ("canary", "phases") or value}
-        return {**values, "health": health, "ranks": ranks, "trace": self.trace.to_dict()}
+        values = {**values, "health": health, "ranks": ranks, "trace": self.trace.to_dict()}
+        return values if self.trace.none != OLDER else {name: each for name, each in values.items() if name != "trace"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Launch:
