@@ -15,6 +15,7 @@ from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.insight.stragglers import held_up
+from pytest_llmperf.insight.tracing.step_difference import step_difference
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import Baseline, creep
 from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
@@ -27,6 +28,7 @@ from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 RATE = "tokens_per_second_per_gpu"
@@ -76,6 +78,7 @@ class BaselineComparison:
         return replace(
             result,
             launches=self._launches,
+            diagnosis="" if judgement.verdict in ("pass", "invalid", "new") else self._diagnosis(baseline),
             changed=changes(self._launches, baseline.explained) if baseline else (),
             differences=baseline.launches[-1].differences(self._launches[-1]) if baseline else (),
             notes=(*self._notes(baseline, scaling), *(creep(baseline, judgement.checks) if baseline else ())),
@@ -123,6 +126,13 @@ class BaselineComparison:
                 judgement, count_checks(self._launches, baseline.trace if baseline else None), undecided=False
             )
         return scaling.joined(judgement, self._launches, baseline) if scaling else judgement
+
+    def _diagnosis(self, baseline: Baseline | None) -> str:
+        """What the newest trace does that the stored one did not."""
+        newest = next((launch.trace for launch in reversed(self._launches) if launch.trace), None)
+        if newest is None or baseline is None or baseline.trace is None:
+            return ""
+        return points_to(step_difference(baseline.trace.trace, newest))
 
     def _notes(self, baseline: Baseline | None, scaling: Scaling | None) -> tuple[str, ...]:
         """What the verdict does not say of these launches."""

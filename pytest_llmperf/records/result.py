@@ -99,6 +99,8 @@ class CaseResult:
     reference: Reference | None = None
     notes: tuple[str, ...] = ()
     """What a reader should know besides the verdict: a launch that was set aside, creep, two speeds."""
+    diagnosis: str = ""
+    """What the traces of then and now point to; empty where the case does what it did."""
     updated: str = ""
     """What was recorded, if anything: the lines an update prints."""
     rung: str = ""
