@@ -134,7 +134,7 @@ class Check:
         self.troubles.append(f"{spec.id}: {conclusion.result.verdict}")
         again = self._command(spec)
         accept = f"{again} --update-baselines" + ("=new" if conclusion.result.verdict == "new" else "")
-        needs_reason = conclusion.result.verdict == "regressed" or conclusion.result.changed
+        needs_reason = conclusion.result.verdict in ("regressed", "changed") or conclusion.result.changed
         accept += ' --perf-reason "why"' if needs_reason else ""
         offered = accept if conclusion.is_acceptable else ""
         message = failure_message(conclusion.result, again, offered, conclusion.held_against)
