@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Environment, Health, Launch, RankRecord
+from pytest_llmperf.records.launch import OLDER, Environment, Health, Launch, RankRecord
+from pytest_llmperf.records.trace import WORK, Trace, TraceRow
 from pytest_llmperf.run.warm_starts import WarmStarts
 from pytest_llmperf.spec.train_spec import TrainSpec
 
@@ -48,6 +49,8 @@ class Fake:
     power_watts: float = 0.0
     most: int = 0
     """The largest micro-batch that trains; 0: any."""
+    trace: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Kind to name to count, a millisecond each; untraced where empty."""
     phases: dict[str, float] = field(default_factory=dict)
     """Where its seconds went; untold where empty."""
 
@@ -86,7 +89,19 @@ def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
         evidence={**evidence_of(spec), **fake.evidence},
         environment=environment,
         health=Health(foreign_processes=fake.foreign_processes, power_watts=fake.power_watts),
+        trace=trace_of(fake.trace) if fake.trace else Trace(none=OLDER),
     )
+
+
+def trace_of(counts: Mapping[str, Mapping[str, float]]) -> Trace:
+    """One with these rows, a millisecond for each of their calls."""
+    rows = [
+        TraceRow(kind, name, float(count), count / 1000)
+        for kind, names in counts.items()
+        for name, count in names.items()
+    ]
+    busy = sum(row.seconds for row in rows if row.kind in WORK)
+    return Trace(rows=tuple(sorted(rows)), steps=3, step_seconds=busy, busy_seconds=busy)
 
 
 def evidence_of(spec: TrainSpec) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llmperf", description="Look into what pytest-llmperf keeps.")
     parser.add_argument("--version", action="version", version=f"pytest-llmperf {__version__}")
     rooms = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_baselines, _add_plan, _add_report, _add_predict):
+    for add in (_add_baselines, _add_explain, _add_plan, _add_report, _add_predict):
         add(rooms, where)
     _add_check(rooms, where)
     _add_submit(rooms)
@@ -56,6 +56,16 @@ def _add_baselines(rooms: Any, where: argparse.ArgumentParser) -> None:
     sides = "a file in conflict, whose sides git has; or %%O %%A %%B, and %%P for its name, of a merge driver"
     one.add_argument("files", metavar="FILE", type=Path, nargs="+", help=sides)
     one.set_defaults(command="unite", usage=one.error)
+
+
+def _add_explain(rooms: Any, where: argparse.ArgumentParser) -> None:
+    text = "of what a traced step consists, and of what the difference between two does"
+    explain = rooms.add_parser("explain", parents=[where], help=text, description=text)
+    one = "a stored case (id, digest or file), or RESULTS.json[:ID] of --perf-json"
+    explain.add_argument("case", metavar="CASE", help=one)
+    explain.add_argument("other", metavar="OTHER", nargs="?", help="its step is held against that of CASE")
+    explain.add_argument("--against", metavar="DIR", type=Path, help="hold CASE against the same case of this folder")
+    explain.set_defaults(command="explain", usage=explain.error)
 
 
 def _add_plan(rooms: Any, where: argparse.ArgumentParser) -> None:

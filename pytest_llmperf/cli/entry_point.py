@@ -25,6 +25,8 @@ from pytest_llmperf.cli.baselines.views import (
     show_page,
 )
 from pytest_llmperf.cli.check import command as check_command
+from pytest_llmperf.cli.explain.step_pages import difference_page, step_page
+from pytest_llmperf.cli.explain.traced import traced
 from pytest_llmperf.cli.left_out_widths import left_out
 from pytest_llmperf.cli.merge import night_results
 from pytest_llmperf.cli.merge.notice import Notice
@@ -141,6 +143,18 @@ def _diff(arguments: argparse.Namespace, screen: Screen) -> _Answer:
             return _against(Shelf.read(other, machine), Shelf.read(root, machine), screen)
     usage: Callable[[str], NoReturn] = arguments.usage
     return usage("expected two cases, or --against DIR and at most one case")
+
+
+def _explain(arguments: argparse.Namespace, screen: Screen) -> _Answer:
+    root, machine, usage = arguments.perf_baselines, arguments.machine, arguments.usage
+    if arguments.other and arguments.against:
+        usage("expected OTHER or --against DIR, not both")
+    one = traced(arguments.case, root, machine)
+    if arguments.other:
+        return _Answer(difference_page(one, traced(arguments.other, root, machine), screen))
+    if arguments.against:
+        return _Answer(difference_page(traced(arguments.case, arguments.against, machine), one, screen))
+    return _Answer(step_page(one, screen))
 
 
 def _unite(arguments: argparse.Namespace, _screen: Screen) -> _Answer:
@@ -274,6 +288,7 @@ _ANSWERS: Mapping[str, Callable[[argparse.Namespace, Screen], _Answer]] = {
     "show": _show,
     "history": _history,
     "diff": _diff,
+    "explain": _explain,
     "unite": _unite,
     "plan": _plan,
     "report": _report,

@@ -15,17 +15,20 @@ from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.insight.stragglers import held_up
+from pytest_llmperf.insight.tracing.step_difference import step_difference
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import Baseline, creep
 from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.judge.foresight import passing_ranges
 from pytest_llmperf.judge.noise import disagreement
+from pytest_llmperf.judge.tracing.exact_counts import count_checks, trace_notes
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import Judgement, judge
+from pytest_llmperf.judge.verdict import Judgement, joined, judge
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 RATE = "tokens_per_second_per_gpu"
@@ -75,6 +78,7 @@ class BaselineComparison:
         return replace(
             result,
             launches=self._launches,
+            diagnosis="" if judgement.verdict in ("pass", "invalid", "new") else self._diagnosis(baseline),
             changed=changes(self._launches, baseline.explained) if baseline else (),
             differences=baseline.launches[-1].differences(self._launches[-1]) if baseline else (),
             notes=(*self._notes(baseline, scaling), *(creep(baseline, judgement.checks) if baseline else ())),
@@ -117,7 +121,18 @@ class BaselineComparison:
         troubles = (*wrong, *dict.fromkeys(self._retry.spoilt))
         extra = () if wrong else figures(self._spec, self._launches)  # what is no figure cannot be computed with
         judgement = judge(self._launches, baseline, self._policy, troubles, extra)
+        if judgement.verdict != "invalid":
+            judgement = joined(
+                judgement, count_checks(self._launches, baseline.trace if baseline else None), undecided=False
+            )
         return scaling.joined(judgement, self._launches, baseline) if scaling else judgement
+
+    def _diagnosis(self, baseline: Baseline | None) -> str:
+        """What the newest trace does that the stored one did not."""
+        newest = next((launch.trace for launch in reversed(self._launches) if launch.trace), None)
+        if newest is None or baseline is None or baseline.trace is None:
+            return ""
+        return points_to(step_difference(baseline.trace.trace, newest))
 
     def _notes(self, baseline: Baseline | None, scaling: Scaling | None) -> tuple[str, ...]:
         """What the verdict does not say of these launches."""
@@ -135,6 +150,7 @@ class BaselineComparison:
         notes += () if self._caller.context.on_cpu or _are_unusable(launches) else held_up(launches)
         if scaling and baseline is None:  # else its verdict says so
             notes += filter(None, [scaling.unheld])
+        notes += trace_notes(launches, baseline.trace if baseline else None)
         notes += [f"measured under {fault}" for fault in validity.injected(launches)]
         stored = self._disagreement(baseline.launches) if baseline else ""
         notes += filter(None, [self.disagreement, stored and f"of the baseline's, {stored}: record it anew"])

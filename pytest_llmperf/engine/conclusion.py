@@ -18,7 +18,7 @@ from pytest_llmperf.spec.known_failures import known_failure
 
 _BEFORE = "concluded before the job was requeued"
 
-_FAILING_IF_STRICT = FAILING | {"improved", "inconclusive"}
+_FAILING_IF_STRICT = FAILING | {"improved", "inconclusive", "changed"}
 
 
 @dataclass(frozen=True, kw_only=True)

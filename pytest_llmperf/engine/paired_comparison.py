@@ -16,6 +16,7 @@ from pytest_llmperf.engine.derived_metrics import figures
 from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner, Turn
 from pytest_llmperf.engine.scaling_reference import Scaling
+from pytest_llmperf.insight.tracing.step_difference import step_difference
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.exact_changes import changed_evidence, changes
 from pytest_llmperf.judge.gain import Bounds, judge_gain
@@ -24,6 +25,7 @@ from pytest_llmperf.judge.verdict import Judgement, judge, judge_pairs
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, joined_reasons
+from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
@@ -124,6 +126,7 @@ class PairedComparison:
             launches=turns.after,
             launches_before=turns.before,
             differences=before.differences(after),
+            diagnosis=points_to(step_difference(before.trace, after.trace)) if before.trace and after.trace else "",
             notes=(*turns.notes, *result.notes),
         )
 

@@ -178,6 +178,7 @@ class Runner:
             python=python,
             memory_limit_bytes=settings.memory_limit_bytes,
             search=search,
+            trace=settings.trace,
             meter=meter,
             warm=self._context.warm_starts.start(self._observer.say),
         )

@@ -65,6 +65,6 @@ class Scaling:
         return f"{METRIC}: no narrower width was measured in this run{stored}, so its floor was not held"
 
     def _without_reference(self, judgement: Judgement) -> Judgement:
-        if judgement.verdict not in ("pass", "improved"):
+        if judgement.verdict not in ("pass", "improved", "changed"):
             return judgement
         return replace(judgement, verdict="inconclusive", reason=self.unheld)

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
+from pytest_llmperf.judge.tracing import exact_counts
+from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
 from pytest_llmperf.judge.validity import injected
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check
@@ -48,6 +50,7 @@ def accept(
         launches=launches[-MAX_LAUNCHES:],
         anchor=entry,
         history=(entry,),
+        trace=StoredTrace.of(launches),
     )
     return new if old is None else _joined(old, new, checks)
 
@@ -61,6 +64,7 @@ def _joined(old: Baseline, new: Baseline, checks: Sequence[Check]) -> Baseline:
         recorded_by=new.recorded_by,
         launches=(*kept, *new.launches)[-MAX_LAUNCHES:],
         history=(*old.history, *new.history),
+        trace=new.trace or old.trace,
     )
 
 
@@ -68,10 +72,16 @@ def _refuse_unexplained(spec: TrainSpec, launches: Sequence[Launch], checks: Seq
     """What only a reason makes acceptable."""
     worse = [check for check in checks if _is_beyond(check, worse=True)]
     unproven = [check for check in checks if check.verdict == "inconclusive" and _is_beyond(check, worse=False)]
+    recounted = [check for check in checks if check.verdict == "changed"]
     alone = [check for check in checks if check.verdict == "improved" and len(launches) < _PROVEN_BY]
     if worse:
         raise BaselineError(
             f'{spec.id}: worse beyond tolerance ({_figures(worse)}); accept it with --perf-reason "why"'
+        )
+    if recounted:
+        raise BaselineError(
+            f"{spec.id}: another number than in the baseline ({_figures(recounted)}); accept it with "
+            '--perf-reason "why"'
         )
     if unproven:
         raise BaselineError(
@@ -103,7 +113,7 @@ def _moved(checks: Sequence[Check]) -> list[Check]:
     beyond = [check for check in checks if _is_beyond(check, worse=True) or _is_beyond(check, worse=False)]
     # Memory, stalls and a cold first step say nothing of the median, and efficiency half of it is another width's: what
     # the launches know of days and hosts stays.
-    others = ("first_step_seconds", "stall_share", "scaling_efficiency")
+    others = ("first_step_seconds", "stall_share", "scaling_efficiency", *exact_counts.METRICS)
     return [check for check in beyond if not check.metric.endswith("_bytes") and check.metric not in others]
 
 

@@ -18,6 +18,7 @@ from pytest_llmperf.judge.baseline_file import (
 )
 from pytest_llmperf.judge.integrity import same_anchor, same_figures, same_settings
 from pytest_llmperf.judge.noise import labels
+from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
@@ -43,6 +44,8 @@ class Baseline:
     """The first accepted figures: against them slow creep shows."""
     history: tuple[Accepted, ...]
     """Every acceptance, newest last; the anchor is the first."""
+    trace: StoredTrace | None = None
+    """Of its newest launch that had one; ``None`` in old files."""
 
     @property
     def sessions(self) -> int:
@@ -80,7 +83,8 @@ class Baseline:
         launches = []
         for launch in self.launches:
             record = launch.to_dict()
-            record.pop("phases", None)  # they would differ in every diff, and decide nothing
+            # The phases would differ in every diff, and decide nothing. One trace is kept, below.
+            record = {name: value for name, value in record.items() if name not in ("phases", "trace")}
             if "setup" in record["evidence"]:
                 record["evidence"] |= {"setup": shared(record["evidence"]["setup"], setups)}
             launches.append({**record, "environment": shared(record["environment"], environments)})
@@ -96,6 +100,7 @@ class Baseline:
             "environments": environments,
             **({"setups": setups} if setups else {}),
             "launches": launches,
+            **({"trace": self.trace.to_dict()} if self.trace else {}),
         }
         try:
             return dump(document)
@@ -130,6 +135,7 @@ class Baseline:
                 launches=launches,
                 anchor=anchor,
                 history=history,
+                trace=StoredTrace.from_dict(trace) if (trace := document.get("trace")) else None,
             )
 
 

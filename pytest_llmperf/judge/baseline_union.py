@@ -56,7 +56,14 @@ def united(base: Baseline | None, ours: Baseline, theirs: Baseline) -> Baseline:
     _refuse_apart(history, ours, theirs, gates)
     _refuse_changed(ours, theirs)
     launches = _launches(history, ours, theirs, gates[_RATE])
-    return replace(_newest(history, ours, theirs), launches=launches, anchor=history[0], history=history)
+    newest = _newest(history, ours, theirs)
+    return replace(
+        newest,
+        launches=launches,
+        anchor=history[0],
+        history=history,
+        trace=newest.trace or ours.trace or theirs.trace,
+    )
 
 
 def _refuse_changed(ours: Baseline, theirs: Baseline) -> None:

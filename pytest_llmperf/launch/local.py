@@ -88,6 +88,8 @@ class LaunchRequest:
     """For ``sizes``: where the search for the largest micro-batch stands."""
     passing: PassingRanges | None = None
     """With which step times it passes, so that it may end; ``None``: its median has to be known."""
+    trace: bool = True
+    """Whether a few steps are traced after those that are timed."""
     meter: Meter = field(default_factory=Meter, compare=False)
     """Counts while processes of this launch run, and apart from that while it waits for hardware."""
     warm: WarmStart | None = field(default=None, compare=False)
@@ -302,5 +304,6 @@ def write_request(request: LaunchRequest) -> None:
         "memory_limit_bytes": request.memory_limit_bytes,
         "search": request.search and request.search.to_dict(),
         "passing": request.passing and request.passing.to_dict(),
+        "trace": request.trace,
     }
     write_text(request.folder / "request.json", json.dumps(content, indent=1), lasts=False)

@@ -24,6 +24,7 @@ _DECIDING = {
     "--perf-timeout": 1800.0,
     "--perf-launches": 1,
     "--perf-max-launches": None,
+    "--perf-trace": "yes",
 }
 
 
@@ -35,7 +36,7 @@ def rerun(item: pytest.Item, session: PerfSession) -> str:
 def accept(item: pytest.Item, session: PerfSession, result: CaseResult) -> str:
     """The command that records this test's figure; one that got worse, or is of something else, has to say why."""
     flags = "--update-baselines=new" if result.verdict == "new" else "--update-baselines"
-    needs_reason = result.verdict == "regressed" or result.changed
+    needs_reason = result.verdict in ("regressed", "changed") or result.changed
     return f"{_command(item, session)} {flags}" + (' --perf-reason "why"' if needs_reason else "")
 
 

@@ -14,7 +14,11 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from pytest_llmperf.records.steady_state import Steady, find_steady
+from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.json_fields import fields_of
+
+#: Why a record of before traces has none.
+OLDER = "recorded before launches were traced"
 
 # What a launch of a single steady step is worth.
 _UNKNOWN = 0.05
@@ -160,6 +164,8 @@ class Launch:
     phases: Mapping[str, float] = field(default_factory=dict)
     """Where its seconds went, by the names of ``records/phases.py``: ``wall_seconds``, and the wait before them.
     Empty where nobody told, in old records, and in baselines, which nothing of it is ever held against."""
+    trace: Trace = field(default_factory=lambda: Trace(none=OLDER))
+    """What a step of it did, by name. Baselines keep one trace, and not each launch's."""
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
@@ -255,7 +261,8 @@ class Launch:
         late = ("boot", "canary", "waiting_seconds")
         ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
         values = {name: value for name, value in values.items() if name not in ("canary", "phases") or value}
-        return {**values, "health": health, "ranks": ranks}
+        values = {**values, "health": health, "ranks": ranks, "trace": self.trace.to_dict()}
+        return values if self.trace.none != OLDER else {name: each for name, each in values.items() if name != "trace"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Launch:
@@ -273,6 +280,7 @@ class Launch:
                 "ranks": ranks,
                 "losses": tuple(float(loss) for loss in values["losses"]),
                 "environment": Environment(**fields_of(Environment, values["environment"], "its environment")),
+                "trace": Trace.from_dict(values.get("trace", {"none": OLDER})),
                 "health": Health(**{**health, "foreign_processes": tuple(health.get("foreign_processes", ()))}),
             }
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import summed, total
 
-Verdict = Literal["invalid", "regressed", "new", "inconclusive", "improved", "pass"]
+Verdict = Literal["invalid", "regressed", "new", "inconclusive", "improved", "changed", "pass"]
 
 #: Worst first: a case is as bad as its worst metric.
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -19,6 +19,10 @@ PLANNED: Literal["planned"] = "planned"
 
 #: Those of a case that does not hold.
 FAILING: frozenset[str] = frozenset[Verdict]({"invalid", "regressed", "new"})
+
+
+# Of a case: the second one is there where two sides took turns.
+_SIDES = ("launches", "launches_before")
 
 
 def worst_of(verdicts: Iterable[Verdict | None]) -> Verdict:
@@ -95,6 +99,8 @@ class CaseResult:
     reference: Reference | None = None
     notes: tuple[str, ...] = ()
     """What a reader should know besides the verdict: a launch that was set aside, creep, two speeds."""
+    diagnosis: str = ""
+    """What the traces of then and now point to; empty where the case does what it did."""
     updated: str = ""
     """What was recorded, if anything: the lines an update prints."""
     rung: str = ""
@@ -109,7 +115,9 @@ class CaseResult:
         return next((check for check in self.checks if check.metric == metric), None)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values."""
+        sides = {side: [launch.to_dict() for launch in getattr(self, side)] for side in _SIDES}
+        return asdict(replace(self, launches=(), launches_before=())) | sides
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CaseResult:
@@ -119,7 +127,7 @@ class CaseResult:
             **{
                 **values,
                 "checks": tuple(Check(**check) for check in values["checks"]),
-                **{side: tuple(map(Launch.from_dict, values[side])) for side in ("launches", "launches_before")},
+                **{side: tuple(map(Launch.from_dict, values[side])) for side in _SIDES},
                 "changed": tuple(values["changed"]),
                 "differences": tuple(values["differences"]),
                 "notes": tuple(values["notes"]),

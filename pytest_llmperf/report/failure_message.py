@@ -45,9 +45,10 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
 
 
 def _header(result: CaseResult, reason: str) -> str:
-    if result.changed and result.verdict in ("pass", "improved"):  # what it fails for in a strict run
+    if result.changed and result.verdict in ("pass", "improved", "changed"):  # what it fails for in a strict run
         reason = f"{changed_title(result)}: {result.changed[0]}; {reason}"
-    return one_line(f"{result.id}: {result.verdict}: {reason}")
+    diagnosis = f"{result.diagnosis}; " if result.diagnosis and result.verdict != "invalid" else ""
+    return one_line(f"{result.id}: {result.verdict}: {diagnosis}{reason}")
 
 
 def _command(words: str, command: str) -> list[str]:

@@ -87,7 +87,11 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
 
 def _outcome(result: CaseResult) -> str:
     """The verdict, what is not as it was, and what an update made of it: ``pass, changed, recorded``."""
-    words = [result.verdict, "changed" if result.changed else "", "recorded" if result.updated else ""]
+    words = [
+        result.verdict,
+        "changed" if result.changed and result.verdict != "changed" else "",
+        "recorded" if result.updated else "",
+    ]
     return ", ".join(word for word in words if word)
 
 

@@ -18,7 +18,7 @@ _GAP = 2
 _INDENT = "  "
 # An id in a narrower column would be a ribbon.
 _NARROWEST_CASE = 20
-_STYLES = {"pass": "green", "improved": "cyan"}
+_STYLES = {"pass": "green", "improved": "cyan", "changed": "cyan"}
 _STYLES |= dict.fromkeys(("new", "inconclusive"), "yellow") | dict.fromkeys(("regressed", "invalid"), "red")
 _CODES = {"green": 32, "cyan": 36, "yellow": 33, "red": 31}
 # Spaces at the end of a line, also where a colour ends after them.

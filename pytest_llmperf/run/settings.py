@@ -36,6 +36,8 @@ class Settings:
     """``auto``, ``local`` or ``slurm``."""
     start: str = "auto"
     """One of ``STARTS``; ``auto`` is warm where it can be."""
+    trace: bool = True
+    """Whether launches trace a few steps after those that they time."""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     width: Width | None = None
     """Of which tests alone are run; ``None``: all."""

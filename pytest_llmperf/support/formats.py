@@ -35,6 +35,12 @@ _LABELS = {
     "price_per_million_tokens": "a million tokens",
     "speed_up": "speed-up",
     "global_batch_tokens": "global batch",
+    "kernels_per_step": "kernels a step",
+    "operators_per_step": "operators a step",
+    "copies_per_step": "copies a step",
+    "synchronisations_per_step": "synchronisations a step",
+    "graph_breaks": "graph breaks",
+    "allocator_retries": "allocator's retries",
 }
 _SHARES = frozenset({"mfu", "least_memory_traffic", "scaling_efficiency", "communication_share", "stall_share"})
 

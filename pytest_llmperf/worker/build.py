@@ -126,12 +126,15 @@ def force_tf32(spec: TrainSpec) -> None:
     torch.backends.cudnn.allow_tf32 = spec.tf32
 
 
-def training_arguments(spec: TrainSpec, folder: Path, device: torch.device) -> TrainingArguments:
-    """The Trainer's arguments: its defaults, but for what the spec says and what would only add host work."""
+def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, steps: int) -> TrainingArguments:
+    """The Trainer's arguments: its defaults, but for what the spec says and what would only add host work.
+
+    ``steps``: at most, those that are traced among them.
+    """
     cuda = device.type == "cuda"
     return TrainingArguments(
         output_dir=str(folder / "trainer"),
-        max_steps=spec.steps,
+        max_steps=steps,
         per_device_train_batch_size=spec.micro_batch_size,
         gradient_accumulation_steps=spec.gradient_accumulation_steps,
         bf16=spec.mixed_precision == "bf16",

@@ -91,6 +91,7 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "compiled_graphs": dict(dynamo.counters["stats"]).get("unique_graphs", 0),
         "graph_breaks": sum(dynamo.counters["graph_break"].values()),
         "recompilations": sum(times - 1 for times in FRAME_COMPILE_COUNTER.values()),
+        "allocator_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0) if device.type == "cuda" else 0,
         "injected": os.environ.get(fault_injection.VARIABLE, ""),
         "setup": setup(trainer, model, optimizer),
         "attention_kernel": _attention_kernel(trainer, model),
@@ -126,6 +127,7 @@ _COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {
     "compiled_graphs": min,
     "graph_breaks": max,
     "recompilations": max,
+    "allocator_retries": max,
 }
 
 

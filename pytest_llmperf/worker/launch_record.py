@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pytest_llmperf.records.launch import Launch, RankRecord
+from pytest_llmperf.records.trace import Trace, merged
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import canary, evidence
 from pytest_llmperf.worker.environment import environment, place_of
@@ -22,11 +23,12 @@ class Share:
     record: RankRecord
     evidence: Mapping[str, Any]
     canary: Mapping[str, float]
+    trace: Trace
 
 
 def rank_share(rank: int, device: torch.device, trained: Trained) -> Share:
     """This rank's share of the record."""
-    return Share(_rank_record(rank, device, trained), trained.evidence, trained.canary)
+    return Share(_rank_record(rank, device, trained), trained.evidence, trained.canary, trained.trace)
 
 
 def _rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecord:
@@ -67,4 +69,5 @@ def launch_record(
         evidence=evidence.merged([share.evidence for share in shares]),
         environment=environment(device),
         canary=canary.slowest([share.canary for share in shares]),
+        trace=merged([share.trace for share in shares]),
     )

@@ -24,6 +24,8 @@ class Request:
     search: Search | None = None
     passing: PassingRanges | None = None
     """With which step times the launch passes; ``None``: its median has to be known."""
+    trace: bool = True
+    """Whether steps are traced after those that are timed."""
 
     @classmethod
     def read(cls, folder: Path) -> Request:
@@ -37,4 +39,5 @@ class Request:
             memory_limit_bytes=values.get("memory_limit_bytes") or 0,
             search=Search(**search) if search else None,
             passing=PassingRanges.from_dict(passing) if passing else None,
+            trace=values.get("trace", True) and not search,
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
+from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
@@ -20,31 +20,33 @@ from pytest_llmperf.worker.faults import Burner
 from pytest_llmperf.worker.gradient_exchange import Exchange
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.instruments import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
+from pytest_llmperf.worker.measurement import Measurement
 from pytest_llmperf.worker.random_tokens import RandomTokens
 from pytest_llmperf.worker.request import Request
 from pytest_llmperf.worker.stopping import Stopping
+from pytest_llmperf.worker.tracing.tracer import STEPS as TRACED_STEPS
+from pytest_llmperf.worker.tracing.tracer import Tracer
 from pytest_llmperf.worker.trained import Trained
 
 
 class WatchedTrainer(Trainer):
-    """The Trainer, keeping each micro-batch's loss on its device and counting the tokens it is given."""
+    """The Trainer, telling of each micro-batch its loss, which stays on its device, and the tokens it was given."""
 
-    def __init__(self, *args: Any, exchange: Exchange[Any] | None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, measurement: Measurement, tracer: Tracer | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._exchange = exchange
-        self.micro_losses: list[torch.Tensor] = []
-        self.num_tokens = 0
+        self._measurement, self._exchange, self._tracer = measurement, measurement.exchange, tracer
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.num_tokens += inputs["input_ids"].numel()
-        if self._exchange and not self.micro_losses:
+        if self._tracer:
+            self._tracer.batch_arrived()
+        if self._exchange and not self._measurement.losses:
             self._exchange.watch(model.parameters())
         if self._exchange:
             self._exchange.leave()
         loss = super().training_step(model, inputs, *args, **kwargs)
         if self._exchange:
             self._exchange.end_pass()
-        self.micro_losses.append(loss)
+        self._measurement.end_pass(loss, inputs["input_ids"].numel())
         return loss
 
     def _get_train_sampler(self, *_args: Any, **_kwargs: Any) -> SequentialSampler:
@@ -59,33 +61,40 @@ class WatchedTrainer(Trainer):
 
 
 class StepMarks(TrainerCallback):
-    """Marks the clock where the first step begins and where every step ends; ends the training when it is known."""
+    """Marks the clock where the first step begins and where every step ends; traces a few more when it is known."""
 
     def __init__(
         self,
-        clock: Clock[Any],
-        exchange: Exchange[Any] | None,
+        measurement: Measurement,
         heartbeat: Heartbeat,
         stopping: Stopping,
         burner: Burner | None,
+        tracer: Tracer | None,
     ) -> None:
-        self._clock, self._exchange, self._heartbeat = clock, exchange, heartbeat
-        self._stopping, self._burner = stopping, burner
+        self._measurement, self._heartbeat = measurement, heartbeat
+        self._stopping, self._burner, self._tracer = stopping, burner, tracer
 
     def on_step_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         if state.global_step == 0:
             self._heartbeat.enter("training")  # before what is timed
-            self._clock.mark()
+            self._measurement.begin()
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._burner is not None:
             self._burner.step(state.global_step)
-        self._clock.mark()
-        if self._exchange:
-            self._exchange.end_step()
+        if self._tracer and self._tracer.is_running:
+            control.should_training_stop = self._tracer.end_step()
+            return
+        self._measurement.end_step()
         self._heartbeat.step = state.global_step
-        if self._stopping.now(state.global_step):
+        if not self._stopping.now(state.global_step):
+            return
+        self._measurement.end()
+        if self._tracer is None:
             control.should_training_stop = True
+        else:
+            self._heartbeat.enter("tracing")
+            self._tracer.begin()
 
 
 def train(spec: TrainSpec, request: Request, device: torch.device, beat: Heartbeat) -> Trained:
@@ -97,7 +106,9 @@ def train(spec: TrainSpec, request: Request, device: torch.device, beat: Heartbe
     beat.tokens_per_step = spec.sequences_per_step * spec.sequence_length
 
     # Before the model: it decides TF32 and starts the process group.
-    arguments = training_arguments(spec, request.folder, device)
+    tracer = Tracer(device) if request.trace else None
+    steps = spec.steps + (TRACED_STEPS if tracer else 0)
+    arguments = training_arguments(spec, request.folder, device, steps)
     canary = sing(device)
     clock: Clock[Any] = CudaClock() if device.type == "cuda" else HostClock()
     memory: Memory = CudaMemory() if device.type == "cuda" else HostMemory()
@@ -109,35 +120,53 @@ def train(spec: TrainSpec, request: Request, device: torch.device, beat: Heartbe
     autocast, liger = evidence.AutocastWitness(model, device.type), evidence.LigerNotes()
     exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
     stopping = Stopping(spec, clock, rank, place_of(device), request.passing)
-    marks = StepMarks(clock, exchange, beat, stopping, _burner(spec, rank, device, clock))
-    tokens = _tokens(spec, model.config.get_text_config().vocab_size)
-    trainer = WatchedTrainer(model=model, args=arguments, train_dataset=tokens, callbacks=[marks], exchange=exchange)
+    measurement = Measurement(clock, memory, exchange)
+    marks = StepMarks(measurement, beat, stopping, _burner(spec, rank, device, clock), tracer)
+    trainer = WatchedTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=_tokens(spec, steps, model.config.get_text_config().vocab_size),
+        callbacks=[marks],
+        measurement=measurement,
+        tracer=tracer,
+    )
     if device.type == "cuda":
         force_tf32(spec)
-    start = time.perf_counter()
-    trainer.train()
-    step_seconds = clock.seconds()  # waits for the device, so that the next line is the end of the work too
-    train_seconds = time.perf_counter() - start
+    trace = _trained(trainer, measurement, tracer, alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
-    peaks = memory.peak_reserved(), memory.peak_allocated()
 
     return Trained(
-        step_seconds=step_seconds,
-        waiting_seconds=exchange.seconds() if exchange else (),
-        losses=_step_losses(trainer.micro_losses, spec.gradient_accumulation_steps),
-        tokens_per_step=_per_step(trainer.num_tokens, len(step_seconds)),
-        peak_reserved_bytes=peaks[0],
-        peak_allocated_bytes=peaks[1],
-        train_seconds=train_seconds,
+        step_seconds=measurement.step_seconds,
+        waiting_seconds=measurement.waiting_seconds,
+        losses=_step_losses(measurement.losses, spec.gradient_accumulation_steps),
+        tokens_per_step=_per_step(measurement.num_tokens, len(measurement.step_seconds)),
+        peak_reserved_bytes=measurement.peak_reserved_bytes,
+        peak_allocated_bytes=measurement.peak_allocated_bytes,
+        train_seconds=measurement.seconds,
         parameters=model.num_parameters(),
         canary=canary,
         evidence={**evidence.collect(trainer, model, autocast, liger), **stopping.evidence},
+        trace=trace,
     )
 
 
-def _tokens(spec: TrainSpec, vocabulary_size: int) -> RandomTokens:
+def _trained(trainer: Trainer, measurement: Measurement, tracer: Tracer | None, *, alone: bool) -> Trace:
+    """Train, and return what was traced; what breaks in a traced step takes nothing from what was measured before."""
+    failed: Exception | None = None
+    try:
+        trainer.train()
+    except Exception as error:
+        # Ranks that others wait for have to fail.
+        if not (alone and measurement.is_over):
+            raise
+        failed = error
+    return tracer.trace(failed) if tracer else Trace(none=UNWANTED)
+
+
+def _tokens(spec: TrainSpec, steps: int, vocabulary_size: int) -> RandomTokens:
     return RandomTokens(
-        length=spec.sequences_per_step * spec.steps,
+        # A step fetches the batch of the next one: the last step should too, as all before.
+        length=spec.sequences_per_step * (steps + 1),
         sequence_length=spec.sequence_length,
         vocabulary_size=vocabulary_size,
         seed=spec.seed,

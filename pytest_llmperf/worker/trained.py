@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_llmperf.records.trace import Trace
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
@@ -21,3 +23,4 @@ class Trained:
     parameters: int
     canary: Mapping[str, float]
     evidence: Mapping[str, Any]
+    trace: Trace

@@ -46,6 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     seconds = argument(quantities.positive, "a time in seconds above 0")
     add("--perf-timeout", type=seconds, default=1800.0, metavar="SECONDS", help="per launch; default: %(default)s")
     add("--perf-start", choices=STARTS, default="auto", help="how a launch begins; default: %(default)s")
+    add("--perf-trace", choices=("yes", "no"), default="yes", help="trace three steps after those that are timed")
 
 
 @dataclass
@@ -80,6 +81,7 @@ class Check:
             json=path,
             strict=arguments.perf_strict,
             start=arguments.perf_start,
+            trace=arguments.perf_trace == "yes",
             timeout_seconds=arguments.perf_timeout,
             launches=arguments.perf_launches,
             max_launches=most,
@@ -132,7 +134,7 @@ class Check:
         self.troubles.append(f"{spec.id}: {conclusion.result.verdict}")
         again = self._command(spec)
         accept = f"{again} --update-baselines" + ("=new" if conclusion.result.verdict == "new" else "")
-        needs_reason = conclusion.result.verdict == "regressed" or conclusion.result.changed
+        needs_reason = conclusion.result.verdict in ("regressed", "changed") or conclusion.result.changed
         accept += ' --perf-reason "why"' if needs_reason else ""
         offered = accept if conclusion.is_acceptable else ""
         message = failure_message(conclusion.result, again, offered, conclusion.held_against)

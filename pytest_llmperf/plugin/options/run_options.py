@@ -132,6 +132,7 @@ def read_settings(config: pytest.Config) -> Settings:
         against=against,
         launcher=option.perf_launcher,
         start=start_options.read(config),
+        trace=config.option.perf_trace == "yes",
         slurm=slurm_options.read(config),
         width=width_options.read(option.perf_width, _path(config, "--perf-plan", option.perf_plan)),
         resume=option.perf_resume,

@@ -1,4 +1,4 @@
-"""The option that says how a launch begins."""
+"""The options that say how a launch begins, and whether it traces a few steps at its end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ def add_options(group: pytest.OptionGroup, parser: pytest.Parser) -> None:
         "(auto: warm where it can be)"
     )
     group.addoption("--perf-start", choices=STARTS, help=what)
+    group.addoption(
+        "--perf-trace",
+        choices=("yes", "no"),
+        default="yes",
+        help="whether each launch traces three steps after those that it times, for exact counts (yes)",
+    )
     parser.addini("perf_start", "how a launch begins: auto, warm or cold (auto)", default="auto")
 
 

@@ -1,0 +1,80 @@
+"""Traced: a trace that somebody names, by a stored case or in a file of results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.cli.baseline_folder import CaseError, find
+from pytest_llmperf.records.launch import OLDER, Launch
+from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.support.suggestions import hint
+
+
+@dataclass(frozen=True)
+class Traced:
+    """And whose it is."""
+
+    name: str
+    trace: Trace
+    versions: Mapping[str, str]
+
+
+def traced(word: str, baselines: Path, machine: str | None) -> Traced:
+    """The trace of a stored case, or of ``RESULTS.json`` (its only case) or ``RESULTS.json:ID``.
+
+    Raises:
+        BaselineError: the case's file cannot serve.
+        CaseError: no such case or file, or it has no trace; one line.
+    """
+    path, _, name = word.partition(".json:")
+    if name:
+        return _of_results(Path(f"{path}.json"), name)
+    if word.endswith(".json") and _is_results(Path(word)):
+        return _of_results(Path(word), "")
+    stored = find(word, baselines, machine)
+    kept = stored.baseline.trace
+    if kept is None:
+        raise CaseError(
+            f"{stored.path}: it has no trace ({OLDER}); record the case once more with --update-baselines on a GPU"
+        )
+    return Traced(stored.baseline.id, kept.trace, kept.versions)
+
+
+def _is_results(path: Path) -> bool:
+    try:
+        return "results" in json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False  # the case's own search says what is wrong with it
+
+
+def _of_results(path: Path, name: str) -> Traced:
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))["results"]
+        ids = [str(result["id"]) for result in results]
+    except OSError as error:
+        raise CaseError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise CaseError(f"{path}: no file of --perf-json; expected one with results") from error
+    if not name and len(ids) != 1:
+        raise CaseError(f"{path}: it has {len(ids)} cases, name one: {path}:{ids[0] if ids else 'ID'}")
+    found = [result for result in results if result["id"] == (name or ids[0])]
+    if not found:
+        raise CaseError(f"{path}: no case {name}{hint(name, ids)}")
+    return _newest(path, found[-1])
+
+
+def _newest(path: Path, result: Mapping[str, Any]) -> Traced:
+    name = str(result["id"])
+    try:
+        launches = [Launch.from_dict(values) for values in result["launches"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CaseError(f"{path}: the launches of {name} cannot be read ({error})") from error
+    for launch in reversed(launches):
+        if launch.trace:
+            return Traced(f"{name} of {path.name}", launch.trace, launch.environment.versions)
+    why = launches[-1].trace.none if launches else "it was not launched"
+    raise CaseError(f"{path}: {name} has no trace ({why})")

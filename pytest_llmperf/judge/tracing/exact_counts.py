@@ -1,0 +1,149 @@
+"""Exact counts: what a step does, held against the baseline's without tolerance. Pure.
+
+Two launches of one spec with the same versions run the same kernels the same number of times on every host of a machine
+kind (docs/traces.md has how often that was seen). So one launch decides. What costs time and is easily written by
+mistake - a wait for the device, a copy, a broken graph - is ``regressed``; another number of kernels at the same speed
+is ``changed`` (docs/decisions/0028).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pytest_llmperf.judge.tracing.stored_trace import StoredTrace, other_counts
+from pytest_llmperf.records.launch import OLDER, Launch
+from pytest_llmperf.records.result import Check, Verdict
+from pytest_llmperf.records.trace import COUNTED, UNWANTED
+
+#: Of which more is a loss, whatever the clock saw.
+COSTLY = frozenset(
+    {"copies_per_step", "synchronisations_per_step", "graph_breaks", "recompilations", "allocator_retries"}
+)
+METRICS = (*COUNTED, "graph_breaks", "recompilations", "allocator_retries")
+
+_MOST_NAMES = 3
+
+
+def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple[Check, ...]:
+    """A check for each count that the launches have; without a verdict where nothing gates it."""
+    newest = StoredTrace.of(launches)
+    if newest is None:
+        return ()
+    traced = [launch for launch in launches if launch.trace]
+    gate = stored if stored and not stored.other_versions(traced[-1]) and not _is_tuned(traced[-1]) else None
+    found = []
+    for name in METRICS:
+        counts = [count for launch in traced if (count := _count(launch, name)) is not None]
+        if not counts or (name in COUNTED and not _applies(name, newest)):
+            continue
+        # Of launches that differ, which should not be, the mildest.
+        value = min(counts)
+        if gate is None or (baseline := _stored_count(gate, name)) is None:
+            found.append(Check(metric=name, value=value, unit="1"))
+            continue
+        found.append(
+            Check(
+                metric=name,
+                value=value,
+                unit="1",
+                baseline=baseline,
+                tolerance=0.0,
+                limit=baseline,
+                change=value / baseline - 1 if baseline else None,
+                verdict=_verdict(name, counts, baseline),
+                detail="" if value == baseline else _named(name, newest, gate),
+            )
+        )
+    return tuple(found)
+
+
+def trace_notes(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple[str, ...]:
+    """What the checks do not say: why there is no trace, that names moved, what another version does."""
+    why = dict.fromkeys(launch.trace.none for launch in launches if launch.trace.none not in ("", OLDER, UNWANTED))
+    notes = [f"no trace: {reason}" for reason in why]
+    newest = next((launch for launch in reversed(launches) if launch.trace), None)
+    if newest is None or stored is None:
+        return tuple(notes)
+    if _are_unlike(launches):
+        notes.append("its launches were not traced alike, though exact counts should be the same")
+    then, now = stored.trace, newest.trace
+    others = stored.other_versions(newest)
+    if others:
+        moved = [
+            f"{name.removesuffix('_per_step')} {then.count(name):g} -> {now.count(name):g}"
+            for name in COUNTED
+            if then.count(name) != now.count(name)
+        ]
+        if moved:
+            notes.append(f"a step has {', '.join(moved)} with other versions ({', '.join(others[:_MOST_NAMES])})")
+    elif then.counts != now.counts and all(then.count(name) == now.count(name) for name in COUNTED):
+        gone, come = _moved(then.counts, now.counts)
+        notes.append(f"as many kernels, and not the same: {_some(gone)} -> {_some(come)}")
+    return tuple(notes)
+
+
+def _is_tuned(launch: Launch) -> bool:
+    """Whether its kernels were chosen by timing them: nearly tied ones change from process to process."""
+    return str(launch.evidence.get("torch_compile_mode", "")).startswith("max-autotune")
+
+
+def _applies(name: str, newest: StoredTrace) -> bool:
+    """A host's operators, or a device's work."""
+    return newest.trace.is_on_host == (name == "operators_per_step")
+
+
+def _count(launch: Launch, name: str) -> float | None:
+    return launch.trace.count(name) if name in COUNTED else other_counts(launch).get(name)
+
+
+def _stored_count(stored: StoredTrace, name: str) -> float | None:
+    return stored.trace.count(name) if name in COUNTED else stored.counts.get(name)
+
+
+def _verdict(name: str, counts: Sequence[float], baseline: float) -> Verdict:
+    if all(count == baseline for count in counts) or min(counts) <= baseline <= max(counts):
+        return "pass"
+    return "regressed" if name in COSTLY and min(counts) > baseline else "changed"
+
+
+def _are_unlike(launches: Sequence[Launch]) -> bool:
+    traces = [launch.trace.counts for launch in launches if launch.trace]
+    return any(trace != traces[0] for trace in traces)
+
+
+def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
+    """What came and what went, the most frequent first."""
+    if name not in COUNTED:
+        return ""
+    then, now = (
+        {key: count for key, count in each.trace.counts.items() if key[0] in COUNTED[name]} for each in (stored, newest)
+    )
+    gone, come = _moved(then, now)
+    words = [f"{word} {_some(names)}" for word, names in (("new:", come), ("gone:", gone)) if names]
+    return "; ".join(words)
+
+
+Counts = dict[tuple[str, str], float]
+
+
+def _moved(then: Counts, now: Counts) -> tuple[list[str], list[str]]:
+    """How much less and how much more of each name, most first."""
+    apart = {key: now.get(key, 0.0) - then.get(key, 0.0) for key in {*then, *now}}
+
+    def told(wanted: Callable[[float], bool]) -> list[str]:
+        found = [(-abs(count), key[1]) for key, count in apart.items() if wanted(count)]
+        return [f"{name} ({-size:g} a step)" for size, name in sorted(found)]
+
+    return told(lambda count: count < 0), told(lambda count: count > 0)
+
+
+_NAME_WIDTH = 60
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = [
+        name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH // 2]}...{name[-_NAME_WIDTH // 2 :]}"
+        for name in names
+    ]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(shown[:_MOST_NAMES]) + more

@@ -1,0 +1,116 @@
+"""What traces say, in words: of what a step consists, and what the difference between two points to.
+
+The words of a failure are ASCII.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+# Below this a part's change is told to nobody.
+_LEAST_SHARE = 0.1
+# From here on hundredths of a millisecond are noise.
+_SMALL = 0.01
+_MOST_PARTS, _MOST_NAMES, _NAME_WIDTH = 3, 2, 44
+
+# What templates and namespaces wrap around the word that says what a kernel does.
+_WRAPPED = re.compile(r"^(?:void |std::|at::native::|at::cuda::|\(anonymous namespace\)::|cub::\w+::|detail::)+")
+_FUNCTOR = re.compile(r"(\w*(?:Functor|Op|Ops|_kernel_cuda|kernel_impl)\w*)")
+
+
+class NameChange(Protocol):
+    """Of ``insight/tracing/step_difference.py``, as all below."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def count(self) -> float: ...
+    @property
+    def is_new(self) -> bool: ...
+    @property
+    def is_gone(self) -> bool: ...
+
+
+class Part(Protocol):
+    """One category, or what the device waited for."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def before(self) -> float: ...
+    @property
+    def change(self) -> float: ...
+    @property
+    def names(self) -> Sequence[NameChange]: ...
+
+
+class Difference(Protocol):
+    """Between two steps."""
+
+    @property
+    def before(self) -> float: ...
+    @property
+    def change(self) -> float: ...
+    @property
+    def unexplained(self) -> float: ...
+    @property
+    def parts(self) -> Sequence[Part]: ...
+    @property
+    def waits(self) -> Sequence[NameChange]: ...
+    @property
+    def is_the_same_work(self) -> bool: ...
+
+
+def points_to(difference: Difference) -> str:
+    """One line: of how much of a step, in which parts, by which names."""
+    moved = [part for part in difference.parts if part.names]
+    least = _LEAST_SHARE * max(abs(difference.change), *(abs(part.change) for part in difference.parts), 0.0)
+    shown = [part for part in difference.parts if abs(part.change) >= least and part.change][:_MOST_PARTS]
+    shown += [part for part in moved if part not in shown][: _MOST_PARTS - len(shown)]
+    # What is exact comes before what took longer by itself.
+    words = [_part(part) for part in sorted(shown, key=lambda part: (not part.names, -abs(part.change)))]
+    if difference.waits:
+        words.insert(0, f"waits of the host: {_names(difference.waits)}")
+    if difference.is_the_same_work:
+        words.insert(0, "the same kernels")
+    words.append(f"unexplained {milliseconds(difference.unexplained)}")
+    return f"{milliseconds(difference.change)} of a traced step: {'; '.join(words)}"
+
+
+def _part(part: Part) -> str:
+    names = f" ({_names(part.names)})" if part.names else ""
+    return f"{part.name} {milliseconds(part.change)}{names}"
+
+
+def _names(changes: Sequence[NameChange]) -> str:
+    shown = [_name(change) for change in changes[:_MOST_NAMES]]
+    more = [f"{len(changes) - _MOST_NAMES} more"] if len(changes) > _MOST_NAMES else []
+    return ", ".join([*shown, *more])
+
+
+def _name(change: NameChange) -> str:
+    return f"{short_kernel(change.name)} {count_moved(change)}"
+
+
+def count_moved(change: NameChange) -> str:
+    """``33 gone``, ``66 new``, ``+19``: a step."""
+    how = "new" if change.is_new else "gone" if change.is_gone else ""
+    return f"{abs(change.count):g} {how}" if how else f"{change.count:+g}"
+
+
+def short_kernel(name: str) -> str:
+    """A kernel's name as a line has room for it: what it is instantiated with says more than the template's own."""
+    bare = _WRAPPED.sub("", name)
+    head, _, inside = bare.partition("<")
+    functors = [name for name in _FUNCTOR.findall(inside) if not name.startswith("gpu_kernel_impl")]
+    text = f"{head}<{functors[0]}>" if functors else head
+    return text if len(text) <= _NAME_WIDTH else f"{text[: _NAME_WIDTH - 3]}..."
+
+
+def milliseconds(seconds: float) -> str:
+    """A change."""
+    text = f"{seconds * 1000:+.2f} ms" if abs(seconds) < _SMALL else f"{seconds * 1000:+.1f} ms"
+    # Neither sign is true of what rounds to nothing.
+    return "0.00 ms" if text in ("+0.00 ms", "-0.00 ms") else text

@@ -1,0 +1,59 @@
+"""Measurement: one rank's timed steps, and what is read off where they end; what comes later is no part of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from pytest_llmperf.worker.gradient_exchange import Exchange
+from pytest_llmperf.worker.instruments import Clock, Memory
+
+
+class Measurement:
+    """Filled while the rank trains; its figures are there once it is over."""
+
+    step_seconds: tuple[float, ...]
+    waiting_seconds: tuple[float, ...]
+    seconds: float
+    """From the first step's begin to the end of the last one's work, as the host saw it."""
+    peak_reserved_bytes: int
+    peak_allocated_bytes: int
+
+    def __init__(self, clock: Clock[Any], memory: Memory, exchange: Exchange[Any] | None) -> None:
+        self.exchange = exchange
+        self.losses: list[torch.Tensor] = []
+        """Of each micro-batch, on its device."""
+        self.num_tokens = 0
+        self.is_over = False
+        self._clock, self._memory = clock, memory
+        self._start = 0.0
+
+    def begin(self) -> None:
+        """With the first step."""
+        self._start = time.perf_counter()
+        self._clock.mark()
+
+    def end_pass(self, loss: torch.Tensor, tokens: int) -> None:
+        """Of a micro-batch."""
+        if not self.is_over:
+            self.losses.append(loss)
+            self.num_tokens += tokens
+
+    def end_step(self) -> None:
+        """All its work has been issued."""
+        self._clock.mark()
+        if self.exchange:
+            self.exchange.end_step()
+
+    def end(self) -> None:
+        """That was the last step: wait for the device, and read everything."""
+        self.step_seconds = self._clock.seconds()
+        self.seconds = time.perf_counter() - self._start
+        self.waiting_seconds = self.exchange.seconds() if self.exchange else ()
+        self.peak_reserved_bytes, self.peak_allocated_bytes = (
+            self._memory.peak_reserved(),
+            self._memory.peak_allocated(),
+        )
+        self.is_over = True

@@ -1,0 +1,93 @@
+"""Tracer: the profiler around a few steps that nobody times, after all that are timed.
+
+CUPTI serves one client at a time, and one that stays attached may slow what comes later: it is the last that a rank
+does with its device. Whatever the profiler raises makes the launch no worse: it has no trace then, and says why.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.worker.tracing.activities import read
+from pytest_llmperf.worker.tracing.step_trace import IncompleteTraceError, Marks, step_trace
+
+#: Two that agree could have lost the same; a fourth says no more.
+STEPS = 3
+
+_OTHER_CLIENT = "another profiler may hold CUPTI on this host (nsys, compute-sanitizer, DCGM's profiling fields)"
+
+
+class Tracer:
+    """Of one rank."""
+
+    def __init__(self, device: torch.device, steps: int = STEPS) -> None:
+        self._device, self._on_host = device, device.type == "cpu"
+        self._left = self._steps = steps
+        self._profile: Any = None
+        self._ends: list[int] = []
+        self._data: list[tuple[int, int]] = []
+        self._none = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its steps have begun and are not all over."""
+        return bool(self._ends) and self._left > 0
+
+    def begin(self) -> None:
+        """With the next step."""
+        activity = ProfilerActivity.CPU if self._on_host else ProfilerActivity.CUDA
+        self._profile = self._tried(lambda: _started(activity))
+        self._ends.append(time.time_ns())
+
+    def batch_arrived(self) -> None:
+        """The first of a step."""
+        if self.is_running and len(self._data) < len(self._ends):
+            self._data.append((self._ends[-1], time.time_ns()))
+
+    def end_step(self) -> bool:
+        """Whether that was the last one."""
+        self._ends.append(time.time_ns())
+        self._left -= 1
+        if self._left == 0 and not self._on_host:
+            torch.cuda.synchronize()
+        return self._left == 0
+
+    def trace(self, error: BaseException | None = None) -> Trace:
+        """What was seen, once its steps are over; ``error`` is what has ended them early."""
+        started = self._profile
+        if started is not None:
+            self._tried(started.stop)
+        if error is not None:
+            self._none = f"a traced step failed ({_said(error)})"
+        if self._none or started is None:
+            return Trace(none=self._none or "it was not begun")
+        found = self._tried(lambda: read(started.profiler.kineto_results.events(), on_host=self._on_host))
+        if found is None:
+            return Trace(none=self._none)
+        try:
+            return step_trace(found, Marks(self._ends, self._data), on_host=self._on_host)
+        except IncompleteTraceError as incomplete:
+            return Trace(none=str(incomplete) if found.work else f"{incomplete}; {_OTHER_CLIENT}")
+
+    def _tried(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001 - whatever a profiler may raise, what was measured stands
+            self._none = self._none or f"the profiler failed ({_said(error)})"
+            return None
+
+
+def _started(activity: ProfilerActivity) -> Any:
+    started = profile(activities=[activity])
+    started.start()
+    return started
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

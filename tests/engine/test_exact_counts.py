@@ -1,0 +1,145 @@
+"""Counts of a trace: what one launch decides without tolerance, and what is told beside it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.run.errors import CaseFailedError
+from tests.engine.conftest import Engine
+
+KERNELS = {"kernel": {"gemm": 200, "norm": 33}, "copy": {"Memcpy HtoD": 2}, "wait": {"cudaStreamSynchronize": 6}}
+
+
+def with_(**more: dict[str, float]) -> dict[str, dict[str, float]]:
+    return {kind: {**names, **more.get(kind, {})} for kind, names in KERNELS.items()}
+
+
+@pytest.fixture
+def recorded(engine: Engine) -> Engine:
+    engine.record(trace=KERNELS)
+    return engine
+
+
+def test_the_same_counts_pass_and_are_told(recorded: Engine) -> None:
+    recorded.fake(trace=KERNELS)
+    result = recorded.check().result
+    assert result.verdict == "pass"
+    told = {
+        check.metric: (check.value, check.baseline) for check in result.checks if check.metric.endswith("_per_step")
+    }
+    assert told == {
+        "kernels_per_step": (233, 233),
+        "copies_per_step": (2, 2),
+        "synchronisations_per_step": (6, 6),
+    }
+
+
+@pytest.mark.parametrize(
+    ("trace", "metric", "said"),
+    [
+        (
+            with_(wait={"cudaStreamSynchronize": 7}),
+            "synchronisations_per_step",
+            "new: cudaStreamSynchronize (1 a step)",
+        ),
+        (with_(copy={"Memcpy DtoH": 1}), "copies_per_step", "new: Memcpy DtoH (1 a step)"),
+    ],
+)
+def test_one_launch_condemns_a_wait_or_a_copy_more(
+    recorded: Engine, trace: dict[str, Any], metric: str, said: str
+) -> None:
+    recorded.fake(trace=trace)
+    concluded = recorded.check()
+    assert (concluded.fails, concluded.result.verdict) == (True, "regressed")
+    assert concluded.result.reason.startswith(metric)
+    check = concluded.result.check(metric)
+    assert check is not None
+    assert check.detail == said
+    assert len(concluded.result.launches) == 1
+
+
+def test_graph_breaks_more_are_a_loss(engine: Engine) -> None:
+    engine.record(trace=KERNELS, evidence={"graph_breaks": 1})
+    engine.fake(trace=KERNELS, evidence={"graph_breaks": 2})
+    assert engine.check().result.verdict == "regressed"
+
+
+def test_another_number_of_kernels_at_the_same_speed_is_changed_and_fails_only_a_strict_run(recorded: Engine) -> None:
+    recorded.fake(trace=with_(kernel={"norm": 0.5, "elementwise": 99}))
+    loose, strict = recorded.check(), recorded.check(strict=True)
+    assert (loose.result.verdict, loose.fails, strict.fails) == ("changed", False, True)
+    assert loose.result.check("kernels_per_step").detail == (  # type: ignore[union-attr]
+        "new: elementwise (99 a step); gone: norm (32.5 a step)"
+    )
+
+
+def test_fewer_waits_are_a_change_and_no_loss(recorded: Engine) -> None:
+    recorded.fake(trace=with_(wait={"cudaStreamSynchronize": 5}))
+    assert recorded.check().result.verdict == "changed"
+
+
+def test_what_changed_is_recorded_with_a_reason_alone(recorded: Engine) -> None:
+    recorded.fake(trace=with_(kernel={"more": 1}))
+    refused = recorded.check(update="all")
+    assert "another number than in the baseline (kernels_per_step 233 -> 234)" in refused.refused
+    assert refused.result.verdict == "changed"
+    assert recorded.check(update="all", reason="fused norms").result.updated
+    assert recorded.check().result.verdict == "pass"
+
+
+def test_launches_without_a_trace_leave_the_stored_one(recorded: Engine) -> None:
+    recorded.fake()
+    assert recorded.check(update="all").result.verdict == "pass"
+    recorded.fake(trace=with_(wait={"cudaStreamSynchronize": 9}))
+    assert recorded.check().result.verdict == "regressed"
+
+
+def test_with_other_versions_counts_are_news_and_no_gate(recorded: Engine) -> None:
+    recorded.fake(trace=with_(kernel={"norm": 43}, wait={"cudaStreamSynchronize": 9}), versions={"torch": "2.1"})
+    result = recorded.check().result
+    assert result.verdict == "pass"
+    (line,) = (note for note in result.notes if note.startswith("a step has"))
+    assert line == "a step has kernels 233 -> 243, synchronisations 6 -> 9 with other versions (torch: 2.0 -> 2.1)"
+
+
+def test_as_many_kernels_of_other_names_are_a_note(recorded: Engine) -> None:
+    recorded.fake(trace={**KERNELS, "kernel": {"gemm_b": 200, "norm": 33}})
+    result = recorded.check().result
+    assert result.verdict == "pass"
+    assert "as many kernels, and not the same: gemm (200 a step) -> gemm_b (200 a step)" in result.notes
+
+
+def test_kernels_that_were_chosen_by_timing_them_gate_nothing(recorded: Engine) -> None:
+    evidence = {"torch_compile_mode": "max-autotune"}
+    recorded.fake(trace=with_(kernel={"norm": 43}), evidence=evidence)
+    assert recorded.check().result.check("kernels_per_step").verdict is None  # type: ignore[union-attr]
+
+
+def test_a_baseline_of_before_traces_gates_no_count(engine: Engine) -> None:
+    engine.record()
+    engine.fake(trace=KERNELS)
+    result = engine.check().result
+    assert result.verdict == "pass"
+    assert result.check("kernels_per_step").baseline is None  # type: ignore[union-attr]
+
+
+def test_an_edited_trace_is_refused_by_its_file(recorded: Engine) -> None:
+    (path,) = recorded.baselines
+    document = json.loads(path.read_text())
+    document["trace"]["rows"]["wait"]["cudaStreamSynchronize"][0] = 9
+    path.write_text(json.dumps(document))
+    with pytest.raises(CaseFailedError, match="its trace was edited"):
+        recorded.check()
+
+
+def test_a_stored_trace_is_one_line_a_kernel(recorded: Engine) -> None:
+    (path,) = recorded.baselines
+    assert '    "gemm": [200.0, 0.2],\n    "norm": [33.0, 0.033]\n' in path.read_text()
+
+
+def test_untraced_launches_of_a_run_that_wants_none_say_nothing(recorded: Engine) -> None:
+    recorded.fake()
+    assert recorded.check(trace=False).result.notes == ()

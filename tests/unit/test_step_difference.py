@@ -1,0 +1,194 @@
+"""Of what the difference between two steps consists, and how it is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.insight.tracing.kernel_categories import (
+    ATTENTION,
+    CATEGORIES,
+    COMMUNICATION,
+    COPIES,
+    ELEMENTWISE,
+    LOSS,
+    MATRIX,
+    NORM,
+    OPTIMIZER,
+    category,
+)
+from pytest_llmperf.insight.tracing.step_difference import parts_of, step_difference
+from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
+from pytest_llmperf.records.trace import Trace, TraceRow
+from pytest_llmperf.report.step_words import points_to, short_kernel
+from pytest_llmperf.spec.train_spec import TrainSpec
+from tests.fakes import Fake, launch_of, trace_of
+from tests.shelf import Run, baseline_at, keep, llmperf_on
+
+# Names as profilers of an H200 and of a CPU give them.
+NAMES = [
+    ("kernel", "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN", MATRIX),
+    ("kernel", "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>", MATRIX),
+    ("kernel", "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize32x32x8", MATRIX),
+    ("operator", "aten::addmm", MATRIX),
+    ("kernel", "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26", ATTENTION),
+    ("kernel", "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>", ATTENTION),
+    ("kernel", "void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, float>", ATTENTION),
+    ("operator", "aten::_scaled_dot_product_flash_attention_for_cpu", ATTENTION),
+    ("kernel", "_rms_norm_backward_kernel", NORM),
+    ("kernel", "_swiglu_forward_kernel", NORM),
+    ("kernel", "_triton_rope", NORM),
+    ("kernel", "liger_cross_entropy_kernel", LOSS),
+    ("kernel", "void at::native::(anonymous namespace)::cunn_SoftMaxForward<LogSoftMaxForwardEpilogue>", LOSS),
+    ("kernel", "void at::native::(anonymous namespace)::nll_loss_forward_reduce_cuda_kernel_2d", LOSS),
+    ("kernel", "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<LerpFunctor>", OPTIMIZER),
+    ("operator", "aten::_foreach_addcdiv_", OPTIMIZER),
+    ("collective", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", COMMUNICATION),
+    ("copy", "Memcpy HtoD (Pinned -> Device)", COPIES),
+    ("fill", "Memset (Device)", COPIES),
+    ("kernel", "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>", COPIES),
+    ("kernel", "void at::native::vectorized_elementwise_kernel<8, CUDAFunctor_add<c10::BFloat16>>", ELEMENTWISE),
+    ("kernel", "a_kernel_of_tomorrow", ELEMENTWISE),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "expected"), NAMES)
+def test_a_name_is_of_the_part_that_it_serves(kind: str, name: str, expected: str) -> None:
+    assert category(kind, name) == expected
+
+
+COUNTS = st.dictionaries(st.sampled_from([name for kind, name, _ in NAMES if kind == "kernel"]), st.integers(1, 300))
+
+
+@given(COUNTS, COUNTS, st.floats(0, 0.1), st.floats(0, 0.1), st.floats(0, 0.01))
+def test_parts_add_up_to_the_step_and_their_changes_to_its_change(
+    then: dict[str, int], now: dict[str, int], idle: float, more_idle: float, data: float
+) -> None:
+    before, after = (
+        replace(made, step_seconds=made.busy_seconds + waits + data, data_seconds=data)
+        for made, waits in ((trace_of({"kernel": then}), idle), (trace_of({"kernel": now}), more_idle))
+    )
+    assert sum(parts_of(before).values()) == pytest.approx(before.step_seconds)
+    difference = step_difference(before, after)
+    assert difference.unexplained == pytest.approx(0, abs=1e-9)
+    assert sum(part.change for part in difference.parts) == pytest.approx(difference.change)
+    moved = {change.name: change.count for part in difference.parts for change in part.names}
+    assert moved == {
+        name: now.get(name, 0) - then.get(name, 0) for name in {*then, *now} if now.get(name, 0) != then.get(name, 0)
+    }
+    assert difference.is_the_same_work == (then == now)
+    assert points_to(difference).isascii()
+
+
+def test_the_next_batch_and_the_host_are_waited_for_apart() -> None:
+    before = replace(trace_of({"kernel": {"gemm": 100}}), step_seconds=0.1)
+    after = replace(before, step_seconds=0.16, data_seconds=0.04)
+    assert points_to(step_difference(before, after)) == (
+        "+60.0 ms of a traced step: the same kernels; idle: the next batch +40.0 ms; idle: the host +20.0 ms; "
+        "unexplained 0.00 ms"
+    )
+
+
+def test_an_exchange_counts_as_far_as_nothing_else_ran_beside_it() -> None:
+    trace = replace(
+        trace_of({"kernel": {"gemm": 100}, "collective": {"nccl": 50}}), busy_seconds=0.11, step_seconds=0.11
+    )
+    hidden = replace(trace, exposed_seconds=0.01)
+    assert parts_of(hidden)[COMMUNICATION] == 0.01
+    slower = replace(trace, exposed_seconds=0.05, busy_seconds=0.15, step_seconds=0.15)
+    assert points_to(step_difference(hidden, slower)).startswith(
+        "+40.0 ms of a traced step: the same kernels; communication +40.0"
+    )
+
+
+def test_what_went_and_what_came_is_named_before_what_took_longer() -> None:
+    rows = [TraceRow("kernel", "nvjet_gemm", 100.0, 0.1), TraceRow("kernel", "_rms_norm_backward_kernel", 33.0, 0.004)]
+    before = Trace(rows=tuple(rows), steps=3, step_seconds=0.104, busy_seconds=0.104)
+    name = (
+        "void at::native::elementwise_kernel<2, at::native::gpu_kernel_impl_nocast<at::native::BinaryFunctor<float>>>"
+    )
+    rows = [TraceRow("kernel", "nvjet_gemm", 100.0, 0.12), TraceRow("kernel", name, 66.0, 0.034)]
+    after = Trace(rows=tuple(rows), steps=3, step_seconds=0.154, busy_seconds=0.154)
+    assert points_to(step_difference(before, after)) == (
+        "+50.0 ms of a traced step: elementwise and others +34.0 ms (elementwise_kernel<BinaryFunctor> 66 new); "
+        "normalisation and activation -4.00 ms (_rms_norm_backward_kernel 33 gone); matrix products +20.0 ms; "
+        "unexplained 0.00 ms"
+    )
+
+
+@given(st.text(min_size=1))
+def test_a_kernel_is_short_in_a_line(name: str) -> None:
+    assert len(short_kernel(name)) <= 44
+
+
+def test_every_category_is_shown() -> None:
+    assert {expected for _, _, expected in NAMES} == set(CATEGORIES)
+
+
+SPEC = TrainSpec(model="llama-tiny", sequence_length=16)
+KERNELS: dict[str, dict[str, float]] = {
+    "kernel": {"nvjet_gemm": 100, "_rms_norm_kernel": 33},
+    "wait": {"cudaStreamSynchronize": 2},
+}
+
+
+class TestExplain:
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        traced = replace(baseline_at(SPEC, 1000.0), trace=StoredTrace.of([launch_of(SPEC, Fake(trace=KERNELS))]))
+        untraced = baseline_at(replace(SPEC, sequence_length=32), 1000.0)
+        return keep(tmp_path / "baselines", traced, untraced)
+
+    @pytest.fixture
+    def run(self, capsys: pytest.CaptureFixture[str], root: Path) -> Run:
+        return llmperf_on(root, capsys)
+
+    def results(self, path: Path, *traces: dict[str, Any]) -> Path:
+        launches = [launch_of(SPEC, Fake(trace=trace)) for trace in traces]
+        results = [{"id": f"case-{number}", "launches": [each.to_dict()]} for number, each in enumerate(launches)]
+        file = path / "results.json"
+        file.write_text(json.dumps({"results": results}))
+        return file
+
+    def test_a_stored_case_is_told_part_by_part(self, run: Run) -> None:
+        code, out, _ = run("explain", SPEC.id)
+        assert code == 0
+        assert f"{SPEC.id}: 133.0 ms a step, 133 kernels, 2 synchronisations" in out
+        assert "the host waits for its device: cudaStreamSynchronize 2" in out
+
+    def test_results_are_held_against_what_is_stored(self, tmp_path: Path, run: Run) -> None:
+        file = self.results(tmp_path, {**KERNELS, "kernel": {"nvjet_gemm": 100, "elementwise": 66}})
+        code, out, _ = run("explain", SPEC.id, str(file))
+        assert code == 0
+        assert "+33.0 ms of a traced step: elementwise and others +66.0 ms (elementwise 66 new)" in out
+        assert "  normalisation and activation: 33 gone, -33.0 ms: _rms_norm_kernel" in out
+
+    def test_of_several_results_one_is_named(self, tmp_path: Path, run: Run) -> None:
+        file = self.results(tmp_path, KERNELS, KERNELS)
+        code, _, err = run("explain", str(file))
+        assert (code, f"it has 2 cases, name one: {file}:case-0" in err) == (1, True)
+        assert run("explain", f"{file}:case-1")[0] == 0
+        assert "no case case-7" in run("explain", f"{file}:case-7")[2]
+
+    def test_a_case_without_a_trace_says_so(self, run: Run) -> None:
+        code, _, err = run("explain", replace(SPEC, sequence_length=32).id)
+        assert code == 1
+        assert "it has no trace (recorded before launches were traced)" in err
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"results": 3}', '{"results": [{"id": "a", "launches": [{}]}]}'])
+    def test_a_broken_file_is_one_line(self, tmp_path: Path, run: Run, text: str) -> None:
+        file = tmp_path / "broken.json"
+        file.write_text(text)
+        code, out, err = run("explain", f"{file}:a")
+        assert (code, out, err.count("\n")) == (1, "", 1)
+
+    def test_two_ways_to_say_the_other_one_are_refused(self, run: Run) -> None:
+        with pytest.raises(SystemExit) as ended:
+            run("explain", SPEC.id, "b", "--against", "c")
+        assert ended.value.code == 2

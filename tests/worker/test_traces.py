@@ -1,0 +1,78 @@
+"""Traces of real launches on the CPU, where operators stand for kernels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.trace import UNWANTED
+from tests.worker.import_patch import after_import
+from tests.worker.launching import launched
+
+pytestmark = pytest.mark.torchrun
+
+SPEC = TrainSpec(model="llama-tiny", sequence_length=16, micro_batch_size=2, warmup_steps=2, min_steps=6, steps=12)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    return launched(SPEC, tmp_path_factory.mktemp("once") / "run")
+
+
+def test_two_launches_of_one_spec_run_the_same_operators(once: Launch, tmp_path: Path) -> None:
+    again = launched(SPEC, tmp_path / "run")
+    assert once.trace.counts == again.trace.counts
+    assert (once.trace.steps, once.trace.ranks, once.trace.is_on_host) == (3, 1, True)
+    # Two layers with seven products each and the head's, forth and twice back; the first has no gradient to pass on.
+    products = sum(row.count for row in once.trace.rows if row.name == "aten::mm")
+    assert products == 3 * (2 * 7 + 1)
+
+
+def test_a_trace_is_no_part_of_what_is_measured(once: Launch, tmp_path: Path) -> None:
+    untraced = launched(SPEC, tmp_path / "run", trace=False)
+    assert untraced.trace.none == UNWANTED
+    assert "trace" not in untraced.phases
+    assert once.phases["trace"] > 0
+    shared = min(len(once.losses), len(untraced.losses))
+    assert once.losses[:shared] == untraced.losses[:shared]
+    for launch in (once, untraced):
+        assert 6 <= len(launch.step_seconds) == len(launch.losses) <= SPEC.steps
+        assert launch.tokens_per_step == 2 * 16
+        assert launch.train_seconds >= sum(launch.step_seconds)
+
+
+def test_each_rank_is_traced_by_itself(once: Launch, tmp_path: Path) -> None:
+    two = launched(TrainSpec(**{**SPEC.to_dict(), "gpus": 2}), tmp_path / "run")
+    assert two.trace.ranks == 2
+    assert any(row.name.startswith("gloo:") or "allreduce" in row.name for row in two.trace.rows)
+    assert all(row.count == int(row.count) for row in two.trace.rows)
+    assert once.trace.counts != two.trace.counts
+
+
+@pytest.mark.parametrize(
+    ("module", "patch", "why"),
+    [
+        (
+            "torch.profiler",
+            "module.profile.start = lambda self: (_ for _ in ()).throw(RuntimeError('CUPTI is taken'))",
+            "the profiler failed (RuntimeError: CUPTI is taken)",
+        ),
+        (
+            "pytest_llmperf.worker.tracing.tracer",
+            "module.Tracer.batch_arrived = lambda self: 1 / 0 if self.is_running else None",
+            "a traced step failed (ZeroDivisionError: division by zero)",
+        ),
+    ],
+)
+def test_what_breaks_while_it_traces_takes_nothing_from_what_was_measured(
+    module: str, patch: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(after_import(module, patch))
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    launch = launched(SPEC, tmp_path / "run", start="cold", variables={"PYTHONPATH": path})
+    assert launch.trace.none == why
+    assert 6 <= len(launch.step_seconds) <= SPEC.steps
