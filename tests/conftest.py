@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.examples import USUAL
 from tests.folders import out_of_place
 from tests.template import Template
 
@@ -18,7 +19,7 @@ from tests.template import Template
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 # A shared machine may pause any test for longer than hypothesis' 200 ms.
-settings.register_profile("llmperf", deadline=None)
+settings.register_profile("llmperf", deadline=None, max_examples=USUAL)
 settings.load_profile("llmperf")
 # `--hypothesis-profile few`, for Pythons that are tried beside the one that runs all of them.
 settings.register_profile("few", deadline=None, max_examples=10)
