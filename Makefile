@@ -1,5 +1,5 @@
 # Needs python3 (3.10 or newer, with venv), git and make. Everything else goes into .bootstrap/ and .tox/.
-#   make test    all tests: with torch on one Python, without it on others that there are
+#   make test    all tests, once; on the other Pythons that there are what runs in one process
 #   make lint    ruff, mypy, import contracts         (make format rewrites what ruff can)
 #   make demo    the ladder with tiny models on the CPU: recorded, then judged
 #   make gpu     the suite on this machine's GPUs      make gpu ARGS="-k liger --gpus 1"
@@ -10,13 +10,16 @@ PYTHON := $(shell for python in python3.11 python3; do \
 	$$python -c 'import ensurepip, venv' >/dev/null 2>&1 && echo $$python && exit; done; echo python3)
 # Interpreters that pyenv keeps but has not activated are found too.
 PYENV_PYTHONS := $(wildcard $(PYENV_ROOT)/versions/3.1[0-9].*/bin/python3)
-TOX := .bootstrap/bin/python -m tox run $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
+DISCOVER := $(if $(PYENV_PYTHONS),--discover $(PYENV_PYTHONS))
+TOX := .bootstrap/bin/python -m tox run $(DISCOVER)
+# What waits (SLURM, torch's download) beside what computes: two at a time, in the order of their names there.
+TOX_TWO := .bootstrap/bin/python -m tox run-parallel $(DISCOVER) --parallel 2 --parallel-no-spinner
 ARGS :=
 
 .PHONY: test lint format demo gpu clean
 
 test: .bootstrap/ready
-	$(TOX) -e py310,py312,py313,full $(if $(ARGS),-- $(ARGS))
+	$(TOX_TWO) -e full,lean,py310,py312 $(if $(ARGS),-- $(ARGS))
 
 lint: .bootstrap/ready
 	$(TOX) -e lint

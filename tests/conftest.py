@@ -5,19 +5,34 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.examples import USUAL
+from tests.folders import out_of_place
 from tests.template import Template
 
 # Few users set it, and with it a line that nobody flushes is seen in time.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 # A shared machine may pause any test for longer than hypothesis' 200 ms.
-settings.register_profile("llmperf", deadline=None)
+settings.register_profile("llmperf", deadline=None, max_examples=USUAL)
 settings.load_profile("llmperf")
+# `--hypothesis-profile few`, for Pythons that are tried beside the one that runs all of them.
+settings.register_profile("few", deadline=None, max_examples=10)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked for one environment and stands in a folder of another would run nowhere."""
+    here = Path(__file__).parent
+    for item in items:
+        trouble = out_of_place(item.path.relative_to(here).parts[0], {marker.name for marker in item.iter_markers()})
+        if trouble:
+            raise pytest.UsageError(f"{item.nodeid}: {trouble}")
 
 
 @pytest.fixture(scope="session", autouse=True)

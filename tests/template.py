@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -32,8 +33,27 @@ _OTHER = frozenset(
     "LANG LC_ALL LLMPERF_TEST_FRESH PYTEST_DISABLE_PLUGIN_AUTOLOAD PYTEST_PLUGINS PYTHONDEVMODE PYTHONIOENCODING "
     "PYTHONUNBUFFERED PYTHONUTF8 PYTHONWARNINGS".split()
 )
+# Hypothesis' plugin imports this at the end of each session, whoever used it. As a plugin, so that it is rewritten too.
+_EARLIER = "hypothesis.internal.observability"
 # What a run imports sooner or later, and no plugin does at once.
-_LATER = ("pytest_llmperf.plugin.perf", "pytest_llmperf.plugin.summary", "tests.fakes", "xdist.remote")
+_LATER = (
+    "pdb",
+    "pytest_benchmark.storage.file",
+    "pytest_llmperf.judge.host_shift",
+    "pytest_llmperf.plugin.perf",
+    "pytest_llmperf.plugin.selection",
+    "pytest_llmperf.plugin.summary",
+    "pytest_llmperf.plugin.unused_baselines",
+    "pytest_llmperf.report.results_json",
+    "pytest_llmperf.report.summary_table",
+    "pytest_llmperf.report.time_spent",
+    "pytest_llmperf.run.gpu_hours",
+    "rich.console",
+    "rich.table",
+    "scipy.special",
+    "tests.fakes",
+    "xdist.remote",
+)
 
 
 class Forked:
@@ -74,7 +94,8 @@ class Template:
                 [sys.executable, "-m", "tests.template", str(theirs.fileno())],
                 cwd=home,  # where there is no configuration and no conftest
                 pass_fds=[theirs.fileno()],
-                env={**self._environment, "PYTHONPATH": _REPOSITORY},
+                # numpy starts no threads: what has some is not to be forked.
+                env={**self._environment, "PYTHONPATH": _REPOSITORY, "OPENBLAS_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -271,9 +292,12 @@ def _main(fd: int) -> None:
     import pytest  # noqa: PLC0415 - here, and not where tests import this file
 
     # pytest imports its plugins itself, as it does in a process of its own: it rewrites their assertions.
-    pytest.main(["--version", "--version"])
+    pytest.main(["--version", "--version", "-p", _EARLIER])
     for name in _LATER:
         importlib.import_module(name)
+    # What is there already is no garbage of a run's: to go through it again at the end of each is half of its time.
+    gc.collect()
+    gc.freeze()
     with socket.socket(fileno=fd) as listener:
         serve(listener)
 

@@ -33,7 +33,7 @@ class Job:
     def run(self, *options: str) -> pytest.RunResult:
         # Not by pytester, whose folders make other arguments of each run, and another run of them.
         words = [*self.slurm.options, "--perf-json", "out.json", *options]
-        return self.project.pytester.run(sys.executable, "-m", "pytest", "-p", "no:randomly", "--gpus", "0", *words)
+        return self.project.pytester.run(sys.executable, "-mpytest", "-p", "no:randomly", "--gpus", "0", *words)
 
     @property
     def document(self) -> dict[str, Any]:

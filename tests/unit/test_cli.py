@@ -442,6 +442,7 @@ def test_a_capacity_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pyte
     assert "x.json" in one_line(capsys.readouterr().err)
 
 
+@pytest.mark.processes
 class TestProcess:
     """In a process of its own, as a user starts it."""
 

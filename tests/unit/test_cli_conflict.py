@@ -97,6 +97,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
+@pytest.mark.processes
 class TestDriver:
     @pytest.fixture(autouse=True)
     def _set_up(self, checkout: Checkout) -> None:

@@ -17,10 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
+from tests.examples import examples
 from tests.unit.test_cli_submit import MINIMAL, REPOSITORY, result, write
 
 SCRIPT = str(REPOSITORY / "slurm" / "nightly.sbatch")
@@ -60,6 +61,7 @@ def submit(text: str, *options: str) -> int:
     return main(["submit", "mine.ini", "--script", SCRIPT, *options])
 
 
+@pytest.mark.processes
 class TestSubmit:
     def test_each_job_and_the_merge_are_submitted(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert submit(ARRAY) == 0
@@ -156,6 +158,7 @@ esac
 """
 
 
+@pytest.mark.processes
 class TestLocal:
     @pytest.mark.parametrize(("verdict", "code"), [("pass", 0), ("regressed", 1)])
     def test_a_night_without_slurm_is_merged_and_mailed_too(
@@ -213,7 +216,7 @@ class TestMerge:
         said = "; changed since the baseline: " + ", ".join(lines[:3]) + " and 2 more"
         assert said in capsys.readouterr().out
 
-    @settings(max_examples=150, deadline=None)
+    @examples(150)
     @given(data=st.data())
     def test_whatever_one_file_holds_the_others_are_told_and_only_whole_files_are_green(
         self, data: st.DataObject

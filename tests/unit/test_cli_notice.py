@@ -113,6 +113,7 @@ class TestMerge:
         assert said == "a@b: not mailed (mail did not end within 0.2 s)"
 
 
+@pytest.mark.processes
 class TestScript:
     """slurm/merge.sbatch: what is told where `llmperf merge` cannot be run."""
 

@@ -115,6 +115,7 @@ class TestRefused:
         assert len([*Path(".llmperf/nightly").iterdir()]) == 1
 
 
+@pytest.mark.processes
 class TestTaken:
     def test_a_night_of_its_own_nodes_is_submitted_without_a_warning(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert submit(ALONE) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.cli.merge import night_results
@@ -19,6 +19,7 @@ from pytest_llmperf.cli.submit.sbatch_jobs import Job, check_budget, cost, jobs,
 from pytest_llmperf.cli.submit.sbatch_script import filled
 from pytest_llmperf.launch.slurm.allocation import place
 from pytest_llmperf.support import formats
+from tests.examples import examples
 
 REPOSITORY = Path(__file__).parents[2]
 TEMPLATE = (REPOSITORY / "slurm" / "nightly.sbatch").read_text(encoding="utf-8")
@@ -208,7 +209,7 @@ class TestJobs:
         file = cluster(tmp_path, MINIMAL.replace("[suite]", f"{site}[suite]") + suite)
         assert cost(file, jobs(file)).startswith(said)
 
-    @settings(max_examples=50)
+    @examples(50)
     @given(
         per_node=st.integers(1, 8),
         widths=st.sets(st.integers(1, 64), min_size=1),

@@ -20,6 +20,7 @@ EXAMPLES = sorted((REPOSITORY / "slurm" / "clusters").glob("*.ini"))
 MINIMAL = "[cluster]\ngpus_per_node = 1\n[suite]\ngpus = 1\noptions = --perf-strict\n"
 
 
+@pytest.mark.processes
 class TestInAProjectOfOnesOwn:
     def test_a_night_needs_no_checkout_of_ours(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -76,6 +77,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.processes
 class TestBuilt:
     def test_a_wheel_submits_without_a_checkout(self, built: Path, tmp_path: Path) -> None:
         (wheel,) = built.glob("*.whl")

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.insight import chapter15
@@ -24,6 +24,7 @@ from pytest_llmperf.insight.communication_model import (
 from pytest_llmperf.insight.ladder import Rung
 from pytest_llmperf.insight.scaling_model import POINT_NOISE, Fit, fit, predict, transferred
 from pytest_llmperf.spec.models import resolve
+from tests.examples import examples
 
 KNOWN = Coefficients(
     compute_seconds=1.0,
@@ -138,7 +139,7 @@ class TestFit:
         for index, name in enumerate(NAMES):
             assert found.spread(name) ** 2 <= found.prior.covariance[index][index] * 1.01
 
-    @settings(max_examples=25, deadline=None)
+    @examples(25)
     @given(st.lists(st.floats(0.3, 1.0), min_size=1, max_size=4), st.sampled_from([1, 2, 8, 16]))
     def test_any_points_give_a_finite_prediction_inside_its_interval(self, shares: list[float], per_node: int) -> None:
         points = {2**index: 20_000 * share for index, share in enumerate(shares)}

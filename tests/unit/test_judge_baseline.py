@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline, creep, describe, size_of
@@ -27,6 +27,7 @@ from pytest_llmperf.judge.validity import circumstances
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Environment, Launch
 from pytest_llmperf.spec.train_spec import TrainSpec
+from tests.examples import examples
 from tests.fakes import Fake, launch_of
 from tests.shelf import accept
 
@@ -207,7 +208,7 @@ def used(baseline: Baseline) -> None:
 
 
 class TestBrokenFiles:
-    @settings(max_examples=200)
+    @examples(200)
     @given(st.data())
     def test_any_change_is_refused_in_one_line_or_can_be_judged_against(self, data: st.DataObject) -> None:
         document = json.loads(accepted(BASELINE, launch(canary=1.0), launch(canary=1.2), launch()).to_json())

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.acceptance import MAX_LAUNCHES
@@ -18,6 +18,7 @@ from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.spec.train_spec import TrainSpec
+from tests.examples import examples
 from tests.fakes import Fake, launch_of
 from tests.shelf import accept
 
@@ -117,7 +118,7 @@ class TestLaunchesOfBothSides:
         assert len(united(BASE, ours, accepted(BASE, 3, launch())).launches) == MAX_LAUNCHES
         assert len(united(BASE, accepted(BASE, 1, launch()), ours).launches) == MAX_LAUNCHES
 
-    @settings(max_examples=25)
+    @examples(25)
     @given(
         st.lists(
             st.tuples(st.booleans(), st.integers(2, 28), st.sampled_from([1, 5, 12])),

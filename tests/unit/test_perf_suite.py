@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from perf_tests.capacity import CAPACITIES
 from perf_tests.families import FAMILIES
 from perf_tests.gains import GAINS, specs_of
@@ -14,6 +16,7 @@ from perf_tests.optimisations import OPTIMISATIONS
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.processes
 def test_it_is_collected_on_a_cpu() -> None:
     command = [sys.executable, "-m", "pytest", "perf_tests", "--collect-only", "-q", "--gpus", "0"]
     done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, check=False)

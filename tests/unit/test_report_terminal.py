@@ -8,13 +8,14 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.launch import Environment, Launch, RankRecord
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, Reference, Spent, Verdict
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.support.units import GIB
+from tests.examples import examples
 
 LONG_ID = "llama-3.2-1b-bf16-flash_attention_2-liger-compile-checkpointing-seq4096-mbs37-accum4-gpus32"
 SOURCE = "EuroHPC course, chapter 15, MareNostrum 5 (H100 64 GB)"
@@ -224,7 +225,7 @@ IDS = st.text("abcdefgh0123456789.-_", min_size=1, max_size=120)
 FIGURES = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.lists(st.tuples(IDS, st.sampled_from((*VERDICTS, "inconclusive")), FIGURES, FIGURES), min_size=1, max_size=4),
     st.integers(10, 140),

@@ -32,6 +32,8 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
 from tests.slurm.fakes import FakeSlurm
 
+pytestmark = pytest.mark.processes
+
 SPEC = TrainSpec(model="llama-tiny", gpus=2, sequence_length=16)
 GPUS: dict[str, object] = {"gpus": 4}
 

@@ -258,6 +258,7 @@ class TestFailedWrites:
         assert store.path("m", SPEC).read_text() == text
 
 
+@pytest.mark.processes
 class TestLocking:
     def test_two_processes_lose_no_launch(self, store: BaselineStore) -> None:
         context = multiprocessing.get_context("spawn")
