@@ -22,6 +22,7 @@ OPTIONS = [
     "--perf-strict",
     "--perf-against=PYTHON",
     "--perf-start={auto,warm,cold}",
+    "--perf-trace={yes,no}",
     "--perf-launcher={auto,local,slurm}",
     "--perf-resume",
     "--perf-budget=GPU_HOURS",

@@ -221,7 +221,7 @@ class TestRunner:
             on_cpu=True,
             cluster=None,
             job=None,
-            settings=SimpleNamespace(launches=1, timeout_seconds=1.0, memory_limit_bytes=0),
+            settings=SimpleNamespace(launches=1, timeout_seconds=1.0, memory_limit_bytes=0, trace=True),
             warm_starts=SimpleNamespace(start=lambda say: None),
         )
         shown: Any = show

@@ -152,7 +152,7 @@ def test_where_no_table_fits_the_figures_are_text() -> None:
 
 
 def test_colors_are_the_verdicts_own() -> None:
-    codes = {"pass": 32, "improved": 36, "new": 33, "inconclusive": 33, "regressed": 31, "invalid": 31}
+    codes = {"pass": 32, "improved": 36, "changed": 36, "new": 33, "inconclusive": 33, "regressed": 31, "invalid": 31}
     for width in (None, 120, 80, 40):
         for verdict in VERDICTS:
             text = "\n".join(summary_lines([case(verdict)], width, color=True))
