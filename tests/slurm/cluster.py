@@ -48,7 +48,7 @@ MpiDefault=none
 JobRequeue=1
 JobAcctGatherType=jobacct_gather/linux
 AccountingStorageType=accounting_storage/none
-SchedulerParameters=sched_interval=2,sched_min_interval=0
+SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 {nodes}
 PartitionName=main Nodes=ALL Default=YES State=UP
 """
@@ -158,10 +158,14 @@ class Slurm:
         """What an administrator says of a node that is gone, or SLURM itself once its time is over."""
         self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=gone")
 
-    def start_node(self, node: str) -> None:
-        """Start its slurmd and wait until it takes work."""
+    def start_daemon(self, node: str) -> None:
+        """Start its slurmd where there is none."""
         if _slurmd(self.home, node) is None:
             _run(["slurmd", "-N", node], self.environment)
+
+    def start_node(self, node: str) -> None:
+        """Start its slurmd and wait until it takes work."""
+        self.start_daemon(node)
         if not self.is_idle(node):
             with suppress(AssertionError):  # it may have come back by itself meanwhile
                 self.command("scontrol", "update", f"NodeName={node}", "State=RESUME")

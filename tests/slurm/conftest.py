@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from tests.slurm.cluster import NODES, Slurm, missing, running
 
 REPOSITORY = Path(__file__).parents[2]
+LIGHT = Path(__file__).with_name("light")
 
 # Speed means nothing here, with two nodes on the cores of one host: memory gates, and a large leak regresses.
 _SUITE = """
@@ -44,40 +48,84 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield cluster
 
 
-@pytest.fixture
-def nodes(slurm: Slurm) -> Slurm:
+def ready(slurm: Slurm) -> Slurm:
     """The cluster with all its nodes idle, whatever the test before did to them, or left running."""
+    for node in NODES:
+        slurm.start_daemon(node)  # a job that ran on one that is gone does not end before
     slurm.end_all_jobs()
     for node in NODES:
         slurm.start_node(node)
     return slurm
 
 
+@pytest.fixture
+def nodes(slurm: Slurm) -> Slurm:
+    return ready(slurm)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A suite with baselines of both its cases, and the job on both nodes that recorded them."""
+
+    suite: Suite
+    job: dict[str, str]
+
+
 @pytest.fixture(scope="session")
-def recorded(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A suite with baselines of both its cases, recorded by a job on both nodes."""
-    suite = Suite(slurm, tmp_path_factory.mktemp("suite"))
-    job = slurm.ended(suite.submit("--update-baselines=new"))
-    assert job["JobState"] == "COMPLETED", suite.log(job["JobId"])
-    return suite.folder
+def recorded(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """By one job, however many workers pytest has."""
+    return _recorded(slurm, tmp_path_factory, "suite")
+
+
+@pytest.fixture(scope="session")
+def recorded_lightly(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The same by ranks that compute nothing."""
+    return _recorded(slurm, tmp_path_factory, "light suite", light=True)
+
+
+def _recorded(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory, name: str, *, light: bool = False) -> Recorded:
+    base = tmp_path_factory.getbasetemp()
+    home = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    suite, kept = Suite(slurm, home / name, light=light), home / name / "job.json"
+    with FileLock(home / f"{name}.lock"):
+        if not kept.exists():
+            job = slurm.ended(suite.submit("--update-baselines=new"))
+            assert job["JobState"] == "COMPLETED", suite.log(job["JobId"])
+            kept.write_text(json.dumps(job))
+    return Recorded(suite, json.loads(kept.read_text()))
 
 
 @pytest.fixture
-def suite(nodes: Slurm, recorded: Path, tmp_path: Path) -> Suite:
+def suite(nodes: Slurm, recorded: Recorded, tmp_path: Path) -> Suite:
     """A suite of the test's own, with those baselines."""
-    copy = Suite(nodes, tmp_path / "suite")
-    (copy.folder / "baselines").symlink_to(recorded / "baselines")
+    return copy_of(nodes, recorded, tmp_path)
+
+
+@pytest.fixture
+def light_suite(nodes: Slurm, recorded_lightly: Recorded, tmp_path: Path) -> Suite:
+    """One whose ranks compute nothing: for what becomes of them when SLURM ends them, or their nodes fail."""
+    return copy_of(nodes, recorded_lightly, tmp_path)
+
+
+def copy_of(nodes: Slurm, recorded: Recorded, folder: Path) -> Suite:
+    copy = Suite(nodes, folder / "suite", light=recorded.suite.is_light)
+    (copy.folder / "baselines").symlink_to(recorded.suite.folder / "baselines")
     return copy
 
 
 class Suite:
     """Tests that train, in a folder that all nodes see, and the jobs that run them."""
 
-    def __init__(self, slurm: Slurm, folder: Path) -> None:
-        self.slurm, self.folder = slurm, folder
+    def __init__(self, slurm: Slurm, folder: Path, *, light: bool = False) -> None:
+        self.slurm, self.folder, self.is_light = slurm, folder, light
         folder.mkdir(exist_ok=True)
         (folder / "pytest.ini").write_text(_INI)
         self.steps(12)
+
+    @property
+    def python_path(self) -> str:
+        """Where its jobs find this package, and where they are light their other trainer before."""
+        return f"{LIGHT}:{REPOSITORY}" if self.is_light else str(REPOSITORY)
 
     def steps(self, wide: int) -> None:
         """Of a launch on both nodes; another number is the same case."""
@@ -88,7 +136,7 @@ class Suite:
         words = ["-m", "pytest", "-p", "no:randomly", "-v", "--gpus", "0", "--perf-max-launches", "1", *options]
         script = self.folder / "job.sh"
         script.write_text(
-            f"#!/bin/bash\nexport PYTHONPATH={REPOSITORY} LLMPERF_INJECT='{inject}'\n"
+            f"#!/bin/bash\nexport PYTHONPATH={self.python_path} LLMPERF_INJECT='{inject}'\n"
             f"exec {sys.executable} {subprocess.list2cmdline(words)} --perf-json out-$SLURM_JOB_ID.json\n"
         )
         return self.slurm.sbatch(

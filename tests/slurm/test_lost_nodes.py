@@ -38,10 +38,11 @@ def lose(suite: Suite, node: str, how: str) -> None:
     [("packed", "n1", "daemon"), ("array", "n2", "daemon"), ("packed", "n2", "node")],
 )
 def test_a_night_that_loses_a_node_begins_anew_before_slurm_gives_it_up(
-    suite: Suite, patient: Slurm, mode: str, node: str, how: str
+    light_suite: Suite, patient: Slurm, mode: str, node: str, how: str
 ) -> None:
+    suite = light_suite
     # Where the ranks live on, the launch that runs ends well, and the next one meets the loss.
-    suite.steps(ENDLESS if how == "node" else 300)
+    suite.steps(ENDLESS if how == "node" else 100)
     (job, *_, merging), results = submit(suite, mode, options=_TWICE)
     wide = f"{job}_2" if mode == "array" else job
     suite.until(wide, lambda: suite.training("gpus2"))
@@ -66,7 +67,8 @@ def test_a_night_that_loses_a_node_begins_anew_before_slurm_gives_it_up(
     assert (places[0] == "n1 n2") == (how == "daemon")
 
 
-def test_the_last_start_goes_on_with_what_fits_on_the_nodes_that_work(suite: Suite, patient: Slurm) -> None:
+def test_the_last_start_goes_on_with_what_fits_on_the_nodes_that_work(light_suite: Suite, patient: Slurm) -> None:
+    suite = light_suite
     (job, merging), results = submit(suite, "packed", more="max_restarts = 0")
     suite.until(job, lambda: patient.processes(SLURM_JOB_ID=job))
     patient.kill_daemon("n2")
@@ -81,7 +83,8 @@ def test_the_last_start_goes_on_with_what_fits_on_the_nodes_that_work(suite: Sui
     assert "node n2 failed, and llama-tiny" in (results / "summary.md").read_text()
 
 
-def test_a_job_of_ones_own_that_may_resume_ends_unfinished(suite: Suite, patient: Slurm) -> None:
+def test_a_job_of_ones_own_that_may_resume_ends_unfinished(light_suite: Suite, patient: Slurm) -> None:
+    suite = light_suite
     job = suite.submit("--perf-resume")
     suite.until(job, lambda: "gpus1: launch 1/1 started" in suite.log(job))
     patient.kill_daemon("n2")
@@ -93,7 +96,10 @@ def test_a_job_of_ones_own_that_may_resume_ends_unfinished(suite: Suite, patient
     assert "2" not in results
 
 
-def test_one_that_may_not_names_the_node_and_says_how_to_get_nodes_like_these(suite: Suite, patient: Slurm) -> None:
+def test_one_that_may_not_names_the_node_and_says_how_to_get_nodes_like_these(
+    light_suite: Suite, patient: Slurm
+) -> None:
+    suite = light_suite
     job = suite.submit()
     suite.until(job, lambda: "gpus1: launch 1/1 started" in suite.log(job))
     patient.kill_daemon("n2")
@@ -105,7 +111,8 @@ def test_one_that_may_not_names_the_node_and_says_how_to_get_nodes_like_these(su
     suite.until(job, lambda: again in suite.log(job))
 
 
-def test_however_many_nodes_a_job_has_a_cpus_kind_is_the_nodes(suite: Suite) -> None:
+def test_however_many_nodes_a_job_has_a_cpus_kind_is_the_nodes(light_suite: Suite) -> None:
+    suite = light_suite
     (suite.folder / "pytest.ini").write_text("[pytest]\n")
     kinds = set()
     for nodes, tasks in ((2, 1), (1, 1), (1, 2)):

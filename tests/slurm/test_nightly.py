@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import REPOSITORY, Suite
+from tests.slurm.cluster import Slurm
+from tests.slurm.conftest import REPOSITORY, Recorded, Suite, copy_of, ready
 from tests.slurm.test_jobs import ENDLESS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
@@ -43,7 +45,7 @@ def submit(
     done = subprocess.run(
         [sys.executable, "-m", "pytest_llmperf.cli", "submit", "cluster.ini", "--script", str(_SCRIPT)],
         cwd=suite.folder,
-        env={**suite.slurm.environment, "PYTHONPATH": str(REPOSITORY), "LLMPERF_INJECT": inject},
+        env={**suite.slurm.environment, "PYTHONPATH": suite.python_path, "LLMPERF_INJECT": inject},
         capture_output=True,
         text=True,
         check=False,
@@ -73,7 +75,8 @@ def test_one_allocation_goes_from_wide_to_narrow(suite: Suite) -> None:
 @pytest.mark.parametrize(
     ("node", "is_alive"), [("n1", False), ("n1", True), ("n2", False)], ids=["first", "first lives on", "second"]
 )
-def test_a_node_that_fails_starts_the_night_again_on_others(suite: Suite, node: str, is_alive: bool) -> None:
+def test_a_node_that_fails_starts_the_night_again_on_others(light_suite: Suite, node: str, is_alive: bool) -> None:
+    suite = light_suite
     suite.steps(ENDLESS)
     (job, merging), results = submit(suite, "packed")
     suite.until(job, lambda: suite.training("gpus2"))
@@ -89,11 +92,37 @@ def test_a_node_that_fails_starts_the_night_again_on_others(suite: Suite, node: 
     assert node not in places
 
 
-def test_an_array_is_merged_and_a_regression_makes_it_red(suite: Suite) -> None:
+@pytest.fixture(scope="module")
+def red(slurm: Slurm, recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Night:
+    """A night as an array, of which both cases hold far more memory than they did; it has ended."""
+    suite = copy_of(ready(slurm), recorded, tmp_path_factory.mktemp("red"))
     (wide, narrow, merging), results = submit(suite, "array", inject="hold=400000000")
-    assert suite.slurm.ended(merging, 240)["ExitCode"] == "1:0", logs(results)
-    assert suite.slurm.state(f"{wide}_2") == "FAILED", logs(results)
-    assert suite.slurm.state(f"{narrow}_1") == "FAILED", logs(results)
-    summary = (results / "summary.md").read_text()
+    slurm.ended(merging, 240)
+    return Night(slurm, wide=f"{wide}_2", narrow=f"{narrow}_1", merging=merging, results=results)
+
+
+@dataclass(frozen=True)
+class Night:
+    """An array's jobs, and the folder of what they found."""
+
+    slurm: Slurm
+    wide: str
+    narrow: str
+    merging: str
+    results: Path
+
+
+def test_an_array_is_merged_and_a_regression_makes_it_red(red: Night) -> None:
+    assert red.slurm.job(red.merging)["ExitCode"] == "1:0", logs(red.results)
+    assert red.slurm.state(red.wide) == "FAILED", logs(red.results)
+    assert red.slurm.state(red.narrow) == "FAILED", logs(red.results)
+    summary = (red.results / "summary.md").read_text()
     assert summary.startswith("# red: 2 regressed")
     assert "gpus-2.json: pytest ended with exit code 1" in summary
+
+
+def test_a_regression_ends_red(red: Night) -> None:
+    assert red.slurm.job(red.wide)["ExitCode"] == "1:0", logs(red.results)
+    (result,) = json.loads((red.results / "gpus-2.json").read_text())["results"]
+    assert result["verdict"] == "regressed"
+    assert result["reason"].startswith("peak_reserved_bytes")

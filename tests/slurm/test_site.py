@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import REPOSITORY, Suite
+from tests.slurm.conftest import Suite
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
 
@@ -49,7 +49,7 @@ def submit(suite: Suite, mail: str) -> tuple[list[str], Path]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest_llmperf.cli", "submit", "my.ini"],
         cwd=folder,
-        env={**environment, "PYTHONPATH": str(REPOSITORY), "PATH": f"{folder}/bin:{environment['PATH']}"},
+        env={**environment, "PYTHONPATH": suite.python_path, "PATH": f"{folder}/bin:{environment['PATH']}"},
         capture_output=True,
         text=True,
         check=False,
@@ -69,7 +69,8 @@ def ended(suite: Suite, job: str) -> tuple[str, str, str]:
     return fields["JobState"], fields["ExitCode"], "".join(comment)
 
 
-def test_a_green_night_that_could_not_be_mailed_is_not_completed(suite: Suite) -> None:
+def test_a_green_night_that_could_not_be_mailed_is_not_completed(light_suite: Suite) -> None:
+    suite = light_suite
     (job, merging), results = submit(suite, "exit 3")
     assert suite.slurm.job(job)["CPUs/Task"] == "2", "one rank has all cores of its node"
     assert ended(suite, job)[:2] == ("COMPLETED", "0:0"), (results / f"site-{job}.log").read_text()
@@ -82,7 +83,8 @@ def test_a_green_night_that_could_not_be_mailed_is_not_completed(suite: Suite) -
     assert second.endswith(f"  {results.name}  {said}")
 
 
-def test_a_folder_that_became_read_only_is_told_of(suite: Suite) -> None:
+def test_a_folder_that_became_read_only_is_told_of(light_suite: Suite) -> None:
+    suite = light_suite
     (job, merging), results = submit(suite, "cat >mailed")
     results.rename(suite.folder / "before")
     results.symlink_to("/proc/self")  # where root cannot write either
@@ -94,7 +96,8 @@ def test_a_folder_that_became_read_only_is_told_of(suite: Suite) -> None:
     assert "gpus-1.json: missing" in (suite.folder / "mailed").read_text()
 
 
-def test_a_python_that_is_gone_at_night_is_told_of(suite: Suite) -> None:
+def test_a_python_that_is_gone_at_night_is_told_of(light_suite: Suite) -> None:
+    suite = light_suite
     (job, merging), results = submit(suite, "cat >mailed")
     (suite.folder / "python").unlink()
     assert ended(suite, job)[:2] == ("FAILED", "127:0")

@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.records.failure import Failure
+from pytest_llmperf.records.result import CaseResult, Check
+from tests.worker import engine
+from tests.worker.engine import checks
 from tests.worker.launching import launch
-from tests.worker.user import make, run_one
 
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")]
 
-LIMIT = ("--perf-memory-limit", "150MiB")
-
-CASE = """
-from dataclasses import replace
-
-def test_case(perf, train_spec):
-    perf.max_micro_batch(replace(train_spec, sequence_length=512, micro_batch_size=8))
-"""
+LIMIT_BYTES = 150 * 2**20
+# What any CPU multiplies fast, and few sequences fill.
+SPEC = replace(engine.SPEC, model_precision="fp32", mixed_precision="no", attention="eager", sequence_length=512)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_is_found_recorded_and_its_loss_is_seen(tmp_path: Path) -> None:
-    make(tmp_path, CASE)
-    first = run_one(tmp_path, *LIMIT, "--update-baselines=new")
-    size = first["metrics"]["max_micro_batch_size"]["value"]
-    assert first["verdict"] == "new"
+def test_it_is_found_recorded_and_its_loss_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = checks(tmp_path, memory_limit_bytes=LIMIT_BYTES, update="new").max_micro_batch(SPEC).result
+    size = largest(first).value
+    assert first.verdict == "new"
     assert size >= 2
     (path,) = tmp_path.rglob("baselines/*-limit-0.146484gib/*/capacity/*.json")
     assert json.loads(path.read_text())["history"][-1]["metrics"]["max_micro_batch_size"] == size
     # A third of the limit is held by something else: fewer sequences fit, and that is a loss.
-    second = run_one(tmp_path, *LIMIT, inject="hold=60000000")
-    assert second["metrics"]["max_micro_batch_size"]["value"] < size
-    assert (second["verdict"], second["metrics"]["max_micro_batch_size"]["baseline"]) == ("regressed", size)
+    monkeypatch.setenv("LLMPERF_INJECT", "hold=60000000")
+    second = checks(tmp_path, memory_limit_bytes=LIMIT_BYTES).max_micro_batch(SPEC).result
+    assert largest(second).value < size
+    assert (second.verdict, largest(second).baseline) == ("regressed", size)
+
+
+def largest(result: CaseResult) -> Check:
+    (found,) = [check for check in result.checks if check.metric == "max_micro_batch_size"]
+    return found
 
 
 def test_a_launch_beyond_the_limit_runs_out_of_memory(tmp_path: Path) -> None:

@@ -83,26 +83,15 @@ def test_dropout_that_was_left_on_is_named_and_moves_the_first_loss(
     assert any(line.startswith(f"numerics changed at step 1: {before.losses[0]:.6f} -> ") for line in said)
 
 
-def test_a_function_that_the_registry_holds_instead_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Launch
-) -> None:
+@pytest.fixture(scope="module")
+def without_numerics(tmp_path_factory: pytest.TempPathFactory, before: Launch) -> list[str]:
+    """What is said of two changes that leave every digit: in the registry of attention, and behind a decorator."""
     patch = (
         "sdpa = module.ALL_ATTENTION_FUNCTIONS['sdpa']\n"
         "    def another(*args, **kwargs):\n"
         "        return sdpa(*args, **kwargs)\n"
-        "    module.ALL_ATTENTION_FUNCTIONS.register('sdpa', another)"
-    )
-    said = changes([patched(tmp_path, monkeypatch, "transformers.modeling_utils", patch)], [before])
-    was = "transformers.integrations.sdpa_attention.sdpa_attention_forward"
-    assert f"attention_function: {was} -> sitecustomize.patch.<locals>.another" in said
-    assert not any("numerics" in line for line in said)
-
-
-def test_work_behind_a_well_written_decorator_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Launch
-) -> None:
-    patch = (
-        "import functools, gc\n"
+        "    module.ALL_ATTENTION_FUNCTIONS.register('sdpa', another)\n"
+        "    import functools, gc\n"
         "    forward = module.LlamaMLP.forward\n"
         "    @functools.wraps(forward)\n"
         "    def twice(self, states):\n"
@@ -111,7 +100,19 @@ def test_work_behind_a_well_written_decorator_is_named(
         "    module.LlamaMLP.forward = twice\n"
         "    gc.set_threshold(1)"
     )
-    said = changes([patched(tmp_path, monkeypatch, "transformers.models.llama.modeling_llama", patch)], [before])
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        folder = tmp_path_factory.mktemp("without numerics")
+        after = patched(folder, monkeypatch, "transformers.models.llama.modeling_llama", patch)
+    return [*changes([after], [before])]
+
+
+def test_a_function_that_the_registry_holds_instead_is_named(without_numerics: list[str]) -> None:
+    was = "transformers.integrations.sdpa_attention.sdpa_attention_forward"
+    assert f"attention_function: {was} -> sitecustomize.patch.<locals>.another" in without_numerics
+    assert not any("numerics" in line for line in without_numerics)
+
+
+def test_work_behind_a_well_written_decorator_is_named(without_numerics: list[str]) -> None:
     chain = "sitecustomize > transformers.models.llama.modeling_llama"
-    assert f"step LlamaMLP.forward: none -> {chain}" in said
-    assert any(line.startswith("overhead gc_threshold: ") for line in said)
+    assert f"step LlamaMLP.forward: none -> {chain}" in without_numerics
+    assert any(line.startswith("overhead gc_threshold: ") for line in without_numerics)

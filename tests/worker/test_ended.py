@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.worker.test_launches import processes_of
+from tests.worker.test_launches import processes_of, rank_pids
 from tests.worker.user import RESULTS, make, start
 
 pytest.importorskip("torch")
@@ -37,7 +37,8 @@ def test_sigterm_keeps_what_is_known_and_leaves_nobody(tmp_path: Path, parallel:
 
 
 def test_a_parallel_run_hears_it_before_its_first_result_too(tmp_path: Path) -> None:
-    _, document = ended(tmp_path, "-n", "2", "-k", "100000")
+    # One launch, and a fork server for each worker would be two.
+    _, document = ended(tmp_path, "-n", "2", "-k", "100000", "-o", "perf_start=cold")
     assert document["results"] == []
 
 
@@ -53,16 +54,28 @@ def ended(folder: Path, *options: str) -> tuple[str, dict[str, Any]]:
         assert "ended by SIGTERM" in told
         # A worker of xdist is killed where it takes long; then the ranks find out by themselves.
         deadline = time.monotonic() + 60
-        while processes_of(launch):
-            assert time.monotonic() < deadline, processes_of(launch)
+        while left := [*processes_of(launch), *ranks_of(launch)]:
+            assert time.monotonic() < deadline, left
             time.sleep(0.2)
         return told, document
     finally:
         run.kill()
         run.wait()
-        for left in (process for launch in folder.glob(".llmperf/*/*") for process in processes_of(launch)):
+        for one in (
+            one for launch in folder.glob(".llmperf/*/*") for one in [*processes_of(launch), *ranks_of(launch)]
+        ):
             with suppress(psutil.Error):
-                left.kill()
+                one.kill()
+
+
+def ranks_of(launch: Path) -> list[psutil.Process]:
+    """Also those that were forked, which have their server's command line."""
+    found = []
+    for pid in rank_pids(launch):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            found += [process] if process.status() != psutil.STATUS_ZOMBIE else []
+    return found
 
 
 def trains(folder: Path, seconds: float) -> Path:

@@ -14,8 +14,9 @@ from pytest_llmperf.insight.stragglers import by_work
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import PassingRange, PassingRanges
+from tests.worker import engine
+from tests.worker.engine import checks
 from tests.worker.launching import launched
-from tests.worker.user import make, run_one
 
 torch = pytest.importorskip("torch")
 
@@ -26,13 +27,6 @@ from pytest_llmperf.worker import stopping  # noqa: E402
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=32, steps=6, min_steps=6, warmup_steps=2)
-
-CASE = """
-from dataclasses import replace
-
-def test_case(perf, train_spec):
-    perf.check(replace(train_spec, sequence_length=32, steps=16, min_steps=16))
-"""
 
 
 @pytest.mark.parametrize(
@@ -75,35 +69,40 @@ def test_a_rank_that_did_something_else_is_told(tmp_path: Path, monkeypatch: pyt
     assert all(line.startswith("attention") for line in lines), lines
 
 
-class TestThroughPytest:
+class TestAgainstABaseline:
     """One baseline, then each fault against it."""
+
+    SPEC = replace(engine.SPEC, sequence_length=32, steps=10, min_steps=10, warmup_steps=4)
 
     @pytest.fixture(scope="class")
     def project(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = make(tmp_path_factory.mktemp("a project"), CASE)
-        assert run_one(folder, "--update-baselines=new", "--perf-launches", "2")["verdict"] == "new"
+        folder = tmp_path_factory.mktemp("a project")
+        assert checks(folder, update="new", launches=2).check(self.SPEC).result.verdict == "new"
         return folder
 
     def test_the_same_again_passes_in_one_launch(self, project: Path) -> None:
-        result = run_one(project)
-        assert result["verdict"] == "pass"
-        assert len(result["launches"]) == 1
+        result = checks(project).check(self.SPEC).result
+        assert result.verdict == "pass"
+        assert len(result.launches) == 1
 
-    def test_a_slowdown_is_found_by_two_launches(self, project: Path) -> None:
-        result = run_one(project, inject="slow=20")
-        assert result["verdict"] == "regressed"
-        assert len(result["launches"]) == 2
-        assert result["reason"].startswith("tokens_per_second_per_gpu")
+    def test_a_slowdown_is_found_by_two_launches(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LLMPERF_INJECT", "slow=20")
+        result = checks(project).check(self.SPEC).result
+        assert result.verdict == "regressed"
+        assert len(result.launches) == 2
+        assert result.reason.startswith("tokens_per_second_per_gpu")
 
-    def test_a_leak_is_found_by_two_launches(self, project: Path) -> None:
-        result = run_one(project, inject="hold=400000000")
-        assert (result["verdict"], len(result["launches"])) == ("regressed", 2)
-        assert result["reason"].startswith("peak_reserved_bytes")
+    def test_a_leak_is_found_by_two_launches(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LLMPERF_INJECT", "hold=400000000")
+        result = checks(project).check(self.SPEC).result
+        assert (result.verdict, len(result.launches)) == ("regressed", 2)
+        assert result.reason.startswith("peak_reserved_bytes")
 
-    def test_a_fault_is_never_recorded(self, project: Path) -> None:
+    def test_a_fault_is_never_recorded(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = {path: path.read_text() for path in project.rglob("baselines/**/*.json")}
-        result = run_one(project, "--update-baselines", "--perf-reason", "why", inject="slow=20")
-        assert "measured under LLMPERF_INJECT=slow=20" in result["notes"]
+        monkeypatch.setenv("LLMPERF_INJECT", "slow=20")
+        result = checks(project, update="all", reason="why", max_launches=2).check(self.SPEC).result
+        assert "measured under LLMPERF_INJECT=slow=20" in result.notes
         assert {path: path.read_text() for path in project.rglob("baselines/**/*.json")} == before
 
 

@@ -21,6 +21,7 @@ from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.spec.train_spec import SpecError
+from tests.worker.conftest import ColdPair
 from tests.worker.launching import ENDLESS, launch
 
 pytestmark = pytest.mark.torchrun
@@ -37,22 +38,8 @@ def assert_nobody_alive(folder: Path) -> None:
     assert alive == []
 
 
-def test_two_ranks_leave_a_record_in_which_everything_adds_up(tmp_path: Path) -> None:
-    spec = TrainSpec(
-        model="llama-tiny",
-        gpus=2,
-        micro_batch_size=2,
-        gradient_accumulation_steps=2,
-        sequence_length=32,
-        model_precision="fp32",
-        mixed_precision="bf16",
-        steps=6,
-        warmup_steps=2,
-    )
-    seen: list[Progress] = []
-    began = time.time()
-    record = launch(spec, tmp_path / "run folder", seen.append, start="cold")
-    assert isinstance(record, Launch), record
+def test_two_ranks_leave_a_record_in_which_everything_adds_up(cold_pair: ColdPair) -> None:
+    spec, record = cold_pair.spec, cold_pair.record
     assert troubles(spec, record) == ()
     assert "other_ranks" not in record.evidence
     assert record.canary.keys() == {"matmul_flops", "copy_bytes_per_second", "all_reduce_bytes_per_second"}
@@ -67,11 +54,11 @@ def test_two_ranks_leave_a_record_in_which_everything_adds_up(tmp_path: Path) ->
     assert 0 < record.train_seconds < record.wall_seconds
     assert {"python", "torch", "transformers", "accelerate"} <= record.environment.versions.keys()
     assert Launch.from_dict(json.loads(json.dumps(record.to_dict()))) == record
-    assert {progress.phase for progress in seen} >= {"starting", "importing"}
+    assert {progress.phase for progress in cold_pair.seen} >= {"starting", "importing"}
     # What of the chip is looked at afterwards is no part of the training.
-    told = json.loads((tmp_path / "run folder" / "progress.json").read_text())
+    told = json.loads((cold_pair.folder / "progress.json").read_text())
     assert told["phase"] == "finishing"
-    assert began < told["reached"]["finishing"] < (tmp_path / "run folder" / "launch.json").stat().st_mtime
+    assert cold_pair.began < told["reached"]["finishing"] < (cold_pair.folder / "launch.json").stat().st_mtime
 
 
 def test_what_a_spec_asks_for_is_what_ran(tmp_path: Path) -> None:

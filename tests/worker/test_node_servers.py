@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,6 +61,11 @@ class Job:
         request = LaunchRequest(spec=spec, folder=run, gpus=(), timeout_seconds=240, warm=warm)
         return self.launcher.launch(request, watch)
 
+    @property
+    def num_steps(self) -> int:
+        """Each of them started servers on its nodes."""
+        return len([*self.folder.glob("fork-servers-*")])
+
     def server(self, node: str) -> psutil.Process:
         (found,) = [process for process in servers(self.folder) if process.environ()["SLURMD_NODENAME"] == node]
         return found
@@ -92,15 +98,35 @@ def _nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def job(_nodes: None, tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path)
+@contextmanager
+def running(folder: Path) -> Iterator[Job]:
+    job = Job(folder)
     yield job
     job.servers.close()
-    until(lambda: not servers(tmp_path))
+    until(lambda: not servers(folder))
+
+
+@pytest.fixture
+def own(_nodes: None, tmp_path: Path) -> Iterator[Job]:
+    with running(tmp_path) as job:
+        yield job
+
+
+@pytest.fixture(scope="module")
+def _shared(_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    with running(tmp_path_factory.mktemp("job")) as job:
+        yield job
+
+
+@pytest.fixture
+def job(_shared: Job) -> Job:
+    """For tests after which the next launch begins warm, from these servers or their successors."""
+    _shared.said.clear()
+    return _shared
 
 
 def test_launches_on_both_nodes_are_forked_and_are_what_they_were(job: Job) -> None:
+    before = job.num_steps
     cold, *warm = (job.launch(start=start) for start in ("cold", "warm", "warm"))
     assert isinstance(cold, Launch), cold
     for launch in warm:
@@ -112,7 +138,7 @@ def test_launches_on_both_nodes_are_forked_and_are_what_they_were(job: Job) -> N
     assert warm[-1].wall_seconds < cold.wall_seconds  # the first also waits for the imports
     assert cold.evidence["start"] == "cold"
     assert job.said == []
-    assert len([*job.folder.glob("fork-servers-*")]) == 1
+    assert job.num_steps == max(before, 1)
 
 
 def test_one_that_dies_ends_its_launch_and_the_next_has_others(job: Job) -> None:
@@ -148,11 +174,11 @@ def test_one_that_dies_between_launches_costs_one_its_warm_start(job: Job) -> No
     assert said.startswith("launches begin cold: on node n1: its fork server is gone")
 
 
-def test_where_none_can_begin_it_is_said_once_and_launches_are_cold(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job.servers, "_srun", NoModule(job.servers._srun))
-    launches = [job.launch(replace(SPEC, gpus=1)) for _ in range(2)]
+def test_where_none_can_begin_it_is_said_once_and_launches_are_cold(own: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own.servers, "_srun", NoModule(own.servers._srun))
+    launches = [own.launch(replace(SPEC, gpus=1)) for _ in range(2)]
     assert [launch.evidence["start"] for launch in launches if isinstance(launch, Launch)] == ["cold", "cold"]
-    (said,) = job.said
+    (said,) = own.said
     assert said.startswith("launches begin cold: no fork server began on node n1")
 
 
@@ -169,7 +195,8 @@ class NoModule:
         return "/bin/false"
 
 
-def test_none_outlives_a_run_that_is_killed(job: Job, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own")
+def test_none_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import time; from pathlib import Path; from tests.worker.test_node_servers import Job\n"
         f"job = Job(Path({str(tmp_path)!r}))\njob.servers.prepare()\ntime.sleep(1000)"

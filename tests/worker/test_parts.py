@@ -175,34 +175,49 @@ def test_liger_is_counted_where_it_patched(name: str, is_patched: bool) -> None:
         assert "no Liger kernels supported for model type: opt" in notes.lines[-1]
 
 
-# In a process of its own: Liger replaces functions and classes for good.
+# In processes of their own, each forked from one that has imported what all need: Liger replaces functions and classes
+# for good.
 _PATCH = """
-import json, sys, torch
+import json, os, sys, torch
 from transformers.integrations.liger import apply_liger_kernel
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, liger_kernels
 
-spec = TrainSpec(model="llama-tiny", liger=True, liger_kernels=sys.argv[1])
-model = build_model(spec, spec.architecture.config, torch.device("cpu"))
-apply_liger_kernel(model, liger_kernels(spec))
-print(json.dumps([evidence._liger_functions(model), sorted(set(evidence._liger_forwards(model)))]))
+for kernels in sys.argv[1:]:
+    if os.fork() == 0:
+        spec = TrainSpec(model="llama-tiny", liger=True, liger_kernels=kernels)
+        model = build_model(spec, spec.architecture.config, torch.device("cpu"))
+        apply_liger_kernel(model, liger_kernels(spec))
+        seen = [kernels, evidence._liger_functions(model), sorted(set(evidence._liger_forwards(model)))]
+        print(json.dumps(seen), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
+_CHOICES = {
+    "rope": (["rope"], []),
+    "rms_norm+swiglu": ([], ["LigerRMSNorm.forward", "LigerSwiGLUMLP.forward"]),
+    "fused_linear_cross_entropy": ([], ["lce_forward"]),
+}
+
+
+@pytest.fixture(scope="module")
+def patched() -> dict[str, tuple[list[str], list[str]]]:
+    """By choice of kernels the functions and the forwards that were patched."""
+    pytest.importorskip("liger_kernel")
+    done = subprocess.run([sys.executable, "-c", _PATCH, *_CHOICES], text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    return {kernels: (functions, forwards) for kernels, functions, forwards in lines}
 
 
 @pytest.mark.parametrize(
-    ("kernels", "functions", "forwards"),
-    [
-        ("rope", ["rope"], []),
-        ("rms_norm+swiglu", [], ["LigerRMSNorm.forward", "LigerSwiGLUMLP.forward"]),
-        ("fused_linear_cross_entropy", [], ["lce_forward"]),
-    ],
+    ("kernels", "functions", "forwards"), [(kernels, *parts) for kernels, parts in _CHOICES.items()]
 )
-def test_a_choice_of_ligers_kernels_is_what_is_patched(kernels: str, functions: list[str], forwards: list[str]) -> None:
-    pytest.importorskip("liger_kernel")
-    done = subprocess.run([sys.executable, "-c", _PATCH, kernels], text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [functions, forwards]
+def test_a_choice_of_ligers_kernels_is_what_is_patched(
+    patched: dict[str, tuple[list[str], list[str]]], kernels: str, functions: list[str], forwards: list[str]
+) -> None:
+    assert patched[kernels] == (functions, forwards)
     spec = TrainSpec(model="llama-tiny", liger=True, liger_kernels=kernels)
     ran = {"liger_modules": len(forwards), "liger_forwards": forwards, "liger_functions": functions}
     assert evidence_checks._liger(spec, ran) is None

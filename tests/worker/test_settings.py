@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from pytest_llmperf.judge.evidence_checks import contradictions
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
 from tests.worker.launching import launched
+from tests.worker.user import REPOSITORY
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(600)]
 
@@ -67,35 +70,46 @@ def test_the_same_model_is_trained(
     assert record.losses == pytest.approx(plain.losses, abs=1e-3)
 
 
+SHARDED: Mapping[str, TrainSpec] = {
+    "all": replace(PLAIN, gpus=2, parallelism="fsdp"),
+    "replicas": replace(PLAIN, gpus=4, parallelism="fsdp_hybrid", model_precision="bf16"),
+    "gathered": replace(PLAIN, gpus=2, parallelism="fsdp", mixed_precision="bf16"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folders = {name: tmp_path_factory.mktemp(name) for name in SHARDED}
+    orders = [{"folder": str(folders[name]), "spec": spec.to_dict()} for name, spec in SHARDED.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.worker.sharded"],
+        input="".join(f"{json.dumps(order)}\n" for order in orders),
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as torchrun has it
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: json.loads((folder / "trained.json").read_text()) for name, folder in folders.items()}
+
+
 class TestSharded:
     """FSDP needs GPUs in accelerate; the code that asks for it and looks at it is tried where it is told otherwise."""
 
-    @staticmethod
-    def train(folder: Path, spec: TrainSpec) -> dict[str, Any]:
-        script = Path(__file__).with_name("sharded.py")
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={spec.gpus}"]
-        command = [*launcher, str(script), str(folder), json.dumps(spec.to_dict())]
-        done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
-        values: dict[str, Any] = json.loads((folder / "trained.json").read_text(encoding="utf-8"))
-        return values
-
-    def test_over_all_ranks(self, tmp_path: Path) -> None:
-        spec = replace(PLAIN, gpus=2, parallelism="fsdp")
-        trained = self.train(tmp_path, spec)
-        evidence = trained["evidence"]
+    def test_over_all_ranks(self, trained: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+        spec, evidence = SHARDED["all"], trained["all"]["evidence"]
         assert (evidence["parallelism"], evidence["mesh"]) == ("fsdp", [2])
         assert list(contradictions(spec, evidence, frozenset())) == []
-        assert trained["parameters"] == 125_248
+        assert trained["all"]["parameters"] == 125_248
         together = launch(replace(spec, parallelism="ddp"), tmp_path / "ddp")
-        assert trained["losses"] == pytest.approx(together.losses, abs=1e-3)
+        assert trained["all"]["losses"] == pytest.approx(together.losses, abs=1e-3)
 
-    def test_replicas_of_shards(self, tmp_path: Path) -> None:
-        spec = replace(PLAIN, gpus=4, parallelism="fsdp_hybrid", model_precision="bf16")
-        evidence = self.train(tmp_path, spec)["evidence"]
+    def test_replicas_of_shards(self, trained: dict[str, dict[str, Any]]) -> None:
+        evidence = trained["replicas"]["evidence"]
         assert (evidence["parallelism"], evidence["mesh"]) == ("fsdp_hybrid", [2, 2])
 
-    def test_the_type_that_weights_are_gathered_in_is_seen(self, tmp_path: Path) -> None:
-        spec = replace(PLAIN, gpus=2, parallelism="fsdp", mixed_precision="bf16")
-        evidence = self.train(tmp_path, spec)["evidence"]
+    def test_the_type_that_weights_are_gathered_in_is_seen(self, trained: dict[str, dict[str, Any]]) -> None:
+        evidence = trained["gathered"]["evidence"]
         assert (evidence["autocast_dtype"], evidence["gathered_dtype"]) == (None, "torch.bfloat16")

@@ -25,8 +25,9 @@ from pytest_llmperf.launch.server_pool import ServerPool
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from tests.worker import launching
+from tests.worker.conftest import ColdPair
 from tests.worker.import_patch import after_import
-from tests.worker.launching import ENDLESS
+from tests.worker.launching import ENDLESS, launched
 from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")
@@ -43,17 +44,14 @@ class Warm:
     folder: Path
     said: list[str] = field(default_factory=list)
     is_required: bool = False
-    variables: dict[str, str] = field(default_factory=dict)
+    shared: tuple[ServerPool, Path] | None = None
+    """Another run's servers, and where their logs are; it has its own otherwise."""
     pool: ServerPool = field(init=False)
     _count: int = 0
 
     def __post_init__(self) -> None:
-        self.start_anew()
-
-    def start_anew(self) -> None:
-        """As a run does that begins."""
         home = Path(tempfile.mkdtemp(dir=self.folder))
-        self.pool = server_pool(lambda: home)
+        self.pool, self._home = self.shared or (server_pool(lambda: home), home)
         self._warm = WarmStart(self.pool, self.said.append, is_required=self.is_required)
 
     def launch(
@@ -70,7 +68,6 @@ class Warm:
             folder=self.run,
             gpus=(),
             timeout_seconds=limit,
-            variables=self.variables,
             warm=self._warm if start == "warm" else None,
         )
         return LocalLauncher().launch(request, watch)
@@ -83,7 +80,7 @@ class Warm:
     @property
     def num_servers(self) -> int:
         """So many were started until now."""
-        return len([*self.folder.glob("*/fork-server-*")])
+        return len([*self._home.glob("fork-server-*")])
 
     @property
     def server(self) -> psutil.Process:
@@ -98,25 +95,15 @@ class Warm:
         return found
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _no_others() -> None:
-    """What other modules' launches began from is no survivor of these."""
-    launching.close()
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+@pytest.fixture
+def shared(tmp_path: Path) -> Warm:
     """For tests that leave the server as it was."""
-    warm = Warm(tmp_path_factory.mktemp("shared"))
-    yield warm
-    warm.pool.close()
+    return Warm(tmp_path, shared=launching.shared_pool())
 
 
 @pytest.fixture
-def warm(tmp_path: Path, shared: Warm) -> Iterator[Warm]:
-    """For those that do not. Other tests' server gives up its memory meanwhile."""
-    shared.pool.close()
-    shared.start_anew()
+def warm(tmp_path: Path) -> Iterator[Warm]:
+    """For those that do not."""
     own = Warm(tmp_path)
     yield own
     own.pool.close()
@@ -128,13 +115,14 @@ def pids(folder: Path) -> list[int]:
 
 
 def survivors(folder: Path) -> list[psutil.Process]:
-    """Ranks of launches in ``folder``, and fork servers of this process."""
-    found = []
+    """Ranks of launches in ``folder``, and fork servers of this process but the shared ones."""
+    found, shared = [], launching.shared_processes()
     for process in psutil.process_iter():
         try:
             is_server = "pytest_llmperf.worker.warm.fork_server" in process.cmdline()
             # Other tests on this host have servers too; leases are this session's own.
             is_ours = is_server and process.environ().get("LLMPERF_LEASE_DIR") == os.environ["LLMPERF_LEASE_DIR"]
+            is_ours = is_ours and process.pid not in shared
             if (process.pid in pids(folder) or is_ours) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
@@ -186,15 +174,31 @@ def look(folder: Path, monkeypatch: pytest.MonkeyPatch, *, more: str = "") -> No
     monkeypatch.setenv("PYTHONPATH", f"{home}:{REPOSITORY}")
 
 
+# For servers whose ranks only look: a second of imports each, and not six.
+LITTLE = """
+import pytest_llmperf.worker.warm.preload as preload
+preload.EVERY_RANK = ("torch.distributed.run", "pytest_llmperf.worker.__main__")
+preload.import_needs = lambda needs: None
+"""
+
+
 def seen(folder: Path, rank: int = 0) -> Any:
     return json.loads((folder / f"seen-{rank}.json").read_text())
 
 
 class TestTheSame:
+    @pytest.fixture(scope="class")
+    def alone(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Launch, float]:
+        """A cold launch of one rank, and its seconds by a stopwatch."""
+        began = time.monotonic()
+        return launched(SPEC, tmp_path_factory.mktemp("alone") / "run", start="cold"), time.monotonic() - began
+
     @pytest.mark.parametrize("ranks", [1, 2])
-    def test_a_warm_launch_trains_as_a_cold_one(self, shared: Warm, ranks: int) -> None:
-        spec = TrainSpec(**{**SPEC.to_dict(), "gpus": ranks})
-        cold, first, second = (shared.launch(spec, start=start) for start in ("cold", "warm", "warm"))
+    def test_a_warm_launch_trains_as_a_cold_one(
+        self, shared: Warm, alone: tuple[Launch, float], cold_pair: ColdPair, ranks: int
+    ) -> None:
+        spec, cold = (SPEC, alone[0]) if ranks == 1 else (cold_pair.spec, cold_pair.record)
+        first, second = shared.launch(spec), shared.launch(spec)
         assert (cold.evidence["start"], first.evidence["start"], second.evidence["start"]) == ("cold", "warm", "warm")
         for launch in (first, second):
             assert launch.losses == cold.losses
@@ -206,12 +210,13 @@ class TestTheSame:
             assert changes([launch], [cold]) == ()
             assert launch.differences(cold) == ()
 
-    def test_the_phases_of_both_add_up_to_what_a_stopwatch_says(self, shared: Warm) -> None:
-        shared.launch()  # the server has imported what both need
-        for start, most in (("cold", 60.0), ("warm", 0.1)):
-            began = time.monotonic()
-            launch = shared.launch(start=start)
-            seconds = time.monotonic() - began
+    def test_the_phases_of_both_add_up_to_what_a_stopwatch_says(
+        self, shared: Warm, alone: tuple[Launch, float]
+    ) -> None:
+        shared.launch()  # the server has imported what it needs
+        began = time.monotonic()
+        warm = shared.launch()
+        for start, (launch, seconds), most in (("cold", alone, 60.0), ("warm", (warm, time.monotonic() - began), 0.1)):
             phases = launch.phases
             assert list(phases) == ["start", "imports", "model", "first_step", "steps", "end"]
             assert min(phases.values()) >= 0
@@ -223,11 +228,12 @@ class TestTheSame:
             assert phases["model"] > 0
             assert launch.evidence["start"] == start
 
-    def test_a_family_that_another_launch_imported_is_not_in_the_record(self, shared: Warm) -> None:
+    def test_a_family_that_another_launch_imported_is_not_in_the_record(
+        self, shared: Warm, alone: tuple[Launch, float]
+    ) -> None:
         other = TrainSpec(**{**SPEC.to_dict(), "model": "opt-tiny"})
         shared.launch(other)
-        after, cold = shared.launch(), shared.launch(start="cold")
-        assert after.evidence["setup"]["sources"] == cold.evidence["setup"]["sources"]
+        assert shared.launch().evidence["setup"]["sources"] == alone[0].evidence["setup"]["sources"]
 
     def test_a_failure_is_told_in_the_same_words(self, shared: Warm, tmp_path: Path) -> None:
         (tmp_path / "nothing in it").mkdir()
@@ -281,22 +287,33 @@ class TestKilled:
         assert pids_alive(shared.run) == []
         assert shared.launch().evidence["start"] == "warm"
 
+    @pytest.fixture(scope="class")
+    def ending(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+        """Launches of one server whose ranks, where they were to hang, end with 0."""
+        folder = tmp_path_factory.mktemp("ending")
+        ends = after_import("pytest_llmperf.worker.faults", "import os; module._hang = lambda: os._exit(0)")
+        (folder / "sitecustomize.py").write_text(ends)
+        warm = Warm(folder)
+        yield warm
+        warm.pool.close()
+
     @pytest.mark.parametrize("ranks", [1, 2])
     def test_a_rank_that_ends_itself_with_0_is_told_as_in_a_cold_launch(
-        self, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+        self, ending: Warm, monkeypatch: pytest.MonkeyPatch, ranks: int
     ) -> None:
-        patch = after_import("pytest_llmperf.worker.faults", "import os; module._hang = lambda: os._exit(0)")
-        (tmp_path / "sitecustomize.py").write_text(patch)
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+        monkeypatch.setenv("PYTHONPATH", f"{ending.folder}:{REPOSITORY}")
         monkeypatch.setenv("LLMPERF_INJECT", "hang=3")
         spec = TrainSpec(**{**SPEC.to_dict(), "gpus": ranks})
-        cold, first = (warm.launch(spec, limit=60.0, start=start) for start in ("cold", "warm"))
-        assert cold.message.startswith("the ranks ended well and left no usable launch.json")
-        assert (first.kind, first.rank, first.message.replace("run-2", "run-1")) == (cold.kind, cold.rank, cold.message)
-        assert warm.said == []
+        told = []
+        for start in ("cold", "warm"):
+            failure = ending.launch(spec, limit=60.0, start=start)
+            assert failure.message.startswith("the ranks ended well and left no usable launch.json")
+            told.append((failure.kind, failure.rank, failure.message.replace(ending.run.name, "run")))
+        assert told[0] == told[1]
+        assert ending.said == []
         monkeypatch.delenv("LLMPERF_INJECT")
-        assert warm.launch(spec).evidence["start"] == "warm"
-        assert warm.num_servers == 1
+        assert ending.launch(spec).evidence["start"] == "warm"
+        assert ending.num_servers == 1
 
     def test_ctrl_c_ends_the_launch_and_the_next_is_warm(self, shared: Warm) -> None:
         def interrupt() -> None:
@@ -362,19 +379,19 @@ class TestStale:
     def test_another_environment_variable_has_another_server(
         self, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        look(tmp_path, monkeypatch)
+        look(tmp_path, monkeypatch, more=LITTLE)
         for value, servers in (("1", 1), ("1", 1), ("2", 2), ("1", 2), ("3", 3), ("2", 4)):
             monkeypatch.setenv("READ_AT_IMPORT", value)
             warm.launch()
             assert seen(warm.run)["environment"]["READ_AT_IMPORT"] == value
             assert warm.num_servers == servers
-        alive = [child for child in psutil.Process().children() if "fork_server" in " ".join(child.cmdline())]
-        assert len(alive) == 2, "the one that was used longest ago is gone"
+        alive = {child.pid for child in psutil.Process().children() if "fork_server" in " ".join(child.cmdline())}
+        assert len(alive - launching.shared_processes()) == 2, "the one that was used longest ago is gone"
 
     def test_a_changed_source_file_of_the_users_has_another_server(
         self, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        look(tmp_path, monkeypatch, more="import users_model; os.environ['VERSION'] = users_model.VERSION")
+        look(tmp_path, monkeypatch, more=f"{LITTLE}import users_model; os.environ['VERSION'] = users_model.VERSION")
         model = tmp_path / "site" / "users_model.py"
         for number, version in enumerate(["one", "two"]):
             model.write_text(f"VERSION = {version!r}\n")
@@ -408,7 +425,8 @@ threading.Thread(target=poll, name="poller", daemon=True).start()
         ]
 
     def test_where_it_must_be_warm_and_cannot_it_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        look(tmp_path, monkeypatch, more="threading.Thread(target=threading.Event().wait, daemon=True).start()")
+        thread = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+        look(tmp_path, monkeypatch, more=LITTLE + thread)
         warm = Warm(tmp_path, is_required=True)
         failure = warm.launch()
         warm.pool.close()

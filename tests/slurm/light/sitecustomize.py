@@ -1,0 +1,45 @@
+"""First on a job's path: its ranks have another trainer, which imports no transformers and computes nothing.
+
+What becomes of a lost node is SLURM's, torchrun's and ours to settle, not the model's: launches begin in two seconds of
+a core where they would in six, and a rank that trains until it is ended sleeps.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_HERE = Path(__file__).parent
+_IN_PLACE = {
+    "pytest_llmperf.worker.train": _HERE / "light_train.py",
+    "pytest_llmperf.worker.evidence": _HERE / "light_evidence.py",
+}
+_PRELOAD = "pytest_llmperf.worker.warm.preload"
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Any, _target: ModuleType | None = None) -> Any:
+        if name in _IN_PLACE:
+            return importlib.util.spec_from_file_location(name, _IN_PLACE[name])
+        if name != _PRELOAD:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            module.EVERY_RANK = tuple(each for each in module.EVERY_RANK if each != "transformers")
+            module.import_needs = lambda _: None
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, _Finder())
