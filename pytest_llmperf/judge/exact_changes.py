@@ -79,9 +79,10 @@ def _is_fused(kernel: str) -> bool:
 
 
 def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
+    known = [(each, _topics(each.evidence)) for each in reference]
     for topic, facts in _topics(launch.evidence).items():
         # What old records do not tell of is not compared.
-        told = [(each, theirs[topic]) for each in reference if topic in (theirs := _topics(each.evidence))]
+        told = [(each, theirs[topic]) for each, theirs in known if topic in theirs]
         if not told or topic in _TOLD_ELSEWHERE:
             continue
         newest, then = told[-1]

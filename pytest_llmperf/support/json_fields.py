@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from pytest_llmperf.support.suggestions import hint
 
@@ -19,6 +20,9 @@ _TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "bool": (bool, "true or false"),
 }
 
+# What is of this very type is fit; of another, or a whole number, there is more to ask.
+_EXACT: Mapping[str, frozenset[type]] = {"str": frozenset({str}), "float": frozenset({float})}
+
 # No count of ours is near it, and sums and ratios of whole numbers below it are numbers.
 _MOST = 2**63
 
@@ -31,15 +35,23 @@ def fields_of(kind: type, values: object, what: str) -> dict[str, Any]:
     Raises:
         ValueError: they are no object, or a field is missing, unknown or of another type.
     """
-    checked = typed(values, {field.name: str(field.type) for field in fields(kind)}, what)
-    for field in fields(kind):
-        if field.name not in checked and field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"{what} has no {field.name!r}")
-    known = [field.name for field in fields(kind)]
+    kinds, needed = _fields(kind)
+    checked = typed(values, kinds, what)
+    for name in needed:
+        if name not in checked:
+            raise ValueError(f"{what} has no {name!r}")
     for name in checked:
-        if name not in known:
-            raise ValueError(f"{what} has {name!r}, which is unknown{hint(name, known)}")
+        if name not in kinds:
+            raise ValueError(f"{what} has {name!r}, which is unknown{hint(name, list(kinds))}")
     return checked
+
+
+@cache
+def _fields(kind: type) -> tuple[Mapping[str, str], Sequence[str]]:
+    """The annotations of its fields, and which have no default. A file holds hundreds of one kind."""
+    known = fields(kind)
+    needed = [each.name for each in known if each.default is MISSING and each.default_factory is MISSING]
+    return {each.name: str(each.type) for each in known}, needed
 
 
 def typed(values: object, kinds: Mapping[str, str], what: str) -> dict[str, Any]:
@@ -57,7 +69,7 @@ def typed(values: object, kinds: Mapping[str, str], what: str) -> dict[str, Any]
 
 
 def _check(name: str, value: object, kind: str) -> None:
-    base, _, inner = kind.removesuffix("]").partition("[")
+    base, inner = _parts(kind)
     if base not in _TYPES:
         return
     types, words = _TYPES[base]
@@ -65,12 +77,29 @@ def _check(name: str, value: object, kind: str) -> None:
         raise ValueError(f"{name} is {_shown(value)}, expected {words}")
     if isinstance(value, int) and abs(value) >= _MOST:
         raise ValueError(f"{name} is {_shown(value)}, which is no figure")
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _check(f"{name} {key!r}", item, inner.rpartition(", ")[2])
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _check(f"one of {name}", item, inner.partition(",")[0])
+    if base == "Mapping":
+        items = cast("Mapping[str, object]", value)
+        if not _are_plain(items.values(), inner):
+            for key, item in items.items():
+                _check(f"{name} {key!r}", item, inner)
+    elif base == "tuple":
+        values = cast("Sequence[object]", value)
+        if not _are_plain(values, inner):
+            for item in values:
+                _check(f"one of {name}", item, inner)
+
+
+@cache
+def _parts(kind: str) -> tuple[str, str]:
+    """An annotation's first word, and the annotation of what that holds."""
+    base, _, inner = kind.removesuffix("]").partition("[")
+    return base, inner.rpartition(", ")[2] if base == "Mapping" else inner.partition(",")[0]
+
+
+def _are_plain(values: Iterable[object], kind: str) -> bool:
+    """Whether no value needs a look of its own: most of a file is lists of numbers that are what they should be."""
+    base, _ = _parts(kind)
+    return base not in _TYPES or {*map(type, values)} <= _EXACT.get(base, frozenset())
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
