@@ -79,7 +79,7 @@ def recorded(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Recorded
 
 @pytest.fixture(scope="session")
 def recorded_lightly(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """The same by ranks that compute nothing."""
+    """The same by ranks that train a small network with plain PyTorch."""
     return _recorded(slurm, tmp_path_factory, "light suite", light=True)
 
 
@@ -103,7 +103,7 @@ def suite(nodes: Slurm, recorded: Recorded, tmp_path: Path) -> Suite:
 
 @pytest.fixture
 def light_suite(nodes: Slurm, recorded_lightly: Recorded, tmp_path: Path) -> Suite:
-    """One whose ranks compute nothing: for what becomes of them when SLURM ends them, or their nodes fail."""
+    """One whose ranks train with plain PyTorch: for what becomes of them when SLURM ends them, or their nodes fail."""
     return copy_of(nodes, recorded_lightly, tmp_path)
 
 

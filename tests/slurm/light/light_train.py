@@ -1,13 +1,14 @@
-"""In the place of ``pytest_llmperf.worker.train``: ranks that meet in every step over gloo, and sleep in between."""
+"""In the place of ``pytest_llmperf.worker.train``: ranks that train a small network with plain PyTorch, over gloo."""
 
 from __future__ import annotations
 
 import os
-import time
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
 
+from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.faults import Burner
@@ -17,24 +18,34 @@ from pytest_llmperf.worker.request import Request
 from pytest_llmperf.worker.trained import Trained
 from tests.fakes import evidence_of
 
-_STEP_SECONDS = 0.05
+# Some hundredths of a second a step on one core, as the tiny models of the real trainer.
+_VOCABULARY, _WIDTH, _TOKENS = 512, 512, 1024
 
 
 def train(spec: TrainSpec, request: Request, device: torch.device, beat: Heartbeat) -> Trained:
     """As the real one is called, and with as many steps."""
-    rank, tokens = int(os.environ["RANK"]), spec.sequences_per_step * spec.sequence_length // spec.gpus
+    rank, tokens_per_step = int(os.environ["RANK"]), spec.sequences_per_step * spec.sequence_length // spec.gpus
     beat.enter("building")
-    beat.step, beat.steps, beat.tokens_per_step = 0, spec.steps, tokens * spec.gpus
+    beat.step, beat.steps, beat.tokens_per_step = 0, spec.steps, tokens_per_step * spec.gpus
     if spec.gpus > 1:
         dist.init_process_group("gloo")
-    clock, met, injection = HostClock(), torch.ones(1), Injection.from_environment(spec.gpus)
+    torch.manual_seed(spec.seed)
+    layers = (torch.nn.Embedding(_VOCABULARY, _WIDTH), torch.nn.Linear(_WIDTH, _VOCABULARY))
+    model = torch.nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    clock, injection, losses = HostClock(), Injection.from_environment(spec.gpus), list[float]()
     burner = Burner(injection, device, clock) if injection.concerns(rank) else None
     beat.enter("training")
     clock.mark()
     for step in range(1, spec.steps + 1):
-        time.sleep(_STEP_SECONDS)
-        if spec.gpus > 1:
-            dist.all_reduce(met)
+        tokens = torch.randint(_VOCABULARY, (_TOKENS,))
+        loss = cross_entropy(model(tokens), tokens)
+        optimizer.zero_grad()
+        loss.backward()
+        for parameter in model.parameters() if spec.gpus > 1 else ():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        losses.append(loss.item())
         if burner is not None:
             burner.step(step)
         clock.mark()
@@ -43,12 +54,13 @@ def train(spec: TrainSpec, request: Request, device: torch.device, beat: Heartbe
     return Trained(
         step_seconds=clock.seconds(),
         waiting_seconds=(),
-        losses=(6.0,) * spec.steps,
-        tokens_per_step=tokens,
+        losses=tuple(losses),
+        tokens_per_step=tokens_per_step,
         peak_reserved_bytes=2**24,
         peak_allocated_bytes=2**23,
         train_seconds=sum(clock.seconds()),
-        parameters=125_248,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         canary={"matmul_flops": 1e9, "copy_bytes_per_second": 1e9},
         evidence=evidence_of(spec),
+        trace=Trace(none=UNWANTED),
     )
