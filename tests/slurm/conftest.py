@@ -17,6 +17,8 @@ from filelock import FileLock
 from tests.slurm.cluster import NODES, Slurm, missing, running
 
 REPOSITORY = Path(__file__).parents[2]
+# What these tests' own environment has besides costs each pytest of a job a third of a second.
+PLAIN = "-p no:randomly -p no:hypothesispytest -p no:anyio"
 LIGHT = Path(__file__).with_name("light")
 
 # Speed means nothing here, with two nodes on the cores of one host: memory gates, and a large leak regresses.
@@ -122,6 +124,10 @@ class Suite:
         (folder / "pytest.ini").write_text(_INI)
         self.steps(12)
 
+    def set(self, line: str) -> None:
+        """Of its configuration, one line more."""
+        (self.folder / "pytest.ini").write_text(f"{_INI}{line}\n")
+
     @property
     def python_path(self) -> str:
         """Where its jobs find this package, and where they are light their other trainer before."""
@@ -133,7 +139,7 @@ class Suite:
 
     def submit(self, *options: str, sbatch: tuple[str, ...] = (), inject: str = "") -> str:
         """A job on both nodes that runs pytest with ``options``; its number."""
-        words = ["-m", "pytest", "-p", "no:randomly", "-v", "--gpus", "0", "--perf-max-launches", "1", *options]
+        words = ["-m", "pytest", *PLAIN.split(), "-v", "--gpus", "0", "--perf-max-launches", "1", *options]
         script = self.folder / "job.sh"
         script.write_text(
             f"#!/bin/bash\nexport PYTHONPATH={self.python_path} LLMPERF_INJECT='{inject}'\n"

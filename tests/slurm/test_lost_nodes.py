@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.cluster import Slurm
-from tests.slurm.conftest import Suite
+from tests.slurm.conftest import PLAIN, Suite
 from tests.slurm.test_jobs import ENDLESS
 from tests.slurm.test_nightly import logs, submit
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
 
 _PATIENT_SECONDS = 300
-_TWICE = "-p no:randomly --perf-launches 2 --perf-max-launches 2"
+_TWICE = f"{PLAIN} --perf-launches 2 --perf-max-launches 2"
 
 
 @pytest.fixture
@@ -43,6 +43,8 @@ def test_a_night_that_loses_a_node_begins_anew_before_slurm_gives_it_up(
     suite = light_suite
     # Where the ranks live on, the launch that runs ends well, and the next one meets the loss.
     suite.steps(ENDLESS if how == "node" else 100)
+    if how == "node":  # srun waits for tasks of which it hears nothing any more: a minute, as we ask it to
+        suite.set("perf_slurm_srun = --wait=15")
     (job, *_, merging), results = submit(suite, mode, options=_TWICE)
     wide = f"{job}_2" if mode == "array" else job
     suite.until(wide, lambda: suite.training("gpus2"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Slurm
-from tests.slurm.conftest import REPOSITORY, Recorded, Suite, copy_of, ready
+from tests.slurm.conftest import PLAIN, REPOSITORY, Recorded, Suite, copy_of, ready
 from tests.slurm.test_jobs import ENDLESS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
@@ -31,7 +31,7 @@ options = {options}
 results = results
 {more}
 """
-_ONCE = "-p no:randomly --perf-max-launches 1"
+_ONCE = f"{PLAIN} --perf-max-launches 1"
 
 
 def submit(
@@ -92,6 +92,9 @@ def test_a_node_that_fails_starts_the_night_again_on_others(light_suite: Suite, 
     assert node not in places
 
 
+_ONE_NIGHT = pytest.mark.xdist_group("red night")
+
+
 @pytest.fixture(scope="module")
 def red(slurm: Slurm, recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Night:
     """A night as an array, of which both cases hold far more memory than they did; it has ended."""
@@ -112,6 +115,7 @@ class Night:
     results: Path
 
 
+@_ONE_NIGHT
 def test_an_array_is_merged_and_a_regression_makes_it_red(red: Night) -> None:
     assert red.slurm.job(red.merging)["ExitCode"] == "1:0", logs(red.results)
     assert red.slurm.state(red.wide) == "FAILED", logs(red.results)
@@ -121,6 +125,7 @@ def test_an_array_is_merged_and_a_regression_makes_it_red(red: Night) -> None:
     assert "gpus-2.json: pytest ended with exit code 1" in summary
 
 
+@_ONE_NIGHT
 def test_a_regression_ends_red(red: Night) -> None:
     assert red.slurm.job(red.wide)["ExitCode"] == "1:0", logs(red.results)
     (result,) = json.loads((red.results / "gpus-2.json").read_text())["results"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Slurm
-from tests.slurm.conftest import REPOSITORY, Suite
+from tests.slurm.conftest import PLAIN, REPOSITORY, Suite
 from tests.slurm.test_nightly import logs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
@@ -45,7 +45,7 @@ time = 5
 [suite]
 gpus = 1 2
 mode = {mode}
-options = -p no:randomly --perf-max-launches 1 {options}
+options = {plain} --perf-max-launches 1 {options}
 results = results
 """
 
@@ -64,7 +64,7 @@ class Nights:
 
     def submit(self, mode: str, options: str, *more: str, **variables: str) -> tuple[list[str], Path, str]:
         """The jobs of a night, its folder, and what was printed."""
-        (self.folder / "cluster.ini").write_text(_CLUSTER.format(mode=mode, options=options))
+        (self.folder / "cluster.ini").write_text(_CLUSTER.format(mode=mode, options=options, plain=PLAIN))
         script = str(REPOSITORY / "slurm" / "nightly.sbatch")
         done = subprocess.run(
             [sys.executable, "-m", "pytest_llmperf.cli", "submit", "cluster.ini", "--script", script, *more],

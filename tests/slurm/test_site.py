@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import Suite
+from tests.slurm.conftest import PLAIN, Suite
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
 
@@ -26,7 +26,7 @@ options = --begin=now+600
 [suite]
 gpus = 1
 without = wider
-options = -p no:randomly --perf-max-launches 1
+options = {plain} --perf-max-launches 1
 results = nights
 python = {folder}/python
 mail = a@b
@@ -41,7 +41,7 @@ def program(path: Path, text: str) -> None:
 def submit(suite: Suite, mail: str) -> tuple[list[str], Path]:
     """As from a project that has no checkout of ours: the job and the one that merges; the folder of results."""
     folder = suite.folder
-    (folder / "my.ini").write_text(_CLUSTER.format(folder=folder))
+    (folder / "my.ini").write_text(_CLUSTER.format(folder=folder, plain=PLAIN))
     program(folder / "python", f'exec {sys.executable} "$@"')
     (folder / "bin").mkdir()
     program(folder / "bin" / "mail", mail)
