@@ -95,7 +95,7 @@ class Slurm:
     def state(self, job: str) -> str:
         return self.job(job)["JobState"]
 
-    def ended(self, job: str, seconds: float = 150.0) -> dict[str, str]:
+    def ended(self, job: str, seconds: float = 240.0) -> dict[str, str]:
         """Its fields once it has ended."""
         over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
         self.wait(lambda: self.nudged(job) in over, seconds, lambda: f"job {job} does not end: {self.job(job)}")
