@@ -95,7 +95,7 @@ class Slurm:
     def state(self, job: str) -> str:
         return self.job(job)["JobState"]
 
-    def ended(self, job: str, seconds: float = 150.0) -> dict[str, str]:
+    def ended(self, job: str, seconds: float = 240.0) -> dict[str, str]:
         """Its fields once it has ended."""
         over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
         self.wait(lambda: self.nudged(job) in over, seconds, lambda: f"job {job} does not end: {self.job(job)}")
@@ -212,9 +212,12 @@ def _end(slurm: Slurm) -> None:
     _, alive = psutil.wait_procs(daemons, timeout=15)
     for daemon in alive:
         daemon.kill()
-    for process in slurm.processes():
-        with suppress(psutil.Error):
-            process.kill()
+    deadline = time.monotonic() + 15
+    while (left := slurm.processes()) and time.monotonic() < deadline:  # what was killed may have begun more meanwhile
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=1)
 
 
 @contextmanager
@@ -245,11 +248,13 @@ def _slurmd(home: Path, node: str) -> psutil.Process | None:
 
 
 def _variable(process: psutil.Process, name: str) -> str | None:
+    # Not by psutil, which reads to the first gap: a slurmstepd has written its title over what comes before.
     try:
-        value = process.environ().get(name)
-    except psutil.Error:
+        words = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
         return None
-    return None if value is None else str(value)
+    values = (word.partition(b"=")[2] for word in words if word.startswith(f"{name}=".encode()))
+    return next((value.decode(errors="replace") for value in values), None)
 
 
 def _run(words: list[str], environment: dict[str, str]) -> None:

@@ -91,7 +91,7 @@ def _recorded(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory, name: str,
     suite, kept = Suite(slurm, home / name, light=light), home / name / "job.json"
     with FileLock(home / f"{name}.lock"):
         if not kept.exists():
-            job = slurm.ended(suite.submit("--update-baselines=new"))
+            job = ready(slurm).ended(suite.submit("--update-baselines=new"))
             assert job["JobState"] == "COMPLETED", suite.log(job["JobId"])
             kept.write_text(json.dumps(job))
     return Recorded(suite, json.loads(kept.read_text()))
@@ -146,7 +146,7 @@ class Suite:
             f"exec {sys.executable} {subprocess.list2cmdline(words)} --perf-json out-$SLURM_JOB_ID.json\n"
         )
         return self.slurm.sbatch(
-            *("--nodes=2", "--ntasks-per-node=1", "--time=5", f"--chdir={self.folder}", "--open-mode=append"),
+            *("--nodes=2", "--ntasks-per-node=1", "--time=10", f"--chdir={self.folder}", "--open-mode=append"),
             *(f"--output={self.folder}/%j.log", *sbatch, str(script)),
         )
 

@@ -90,10 +90,11 @@ def test_a_node_that_slurm_gives_up_is_named_and_not_the_one_whose_ranks_it_ends
     suite.slurm.ended(job)
 
 
-def test_a_rank_that_hangs_is_told_with_its_stack(suite: Suite) -> None:
+def test_a_rank_that_hangs_is_told_with_its_stack(light_suite: Suite) -> None:
+    suite = light_suite
     suite.steps(ENDLESS)
     start = time.monotonic()
-    job = suite.slurm.ended(suite.submit("-k", "gpus2", "--perf-timeout", "60", inject="hang=5 rank=1"))
+    job = suite.slurm.ended(suite.submit("-k", "gpus2", "--perf-timeout", "40", inject="hang=5 rank=1"))
     assert time.monotonic() - start < 150
     log = suite.log(job["JobId"])
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0"), log
@@ -106,7 +107,7 @@ def test_a_rank_that_hangs_is_told_with_its_stack(suite: Suite) -> None:
 def test_a_rank_that_cannot_answer_is_named_with_its_node(light_suite: Suite) -> None:
     suite = light_suite
     suite.steps(ENDLESS)
-    job = suite.submit("-k", "gpus2", "--perf-timeout", "30")
+    job = suite.submit("-k", "gpus2", "--perf-timeout", "40")
     suite.until(job, lambda: suite.training("gpus2"))
     (file,) = suite.folder.glob(".llmperf/*/*gpus2*/rank-1.pid")
     rank = psutil.Process(int(file.read_text()))
