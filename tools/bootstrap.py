@@ -36,7 +36,7 @@ def main() -> int:
     shutil.rmtree(FOLDER, ignore_errors=True)
     commands = (
         [sys.executable, "-m", "venv", FOLDER.name],
-        [str(FOLDER / "bin" / "python"), "-m", "pip", "install", "--quiet", "-c", "constraints.txt", "tox"],
+        [str(FOLDER / "bin" / "python"), *"-m pip install --quiet --no-compile -c constraints.txt tox".split()],
     )
     for command in commands:
         code = subprocess.run(command, cwd=ROOT, check=False).returncode

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.folders import NEED_TORCH, out_of_place
+from tools import side_by_side
 
 REPOSITORY = Path(__file__).parents[2]
 TESTS = REPOSITORY / "tests"
@@ -19,20 +20,20 @@ OF_TORCH = frozenset("accelerate liger_kernel safetensors torch torchao transfor
 
 
 def runs(environment: str) -> list[tuple[list[str], str]]:
-    """Folders and markers of each pytest that it starts where ``make test`` has no ARGS; no folders: all."""
+    """Paths and markers of each pytest that it starts where ``make test`` has no ARGS; no paths: all."""
     ini = ConfigParser(interpolation=None)
     ini.read(REPOSITORY / "tox.ini", encoding="utf-8")
     found = re.findall(r"pytest [^\n]*-m \"(.*?)\" \{posargs:?(.*?)\}", ini[f"testenv:{environment}"]["commands"])
     assert found
-    return [([word for word in words.split() if "." not in word], markers) for markers, words in found]
+    return [(words.split(), markers) for markers, words in found]
 
 
 def selects(environment: str, folder: str, markers: tuple[str, ...]) -> bool:
     """Whether one of its runs has a test of this folder with these markers."""
     known = {name: name in markers for name in ("gpu", "slow", "slurm", "torchrun")}
     return any(
-        (not folders or f"tests/{folder}" in folders) and eval(expression, {}, known)
-        for folders, expression in runs(environment)
+        (not paths or f"tests/{folder}" in paths) and eval(expression, {}, known)
+        for paths, expression in runs(environment)
     )
 
 
@@ -70,6 +71,17 @@ def imported(tree: ast.Module) -> set[str]:
 def test_the_environments_of_make_test_are_these() -> None:
     (words,) = re.findall(r"-e (\S+) \$\(if \$\(ARGS\)", (REPOSITORY / "Makefile").read_text(encoding="utf-8"))
     assert {"full", "lean"} <= set(words.split(","))
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [((0, 0, 0), 0), ((0, 1, 0), 1), ((0, 0, 2), 2), ((0, 5, 5), 0), ((5, 1, 0), 1), ((5, 5, 5), 5)],
+)
+def test_what_finds_none_of_the_tests_asked_for_is_red_only_if_all_find_none(
+    codes: tuple[int, int, int], expected: int
+) -> None:
+    first, second, other = (["sh", "-c", f"exit {code}"] for code in codes)
+    assert side_by_side.main([*first, "--then", *second, "--beside", *other]) == expected
 
 
 @pytest.mark.parametrize(
