@@ -151,7 +151,7 @@ class TestStopping:
     def test_noise_takes_every_step_there_is(self) -> None:
         spec = TrainSpec(model="llama-tiny", sequence_length=32)
         stop = stopping.Stopping(spec, FakeClock([0.1, 0.3, 0.05, 0.2] * 20), 0)
-        assert not any(stop.now(step) for step in range(1, spec.steps + 1))
+        assert [step for step in range(1, spec.steps + 1) if stop.now(step)] == [spec.steps]
 
     @pytest.mark.usefixtures("server")
     @pytest.mark.parametrize(("elsewhere", "ends_at"), [(WIDE, 16), (replace(WIDE, high=-9.0), 60)])

@@ -77,7 +77,14 @@ def test_how_an_optimizer_keeps_its_states() -> None:
 
 
 def test_evidence_of_all_ranks() -> None:
-    seen = {"liger_modules": 6, "attention_kernel": "a", "compiled_graphs": 2, "graph_breaks": 0, "recompilations": 0}
+    seen = {
+        "liger_modules": 6,
+        "attention_kernel": "a",
+        "compiled_graphs": 2,
+        "graph_breaks": 0,
+        "recompilations": 0,
+        "allocator_retries": 0,
+    }
     assert evidence.merged([seen, dict(seen)]) == seen
     # What one rank could not see is no disagreement, and of counts the worst is kept.
     odd = {
@@ -86,12 +93,14 @@ def test_evidence_of_all_ranks() -> None:
         "compiled_graphs": 0,
         "graph_breaks": 3,
         "recompilations": 1,
+        "allocator_retries": 2,
     }
     assert evidence.merged([seen, seen, odd]) == {
         **seen,
         "compiled_graphs": 0,
         "graph_breaks": 3,
         "recompilations": 1,
+        "allocator_retries": 2,
         "other_ranks": {"liger_modules": {"2": 0}},
     }
 

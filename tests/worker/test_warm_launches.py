@@ -218,7 +218,7 @@ class TestTheSame:
         warm = shared.launch()
         for start, (launch, seconds), most in (("cold", alone, 60.0), ("warm", (warm, time.monotonic() - began), 0.1)):
             phases = launch.phases
-            assert list(phases) == ["start", "imports", "model", "first_step", "steps", "end"]
+            assert list(phases) == ["start", "imports", "model", "first_step", "steps", "trace", "end"]
             assert min(phases.values()) >= 0
             assert sum(phases.values()) == pytest.approx(launch.wall_seconds, abs=0.002)
             assert sum(phases.values()) == pytest.approx(seconds, abs=0.3)
