@@ -64,7 +64,8 @@ def _joined(old: Baseline, new: Baseline, checks: Sequence[Check]) -> Baseline:
         recorded_by=new.recorded_by,
         launches=(*kept, *new.launches)[-MAX_LAUNCHES:],
         history=(*old.history, *new.history),
-        trace=new.trace or old.trace,
+        # What other launches did says nothing of those that took their place.
+        trace=new.trace or (old.trace if kept else None),
     )
 
 

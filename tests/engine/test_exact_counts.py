@@ -97,6 +97,13 @@ def test_launches_without_a_trace_leave_the_stored_one(recorded: Engine) -> None
     assert recorded.check().result.verdict == "regressed"
 
 
+def test_launches_of_another_speed_bring_their_own_trace_or_none(recorded: Engine) -> None:
+    recorded.fake(step_seconds=1.0)
+    assert recorded.check(update="all", reason="another algorithm").result.updated
+    (path,) = recorded.baselines
+    assert "trace" not in json.loads(path.read_text())
+
+
 def test_with_other_versions_counts_are_news_and_no_gate(recorded: Engine) -> None:
     recorded.fake(trace=with_(kernel={"norm": 43}, wait={"cudaStreamSynchronize": 9}), versions={"torch": "2.1"})
     result = recorded.check().result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.judge.baseline_file import dump
 from pytest_llmperf.records.trace import Trace, TraceRow, merged, short_name
 from pytest_llmperf.worker.tracing.activities import Activities, Call, Work, read
 from pytest_llmperf.worker.tracing.step_trace import IncompleteTraceError, Marks, step_trace
@@ -95,6 +97,12 @@ def test_a_step_whose_records_were_all_lost_is_none() -> None:
     rest = Activities(found.work[2:], found.calls[2:])
     with pytest.raises(IncompleteTraceError, match=r"not alike \(0 and 1 of kernel gemm\)"):
         step_trace(rest, marks, on_host=False)
+
+
+def test_work_of_other_steps_alone_is_no_trace() -> None:
+    found, _ = traced(["gemm"])
+    with pytest.raises(IncompleteTraceError, match="of no traced step"):
+        step_trace(found, Marks([90 * STEP, 91 * STEP, 92 * STEP], []), on_host=False)
 
 
 def test_no_work_at_all_is_no_trace() -> None:
@@ -227,6 +235,14 @@ def test_ranks_are_one_trace_and_those_that_differ_show_in_the_mean() -> None:
     both = merged([one, other])
     assert both.rows == (TraceRow("kernel", "a", 2.0, 0.5), TraceRow("kernel", "b", 0.5, 0.0625))
     assert (both.ranks, both.step_seconds) == (2, 2.0)
+
+
+@given(st.lists(st.integers(1, 3000), min_size=2, max_size=33))
+def test_ranks_that_differ_are_stored_as_the_next_launch_will_have_them(counts: list[int]) -> None:
+    both = merged([Trace(rows=(TraceRow("kernel", "a", float(count), 0.1),), steps=3) for count in counts])
+    stored = Trace.from_dict(json.loads(dump(both.to_dict())))
+    assert stored.counts == both.counts
+    assert stored.count("kernels_per_step") == both.count("kernels_per_step")
 
 
 def test_a_rank_without_a_trace_is_named() -> None:

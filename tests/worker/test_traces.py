@@ -62,6 +62,11 @@ def test_each_rank_is_traced_by_itself(once: Launch, tmp_path: Path) -> None:
             "the profiler failed (RuntimeError: CUPTI is taken)",
         ),
         (
+            "pytest_llmperf.worker.tracing.activities",
+            "module.read = lambda events, on_host: module.Activities([], [])",
+            "the profiler saw no operator",
+        ),
+        (
             "pytest_llmperf.worker.tracing.tracer",
             "module.Tracer.batch_arrived = lambda self: 1 / 0 if self.is_running else None",
             "a traced step failed (ZeroDivisionError: division by zero)",

@@ -15,9 +15,6 @@ from pytest_llmperf.records.trace import WORK, Trace, TraceRow
 
 HOST, DATA = "idle: the host", "idle: the next batch"
 
-#: Of a step that two launches of one spec share, a part's time differs by less between GPUs of one kind.
-SAME = 0.03
-
 
 @dataclass(frozen=True)
 class NameChange:

@@ -48,6 +48,8 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
     if not found.work:
         raise IncompleteTraceError("the profiler saw no operator" if on_host else "the profiler saw no kernel")
     steps = _on_host(found.work, marks) if on_host else _on_device(found, marks)
+    if not any(steps):
+        raise IncompleteTraceError("what the profiler saw is of no traced step")
     _refuse_unlike([Counter(item.key for item in items) for items in steps])
     sums: dict[tuple[str, str], float] = defaultdict(float)
     for items in steps:
@@ -66,7 +68,7 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
             busy_seconds=(end - begin) / len(steps) * _SECONDS,
         )
     ours = _asked_in(found, begin, end)
-    end = max(end, *(work.end for work in ours))
+    end = max([end, *(work.end for work in ours)])
     busy = _union((work.start, work.end) for work in ours)
     computing = _union((work.start, work.end) for work in ours if work.kind != "collective")
     idle = _between(busy, begin, end)

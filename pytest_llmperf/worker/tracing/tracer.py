@@ -27,8 +27,7 @@ class Tracer:
     """Of one rank."""
 
     def __init__(self, device: torch.device, steps: int = STEPS) -> None:
-        self._device, self._on_host = device, device.type == "cpu"
-        self._left = self._steps = steps
+        self._on_host, self._left = device.type == "cpu", steps
         self._profile: Any = None
         self._ends: list[int] = []
         self._data: list[tuple[int, int]] = []
@@ -67,13 +66,16 @@ class Tracer:
             self._none = f"a traced step failed ({_said(error)})"
         if self._none or started is None:
             return Trace(none=self._none or "it was not begun")
-        found = self._tried(lambda: read(started.profiler.kineto_results.events(), on_host=self._on_host))
-        if found is None:
-            return Trace(none=self._none)
+        found = self._tried(lambda: self._read(started))
+        return Trace(none=self._none) if found is None else found
+
+    def _read(self, stopped: Any) -> Trace:
+        found = read(stopped.profiler.kineto_results.events(), on_host=self._on_host)
         try:
             return step_trace(found, Marks(self._ends, self._data), on_host=self._on_host)
         except IncompleteTraceError as incomplete:
-            return Trace(none=str(incomplete) if found.work else f"{incomplete}; {_OTHER_CLIENT}")
+            is_refused = not found.work and not self._on_host
+            return Trace(none=f"{incomplete}; {_OTHER_CLIENT}" if is_refused else str(incomplete))
 
     def _tried(self, ask: Callable[[], Any]) -> Any:
         try:

@@ -1,7 +1,7 @@
 """First on a job's path: its ranks have another trainer, a loop of plain PyTorch that imports no transformers.
 
-What becomes of a lost node is SLURM's, torchrun's and ours to settle, not the model's: launches begin in two seconds of
-a core where they would in six.
+What becomes of a lost node is SLURM's, torchrun's and ours to settle, not the model's; and most of a launch
+would be the imports of what this leaves out.
 """
 
 from __future__ import annotations
