@@ -159,6 +159,7 @@ def test_an_operator_takes_what_those_that_it_calls_leave() -> None:
         {"aten::linear": 20e-9, "aten::mm": 80e-9, "aten::mul": 30e-9}
     )
     assert trace.is_on_host
+    assert (trace.busy_seconds, trace.idle_seconds) == pytest.approx((130e-9, STEP * 1e-9 - 130e-9))
     assert trace.count("operators_per_step") == 3
 
 

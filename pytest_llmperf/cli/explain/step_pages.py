@@ -34,6 +34,8 @@ def step_page(one: Traced, screen: Screen) -> Iterator[str]:
         ],
         screen,
     )
+    if trace.is_on_host:
+        return
     waits = [f"{row.name} {row.count:g}" for row in trace.rows if row.kind == "wait"]
     yield f"the host waits for its device: {', '.join(waits) or 'never'}"
 

@@ -61,24 +61,22 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
     )
     begin, end = marks.ends[0], marks.ends[-1]
     if on_host:
-        return Trace(
-            rows=rows,
-            steps=len(steps),
-            step_seconds=(end - begin) / len(steps) * _SECONDS,
-            busy_seconds=(end - begin) / len(steps) * _SECONDS,
-        )
+        step_seconds = (end - begin) / len(steps) * _SECONDS
+        # Operators of several threads may take longer together than the step does.
+        busy = min(step_seconds, sum(row.seconds for row in rows))
+        return Trace(rows=rows, steps=len(steps), step_seconds=step_seconds, busy_seconds=busy)
     ours = _asked_in(found, begin, end)
     end = max([end, *(work.end for work in ours)])
-    busy = _union((work.start, work.end) for work in ours)
+    at_work = _union((work.start, work.end) for work in ours)
     computing = _union((work.start, work.end) for work in ours if work.kind != "collective")
-    idle = _between(busy, begin, end)
+    idle = _between(at_work, begin, end)
     each = _SECONDS / len(steps)
     return Trace(
         rows=rows,
         steps=len(steps),
         step_seconds=(end - begin) * each,
-        busy_seconds=_length(busy) * each,
-        exposed_seconds=(_length(busy) - _length(computing)) * each,
+        busy_seconds=_length(at_work) * each,
+        exposed_seconds=(_length(at_work) - _length(computing)) * each,
         data_seconds=sum(_overlap(idle, window) for window in marks.data) * each,
     )
 
