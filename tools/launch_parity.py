@@ -1,11 +1,12 @@
-"""Whether a warm launch measures what a cold one does: both in turns on all GPUs of the run, spec by spec.
+"""Whether one kind of launch measures what another does: both in turns on all GPUs of the run, spec by spec.
 
-    python tools/start_parity.py --pairs 8 --gpus 1 SPEC... [--json FILE] [--seconds 500]
+    python tools/launch_parity.py --by start --pairs 8 --gpus 1 SPEC... [--json FILE] [--seconds 500]
 
-No pair begins that could end later than after so many seconds, and each is in FILE as soon as it is over. SPEC is an
-id of a stored case, or ``key=value`` pairs joined by commas. For each it tells the ratio of rates (warm over cold) with
-its 95 % interval, the spread of each kind's launches, whether reserved bytes, the first loss and the evidence were the
-same in all launches, how far later losses are apart, and the seconds that are not training.
+By start: warm over cold. By trace: with traced steps after the timed ones, over without. No pair begins that could end
+later than after so many seconds, and each is in FILE as soon as it is over. SPEC is an id of a stored case, or
+``key=value`` pairs joined by commas. For each it tells the ratio of rates with its 95 % interval, the spread of each
+kind's launches, whether reserved bytes, the first loss and the evidence were the same in all launches, how far later
+losses are apart, and the seconds that are not training.
 """
 
 from __future__ import annotations
@@ -34,17 +35,21 @@ from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
 
-STARTS = ("warm", "cold")
+# Of each kind its name and the settings that make it; the first over the second.
+KINDS: dict[str, dict[str, dict[str, Any]]] = {
+    "start": {"warm": {"start": "warm"}, "cold": {"start": "cold"}},
+    "trace": {"traced": {"trace": True}, "untraced": {"trace": False}},
+}
 
 
-def runner(start: str, arguments: argparse.Namespace) -> tuple[Context, Runner]:
+def runner(setting: dict[str, Any], arguments: argparse.Namespace) -> tuple[Context, Runner]:
     """One that launches so, and no other way."""
     settings = Settings(
-        gpus=arguments.gpus, baselines=arguments.baselines, start=start, timeout_seconds=arguments.timeout
+        gpus=arguments.gpus, baselines=arguments.baselines, timeout_seconds=arguments.timeout, **setting
     )
     context = Context(settings, rootdir=Path.cwd())
     caller = Caller(
-        context=context, terms=CaseTerms(), findings=Findings(), observer=Terminal(), nodeid="tools/start_parity.py"
+        context=context, terms=CaseTerms(), findings=Findings(), observer=Terminal(), nodeid="tools/launch_parity.py"
     )
     return context, Runner(caller)
 
@@ -57,21 +62,22 @@ def in_turns(spec: TrainSpec, runners: dict[str, Runner], pairs: int, until: flo
         if begun + longest > until:
             return
         pair = {}
-        for start in STARTS if number % 2 else reversed(STARTS):
-            outcome = runners[start].launch(spec, number, Turn(sides=2, side=start))
+        for kind in runners if number % 2 else reversed(runners):
+            outcome = runners[kind].launch(spec, number, Turn(sides=2, side=kind))
             if isinstance(outcome, Failure):
-                raise SystemExit(f"{spec.id} {start}: {outcome.reason}\n" + "\n".join(outcome.tail))
-            pair[start] = outcome
+                raise SystemExit(f"{spec.id} {kind}: {outcome.reason}\n" + "\n".join(outcome.tail))
+            pair[kind] = outcome
         yield pair
         longest = max(longest, time.monotonic() - begun)
 
 
 def compared(spec: TrainSpec, pairs: Sequence[dict[str, Launch]]) -> dict[str, Any]:
     """What the pairs say."""
-    logs = [math.log(pair["cold"].median_step_seconds / pair["warm"].median_step_seconds) for pair in pairs]
+    one, other = pairs[0]  # the first pair begins with the first kind
+    logs = [math.log(pair[other].median_step_seconds / pair[one].median_step_seconds) for pair in pairs]
     middle, error = fmean(logs), (stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf)
     wide = quantile(0.975, len(logs) - 1) * error if len(logs) > 1 else math.inf
-    launches = {start: [pair[start] for pair in pairs] for start in STARTS}
+    launches = {kind: [pair[kind] for pair in pairs] for kind in (one, other)}
     everything = [launch for side in launches.values() for launch in side]
     steps = min(len(launch.losses) for launch in everything)
     return {
@@ -79,20 +85,20 @@ def compared(spec: TrainSpec, pairs: Sequence[dict[str, Launch]]) -> dict[str, A
         "pairs": len(pairs),
         "ratio": math.exp(middle),
         "interval": [math.exp(middle - wide), math.exp(middle + wide)],
-        "spread": {start: _spread(side) for start, side in launches.items()},
+        "spread": {kind: _spread(side) for kind, side in launches.items()},
         "reserved_bytes": sorted({launch.peak_reserved_bytes for launch in everything}),
         "first_loss_is_the_same": len({launch.losses[0] for launch in everything}) == 1,
         "losses_apart": {
-            "warm and cold": _apart(launches["warm"], launches["cold"], steps),
-            "cold and cold": _apart(launches["cold"], launches["cold"], steps),
+            f"{one} and {other}": _apart(launches[one], launches[other], steps),
+            f"{other} and {other}": _apart(launches[other], launches[other], steps),
         },
         "evidence_is_the_same": len({_evidence(launch) for launch in everything}) == 1,
         "not_training_seconds": {
-            start: median(launch.wall_seconds - launch.train_seconds for launch in side)
-            for start, side in launches.items()
+            kind: median(launch.wall_seconds - launch.train_seconds for launch in side)
+            for kind, side in launches.items()
         },
         "first_step_seconds": {
-            start: median(one.first_step_seconds for one in side) for start, side in launches.items()
+            kind: median(launch.first_step_seconds for launch in side) for kind, side in launches.items()
         },
     }
 
@@ -116,6 +122,7 @@ def main(words: Sequence[str]) -> None:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("specs", nargs="+", metavar="SPEC")
+    parser.add_argument("--by", choices=[*KINDS], default="start")
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--gpus", type=int)
     parser.add_argument("--baselines", type=Path, default=Path("baselines"))
@@ -123,7 +130,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=math.inf)
     arguments = parser.parse_args(words)
-    made = {start: runner(start, arguments) for start in STARTS}
+    made = {kind: runner(setting, arguments) for kind, setting in KINDS[arguments.by].items()}
     until = time.monotonic() + arguments.seconds
     found: dict[str, dict[str, Any]] = {}
     records: list[dict[str, Any]] = []
@@ -131,11 +138,11 @@ def main(words: Sequence[str]) -> None:
         for word in arguments.specs:
             (one,) = named(word.split(","), arguments.baselines, None)
             pairs = []
-            runners = {start: each for start, (_, each) in made.items()}
+            runners = {kind: each for kind, (_, each) in made.items()}
             for pair in in_turns(one.spec, runners, arguments.pairs, until):
                 pairs.append(pair)
                 found[one.spec.id] = compared(one.spec, pairs)
-                records.append({start: launch.to_dict() for start, launch in pair.items()})
+                records.append({kind: launch.to_dict() for kind, launch in pair.items()})
                 if arguments.json:
                     text = json.dumps({"compared": [*found.values()], "launches": records})
                     write_text(arguments.json, text, lasts=True)
