@@ -17,6 +17,8 @@ _MOST_PARTS, _MOST_NAMES, _NAME_WIDTH = 3, 2, 44
 
 # What templates and namespaces wrap around the word that says what a kernel does.
 _WRAPPED = re.compile(r"^(?:void |std::|at::native::|at::cuda::|\(anonymous namespace\)::|cub::\w+::|detail::)+")
+# Those say how many arguments there are; what is done with them stands inside.
+_ARITY = re.compile(r"(A|B)?(Unary|Binary)Functor$")
 _FUNCTOR = re.compile(r"(\w*(?:Functor|Op|Ops|_kernel_cuda|kernel_impl)\w*)")
 
 
@@ -60,11 +62,13 @@ class Difference(Protocol):
     @property
     def waits(self) -> Sequence[NameChange]: ...
     @property
+    def causes(self) -> Sequence[str]: ...
+    @property
     def is_the_same_work(self) -> bool: ...
 
 
 def points_to(difference: Difference) -> str:
-    """One line: of how much of a step, in which parts, by which names."""
+    """One line: of how much of a step, where that is known from what, in which parts, by which names."""
     moved = [part for part in difference.parts if part.names]
     least = _LEAST_SHARE * max(abs(difference.change), *(abs(part.change) for part in difference.parts), 0.0)
     shown = [part for part in difference.parts if abs(part.change) >= least and part.change][:_MOST_PARTS]
@@ -75,6 +79,7 @@ def points_to(difference: Difference) -> str:
         words.insert(0, f"waits of the host: {_names(difference.waits)}")
     if difference.is_the_same_work:
         words.insert(0, "the same kernels")
+    words[:0] = difference.causes
     words.append(f"unexplained {milliseconds(difference.unexplained)}")
     return f"{milliseconds(difference.change)} of a traced step: {'; '.join(words)}"
 
@@ -102,10 +107,11 @@ def count_moved(change: NameChange) -> str:
 
 def short_kernel(name: str) -> str:
     """A kernel's name as a line has room for it: what it is instantiated with says more than the template's own."""
-    bare = _WRAPPED.sub("", name)
-    head, _, inside = bare.partition("<")
-    functors = [name for name in _FUNCTOR.findall(inside) if not name.startswith("gpu_kernel_impl")]
-    text = f"{head}<{functors[0]}>" if functors else head
+    bare = _WRAPPED.sub("", name.encode("ascii", "backslashreplace").decode("ascii"))
+    head, *_ = re.split(r"(?<=\S)[<(]", bare, maxsplit=1)
+    functors = [each for each in _FUNCTOR.findall(bare[len(head) :]) if not each.startswith("gpu_kernel_impl")]
+    telling = [each for each in functors if not _ARITY.match(each)] or functors
+    text = f"{head}<{telling[0]}>" if telling else head
     return text if len(text) <= _NAME_WIDTH else f"{text[: _NAME_WIDTH - 3]}..."
 
 

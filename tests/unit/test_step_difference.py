@@ -157,7 +157,8 @@ def test_what_went_and_what_came_is_named_before_what_took_longer() -> None:
     rows = [TraceRow("kernel", "nvjet_gemm", 100.0, 0.12), TraceRow("kernel", name, 66.0, 0.034)]
     after = Trace(rows=tuple(rows), steps=3, step_seconds=0.154, busy_seconds=0.154)
     assert points_to(step_difference(before, after)) == (
-        "+50.0 ms of a traced step: elementwise and others +34.0 ms (elementwise_kernel<BinaryFunctor> 66 new); "
+        "+50.0 ms of a traced step: fused kernels gone: _rms_norm_* 33; "
+        "elementwise and others +34.0 ms (elementwise_kernel<BinaryFunctor> 66 new); "
         "normalisation and activation -4.00 ms (_rms_norm_backward_kernel 33 gone); matrix products +20.0 ms; "
         "unexplained 0.00 ms"
     )
@@ -166,6 +167,27 @@ def test_what_went_and_what_came_is_named_before_what_took_longer() -> None:
 @given(st.text(min_size=1))
 def test_a_kernel_is_short_in_a_line(name: str) -> None:
     assert len(short_kernel(name)) <= 44
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (
+            "void at::native::elementwise_kernel<128, gpu_kernel_impl_nocast<BinaryFunctor<float, MulFunctor<float>>>",
+            "elementwise_kernel<MulFunctor>",
+        ),
+        (
+            "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<>::Params)",
+            "fmha_cutlassF_bf16_aligned_64x64_rf_sm80",
+        ),
+        ("void (anonymous namespace)::softmax_warp_forward<float, float>", "softmax_warp_forward"),
+        ("Memcpy DtoH (Device -> Pinned)", "Memcpy DtoH (Device -> Pinned)"),
+        ("(", "("),
+        ("noyau_\u00e9", "noyau_\\xe9"),
+    ],
+)
+def test_a_short_name_says_what_is_done_in_ascii(name: str, short: str) -> None:
+    assert short_kernel(name) == short
 
 
 def test_every_category_is_shown() -> None:
@@ -207,7 +229,8 @@ class TestExplain:
         file = self.results(tmp_path, {**KERNELS, "kernel": {"nvjet_gemm": 100, "elementwise": 66}})
         code, out, _ = run("explain", SPEC.id, str(file))
         assert code == 0
-        assert "+33.0 ms of a traced step: elementwise and others +66.0 ms (elementwise 66 new)" in out
+        said = "fused kernels gone: _rms_norm_* 33; elementwise and others +66.0 ms (elementwise 66 new)"
+        assert f"+33.0 ms of a traced step: {said}" in out
         assert "  normalisation and activation: 33 gone, -33.0 ms: _rms_norm_kernel" in out
 
     def test_of_several_results_one_is_named(self, tmp_path: Path, run: Run) -> None:

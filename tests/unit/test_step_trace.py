@@ -145,6 +145,14 @@ def test_the_allocator_may_ask_the_driver_in_one_step_and_not_in_another() -> No
     assert step_trace(found, marks, on_host=False).counts == {("kernel", "gemm"): 1.0}
 
 
+def test_what_the_allocator_asks_in_any_step_is_kept_as_the_mean_of_all() -> None:
+    found, marks = traced(["gemm"])
+    found.calls.extend(Call("cudaFree", 2 * STEP + at, 2 * STEP + at + 300, 900 + at) for at in (100, 500))
+    rows = {row.name: row for row in step_trace(found, marks, on_host=False).rows if row.kind == "allocation"}
+    assert rows["cudaFree"].count == pytest.approx(2 / 3)
+    assert rows["cudaFree"].seconds == pytest.approx(200e-9)
+
+
 def test_an_operator_takes_what_those_that_it_calls_leave() -> None:
     work = []
     for step in range(3):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.insight.tracing.kernel_categories import CATEGORIES, COMMUNICATION, category
+from pytest_llmperf.insight.tracing.likely_causes import likely_causes
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
 
 HOST, DATA = "idle: the host", "idle: the next batch"
@@ -54,6 +55,8 @@ class StepDifference:
     """That moved most first."""
     waits: tuple[NameChange, ...]
     """Of the host, whose counts moved."""
+    causes: tuple[str, ...] = ()
+    """What the counts are known to come from, in words."""
 
     @property
     def change(self) -> float:
@@ -101,6 +104,7 @@ def step_difference(before: Trace, after: Trace) -> StepDifference:
         after=after.step_seconds,
         parts=tuple(sorted(parts, key=lambda part: -abs(part.change))),
         waits=tuple(change for _, change in waits),
+        causes=likely_causes(before, after),
     )
 
 

@@ -55,9 +55,10 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
     for items in steps:
         for item in items:
             sums[item.key] += item.nanoseconds
-    counts = Counter(item.key for item in steps[0])
+    # The same in each step, but for what the allocator asks of the driver.
+    counts = Counter(item.key for items in steps for item in items)
     rows = tuple(
-        sorted(TraceRow(*key, float(count), sums[key] / len(steps) * _SECONDS) for key, count in counts.items())
+        sorted(TraceRow(*key, count / len(steps), sums[key] / len(steps) * _SECONDS) for key, count in counts.items())
     )
     begin, end = marks.ends[0], marks.ends[-1]
     if on_host:
