@@ -6,6 +6,7 @@ Counts have no noise, times have some. A trace that could not prove itself compl
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -127,17 +128,16 @@ class Trace:
         if set(values) != wanted:
             raise ValueError(f"its trace has {', '.join(sorted(values))}; expected {', '.join(sorted(wanted))}")
         try:
-            rows = tuple(sorted(_rows(values["rows"])))
             return cls(
-                rows=rows,
-                steps=int(values["steps"]),
-                ranks=int(values["ranks"]),
-                step_seconds=float(values["step_seconds"]),
-                busy_seconds=float(values["busy_seconds"]),
-                exposed_seconds=float(values["exposed_seconds"]),
-                data_seconds=float(values["data_seconds"]),
+                rows=tuple(sorted(_rows(values["rows"]))),
+                steps=_some(values["steps"]),
+                ranks=_some(values["ranks"]),
+                step_seconds=_seconds(values["step_seconds"]),
+                busy_seconds=_seconds(values["busy_seconds"]),
+                exposed_seconds=_seconds(values["exposed_seconds"]),
+                data_seconds=_seconds(values["data_seconds"]),
             )
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"its trace cannot be read ({error})") from error
 
 
@@ -147,9 +147,21 @@ def _rows(values: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterable[Trace
             raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}")
         for name, (count, seconds) in named.items():
             row = TraceRow(kind, name, float(count), float(seconds))
-            if not (row.count > 0 and row.seconds >= 0):
-                raise ValueError(f"{name}: {count} in {seconds} s")
+            if not (0 < row.count < math.inf and 0 <= row.seconds < math.inf):
+                raise ValueError(f"{short_name(name)}: {count} in {seconds} s")
             yield row
+
+
+def _some(value: Any) -> int:
+    if int(value) < 1:
+        raise ValueError(f"{value} steps or ranks")
+    return int(value)
+
+
+def _seconds(value: Any) -> float:
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"{value} s")
+    return float(value)
 
 
 def _kept(count: float) -> float:

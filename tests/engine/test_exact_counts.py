@@ -142,6 +142,18 @@ def test_an_edited_trace_is_refused_by_its_file(recorded: Engine) -> None:
         recorded.check()
 
 
+@pytest.mark.parametrize(
+    "broken", [{"versions": ["torch"]}, {"versions": None}, {"counts": [1]}, {"counts": {"graph_breaks": None}}]
+)
+def test_a_broken_trace_is_refused_by_its_file(recorded: Engine, broken: dict[str, Any]) -> None:
+    (path,) = recorded.baselines
+    document = json.loads(path.read_text())
+    document["trace"] |= broken
+    path.write_text(json.dumps(document))
+    with pytest.raises(CaseFailedError, match="its trace cannot be read"):
+        recorded.check()
+
+
 def test_a_stored_trace_is_one_line_a_kernel(recorded: Engine) -> None:
     (path,) = recorded.baselines
     assert '    "gemm": [200.0, 0.2],\n    "norm": [33.0, 0.033]\n' in path.read_text()

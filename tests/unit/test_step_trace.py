@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -226,7 +227,15 @@ def test_a_trace_is_read_as_it_was_written(rows: list[TraceRow], seconds: float,
         {"rows": {"karnel": {"a": [1, 1.0]}}},
         {"rows": {"kernel": {"a": 3}}},
         {"rows": []},
+        {"rows": {"kernel": {"a": [math.inf, 1.0]}}},
+        {"rows": {"kernel": {"a": [1, math.inf]}}},
         {"steps": "many"},
+        {"steps": 0},
+        {"steps": math.inf},
+        {"ranks": 0},
+        {"step_seconds": math.nan},
+        {"step_seconds": math.inf},
+        {"busy_seconds": -1.0},
         {"more": 1},
     ],
 )

@@ -60,11 +60,13 @@ class StoredTrace:
         missing = [name for name in own if name not in values]
         if missing:
             raise ValueError(f"its trace has no {missing[0]}")
-        stored = cls(
-            trace=Trace.from_dict({name: value for name, value in values.items() if name not in own}),
-            versions={str(name): str(version) for name, version in values["versions"].items()},
-            counts={str(name): float(count) for name, count in values["counts"].items()},
-        )
+        trace = Trace.from_dict({name: value for name, value in values.items() if name not in own})
+        try:
+            versions = {str(name): str(version) for name, version in values["versions"].items()}
+            counts = {str(name): float(count) for name, count in values["counts"].items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"its trace cannot be read ({error})") from error
+        stored = cls(trace=trace, versions=versions, counts=counts)
         if values["sum"] != _sum(stored):
             raise ValueError("its trace was edited: its counts do not have the sum that was written with them")
         return stored
