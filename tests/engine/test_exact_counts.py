@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
 from pytest_llmperf.run.errors import CaseFailedError
 from tests.engine.conftest import Engine
 
@@ -65,6 +67,36 @@ def test_graph_breaks_more_are_a_loss(engine: Engine) -> None:
     engine.record(trace=KERNELS, evidence={"graph_breaks": 1})
     engine.fake(trace=KERNELS, evidence={"graph_breaks": 2})
     assert engine.check().result.verdict == "regressed"
+
+
+@pytest.mark.parametrize("counted", ["graph_breaks", "recompilations", "allocator_retries"])
+def test_what_is_counted_without_a_trace_gates_launches_that_have_none(engine: Engine, counted: str) -> None:
+    engine.record(trace=KERNELS, evidence={counted: 0})
+    engine.fake(evidence={counted: 3})
+    result = engine.check().result
+    assert (result.verdict, len(result.launches)) == ("regressed", 1)
+    assert result.reason.startswith(f"{counted} 3")
+
+
+def test_launches_whose_versions_nobody_knows_gate_nothing(recorded: Engine) -> None:
+    (path,) = recorded.baselines
+    document = json.loads(path.read_text())
+    stored = StoredTrace.from_dict(document["trace"])
+    document["trace"] = replace(stored, versions={}).to_dict()
+    path.write_text(json.dumps(document))
+    recorded.fake(trace=with_(wait={"cudaStreamSynchronize": 9}))
+    result = recorded.check().result
+    assert result.verdict == "pass"
+    assert "a step has synchronisations 6 -> 9 with other versions (torch: unknown -> 2.0)" in result.notes
+
+
+def test_of_launches_that_differ_the_one_nearest_to_the_baseline_is_told(engine: Engine) -> None:
+    engine.record(trace=KERNELS)
+    engine.fake(sequence=[{"trace": with_(kernel={"norm": 23})}, {"trace": with_(kernel={"norm": 13})}])
+    result = engine.check(launches=2, max_launches=2).result
+    check = result.check("kernels_per_step")
+    assert check is not None
+    assert (check.verdict, check.value) == ("changed", 223)
 
 
 def test_another_number_of_kernels_at_the_same_speed_is_changed_and_fails_only_a_strict_run(recorded: Engine) -> None:

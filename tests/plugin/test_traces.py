@@ -12,7 +12,8 @@ UNFUSED: dict[str, Any] = {**BEFORE, "kernel": {"gemm": 200, "elementwise": 66}}
 WAITING: dict[str, Any] = {**BEFORE, "wait": {"cudaStreamSynchronize": 7}}
 SAID = (
     "+33.0 ms of a traced step: fused kernels gone: _rms_norm_* 33; "
-    "elementwise and others +66.0 ms (elementwise 66 new); normalisation and activation -33.0 ms (_rms_norm_kernel 33 gone); unexplained 0.00 ms"
+    "elementwise and others +66.0 ms (elementwise 66 new); "
+    "normalisation and activation -33.0 ms (_rms_norm_kernel 33 gone); unexplained 0.00 ms"
 )
 
 

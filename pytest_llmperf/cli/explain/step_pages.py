@@ -28,7 +28,10 @@ def step_page(one: Traced, screen: Screen) -> Iterator[str]:
         [
             Column("part", names, right=False),
             Column("ms a step", [f"{parts[name] * 1000:.2f}" for name in names]),
-            Column("share", [formats.share(parts[name] / trace.step_seconds if trace.step_seconds else None) for name in names]),
+            Column(
+                "share",
+                [formats.share(parts[name] / trace.step_seconds if trace.step_seconds else None) for name in names],
+            ),
             Column("calls", [f"{_calls(trace, name):g}" if name in CATEGORIES else formats.ABSENT for name in names]),
             Column("most of it", [_longest(trace, name) for name in names], right=False),
         ],

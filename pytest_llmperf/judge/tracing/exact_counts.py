@@ -27,20 +27,22 @@ _MOST_NAMES = 3
 def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple[Check, ...]:
     """A check for each count that the launches have; without a verdict where nothing gates it."""
     newest = StoredTrace.of(launches)
-    if newest is None:
+    if not launches or (newest is None and stored is None):
         return ()
-    traced = [launch for launch in launches if launch.trace]
-    gate = stored if stored and not stored.other_versions(traced[-1]) and not _is_tuned(traced[-1]) else None
+    gate = stored if stored and not stored.other_versions(launches[-1]) and not _is_tuned(launches[-1]) else None
     found = []
     for name in METRICS:
-        counts = [count for launch in traced if (count := _count(launch, name)) is not None]
-        if not counts or (name in COUNTED and not _applies(name, newest)):
+        if name in COUNTED and not (newest and _applies(name, newest)):
+            continue
+        # What is counted without a trace gates launches that could not be traced as well.
+        counts = [count for launch in launches if (count := _count(launch, name)) is not None]
+        if not counts:
+            continue
+        if gate is None or (baseline := _stored_count(gate, name)) is None:
+            found.append(Check(metric=name, value=min(counts), unit="1"))
             continue
         # Of launches that differ, which should not be, the mildest.
-        value = min(counts)
-        if gate is None or (baseline := _stored_count(gate, name)) is None:
-            found.append(Check(metric=name, value=value, unit="1"))
-            continue
+        value = min(counts, key=lambda count: abs(count - baseline))
         found.append(
             Check(
                 metric=name,
@@ -51,7 +53,7 @@ def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tupl
                 limit=baseline,
                 change=value / baseline - 1 if baseline else None,
                 verdict=_verdict(name, counts, baseline),
-                detail="" if value == baseline else _named(name, newest, gate),
+                detail="" if value == baseline or newest is None else _named(name, newest, gate),
             )
         )
     return tuple(found)
@@ -93,7 +95,9 @@ def _applies(name: str, newest: StoredTrace) -> bool:
 
 
 def _count(launch: Launch, name: str) -> float | None:
-    return launch.trace.count(name) if name in COUNTED else other_counts(launch).get(name)
+    if name not in COUNTED:
+        return other_counts(launch).get(name)
+    return launch.trace.count(name) if launch.trace else None
 
 
 def _stored_count(stored: StoredTrace, name: str) -> float | None:

@@ -38,11 +38,11 @@ class StoredTrace:
 
     def other_versions(self, launch: Launch) -> tuple[str, ...]:
         """What differs in the versions of ``launch``, ``name: then -> now``; its counts are news then, and no gate."""
-        theirs = launch.environment.versions
-        shared = sorted({*self.versions} & {*theirs} - _IRRELEVANT)
-        return tuple(
-            f"{name}: {self.versions[name]} -> {theirs[name]}" for name in shared if self.versions[name] != theirs[name]
-        )
+        mine, theirs = self.versions, launch.environment.versions
+        # Of a package that only one of the two knows nothing is known; without torch's version no count is exact.
+        compared = sorted(({*mine} & {*theirs} - _IRRELEVANT) | {"torch"})
+        told = [(name, mine.get(name, "unknown"), theirs.get(name, "unknown")) for name in compared]
+        return tuple(f"{name}: {then} -> {now}" for name, then, now in told if then != now or then == "unknown")
 
     def to_dict(self) -> dict[str, Any]:
         """With a sum over what is exact in it: nobody edits a count by hand unseen."""
