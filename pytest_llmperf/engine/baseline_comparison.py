@@ -11,11 +11,11 @@ from functools import partial
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.derived_metrics import compiler, figures, stalled, uneven_memory
+from pytest_llmperf.engine.diagnosis import diagnosed
 from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.insight.stragglers import held_up
-from pytest_llmperf.insight.tracing.step_difference import step_difference
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import Baseline, creep
 from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
@@ -28,7 +28,6 @@ from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 RATE = "tokens_per_second_per_gpu"
@@ -75,14 +74,16 @@ class BaselineComparison:
             if goes_on and not self._retry.spoilt:
                 self._keep()
         result = self._caller.result(Case.of(self._spec), judgement.verdict, judgement.reason, judgement.checks)
-        return replace(
+        result = replace(
             result,
             launches=self._launches,
-            diagnosis="" if judgement.verdict in ("pass", "invalid", "new") else self._diagnosis(baseline),
             changed=changes(self._launches, baseline.explained) if baseline else (),
             differences=baseline.launches[-1].differences(self._launches[-1]) if baseline else (),
             notes=(*self._notes(baseline, scaling), *(creep(baseline, judgement.checks) if baseline else ())),
         )
+        if baseline is None or judgement.verdict in ("pass", "invalid", "new"):
+            return result
+        return self._diagnosed(result, baseline)
 
     @property
     def disagreement(self) -> str:
@@ -127,12 +128,15 @@ class BaselineComparison:
             )
         return scaling.joined(judgement, self._launches, baseline) if scaling else judgement
 
-    def _diagnosis(self, baseline: Baseline | None) -> str:
-        """What the newest trace does that the stored one did not."""
+    def _diagnosed(self, result: CaseResult, baseline: Baseline) -> CaseResult:
+        """With what the newest trace does that the stored one did not, and which rank all wait for, if that is new."""
         newest = next((launch.trace for launch in reversed(self._launches) if launch.trace), None)
-        if newest is None or baseline is None or baseline.trace is None:
-            return ""
-        return points_to(step_difference(baseline.trace.trace, newest))
+        slow = self._held_up(self._launches) if not self._held_up(baseline.newest) else ()
+        return diagnosed(result, baseline.trace.trace if baseline.trace else None, newest, slow)
+
+    def _held_up(self, launches: Sequence[Launch]) -> tuple[str, ...]:
+        # A CPU's ranks share its cores, and take them from one another.
+        return () if self._caller.context.on_cpu or _are_unusable(launches) else held_up(launches)
 
     def _notes(self, baseline: Baseline | None, scaling: Scaling | None) -> tuple[str, ...]:
         """What the verdict does not say of these launches."""
@@ -146,8 +150,7 @@ class BaselineComparison:
         notes += uneven_memory(launches, self._policy.tolerances.get("peak_reserved_bytes", math.inf))
         if self._spec.torch_compile and baseline is None:  # else a change is told as such
             notes += compiler(launches)
-        # A CPU's ranks share its cores, and take them from one another.
-        notes += () if self._caller.context.on_cpu or _are_unusable(launches) else held_up(launches)
+        notes += self._held_up(launches)
         if scaling and baseline is None:  # else its verdict says so
             notes += filter(None, [scaling.unheld])
         notes += trace_notes(launches, baseline.trace if baseline else None)

@@ -13,10 +13,10 @@ from pytest_llmperf.engine.baseline_comparison import RATE, contradictions
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.derived_metrics import figures
+from pytest_llmperf.engine.diagnosis import diagnosed
 from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner, Turn
 from pytest_llmperf.engine.scaling_reference import Scaling
-from pytest_llmperf.insight.tracing.step_difference import step_difference
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.exact_changes import changed_evidence, changes
 from pytest_llmperf.judge.gain import Bounds, judge_gain
@@ -25,7 +25,6 @@ from pytest_llmperf.judge.verdict import Judgement, judge, judge_pairs
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, joined_reasons
-from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
@@ -59,6 +58,11 @@ class Turns:
     def after(self) -> tuple[Launch, ...]:
         return tuple(launch for _, launch in self.pairs)
 
+    def diagnosed(self, result: CaseResult) -> CaseResult:
+        """``result`` with what the newest launch of the second side does that that of the first did not."""
+        before, after = self.pairs[-1]
+        return diagnosed(result, before.trace, after.trace)
+
 
 class PairedComparison:
     """Takes turns on the same GPUs; judged by what the second side's spec is judged by."""
@@ -85,10 +89,12 @@ class PairedComparison:
         result = self._told(case, turns)
         # What a gain is, a reader wants to know of a ``pass`` too.
         notes = (turns.judgement.reason,) if turns.judgement.verdict == "pass" else ()
-        return replace(
-            result,
-            differences=(*result.differences, *changed_evidence(turns.after, turns.before)),
-            notes=(*notes, *result.notes),
+        return turns.diagnosed(
+            replace(
+                result,
+                differences=(*result.differences, *changed_evidence(turns.after, turns.before)),
+                notes=(*notes, *result.notes),
+            )
         )
 
     def environments(self, case: Case, python: str, scaling: Scaling | None = None) -> CaseResult:
@@ -115,7 +121,9 @@ class PairedComparison:
         result = self._told(case, turns)
         shared = os.environ.get("PYTHONPATH")
         notes = (f"PYTHONPATH={shared} comes before the packages of both environments",) if shared else ()
-        return replace(result, changed=changes(turns.after, turns.before), notes=(*result.notes, *notes))
+        return turns.diagnosed(
+            replace(result, changed=changes(turns.after, turns.before), notes=(*result.notes, *notes))
+        )
 
     def _told(self, case: Case, turns: Turns) -> CaseResult:
         """The second side is the one that it is about."""
@@ -126,7 +134,6 @@ class PairedComparison:
             launches=turns.after,
             launches_before=turns.before,
             differences=before.differences(after),
-            diagnosis=points_to(step_difference(before.trace, after.trace)) if before.trace and after.trace else "",
             notes=(*turns.notes, *result.notes),
         )
 

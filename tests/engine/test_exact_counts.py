@@ -194,3 +194,13 @@ def test_a_stored_trace_is_one_line_a_kernel(recorded: Engine) -> None:
 def test_untraced_launches_of_a_run_that_wants_none_say_nothing(recorded: Engine) -> None:
     recorded.fake()
     assert recorded.check(trace=False).result.notes == ()
+
+
+def test_what_fits_the_part_that_moved_is_told_first_and_in_the_first_line(engine: Engine) -> None:
+    gemms = {"kernel": {"nvjet": 200, "_rms_norm_kernel": 33}}
+    engine.record(trace=gemms, versions={"accelerate": "1", "liger-kernel": "0.8"})
+    fewer = {"kernel": {"nvjet": 200, "elementwise": 66}, "wait": {"cudaStreamSynchronize": 1}}
+    engine.fake(trace=fewer, evidence={"liger_note": "no norm"}, versions={"accelerate": "1", "liger-kernel": "0.8"})
+    result = engine.check().result
+    assert result.verdict == "regressed"
+    assert result.diagnosis.endswith("; different: liger_note: none -> no norm")

@@ -1,0 +1,48 @@
+"""What a result points to: the rank that all wait for, the step's parts, and what fits them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_llmperf.engine.diagnosis import diagnosed
+from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.records.trace import Trace, TraceRow, merged
+
+RESULT = CaseResult(id="case", digest="0", nodeid="", machine="h200", verdict="regressed", reason="slower")
+SLOW = "rank 1 (node, GPU 1) holds the others up: it works 40.0 % longer on a step than the rank in the middle"
+
+
+def rank(*, idle: float = 0.0, exposed: float = 0.0) -> Trace:
+    rows = (TraceRow("collective", "ncclDevKernel", 5.0, 0.02 + exposed), TraceRow("kernel", "nvjet", 100.0, 0.1))
+    return Trace(
+        rows=rows,
+        steps=3,
+        step_seconds=0.12 + idle + exposed,
+        busy_seconds=0.12 + exposed,
+        exposed_seconds=0.02 + exposed,
+    )
+
+
+def test_a_rank_that_all_wait_for_is_told_before_the_means_of_all() -> None:
+    before, after = merged([rank(), rank()]), merged([rank(exposed=0.04), rank(idle=0.04)])
+    said = diagnosed(RESULT, before, after, [SLOW]).diagnosis
+    assert said.startswith(f"{SLOW}; +40.0 ms of a traced step: the same kernels; ")
+    # One rank waits in an exchange for the other, whose device waits for its host.
+    assert "communication +20.0 ms" in said
+    assert "idle: the host +20.0 ms" in said
+    assert said.endswith("unexplained 0.00 ms")
+
+
+def test_it_is_told_without_traces_too() -> None:
+    assert diagnosed(RESULT, None, Trace(none="lost"), [SLOW]).diagnosis == SLOW
+    assert not diagnosed(RESULT, None, None).diagnosis
+
+
+def test_what_fits_a_device_that_waits_for_its_host_is_its_environment() -> None:
+    result = replace(RESULT, differences=("accelerate: 1 -> 2", "CUDA_LAUNCH_BLOCKING: none -> 1"))
+    told = diagnosed(result, rank(), rank(idle=0.05))
+    assert told.differences == ("CUDA_LAUNCH_BLOCKING: none -> 1", "accelerate: 1 -> 2")
+    assert told.diagnosis == (
+        "+50.0 ms of a traced step: the same kernels; idle: the host +50.0 ms; unexplained 0.00 ms; "
+        "different: CUDA_LAUNCH_BLOCKING: none -> 1"
+    )
