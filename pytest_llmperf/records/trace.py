@@ -6,7 +6,6 @@ Counts have no noise, times have some. A trace that could not prove itself compl
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -32,6 +31,9 @@ COUNTED: Mapping[str, frozenset[str]] = {
 UNWANTED = "it was not asked for"
 
 _LONGEST_NAME = 240
+
+# Kernels or seconds that no step has.
+_MOST = 1e9
 
 
 def short_name(name: str) -> str:
@@ -123,7 +125,7 @@ class Trace:
         if not isinstance(values, Mapping):
             raise ValueError("its trace is no object")
         if set(values) == {"none"}:
-            return cls(none=str(values["none"]))
+            return cls(none=" ".join(str(values["none"]).split()) or "nobody said why")
         wanted = {"steps", "ranks", "step_seconds", "busy_seconds", "exposed_seconds", "data_seconds", "rows"}
         if set(values) != wanted:
             raise ValueError(f"its trace has {', '.join(sorted(values))}; expected {', '.join(sorted(wanted))}")
@@ -147,7 +149,7 @@ def _rows(values: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterable[Trace
             raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}")
         for name, (count, seconds) in named.items():
             row = TraceRow(kind, name, float(count), float(seconds))
-            if not (0 < row.count < math.inf and 0 <= row.seconds < math.inf):
+            if not (0 < row.count < _MOST and 0 <= row.seconds < _MOST):
                 raise ValueError(f"{short_name(name)}: {count} in {seconds} s")
             yield row
 
@@ -159,7 +161,7 @@ def _some(value: Any) -> int:
 
 
 def _seconds(value: Any) -> float:
-    if not 0 <= float(value) < math.inf:
+    if not 0 <= float(value) < _MOST:
         raise ValueError(f"{value} s")
     return float(value)
 

@@ -148,6 +148,12 @@ def test_an_exchange_counts_as_far_as_nothing_else_ran_beside_it() -> None:
     )
 
 
+def test_a_kernel_that_exchanges_is_a_part_of_the_step_too() -> None:
+    trace = trace_of({"kernel": {"nvjet": 100, "one_shot_all_reduce_kernel": 20}})
+    assert parts_of(trace)[COMMUNICATION] == pytest.approx(0.02)
+    assert sum(parts_of(trace).values()) == pytest.approx(trace.step_seconds)
+
+
 def test_what_went_and_what_came_is_named_before_what_took_longer() -> None:
     rows = [TraceRow("kernel", "nvjet_gemm", 100.0, 0.1), TraceRow("kernel", "_rms_norm_backward_kernel", 33.0, 0.004)]
     before = Trace(rows=tuple(rows), steps=3, step_seconds=0.104, busy_seconds=0.104)
@@ -245,12 +251,30 @@ class TestExplain:
         assert code == 1
         assert "it has no trace (recorded before launches were traced)" in err
 
-    @pytest.mark.parametrize("text", ["", "[]", '{"results": 3}', '{"results": [{"id": "a", "launches": [{}]}]}'])
+    @pytest.mark.parametrize(
+        "text", ["", "[" * 100_000, "[]", '{"results": 3}', '{"results": [{"id": "a", "launches": [{}]}]}']
+    )
     def test_a_broken_file_is_one_line(self, tmp_path: Path, run: Run, text: str) -> None:
         file = tmp_path / "broken.json"
         file.write_text(text)
         code, out, err = run("explain", f"{file}:a")
         assert (code, out, err.count("\n")) == (1, "", 1)
+
+    def test_exchanges_are_told_as_far_as_they_show_and_as_far_as_they_do_not(self, tmp_path: Path, run: Run) -> None:
+        launch = launch_of(SPEC, Fake(trace={**KERNELS, "collective": {"ncclDevKernel_AllReduce": 50}}))
+        hidden = replace(launch.trace, exposed_seconds=0.01, busy_seconds=0.143, step_seconds=0.15)
+        file = tmp_path / "results.json"
+        launches = [replace(launch, trace=hidden).to_dict()]
+        file.write_text(json.dumps({"results": [{"id": "case", "launches": launches}]}))
+        _, out, _ = run("explain", file)
+        (line,) = (line.split() for line in out.splitlines() if line.startswith(COMMUNICATION))
+        assert line[1:] == ["10.00", "6.7", "%", "50", "ncclDevKernel_AllReduce"]
+        assert "40.00 ms of communication are hidden behind other kernels" in out
+        _, out, _ = run("explain", SPEC.id, str(file))
+        assert [line.split()[-2:] for line in out.splitlines() if line.startswith("the step ")] == [["+17.0", "ms"]]
+        assert [line.split()[1:] for line in out.splitlines() if line.startswith("unexplained ")] == [
+            ["0.00", "ms"] * 3
+        ]
 
     def test_two_ways_to_say_the_other_one_are_refused(self, run: Run) -> None:
         with pytest.raises(SystemExit) as ended:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from pytest_llmperf.cli.explain.traced import Traced
 from pytest_llmperf.cli.screen import Screen, table
-from pytest_llmperf.insight.tracing.kernel_categories import CATEGORIES, category
-from pytest_llmperf.insight.tracing.step_difference import DATA, HOST, parts_of, step_difference
+from pytest_llmperf.insight.tracing.kernel_categories import CATEGORIES, COMMUNICATION, category
+from pytest_llmperf.insight.tracing.step_difference import DATA, HOST, hidden_seconds, parts_of, step_difference
 from pytest_llmperf.records.trace import COUNTED, WORK, Trace
 from pytest_llmperf.report.step_words import count_moved, milliseconds, points_to, short_kernel
 from pytest_llmperf.report.table import Column
@@ -39,6 +39,9 @@ def step_page(one: Traced, screen: Screen) -> Iterator[str]:
     )
     if trace.is_on_host:
         return
+    hidden = hidden_seconds(trace)
+    if hidden > 0:
+        yield f"{hidden * 1000:.2f} ms of {COMMUNICATION} are hidden behind other kernels"
     waits = [f"{row.name} {row.count:g}" for row in trace.rows if row.kind == "wait"]
     yield f"the host waits for its device: {', '.join(waits) or 'never'}"
 
@@ -50,12 +53,18 @@ def difference_page(before: Traced, after: Traced, screen: Screen) -> Iterator[s
     yield one_line(f"after:  {after.name}: {_size(after.trace)}")
     yield one_line(points_to(difference))
     parts = [part for part in difference.parts if part.before or part.after]
+    # Parts and what is unexplained add up to the step, in each column.
+    sides = [
+        *((part.name, part.before, part.after) for part in parts),
+        ("unexplained", _unexplained(before.trace), _unexplained(after.trace)),
+        ("the step", before.trace.step_seconds, after.trace.step_seconds),
+    ]
     yield from table(
         [
-            Column("part", [part.name for part in parts], right=False),
-            Column("before", [f"{part.before * 1000:.2f} ms" for part in parts]),
-            Column("after", [f"{part.after * 1000:.2f} ms" for part in parts]),
-            Column("change", [milliseconds(part.change) for part in parts]),
+            Column("part", [name for name, _, _ in sides], right=False),
+            Column("before", [f"{then * 1000:.2f} ms" for _, then, _ in sides]),
+            Column("after", [f"{now * 1000:.2f} ms" for _, _, now in sides]),
+            Column("change", [milliseconds(now - then) for _, then, now in sides]),
         ],
         screen,
     )
@@ -72,6 +81,11 @@ def difference_page(before: Traced, after: Traced, screen: Screen) -> Iterator[s
         then, now = before.versions.get(name, "none"), after.versions.get(name, "none")
         if then != now:
             yield one_line(f"different: {name}: {then} -> {now}")
+
+
+def _unexplained(trace: Trace) -> float:
+    """Below nothing where kernels ran beside one another; nothing where it is less than is shown."""
+    return round(trace.step_seconds - sum(parts_of(trace).values()), 6) + 0.0
 
 
 def _size(trace: Trace) -> str:

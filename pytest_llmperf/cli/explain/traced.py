@@ -47,7 +47,7 @@ def traced(word: str, baselines: Path, machine: str | None) -> Traced:
 def _is_results(path: Path) -> bool:
     try:
         return "results" in json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+    except (OSError, RecursionError, TypeError, ValueError):
         return False  # the case's own search says what is wrong with it
 
 
@@ -57,7 +57,7 @@ def _of_results(path: Path, name: str) -> Traced:
         ids = [str(result["id"]) for result in results]
     except OSError as error:
         raise CaseError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise CaseError(f"{path}: no file of --perf-json; expected one with results") from error
     if not name and len(ids) != 1:
         raise CaseError(f"{path}: it has {len(ids)} cases, name one: {path}:{ids[0] if ids else 'ID'}")

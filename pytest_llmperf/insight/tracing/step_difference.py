@@ -78,10 +78,20 @@ def parts_of(trace: Trace) -> dict[str, float]:
     """Seconds of a step by category, and of waiting; exchanges as far as nothing else ran beside them."""
     sums: dict[str, float] = defaultdict(float)
     for row in _work(trace):
-        sums[category(row.kind, row.name)] += row.seconds
-    if COMMUNICATION in sums and not trace.is_on_host:
-        sums[COMMUNICATION] = trace.exposed_seconds
+        if row.kind != "collective":
+            sums[category(row.kind, row.name)] += row.seconds
+    if _exchanges(trace):
+        sums[COMMUNICATION] += trace.exposed_seconds
     return {**sums, HOST: trace.idle_seconds, DATA: trace.data_seconds}
+
+
+def hidden_seconds(trace: Trace) -> float:
+    """For how long a step exchanges with other ranks while its device computes as well."""
+    return sum(row.seconds for row in trace.rows if row.kind == "collective") - trace.exposed_seconds
+
+
+def _exchanges(trace: Trace) -> bool:
+    return any(row.kind == "collective" for row in trace.rows)
 
 
 def step_difference(before: Trace, after: Trace) -> StepDifference:
