@@ -17,6 +17,8 @@ _MOST_PARTS, _MOST_NAMES, _NAME_WIDTH = 3, 2, 44
 
 # What templates and namespaces wrap around the word that says what a kernel does.
 _WRAPPED = re.compile(r"^(?:void |std::|at::native::|at::cuda::|\(anonymous namespace\)::|cub::\w+::|detail::)+")
+# So that what it computes, and in which direction, has room.
+_GENERATED = re.compile(r"^cudnn_generated_fort_native_")
 # Those say how many arguments there are; what is done with them stands inside.
 _ARITY = re.compile(r"(A|B)?(Unary|Binary)Functor$")
 _FUNCTOR = re.compile(r"(\w*(?:Functor|Op|Ops|_kernel_cuda|kernel_impl)\w*)")
@@ -78,7 +80,7 @@ def points_to(difference: Difference) -> str:
     if difference.waits:
         words.insert(0, f"waits of the host: {_names(difference.waits)}")
     if difference.is_the_same_work:
-        words.insert(0, "the same kernels")
+        words.insert(0, "the same kernels, copies and waits")
     words[:0] = difference.causes
     words.append(f"unexplained {milliseconds(difference.unexplained)}")
     return f"{milliseconds(difference.change)} of a traced step: {'; '.join(words)}"
@@ -107,11 +109,12 @@ def count_moved(change: NameChange) -> str:
 
 def short_kernel(name: str) -> str:
     """A kernel's name as a line has room for it: what it is instantiated with says more than the template's own."""
-    bare = _WRAPPED.sub("", name.encode("ascii", "backslashreplace").decode("ascii"))
+    bare = _GENERATED.sub("cudnn_", name)
+    bare = _WRAPPED.sub("", bare.encode("ascii", "backslashreplace").decode("ascii"))
     head, *_ = re.split(r"(?<=\S)[<(]", bare, maxsplit=1)
     functors = [each for each in _FUNCTOR.findall(bare[len(head) :]) if not each.startswith("gpu_kernel_impl")]
     telling = [each for each in functors if not _ARITY.match(each)] or functors
-    text = f"{head}<{telling[0]}>" if telling else head
+    text = f"{head}<{telling[0]}>" if telling else head or "(unnamed)"
     return text if len(text) <= _NAME_WIDTH else f"{text[: _NAME_WIDTH - 3]}..."
 
 

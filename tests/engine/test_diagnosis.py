@@ -26,7 +26,7 @@ def rank(*, idle: float = 0.0, exposed: float = 0.0) -> Trace:
 def test_a_rank_that_all_wait_for_is_told_before_the_means_of_all() -> None:
     before, after = merged([rank(), rank()]), merged([rank(exposed=0.04), rank(idle=0.04)])
     said = diagnosed(RESULT, before, after, [SLOW]).diagnosis
-    assert said.startswith(f"{SLOW}; +40.0 ms of a traced step: the same kernels; ")
+    assert said.startswith(f"{SLOW}; +40.0 ms of a traced step: the same kernels, copies and waits; ")
     # One rank waits in an exchange for the other, whose device waits for its host.
     assert "communication +20.0 ms" in said
     assert "idle: the host +20.0 ms" in said
@@ -43,6 +43,6 @@ def test_what_fits_a_device_that_waits_for_its_host_is_its_environment() -> None
     told = diagnosed(result, rank(), rank(idle=0.05))
     assert told.differences == ("CUDA_LAUNCH_BLOCKING: none -> 1", "accelerate: 1 -> 2")
     assert told.diagnosis == (
-        "+50.0 ms of a traced step: the same kernels; idle: the host +50.0 ms; unexplained 0.00 ms; "
+        "+50.0 ms of a traced step: the same kernels, copies and waits; idle: the host +50.0 ms; unexplained 0.00 ms; "
         "different: CUDA_LAUNCH_BLOCKING: none -> 1"
     )

@@ -67,6 +67,8 @@ def times(names: Names, factor: float) -> Names:
     return {name: factor * count for name, count in names.items()}
 
 
+CAST = "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda>"
+CASTING = {**WHOLE, CAST: 35.0}
 MICRO_BATCHES = {**times(WHOLE, 2), **FOREACH}
 RECOMPUTED: Names = {
     **WHOLE,
@@ -110,6 +112,8 @@ RECOMPUTED: Names = {
             ("every kernel of forward and backward once instead of twice (micro-batches of a step)",),
         ),
         (WHOLE, times(WHOLE, 3), ("every kernel 3 times",)),
+        (CASTING, {**CASTING, CAST: 147}, ("casts and copies +112 alone (dtypes, autocast's cache)",)),
+        (CASTING, {**CASTING, CAST: 147, "nvjet_sm90_tst_192x192": 1}, ()),
         (
             WHOLE,
             RECOMPUTED,
@@ -150,6 +154,6 @@ def test_an_allocator_at_its_limit_is_told_and_one_that_asks_now_and_then_is_not
     assert likely_causes(before, seldom) == ()
     often = trace_of({"kernel": WHOLE, "allocation": {"cudaMalloc": 3.333333, "cudaFree": 4}})
     assert points_to(step_difference(before, often)) == (
-        "0.00 ms of a traced step: the allocator asks the driver: cudaFree +4, cudaMalloc +3 a step; the same kernels; "
-        "unexplained 0.00 ms"
+        "0.00 ms of a traced step: the allocator asks the driver: cudaFree +4, cudaMalloc +3 a step; "
+        "the same kernels, copies and waits; unexplained 0.00 ms"
     )

@@ -131,8 +131,8 @@ def test_the_next_batch_and_the_host_are_waited_for_apart() -> None:
     before = replace(trace_of({"kernel": {"gemm": 100}}), step_seconds=0.1)
     after = replace(before, step_seconds=0.16, data_seconds=0.04)
     assert points_to(step_difference(before, after)) == (
-        "+60.0 ms of a traced step: the same kernels; idle: the next batch +40.0 ms; idle: the host +20.0 ms; "
-        "unexplained 0.00 ms"
+        "+60.0 ms of a traced step: the same kernels, copies and waits; "
+        "idle: the next batch +40.0 ms; idle: the host +20.0 ms; unexplained 0.00 ms"
     )
 
 
@@ -144,7 +144,7 @@ def test_an_exchange_counts_as_far_as_nothing_else_ran_beside_it() -> None:
     assert parts_of(hidden)[COMMUNICATION] == 0.01
     slower = replace(trace, exposed_seconds=0.05, busy_seconds=0.15, step_seconds=0.15)
     assert points_to(step_difference(hidden, slower)).startswith(
-        "+40.0 ms of a traced step: the same kernels; communication +40.0"
+        "+40.0 ms of a traced step: the same kernels, copies and waits; communication +40.0"
     )
 
 
@@ -187,6 +187,8 @@ def test_a_kernel_is_short_in_a_line(name: str) -> None:
             "fmha_cutlassF_bf16_aligned_64x64_rf_sm80",
         ),
         ("void (anonymous namespace)::softmax_warp_forward<float, float>", "softmax_warp_forward"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma", "cudnn_sdpa_sm90_flash_fprop_wgmma"),
+        ("", "(unnamed)"),
         ("Memcpy DtoH (Device -> Pinned)", "Memcpy DtoH (Device -> Pinned)"),
         ("(", "("),
         ("noyau_\u00e9", "noyau_\\xe9"),

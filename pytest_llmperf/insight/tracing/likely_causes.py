@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
-from pytest_llmperf.insight.tracing.kernel_categories import ATTENTION, LOSS, MATRIX, NORM, OPTIMIZER, category
+from pytest_llmperf.insight.tracing.kernel_categories import ATTENTION, COPIES, LOSS, MATRIX, NORM, OPTIMIZER, category
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
 
 Rows = list[TraceRow]
@@ -26,6 +26,7 @@ def likely_causes(before: Trace, after: Trace) -> tuple[str, ...]:
         _other_precision,
         _other_optimizer,
         _fused_by_hand,
+        _cast_more,
     )
     found = [line for way in ways for line in way(then, now)]
     return (*found, *_allocations(before, after))
@@ -136,6 +137,15 @@ def _fused_by_hand(then: Rows, now: Rows) -> Iterator[str]:
                 families[family if family == row.name else f"{family}_*"] += row.count
         if families:
             yield f"fused kernels {word}: {_most(families, '{} {:g}')}"
+
+
+def _cast_more(then: Rows, now: Rows) -> Iterator[str]:
+    """Nothing else has another count: the same model, converted more often."""
+    was, is_ = ({(row.kind, row.name): row.count for row in rows} for rows in (then, now))
+    moved = {key: is_.get(key, 0.0) - was.get(key, 0.0) for key in {*was, *is_} if is_.get(key) != was.get(key)}
+    only_casts = all(kind == "kernel" and category(kind, name) == COPIES for kind, name in moved)
+    if moved and only_casts and sum(moved.values()) > 0:
+        yield f"casts and copies {sum(moved.values()):+g} alone (dtypes, autocast's cache)"
 
 
 def _allocations(before: Trace, after: Trace) -> Iterator[str]:
