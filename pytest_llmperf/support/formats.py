@@ -108,6 +108,10 @@ def elapsed(value: float) -> str:
     return seconds(math.floor(value)) if math.isfinite(value) else ABSENT
 
 
+# A count, of which one more on one rank of many is to be seen.
+_COUNT_FROM = 100.0
+
+
 def figure(metric: str, value: float | None, unit: str) -> str:
     """A metric's value in the unit a person reads; memory with two decimals, so that a value and its limit differ."""
     if not _finite(value):
@@ -118,6 +122,8 @@ def figure(metric: str, value: float | None, unit: str) -> str:
         return f"{value:.3g} {unit}"
     if metric in _SHARES:
         return share(value)
+    if unit == "1" and abs(value) >= _COUNT_FROM:
+        return f"{value:,.7g}"
     return f"{value:.5g}" if unit in ("", "1") else f"{value:.5g} {unit}"
 
 
@@ -125,6 +131,8 @@ def in_sentence(value: float, unit: str) -> str:
     """A value with its unit, as a reason has it: bytes as GiB or MiB, large rates whole, all else to four digits."""
     if unit == "bytes":
         return f"{value / _GIB:.2f} GiB" if value >= _GIB else f"{value / _MIB:.1f} MiB"
+    if unit == "1" and abs(value) >= _COUNT_FROM:
+        return f"{value:,.7g}"
     digits = f"{value:,.0f}" if abs(value) >= _WHOLE_FROM else f"{value:.4g}"
     return digits if unit in ("", "1") else f"{digits} {unit}"
 

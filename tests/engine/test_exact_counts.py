@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pytest_llmperf.judge.tracing.exact_counts import count_checks
 from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.trace import merged
 from pytest_llmperf.run.errors import CaseFailedError
-from tests.engine.conftest import Engine
+from pytest_llmperf.support import formats
+from tests.engine.conftest import SPEC, Engine
+from tests.fakes import launch_of, trace_of
 
 KERNELS = {"kernel": {"gemm": 200, "norm": 33}, "copy": {"Memcpy HtoD": 2}, "wait": {"cudaStreamSynchronize": 6}}
 
@@ -45,9 +51,9 @@ def test_the_same_counts_pass_and_are_told(recorded: Engine) -> None:
         (
             with_(wait={"cudaStreamSynchronize": 7}),
             "synchronisations_per_step",
-            "new: cudaStreamSynchronize (1 a step)",
+            "more: cudaStreamSynchronize (1 a step)",
         ),
-        (with_(copy={"Memcpy DtoH": 1}), "copies_per_step", "new: Memcpy DtoH (1 a step)"),
+        (with_(copy={"Memcpy DtoH": 1}), "copies_per_step", "more: Memcpy DtoH (1 a step)"),
     ],
 )
 def test_one_launch_condemns_a_wait_or_a_copy_more(
@@ -104,7 +110,7 @@ def test_another_number_of_kernels_at_the_same_speed_is_changed_and_fails_only_a
     loose, strict = recorded.check(), recorded.check(strict=True)
     assert (loose.result.verdict, loose.fails, strict.fails) == ("changed", False, True)
     assert loose.result.check("kernels_per_step").detail == (  # type: ignore[union-attr]
-        "new: elementwise (99 a step); gone: norm (32.5 a step)"
+        "more: elementwise (99 a step); fewer: norm (32.5 a step)"
     )
 
 
@@ -204,3 +210,17 @@ def test_what_fits_the_part_that_moved_is_told_first_and_in_the_first_line(engin
     result = engine.check().result
     assert result.verdict == "regressed"
     assert result.diagnosis.endswith("; different: liger_note: none -> no norm")
+
+
+def test_a_kernel_more_on_one_rank_of_32_is_seen_in_the_figures() -> None:
+    def launch(counts: Sequence[int]) -> Launch:
+        traces = [trace_of({"kernel": {"gemm": 2000, "norm": count}}) for count in counts]
+        return replace(launch_of(SPEC), trace=merged(traces))
+
+    stored, now = launch([33] * 32), launch([33] * 31 + [34])
+    (check,) = (each for each in count_checks([now], StoredTrace.of([stored])) if each.metric == "kernels_per_step")
+    assert check.verdict == "changed"
+    assert check.detail == "more: norm (0.0312 a step); means of 32 ranks, which differ"
+    assert formats.in_sentence(check.value, check.unit) == "2,033.031"
+    assert formats.figure(check.metric, check.value, check.unit) == "2,033.031"
+    assert formats.figure(check.metric, check.baseline, check.unit) == "2,033"

@@ -123,8 +123,10 @@ def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
         {key: count for key, count in each.trace.counts.items() if key[0] in COUNTED[name]} for each in (stored, newest)
     )
     gone, come = _moved(then, now)
-    words = [f"{word} {_some(names)}" for word, names in (("new:", come), ("gone:", gone)) if names]
-    return "; ".join(words)
+    words = [f"{word} {_some(names)}" for word, names in (("more:", come), ("fewer:", gone)) if names]
+    ranks = newest.trace.ranks
+    is_mean = any(count % 1 for each in (then, now) for count in each.values())
+    return "; ".join(words) + (f"; means of {ranks} ranks, which differ" if is_mean and ranks > 1 else "")
 
 
 Counts = dict[tuple[str, str], float]
