@@ -147,6 +147,17 @@ def test_operators_of_a_cpu_say_it_too() -> None:
     )
 
 
+def test_operators_of_a_cpu_are_recomputed_as_kernels_are() -> None:
+    attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    once = {"aten::mm": 45.0, attention: 2, f"{attention}_backward": 2, "aten::silu": 2, "aten::silu_backward": 2}
+    again = {**once, "aten::mm": 59, attention: 4, "aten::silu": 4}
+    said = ("forward kernels once more: activations are recomputed (gradient checkpointing)",)
+    assert likely_causes(trace_of({"operator": once}), trace_of({"operator": again})) == said
+    # Another layer is computed backwards as well.
+    deeper = {**again, f"{attention}_backward": 4, "aten::silu_backward": 4}
+    assert likely_causes(trace_of({"operator": once}), trace_of({"operator": deeper})) == ()
+
+
 def test_an_allocator_at_its_limit_is_told_and_one_that_asks_now_and_then_is_not() -> None:
     before = trace_of({"kernel": WHOLE, "allocation": {"cudaMalloc": 0.333333}})
     assert likely_causes(before, trace_of({"kernel": WHOLE})) == ()

@@ -56,16 +56,16 @@ def _multiplied(then: Rows, now: Rows) -> Iterator[str]:
             return
 
 
-_FORWARD = re.compile(r"fwd|fprop|forward|fmha_cutlassF", re.IGNORECASE)
+# Each library names what it computes backwards, not all what they compute forwards.
 _BACKWARD = re.compile(r"bwd|bprop|backward|fmha_cutlassB", re.IGNORECASE)
 
 
 def _recomputed(then: Rows, now: Rows) -> Iterator[str]:
     """Forward kernels are there again, backward ones as often as before, and products between the two."""
     before, after = _counts(then), _counts(now)
-    parts = (ATTENTION, NORM)
-    forward = _ratio(_named(then, parts, _FORWARD, _BACKWARD), _named(now, parts, _FORWARD, _BACKWARD))
-    backward = _ratio(_named(then, parts, _BACKWARD), _named(now, parts, _BACKWARD))
+    forward, backward = (
+        _ratio(_passes(then, backward=is_backward), _passes(now, backward=is_backward)) for is_backward in (False, True)
+    )
     if forward is None or backward != 1 or not (before.get(MATRIX) and after.get(MATRIX)):
         return
     products = after[MATRIX] / before[MATRIX]
@@ -169,12 +169,10 @@ def _counts(rows: Rows) -> dict[str, float]:
     return dict(counts)
 
 
-def _named(rows: Rows, parts: tuple[str, ...], name: re.Pattern[str], but: re.Pattern[str] | None = None) -> float:
-    return sum(
-        row.count
-        for row in rows
-        if category(row.kind, row.name) in parts and name.search(row.name) and not (but and but.search(row.name))
-    )
+def _passes(rows: Rows, *, backward: bool) -> float:
+    """Calls of attention, norms and activations, forwards or backwards."""
+    ours = [row for row in rows if category(row.kind, row.name) in (ATTENTION, NORM)]
+    return sum(row.count for row in ours if bool(_BACKWARD.search(row.name)) == backward)
 
 
 def _ratio(then: float, now: float) -> float | None:
