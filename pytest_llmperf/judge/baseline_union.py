@@ -62,7 +62,15 @@ def united(base: Baseline | None, ours: Baseline, theirs: Baseline) -> Baseline:
         launches=launches,
         anchor=history[0],
         history=history,
-        trace=newest.trace or ours.trace or theirs.trace,
+        # Of launches that were replaced a trace says nothing.
+        trace=next(
+            (
+                side.trace
+                for side in (newest, ours, theirs)
+                if side.trace and any(one in launches for one in side.newest)
+            ),
+            None,
+        ),
     )
 
 

@@ -139,6 +139,17 @@ class TestLaunchesOfBothSides:
 
 
 class TestOneSideReplaced:
+    def test_a_trace_of_launches_that_were_replaced_goes_with_them(self) -> None:
+        kernels = {"kernel": {"nvjet": 9.0}}
+        base = accepted(None, 1, launch(trace=kernels), launch(trace=kernels))
+        ours = joined(base, 2, launch(trace=kernels))
+        theirs = accepted(base, 3, launch(0.2), launch(0.2), reason="another model")
+        assert ours.trace
+        assert theirs.trace is None
+        assert united(base, ours, theirs).trace is None
+        traced = accepted(base, 3, launch(0.2), launch(0.2, trace={"kernel": {"a": 1.0}}), reason="another model")
+        assert united(base, ours, traced).trace == traced.trace
+
     """What there was: launches of another speed are no population with it."""
 
     FASTER = accepted(BASE, 3, launch(0.05), launch(0.05))
