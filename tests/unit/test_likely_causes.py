@@ -67,6 +67,13 @@ def times(names: Names, factor: float) -> Names:
     return {name: factor * count for name, count in names.items()}
 
 
+COMPILED: Names = {**WHOLE, "triton_poi_fused_mul_silu_0": 16, "triton_red_fused_add_mean_pow_rsqrt_1": 16}
+BROKEN: Names = {
+    **WHOLE,
+    "triton_poi_fused_mul_silu_0": 16,
+    "triton_red_fused_add_mean_pow_0": 16,
+    "triton_poi_fused_rsqrt_1": 16,
+}
 CAST = "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda>"
 CASTING = {**WHOLE, CAST: 35.0}
 MICRO_BATCHES = {**times(WHOLE, 2), **FOREACH}
@@ -112,6 +119,9 @@ RECOMPUTED: Names = {
             ("every kernel of forward and backward once instead of twice (micro-batches of a step)",),
         ),
         (WHOLE, times(WHOLE, 3), ("every kernel 3 times",)),
+        (COMPILED, WHOLE, ("no layer is compiled, as 32 kernels of a step were",)),
+        (WHOLE, COMPILED, ("32 kernels of a step are compiled, none was",)),
+        (COMPILED, BROKEN, ("other graphs are compiled: 16 of inductor's kernels gone, 32 new",)),
         (CASTING, {**CASTING, CAST: 147}, ("casts and copies +112 alone (dtypes, autocast's cache)",)),
         (CASTING, {**CASTING, CAST: 147, "nvjet_sm90_tst_192x192": 1}, ()),
         (

@@ -26,6 +26,7 @@ def likely_causes(before: Trace, after: Trace) -> tuple[str, ...]:
         _other_precision,
         _other_optimizer,
         _fused_by_hand,
+        _otherwise_compiled,
         _cast_more,
     )
     found = [line for way in ways for line in way(then, now)]
@@ -137,6 +138,21 @@ def _fused_by_hand(then: Rows, now: Rows) -> Iterator[str]:
                 families[family if family == row.name else f"{family}_*"] += row.count
         if families:
             yield f"fused kernels {word}: {_most(families, '{} {:g}')}"
+
+
+_INDUCTORS = re.compile(r"triton_[a-z]{3}_fused_")
+
+
+def _otherwise_compiled(then: Rows, now: Rows) -> Iterator[str]:
+    """Where a graph breaks or a layer falls back, inductor's kernels are others, and named after what they fuse."""
+    was, is_ = ({row.name: row.count for row in rows if _INDUCTORS.match(row.name)} for rows in (then, now))
+    if was and not is_:
+        yield f"no layer is compiled, as {sum(was.values()):g} kernels of a step were"
+    elif is_ and not was:
+        yield f"{sum(is_.values()):g} kernels of a step are compiled, none was"
+    elif was.keys() != is_.keys():
+        gone, new = (sum(one[name] for name in one.keys() - other.keys()) for one, other in ((was, is_), (is_, was)))
+        yield f"other graphs are compiled: {gone:g} of inductor's kernels gone, {new:g} new"
 
 
 def _cast_more(then: Rows, now: Rows) -> Iterator[str]:
