@@ -81,7 +81,7 @@ class BaselineComparison:
             differences=baseline.launches[-1].differences(self._launches[-1]) if baseline else (),
             notes=(*self._notes(baseline, scaling), *(creep(baseline, judgement.checks) if baseline else ())),
         )
-        if baseline is None or judgement.verdict in ("pass", "invalid", "new"):
+        if baseline is None or judgement.verdict in ("pass", "new"):
             return result
         return self._diagnosed(result, baseline)
 

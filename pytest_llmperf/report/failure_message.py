@@ -38,7 +38,8 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
     if result.verdict == "new":
         lines = [_header(result, result.reason), *_figures(result), *_command("record it", accept)]
     elif result.verdict == "invalid":
-        lines = [*_reasons(result), *context, *again]
+        step = [one_line(f"a step beside the baseline's: {result.diagnosis}")] if result.diagnosis else []
+        lines = [*_reasons(result), *step, *context, *again]
     else:
         lines = [_header(result, result.reason), *_table(result), *_details(result), *context, *again, *record]
     return "\n".join(lines)
@@ -47,8 +48,17 @@ def failure_message(result: CaseResult, rerun: str, accept: str, baseline: str =
 def _header(result: CaseResult, reason: str) -> str:
     if result.changed and result.verdict in ("pass", "improved", "changed"):  # what it fails for in a strict run
         reason = f"{changed_title(result)}: {result.changed[0]}; {reason}"
-    diagnosis = f"{result.diagnosis}; " if result.diagnosis and result.verdict != "invalid" else ""
-    return one_line(f"{result.id}: {result.verdict}: {diagnosis}{reason}")
+    return one_line(f"{result.id}: {result.verdict}: {explained(result, reason)}")
+
+
+def explained(result: CaseResult, reason: str) -> str:
+    """``reason`` and what traces point to: before a loss of time, its cause; after what is exact, as what it took."""
+    told = result.diagnosis
+    if not told or result.verdict == "invalid":  # whose evidence has said more
+        return reason
+    lost = [check for check in result.checks if check.verdict == result.verdict]
+    is_exact = bool(lost) and all(check.tolerance == 0 for check in lost)
+    return f"{reason}; {told}" if is_exact else f"{told}; {reason}"
 
 
 def _command(words: str, command: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
+from pytest_llmperf.report.failure_message import explained
 from pytest_llmperf.report.table import Column, render
 from pytest_llmperf.report.text import Glyphs, fold, glyphs_of, one_line
 from pytest_llmperf.report.time_spent import time_line
@@ -34,7 +35,11 @@ def summary_lines(
     in_turns = [result for result in results if result.launches_before]
     below = [
         *_sources(results),
-        *(f"{result.id}: {result.verdict}: {result.reason}" for result in results if result.verdict not in _EXPLAINED),
+        *(
+            f"{result.id}: {result.verdict}: {explained(result, result.reason)}"
+            for result in results
+            if result.verdict not in _EXPLAINED
+        ),
         *_grouped("changed since the baseline", stored, lambda result: result.changed),
         *_grouped("not the same on both sides", in_turns, lambda result: result.changed),
         *_grouped("different from the baseline's environment", stored, lambda result: result.differences),

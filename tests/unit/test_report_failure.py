@@ -98,6 +98,30 @@ def test_a_regression_shows_figures_evidence_and_the_next_commands() -> None:
     ]
 
 
+POINTED = "+34.2 ms of a traced step: fused kernels gone: _rms_norm_* 66"
+
+
+def test_what_traces_point_to_comes_before_the_loss_that_it_explains() -> None:
+    header = failure_message(replace(REGRESSED, diagnosis=POINTED), RERUN, ACCEPT).splitlines()[0]
+    assert header.endswith(f"regressed: {POINTED}; {REGRESSED.reason}")
+
+
+def test_an_exact_count_that_fails_comes_before_what_it_took() -> None:
+    count = Check(
+        metric="graph_breaks", value=2.0, unit="1", baseline=0.0, tolerance=0.0, limit=0.0, verdict="regressed"
+    )
+    result = replace(REGRESSED, reason="graph_breaks 2", checks=(count,), diagnosis="-1.66 ms of a traced step")
+    header = failure_message(result, RERUN, ACCEPT).splitlines()[0]
+    assert header.endswith("regressed: graph_breaks 2; -1.66 ms of a traced step")
+
+
+def test_an_invalid_case_tells_its_step_after_the_evidence() -> None:
+    result = replace(REGRESSED, verdict="invalid", reason="asked for liger, nothing was patched", diagnosis=POINTED)
+    first, second, *_ = failure_message(result, RERUN, "").splitlines()
+    assert first.endswith("invalid: asked for liger, nothing was patched")
+    assert second == f"a step beside the baseline's: {POINTED}"
+
+
 def test_a_detail_of_the_judge_is_kept() -> None:
     detailed = replace(REGRESSED, checks=(replace(REGRESSED.checks[0], detail="rank 3 on node2"),))
     message = failure_message(detailed, RERUN, ACCEPT, "1 launch in 1 session, provisional")

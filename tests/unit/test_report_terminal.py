@@ -82,6 +82,12 @@ def test_a_wide_table_has_a_line_for_each_case_as_they_ran() -> None:
     ]
 
 
+def test_what_passes_and_is_not_as_it_was_says_what_its_step_does() -> None:
+    result = case("changed", diagnosis="-1.9 ms of a traced step: the optimizer's step is one tensor at a time")
+    (line,) = [line for line in summary_lines([result], None, color=False) if ": changed: " in line]
+    assert line.endswith("changed: -1.9 ms of a traced step: the optimizer's step is one tensor at a time; why changed")
+
+
 def test_columns_with_nothing_to_show_are_left_out() -> None:
     checks = (
         Check(metric="tokens_per_second_per_gpu", value=812.2, unit="tokens/s"),
