@@ -120,7 +120,8 @@ class BaselineComparison:
         if "attention" not in inactive and self._spec.sdpa_backend == "auto":  # else it is looked at there
             wrong = (*wrong, *lost_attention_kernel(self._launches, baseline.explained if baseline else ()))
         troubles = (*wrong, *dict.fromkeys(self._retry.spoilt))
-        extra = () if wrong else figures(self._spec, self._launches)  # what is no figure cannot be computed with
+        # What is no figure cannot be computed with.
+        extra = () if wrong else figures(self._spec, self._launches, self._caller.context.model_flops)
         judgement = judge(self._launches, baseline, self._policy, troubles, extra)
         if judgement.verdict != "invalid":
             judgement = joined(
@@ -156,6 +157,7 @@ class BaselineComparison:
         notes += trace_notes(launches, baseline.trace if baseline else None)
         notes += [f"measured under {fault}" for fault in validity.injected(launches)]
         stored = self._disagreement(baseline.launches) if baseline else ""
+        notes += filter(None, [self._caller.context.model_flops.note(self._spec)])
         notes += filter(None, [self.disagreement, stored and f"of the baseline's, {stored}: record it anew"])
         return tuple(notes)
 

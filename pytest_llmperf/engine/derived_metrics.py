@@ -12,6 +12,7 @@ from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
+from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
@@ -21,9 +22,16 @@ _MOST_STALLED = 0.01
 _COMPILER = {"graph_breaks": "broke the graph", "recompilations": "compiled anew"}
 
 
-def figures(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
+def figures(spec: TrainSpec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:
     """What the launches' rate means on their chip, as far as that is known; energy, a micro-batch's time, waiting."""
-    return *_use_of_the_chip(spec, launches), *_energy(launches), *_accumulated(spec, launches), *_waited(launches)
+    gpu = launches[0].environment.gpu
+    return (
+        *_arithmetic(spec, launches, gpu, model_flops),
+        *_traffic(spec, launches, gpu),
+        *_energy(launches),
+        *_accumulated(spec, launches),
+        *_waited(launches),
+    )
 
 
 def _waited(launches: tuple[Launch, ...]) -> Iterator[Check]:
@@ -47,17 +55,28 @@ def _energy(launches: tuple[Launch, ...]) -> Iterator[Check]:
         yield Check(metric="joules_per_token", value=joules, unit="J/token")
 
 
-def _use_of_the_chip(spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
-    geometry, gpu = spec.architecture.geometry, launches[0].environment.gpu
-    peak, bandwidth = chip_utilisation.peak_flops(gpu, spec.compute_precision), chip_utilisation.peak_bandwidth(gpu)
-    if geometry is None or peak is None or bandwidth is None:
-        return ()
+def _arithmetic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str, model_flops: ModelFlops) -> Iterator[Check]:
+    """The chip's use. Of a chip whose peak is not known nothing can be told, and nothing is counted for it."""
+    peak = chip_utilisation.peak_flops(gpu, spec.compute_precision)
+    flops_per_token = model_flops.per_token(spec) if peak is not None else None
+    if peak is None or flops_per_token is None:
+        return
     rate = math.exp(sum(math.log(launch.tokens_per_second_per_gpu) for launch in launches) / len(launches))
-    value = chip_utilisation.mfu(rate, geometry.flops_per_token(spec.sequence_length), peak)
+    value = chip_utilisation.mfu(rate, flops_per_token, peak)
+    # A window's masked scores are counted and need not be computed: beyond the peak such a figure says nothing.
+    if value <= 1 or not spec.architecture.has_window(spec.sequence_length):
+        yield Check(metric="mfu", value=value, unit="1")
+
+
+def _traffic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str) -> Iterator[Check]:
+    """Of the chip's memory, where every weight takes part in every step: not all of a mixture's experts may."""
+    bandwidth = chip_utilisation.peak_bandwidth(gpu)
+    is_known = chip_utilisation.peak_flops(gpu, spec.compute_precision) is not None
+    if spec.architecture.geometry is None or bandwidth is None or not is_known:
+        return
     moved = chip_utilisation.least_traffic(launches[0].parameters, 4 if spec.model_precision == "fp32" else 2)
     fastest = min(launch.median_step_seconds for launch in launches)
-    share = moved / fastest / bandwidth
-    return Check(metric="mfu", value=value, unit="1"), Check(metric="least_memory_traffic", value=share, unit="1")
+    yield Check(metric="least_memory_traffic", value=moved / fastest / bandwidth, unit="1")
 
 
 def stalled(launches: Sequence[Launch]) -> list[str]:

@@ -17,6 +17,7 @@ from pytest_llmperf.engine.diagnosis import diagnosed
 from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner, Turn
 from pytest_llmperf.engine.scaling_reference import Scaling
+from pytest_llmperf.insight.chip_utilisation import peak_flops
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.exact_changes import changed_evidence, changes
 from pytest_llmperf.judge.gain import Bounds, judge_gain
@@ -24,7 +25,7 @@ from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import Judgement, judge, judge_pairs
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import CaseResult, joined_reasons
+from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
@@ -110,7 +111,7 @@ class PairedComparison:
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             # Of launches that are in trouble no figure can be computed.
             ours = tuple(after for _, after in pairs)
-            judgement = judge_pairs(pairs, self._policy, troubles, () if troubles else figures(spec, ours))
+            judgement = judge_pairs(pairs, self._policy, troubles, () if troubles else self._figures(spec, ours))
             return scaling.joined(judgement, ours, None) if scaling else judgement
 
         sides = [
@@ -134,7 +135,7 @@ class PairedComparison:
             launches=turns.after,
             launches_before=turns.before,
             differences=before.differences(after),
-            notes=(*turns.notes, *result.notes),
+            notes=(*turns.notes, *filter(None, map(self._caller.context.model_flops.note, case.specs)), *result.notes),
         )
 
     def _take_turns(self, sides: Sequence[Side], decide: Callable[[Pairs, Sequence[str]], Judgement]) -> Turns:
@@ -144,6 +145,7 @@ class PairedComparison:
         """
         settings, retry = self._caller.context.settings, LaunchRetry(self._caller.observer.say)
         pairs: Pairs = ()
+        self._prepare(sides)
         with self._runner.hold(max(side.spec.gpus for side in sides)):
             while True:
                 pairs = (*pairs, self._pair(sides, len(pairs), retry))
@@ -163,8 +165,18 @@ class PairedComparison:
         found = contradictions(side.spec, launches, self._caller.terms.inactive)
         if found:
             return list(found)
-        judgement = judge(launches, None, self._policy, extra=figures(side.spec, launches))
+        judgement = judge(launches, None, self._policy, extra=self._figures(side.spec, launches))
         return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []
+
+    def _prepare(self, sides: Sequence[Side]) -> None:
+        """Know now what takes time to find out: during the turns GPUs are held."""
+        context = self._caller.context
+        for side in () if context.on_cpu else sides:
+            if peak_flops(context.machine.gpus[0].name, side.spec.compute_precision):
+                context.model_flops.per_token(side.spec)
+
+    def _figures(self, spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
+        return figures(spec, launches, self._caller.context.model_flops)
 
     def _pair(self, sides: Sequence[Side], number: int, retry: LaunchRetry) -> tuple[Launch, Launch]:
         order = (0, 1) if number % 2 == 0 else (1, 0)

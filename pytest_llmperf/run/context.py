@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.slurm.cluster import Cluster
     from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
     from pytest_llmperf.launch.slurm.srun import Srun
+    from pytest_llmperf.run.model_flops import ModelFlops
     from pytest_llmperf.run.result_cache import ResultCache
     from pytest_llmperf.run.slurm_job import AllNodesLostError, Job
     from pytest_llmperf.run.warm_starts import WarmStarts
@@ -75,6 +76,12 @@ class Context:
         from pytest_llmperf.run.result_cache import ResultCache
 
         return ResultCache()
+
+    @cached_property
+    def model_flops(self) -> ModelFlops:
+        from pytest_llmperf.run.model_flops import ModelFlops
+
+        return ModelFlops()
 
     @cached_property
     def experience(self) -> Experience:

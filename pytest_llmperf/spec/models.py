@@ -74,6 +74,20 @@ class Model:
                 return int(self.config[key])
         return None
 
+    def flops_per_token(self, sequence_length: int) -> float | None:
+        """As ``Geometry``'s, where the formula is right of this family; ``None``: only a count can tell."""
+        needed = _OF_THE_FORMULA.get(self.model_type)
+        if needed is None or self.geometry is None or not all(isinstance(self.config.get(key), int) for key in needed):
+            return None
+        if any(self.config.get(key) not in (None, self.geometry.hidden_size) for key in _OTHER_WIDTHS):
+            return None
+        return self.geometry.flops_per_token(sequence_length)
+
+    def has_window(self, sequence_length: int) -> bool:
+        """Whether a token of a sequence this long may see fewer than all before it."""
+        window = self.config.get("sliding_window")
+        return isinstance(window, int) and window < sequence_length
+
     @property
     def geometry(self) -> Geometry | None:
         """Sizes for the arithmetic; ``None`` for a family whose arithmetic is not known here (MoE, state space)."""
@@ -181,6 +195,19 @@ def _fingerprint(config: Mapping[str, Any]) -> str:
 # (gated: up, gate, down; plain: up, down).
 _GATED = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "smollm3", "olmo2"})
 _PLAIN = frozenset({"opt", "gpt2", "gpt_neox"})
+
+
+# Families of which a count finds the formula's FLOPs to the last one, and the sizes that they need to be told: those
+# they would not take from their other sizes.
+_OF_THE_FORMULA: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama", "phi3", "olmo2", "gpt_neox"), ("intermediate_size",)),
+    **dict.fromkeys(("mistral", "qwen2", "smollm3"), ("intermediate_size", "num_key_value_heads")),
+    **dict.fromkeys(("gemma", "gemma2", "qwen3"), ("intermediate_size", "num_key_value_heads", "head_dim")),
+    "opt": ("ffn_dim",),
+    "gpt2": (),
+}
+# Where embeddings are narrower than the layers, there are products between the two.
+_OTHER_WIDTHS = ("word_embed_proj_dim",)
 
 
 # Each size, under every name that a family gives it.

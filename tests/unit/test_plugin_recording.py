@@ -15,6 +15,7 @@ from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.run.revision import Revision
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import launch_of
@@ -92,4 +93,4 @@ class TestLaunchesThatDisagree:
 def test_a_micro_batch_has_seconds_of_its_own_where_a_step_has_several() -> None:
     accumulated = TrainSpec(model="llama-tiny", sequence_length=64, gradient_accumulation_steps=2)
     for spec, names in ((SPEC, []), (accumulated, ["micro_batch_seconds"])):
-        assert [check.metric for check in figures(spec, (launch_of(spec),))] == names
+        assert [check.metric for check in figures(spec, (launch_of(spec),), ModelFlops())] == names

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +14,14 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
+from pytest_llmperf.launch.flop_count import counted_flops
 from pytest_llmperf.spec import models
 from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.estimate.arithmetic import Arithmetic, model_flops
@@ -25,6 +29,7 @@ from pytest_llmperf.worker.estimate.cuda_emulation import as_on_cuda
 
 pytestmark = pytest.mark.torchrun
 
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 BATCH, HEADS, TOKENS, SIZE = 2, 4, 48, 16
 #: Attention's two products over the full square.
 SQUARE = 2 * 2 * BATCH * HEADS * TOKENS * TOKENS * SIZE
@@ -61,6 +66,28 @@ def test_a_plain_decoder_has_the_formulas_flops_to_the_last_one(name: str) -> No
     assert model.geometry is not None
     for sequence_length in (33, 512):
         assert model_flops(model.config, sequence_length) == model.geometry.flops_per_token(sequence_length)
+
+
+_LLAMA = {"intermediate_size": 176, "num_key_value_heads": 2}
+_GEMMA = {**_LLAMA, "head_dim": 32}
+OTHERS: dict[str, dict[str, int]] = {
+    **dict.fromkeys(("phi3", "olmo2", "qwen2", "smollm3"), _LLAMA),
+    **dict.fromkeys(("gemma", "gemma2"), _GEMMA),
+    "gpt_neox": {"intermediate_size": 176},
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_each_family_of_the_formula_has_its_flops(family: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 250}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **SPECIAL, **sizes, **OTHERS[family]}))
+    model = models.resolve(str(tmp_path))
+    assert model.flops_per_token(64) == model_flops(model.config, 64)
+
+
+def test_a_process_that_is_asked_counts_the_same() -> None:
+    model = models.resolve("mixtral-tiny")
+    assert counted_flops(model, 64) == model_flops(model.config, 64)
 
 
 def test_gemma_3_has_those_of_a_gated_decoder_whatever_its_windows() -> None:
@@ -197,6 +224,18 @@ def test_flash_attns_operators_are_counted_by_any_of_their_names(namespace: str)
         }
     finally:
         library._destroy()
+
+
+def test_sequences_that_follow_each_other_attend_to_themselves_alone() -> None:
+    ends = [0, 5, TOKENS]
+    with unset_fake_temporarily():  # a fake one cannot say how long they are
+        query = torch.zeros(TOKENS, HEADS, SIZE, device="meta")
+        lengths = torch.tensor(ends, dtype=torch.int32)
+        operator = torch.ops.aten._flash_attention_forward
+        with Arithmetic() as arithmetic:
+            operator(query, query, query, lengths, lengths, TOKENS, TOKENS, 0.0, True, False)
+    pairs = sum((end - begin) ** 2 for begin, end in pairwise(ends))
+    assert dict(arithmetic.by_operator) == {"aten::_flash_attention_forward": 2 * 2 * pairs * HEADS * SIZE}
 
 
 def test_fused_attention_computes_its_scores_again_and_they_are_none_of_the_models() -> None:

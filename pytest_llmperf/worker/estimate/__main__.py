@@ -2,6 +2,7 @@
 
 Standard input holds a request a line, until its end: ``{"spec", "model_config"}``. Standard output gets an answer a
 line as soon as it is known: ``{"number": of the request, from 0, "parts": {…}}``, or an ``error`` in the parts' place.
+A request of ``{"model_config", "sequence_length"}`` is for arithmetic, and has ``flops_per_token`` in that place.
 A process for each, since Liger patches classes for good; forked, since imports take longer than most predictions.
 """
 
@@ -17,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.worker.estimate.arithmetic import model_flops
 from pytest_llmperf.worker.estimate.memory_estimator import plan
 
 # A prediction takes one core and 1 GB.
@@ -69,6 +71,8 @@ def _end_with_answer(number: int, request: Mapping[str, Any]) -> None:
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
+        if "sequence_length" in request:
+            return {"flops_per_token": model_flops(request["model_config"], request["sequence_length"])}
         return {"parts": plan(TrainSpec.from_dict(request["spec"]), request["model_config"])}
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything, and who asked wants one line
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "  # 'x' alone says nothing

@@ -33,9 +33,6 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.build import hf_config_of
 
-#: Of what is counted and how: another number wherever a count of before no longer holds.
-VERSION = 1
-
 _Arguments = Mapping[str, Any]
 
 
@@ -115,7 +112,8 @@ def model_flops(config: Mapping[str, Any], sequence_length: int) -> float:
     """FLOPs of training for one token of a full sequence, of the model that ``config`` describes in its plain form.
 
     Nothing is computed twice and nothing fused, so that they depend on nothing but the two: no checkpointing, Liger or
-    compiler changes them. They are those of one forward and one backward pass, whose loss has no products.
+    compiler changes them. They are those of one forward and one backward pass, whose loss has no products. Not in a
+    process where Liger was ever applied: it patches a family's classes for good.
 
     Raises:
         RefusedError: transformers has no such model.
