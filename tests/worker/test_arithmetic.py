@@ -273,6 +273,16 @@ def test_convolutions_are_counted_by_group_and_direction() -> None:
     assert counted(step) == {"aten::convolution": forward, "aten::convolution_backward": 2 * forward}
 
 
+@pytest.mark.parametrize("convolve", [functional.conv1d, functional.conv_transpose1d])
+def test_convolutions_of_one_group_are_counted_as_torch_counts_them(convolve: Callable[..., torch.Tensor]) -> None:
+    def step() -> None:
+        convolve(tensor(BATCH, SIZE, TOKENS), tensor(SIZE, SIZE, 5)).sum().backward()
+
+    counts = counted(step)
+    assert sum(counts.values()) == by_torch(step)
+    assert counts["aten::convolution_backward"] == 2 * counts["aten::convolution"]
+
+
 def test_angles_of_positions_are_no_product_of_matrices() -> None:
     assert counted(lambda: tensor(1, SIZE, 1) @ tensor(1, 1, TOKENS)) == {}
 
