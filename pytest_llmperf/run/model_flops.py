@@ -18,7 +18,9 @@ from pytest_llmperf.spec.models import Model
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
 
-_COUNTER = Path(__file__).parents[1] / "worker" / "estimate" / "arithmetic.py"
+_COUNTER = [
+    Path(__file__).parents[1] / "worker" / "estimate" / f"{name}.py" for name in ("arithmetic", "operator_flops")
+]
 
 
 class ModelFlops:
@@ -86,7 +88,7 @@ def _folder() -> Path:
 def _counted_by() -> Mapping[str, Any]:
     """What else may change a count: whose code is run, and how it is counted."""
     found = {name: _version(name) for name in ("torch", "transformers")}
-    return {**found, "counter": hashlib.sha256(_COUNTER.read_bytes()).hexdigest()[:16]}
+    return {**found, "counter": hashlib.sha256(b"".join(path.read_bytes() for path in _COUNTER)).hexdigest()[:16]}
 
 
 def _version(package: str) -> str:
