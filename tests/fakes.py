@@ -39,6 +39,8 @@ class Fake:
     """What a launch yields: the fields of ``fake.json``."""
 
     step_seconds: float = 0.1
+    first_step_seconds: float = 0.0
+    """0: five times as long as the others."""
     reserved_bytes: int = 2**30
     loss: float = 6.0
     fail: str = ""
@@ -68,7 +70,10 @@ def launch_of(spec: TrainSpec, fake: Fake | None = None) -> Launch:
             host="host",
             device="Fake CPU",
             tokens_per_step=spec.sequences_per_step * spec.sequence_length // spec.gpus,
-            step_seconds=(5 * fake.step_seconds, *(fake.step_seconds for _ in range(spec.steps - 1))),
+            step_seconds=(
+                fake.first_step_seconds or 5 * fake.step_seconds,
+                *(fake.step_seconds for _ in range(spec.steps - 1)),
+            ),
             peak_reserved_bytes=fake.reserved_bytes,
             peak_allocated_bytes=fake.reserved_bytes,
         )

@@ -21,9 +21,10 @@ from pytest_llmperf.judge.baseline import Baseline, creep
 from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.judge.foresight import passing_ranges
 from pytest_llmperf.judge.noise import disagreement
+from pytest_llmperf.judge.phase_checks import PhaseChecks, phase_checks
 from pytest_llmperf.judge.tracing.exact_counts import count_checks, trace_notes
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import Judgement, joined, judge
+from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
@@ -127,7 +128,12 @@ class BaselineComparison:
             judgement = joined(
                 judgement, count_checks(self._launches, baseline.trace if baseline else None), undecided=False
             )
+            phases = self._phase_checks(baseline)
+            judgement = joined(judgement, phases.checks, undecided=phases.undecided)
         return scaling.joined(judgement, self._launches, baseline) if scaling else judgement
+
+    def _phase_checks(self, baseline: Baseline | None) -> PhaseChecks:
+        return phase_checks(self._launches, Reference.of(baseline) if baseline else None, self._policy)
 
     def _diagnosed(self, result: CaseResult, baseline: Baseline) -> CaseResult:
         """With what the newest trace does that the stored one did not, and which rank all wait for, if that is new."""
@@ -154,6 +160,7 @@ class BaselineComparison:
         notes += self._held_up(launches)
         if scaling and baseline is None:  # else its verdict says so
             notes += filter(None, [scaling.unheld])
+        notes += self._phase_checks(baseline).notes
         notes += trace_notes(launches, baseline.trace if baseline else None)
         notes += [f"measured under {fault}" for fault in validity.injected(launches)]
         stored = self._disagreement(baseline.launches) if baseline else ""

@@ -21,8 +21,9 @@ from pytest_llmperf.insight.chip_utilisation import peak_flops
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.exact_changes import changed_evidence, changes
 from pytest_llmperf.judge.gain import Bounds, judge_gain
+from pytest_llmperf.judge.phase_checks import phase_checks
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import Judgement, judge, judge_pairs
+from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge, judge_pairs
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
@@ -112,6 +113,10 @@ class PairedComparison:
             # Of launches that are in trouble no figure can be computed.
             ours = tuple(after for _, after in pairs)
             judgement = judge_pairs(pairs, self._policy, troubles, () if troubles else self._figures(spec, ours))
+            if judgement.verdict != "invalid":
+                theirs = tuple(before for before, _ in pairs)
+                phases = phase_checks(ours, Reference(theirs, theirs, theirs), self._policy)
+                judgement = joined(judgement, phases.checks, undecided=phases.undecided)
             return scaling.joined(judgement, ours, None) if scaling else judgement
 
         sides = [

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
+from pytest_llmperf.judge.policy import PHASES
 from pytest_llmperf.judge.tracing import exact_counts
 from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
 from pytest_llmperf.judge.validity import injected
@@ -112,9 +113,9 @@ def _refuse_silent(spec: TrainSpec, changed: Sequence[str]) -> None:
 def _moved(checks: Sequence[Check]) -> list[Check]:
     """The figures that left their tolerance, so that old and new launches are not one population."""
     beyond = [check for check in checks if _is_beyond(check, worse=True) or _is_beyond(check, worse=False)]
-    # Memory, stalls and a cold first step say nothing of the median, and efficiency half of it is another width's: what
-    # the launches know of days and hosts stays.
-    others = ("first_step_seconds", "stall_share", "scaling_efficiency", *exact_counts.METRICS)
+    # Memory, stalls, a cold first step and what is before it say nothing of the median, and efficiency half of it is
+    # another width's: what the launches know of days and hosts stays.
+    others = ("first_step_seconds", "stall_share", "scaling_efficiency", *PHASES, *exact_counts.METRICS)
     return [check for check in beyond if not check.metric.endswith("_bytes") and check.metric not in others]
 
 

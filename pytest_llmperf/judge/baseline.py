@@ -21,6 +21,7 @@ from pytest_llmperf.judge.noise import labels
 from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.phases import HELD
 from pytest_llmperf.records.result import Check
 from pytest_llmperf.support.formats import in_sentence, percent
 from pytest_llmperf.support.json_fields import typed
@@ -83,8 +84,10 @@ class Baseline:
         launches = []
         for launch in self.launches:
             record = launch.to_dict()
-            # The phases would differ in every diff, and decide nothing. One trace is kept, below.
+            # Of the phases those that decide something. One trace is kept, below.
+            held = {name: seconds for name, seconds in launch.phases.items() if name in HELD}
             record = {name: value for name, value in record.items() if name not in ("phases", "trace")}
+            record |= {"phases": held} if held else {}
             if "setup" in record["evidence"]:
                 record["evidence"] |= {"setup": shared(record["evidence"]["setup"], setups)}
             launches.append({**record, "environment": shared(record["environment"], environments)})

@@ -151,7 +151,9 @@ def _gates(ours: Baseline, theirs: Baseline) -> dict[str, _Gate]:
     tolerances = dict(policy.at(theirs.newest, ours).tolerances)
     # Whatever was tolerated where launches were replaced, it was less than what they moved by.
     tolerances[_RATE] = min([tolerances[_RATE], *(move / 2 for move in _moves(ours, theirs))])
-    return {name: _Gate(METRICS[name].unit, tolerance, METRICS[name].slack) for name, tolerance in tolerances.items()}
+    # Launches of one side may have begun warm and the other's cold: phases tell nothing of both.
+    held = {name: METRICS[name] for name in tolerances if name in METRICS}
+    return {name: _Gate(metric.unit, tolerances[name], metric.slack) for name, metric in held.items()}
 
 
 def _moves(ours: Baseline, theirs: Baseline) -> Iterator[float]:

@@ -55,7 +55,7 @@ def judge(
         return Judgement("new", "no baseline yet", (*checks, *extra))
     court = _Court(
         launches,
-        _Reference(baseline.launches, baseline.newest, baseline.explained),
+        Reference.of(baseline),
         stats.difference(launches, baseline.launches, policy.noise),
         policy.at(launches, baseline),
     )
@@ -74,7 +74,7 @@ def judge_pairs(
     if found:
         return Judgement("invalid", joined_reasons(found), ())
     difference = stats.paired_difference(pairs, policy.noise)
-    return _judged(_Court(after, _Reference(before, before, before), difference, policy.in_pairs()), extra)
+    return _judged(_Court(after, Reference(before, before, before), difference, policy.in_pairs()), extra)
 
 
 def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
@@ -139,21 +139,27 @@ def _new(name: str, metric: Metric, launches: Sequence[Launch], tolerance: float
 
 def highest(name: str, baseline: Baseline, policy: Policy) -> float:
     """With how much of the metric ``name``, which is ``confirmed``, a launch passes."""
-    metric, held = METRICS[name], _Reference(baseline.launches, baseline.newest, baseline.explained)
-    return _limit(metric, _lasting(metric, held), policy.tolerances[name])
+    metric = METRICS[name]
+    return limit(metric, lasting(metric, Reference.of(baseline)), policy.tolerances[name])
 
 
-# Launches: one alone condemns nobody (docs/decisions/0009).
-_CONFIRMED_BY = 2
+#: Launches: one alone condemns nobody (docs/decisions/0009).
+CONFIRMED_BY = 2
+#: What is said of a figure that one alone has shown.
+OF_ONE_LAUNCH = "of one launch alone"
 
 
 @dataclass(frozen=True)
-class _Reference:
+class Reference:
     """The launches that a measurement is held against; ``Baseline`` says which each are."""
 
     stored: Sequence[Launch]
     newest: Sequence[Launch]
     explained: Sequence[Launch]
+
+    @classmethod
+    def of(cls, baseline: Baseline) -> Reference:
+        return cls(baseline.launches, baseline.newest, baseline.explained)
 
 
 class _Court:
@@ -162,7 +168,7 @@ class _Court:
     def __init__(
         self,
         launches: Sequence[Launch],
-        reference: _Reference,
+        reference: Reference,
         difference: Difference,
         policy: Policy,
     ) -> None:
@@ -196,18 +202,18 @@ class _Court:
         )
 
     def _confirmed(self, metric: Metric, check: Check) -> Check:
-        reference = _lasting(metric, self._reference)
+        reference = lasting(metric, self._reference)
         check = _beside(check, reference)
         if check.tolerance is None:
             return check
-        limit = _limit(metric, reference, check.tolerance)
-        if check.value <= limit:
-            return replace(check, limit=limit, verdict="pass")
-        if len(self._launches) < _CONFIRMED_BY:
+        most = limit(metric, reference, check.tolerance)
+        if check.value <= most:
+            return replace(check, limit=most, verdict="pass")
+        if len(self._launches) < CONFIRMED_BY:
             # A fresh host compiles every kernel anew, once. Where the budget is one launch, it stays at that.
-            self.undecided |= self._rule.budget >= _CONFIRMED_BY
-            return replace(check, limit=limit, verdict="inconclusive", detail=check.detail or "of one launch alone")
-        return replace(check, limit=limit, verdict="regressed")
+            self.undecided |= self._rule.budget >= CONFIRMED_BY
+            return replace(check, limit=most, verdict="inconclusive", detail=check.detail or OF_ONE_LAUNCH)
+        return replace(check, limit=most, verdict="regressed")
 
     def _exact(self, metric: Metric, check: Check) -> Check:
         # Of two that differ the rest tells which one is odd.
@@ -221,7 +227,7 @@ class _Court:
         beyond, leaner = (sum(value > worse for value in values), sum(value < better for value in values))
         if beyond == len(values):
             verdict: Verdict = self._lost(len(values))
-        elif beyond >= _CONFIRMED_BY:
+        elif beyond >= CONFIRMED_BY:
             verdict = "inconclusive"  # neither one odd launch nor all of them
         else:
             verdict = self._gained(leaner, len(values))
@@ -229,7 +235,7 @@ class _Court:
 
     def _gained(self, leaner: int, launches: int) -> Verdict:
         """Of so many launches some are leaner: whether that is a gain; one alone becomes no reference."""
-        enough = min(_CONFIRMED_BY, self._rule.budget)
+        enough = min(CONFIRMED_BY, self._rule.budget)
         if leaner and launches < enough:
             self.undecided = True
             return "inconclusive"
@@ -237,20 +243,22 @@ class _Court:
 
     def _lost(self, launches: int) -> Verdict:
         """Of so many launches each is beyond a limit: whether that is a loss, or another one has to say so too."""
-        enough = _CONFIRMED_BY if all(map(_repeats_itself, self._launches)) else self._rule.budget
+        enough = CONFIRMED_BY if all(map(_repeats_itself, self._launches)) else self._rule.budget
         if launches >= min(enough, self._rule.budget):
             return "regressed"
         self.undecided = True
         return "inconclusive"
 
 
-def _lasting(metric: Metric, held: _Reference) -> float:
+def lasting(metric: Metric, held: Reference) -> float:
+    """How much of a metric of which more is worse, and that one launch alone may show, a launch usually has."""
     # A loss that was accepted is none any more while it lasts, however many launches are stored from before it.
     lasting = min(_middle(metric, held.explained), _middle(metric, held.newest))
     return max(_middle(metric, held.stored), lasting)
 
 
-def _limit(metric: Metric, reference: float, tolerance: float) -> float:
+def limit(metric: Metric, reference: float, tolerance: float) -> float:
+    """With how much of it a launch passes."""
     return max(reference * (1 + tolerance), reference + metric.slack)
 
 

@@ -163,7 +163,7 @@ class Launch:
     health: Health = field(default_factory=Health)
     phases: Mapping[str, float] = field(default_factory=dict)
     """Where its seconds went, by the names of ``records/phases.py``: ``wall_seconds``, and the wait before them.
-    Empty where nobody told, in old records, and in baselines, which nothing of it is ever held against."""
+    Empty where nobody told and in old records; baselines keep what is held (``HELD`` there)."""
     trace: Trace = field(default_factory=lambda: Trace(none=OLDER))
     """What a step of it did, by name. Baselines keep one trace, and not each launch's."""
 

@@ -23,6 +23,8 @@ MODEL = "model"
 FIRST_STEP = "first_step"
 #: All others, to the end of the device's work.
 STEPS = "steps"
+#: The Trainer's own save, where the spec asks for one: after the timed steps, and before those that are traced.
+CHECKPOINT = "checkpoint"
 #: Steps that are traced, after those that are timed.
 TRACE = "trace"
 #: Evidence, the record, the end of all processes.
@@ -31,6 +33,9 @@ END = "end"
 #: What else a run spends, and no record has: on launches that left none, on looking for the largest micro-batch in one
 #: process and in predictions, and what nobody told of.
 FAILED, SEARCHING, OTHER = "failed_launches", "searching", "other"
+
+#: Those that baselines keep of a launch, and hold later ones against; the others are the machine's, or are metrics.
+HELD = (START, IMPORTS, MODEL, CHECKPOINT)
 
 # By what rank 0 says that it does, in that order; where its first step ends is told by its clock.
 _BEGUN = {"importing": IMPORTS, "building": MODEL, "training": FIRST_STEP, "tracing": TRACE, "finishing": END}

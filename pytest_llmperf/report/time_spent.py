@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import (
+    CHECKPOINT,
     END,
     FAILED,
     FIRST_STEP,
@@ -27,6 +28,7 @@ _OF_A_RUN = {
     **dict.fromkeys((START, IMPORTS, MODEL), "start-up"),
     FIRST_STEP: "first steps",
     STEPS: "training",
+    CHECKPOINT: "checkpoints",
     TRACE: "tracing",
     END: "ending",
     WAITING: "waiting for hardware",

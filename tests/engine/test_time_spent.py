@@ -14,6 +14,7 @@ import pytest
 from pytest_llmperf.engine import max_batch_size, runner
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.launch.machine import Gpu
+from pytest_llmperf.records.phases import HELD
 from pytest_llmperf.run.errors import DidNotTrainError
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.engine.conftest import EAGER, SPEC, Engine
@@ -104,10 +105,11 @@ def test_a_prediction_is_part_of_that_search(engine: Engine, monkeypatch: pytest
     assert engine.findings.spent.phases["searching"] == pytest.approx(10.0 + WAITED, abs=0.1)
 
 
-def test_a_stored_record_says_nothing_of_it(engine: Engine) -> None:
-    engine.record(phases=PHASES)
+def test_a_stored_record_keeps_what_later_ones_are_held_against_and_no_change_is_told_of_it(engine: Engine) -> None:
+    engine.record(phases={**PHASES, "end": 2.0})
     (baseline,) = engine.baselines
-    assert "phases" not in json.loads(baseline.read_text())["launches"][0]
+    stored = json.loads(baseline.read_text())["launches"][0]["phases"]
+    assert stored == {name: seconds for name, seconds in PHASES.items() if name in HELD}
     engine.fake(phases={"start": 9.0, "steps": 30.0})
     result = engine.check().result
     assert (result.verdict, result.changed, result.differences) == ("pass", (), ())

@@ -1,0 +1,116 @@
+"""Phase checks: how long a launch took before and beside its steps, held against the baseline's launches. Pure.
+
+Start, imports, the model, a checkpoint: each twice as long and some seconds more is a loss, never by one launch
+(docs/decisions/0031). Only like is compared with like: a warm launch imports nothing, and what its start takes is what
+was left of a fork server's imports; a cold one reads a model family's code while it builds the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_llmperf.judge.policy import PHASES, Metric, Policy
+from pytest_llmperf.judge.verdict import CONFIRMED_BY, OF_ONE_LAUNCH, Reference, lasting, limit
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.phases import CHECKPOINT, HELD
+from pytest_llmperf.records.result import Check, Verdict
+
+_PHASE_OF = dict(zip(PHASES, HELD, strict=True))
+
+# Of a launch that began warm: how far a server was with its imports says nothing of the launch.
+_NOT_WARM = frozenset({"start_seconds", "imports_seconds"})
+
+
+@dataclass(frozen=True)
+class PhaseChecks:
+    """What was found."""
+
+    checks: tuple[Check, ...] = ()
+    """One for each phase that the launches tell of; without a verdict where nothing like it is stored."""
+    undecided: bool = False
+    """Whether another launch is worth its cost."""
+    notes: tuple[str, ...] = ()
+    """What one launch alone had too much of."""
+
+
+def phase_checks(launches: Sequence[Launch], held: Reference | None, policy: Policy) -> PhaseChecks:
+    """The phases of ``launches`` against those of launches that are like them in ``held``."""
+    checks, notes, undecided = [], [], False
+    for name, metric in PHASES.items():
+        told = [launch for launch in launches if _tells(name, launch)]
+        if not told:
+            continue
+        check = Check(metric=name, value=metric.of(told), unit=metric.unit)
+        tolerance = policy.tolerances.get(name)
+        weighed = [] if tolerance is None or held is None else _weighed(name, metric, told, held, tolerance)
+        if tolerance is None or not weighed:
+            checks.append(check)
+            continue
+        best = min(weighed, key=lambda each: each.seconds / each.limit)
+        verdict = _verdict(best, weighed)
+        lacks_another = verdict == "inconclusive" and len(launches) < policy.rule.budget
+        undecided |= lacks_another
+        checks.append(
+            Check(
+                metric=name,
+                value=best.seconds,
+                unit=metric.unit,
+                baseline=best.usual,
+                tolerance=tolerance,
+                limit=best.limit,
+                change=best.seconds / best.usual - 1 if best.usual else None,
+                verdict=verdict,
+                detail=OF_ONE_LAUNCH if verdict == "inconclusive" else "",
+            )
+        )
+        worst = max(weighed, key=lambda each: each.seconds / each.limit)
+        if verdict == "pass" and worst.is_beyond:
+            notes.append(
+                f"{name} {worst.seconds:.3g} s in one launch, {best.seconds:.3g} s in another: the shortest counts"
+            )
+    return PhaseChecks(tuple(checks), undecided, tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Weighed:
+    """One launch in one phase, what launches like it usually take, and what they may."""
+
+    seconds: float
+    usual: float
+    limit: float
+
+    @property
+    def is_beyond(self) -> bool:
+        return not self.seconds <= self.limit  # also true of NaN
+
+
+def _weighed(
+    name: str, metric: Metric, launches: Sequence[Launch], held: Reference, tolerance: float
+) -> list[_Weighed]:
+    found = []
+    for launch in launches:
+        stored, newest, explained = (
+            [each for each in side if _tells(name, each) and _are_alike(name, launch, each)]
+            for side in (held.stored, held.newest, held.explained)
+        )
+        if stored:
+            usual = lasting(metric, Reference(stored, newest or stored, explained or stored))
+            found.append(_Weighed(metric.of([launch]), usual, limit(metric, usual, tolerance)))
+    return found
+
+
+def _verdict(best: _Weighed, weighed: Sequence[_Weighed]) -> Verdict:
+    if not best.is_beyond:
+        return "pass"
+    return "regressed" if len(weighed) >= CONFIRMED_BY else "inconclusive"
+
+
+def _tells(name: str, launch: Launch) -> bool:
+    is_warm = launch.evidence.get("start") == "warm"
+    return _PHASE_OF[name] in launch.phases and not (is_warm and name in _NOT_WARM)
+
+
+def _are_alike(name: str, a: Launch, b: Launch) -> bool:
+    """Whether both began in one way, which a checkpoint does not know."""
+    return _PHASE_OF[name] == CHECKPOINT or a.evidence.get("start") == b.evidence.get("start")
