@@ -31,7 +31,14 @@ def figures(spec: TrainSpec, launches: tuple[Launch, ...], model_flops: ModelFlo
         *_energy(launches),
         *_accumulated(spec, launches),
         *_waited(launches),
+        *_saved(launches),
     )
+
+
+def _saved(launches: tuple[Launch, ...]) -> Iterator[Check]:
+    sizes = [size for launch in launches if (size := launch.evidence.get("checkpoint_bytes"))]
+    if sizes:
+        yield Check(metric="checkpoint_bytes", value=float(max(sizes)), unit="bytes")
 
 
 def _waited(launches: tuple[Launch, ...]) -> Iterator[Check]:

@@ -103,6 +103,10 @@ _KERNELS: Mapping[str, Callable[[str], bool]] = {
 }
 
 
+def _saved(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
+    return _equal("save_checkpoint", spec.save_checkpoint, bool(evidence.get("checkpoint_bytes")))
+
+
 def _weights(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
     return _equal("weights of", _DTYPES[spec.model_precision], ", ".join(sorted(evidence["parameter_dtypes"])))
 
@@ -209,6 +213,7 @@ _CHECKS: Mapping[str, Callable[[TrainSpec, Mapping[str, Any]], str | None]] = {
     "tf32": _tf32,
     "gpus": _world_size,
     "gradient_checkpointing": _checkpointing,
+    "save_checkpoint": _saved,
     "torch_compile": _compile,
     "fp8": _fp8,
     "parallelism": _parallelism,

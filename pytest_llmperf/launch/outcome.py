@@ -16,7 +16,8 @@ from pytest_llmperf.launch.disk_space import unwritable
 from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.launch.starved_process import want_of_memory
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.launch import MEASURED_FILE, RECORD_FILE, Launch
+from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 _TAIL_LINES = 12
@@ -27,13 +28,31 @@ def read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Lau
     """The launch in ``folder``, or why there is none."""
     if ended.returncode == 0 and not ended.timed_out:
         try:
-            launch = Launch.from_dict(json.loads((folder / "launch.json").read_text(encoding="utf-8")))
+            launch = _record(folder / RECORD_FILE)
         except (OSError, ValueError) as error:
-            return _failure(folder, "error", f"the ranks ended well and left no usable launch.json ({error})", None)
+            message = f"the ranks ended well and left no usable {RECORD_FILE} ({error})"
+            return _measured(folder, spec, _failure(folder, "error", message, None))
         if launch.digest != spec.digest:
             return _failure(folder, "error", f"launch.json is of digest {launch.digest}, expected {spec.digest}", None)
         return launch
-    return _why(folder, ended, progress)
+    return _measured(folder, spec, _why(folder, ended, progress))
+
+
+def _record(path: Path) -> Launch:
+    return Launch.from_dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _measured(folder: Path, spec: TrainSpec, failure: Failure) -> Launch | Failure:
+    """What was measured before a traced step failed, or hung, on any rank: that costs the trace alone."""
+    try:
+        launch = _record(folder / MEASURED_FILE)
+    except (OSError, ValueError):
+        return failure
+    return failure if launch.digest != spec.digest else replace(launch, trace=Trace(none=_untraced(failure)))
+
+
+def _untraced(failure: Failure) -> str:
+    return f"the traced steps failed ({failure.message})"
 
 
 #: A micro-batch size, and its peak allocated bytes where it trained.

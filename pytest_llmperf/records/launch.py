@@ -17,6 +17,9 @@ from pytest_llmperf.records.steady_state import Steady, find_steady
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.json_fields import fields_of
 
+#: The file of a launch's record, and that of what it has measured as long as its traced steps are not over.
+RECORD_FILE, MEASURED_FILE = "launch.json", "measured.json"
+
 #: Why a record of before traces has none.
 OLDER = "recorded before launches were traced"
 

@@ -27,7 +27,7 @@ STEPS = "steps"
 CHECKPOINT = "checkpoint"
 #: Steps that are traced, after those that are timed.
 TRACE = "trace"
-#: Evidence, the record, the end of all processes.
+#: Evidence, the record, the end of all processes; what of it comes before the traced steps, too.
 END = "end"
 
 #: What else a run spends, and no record has: on launches that left none, on looking for the largest micro-batch in one
@@ -38,7 +38,15 @@ FAILED, SEARCHING, OTHER = "failed_launches", "searching", "other"
 HELD = (START, IMPORTS, MODEL, CHECKPOINT)
 
 # By what rank 0 says that it does, in that order; where its first step ends is told by its clock.
-_BEGUN = {"importing": IMPORTS, "building": MODEL, "training": FIRST_STEP, "tracing": TRACE, "finishing": END}
+_BEGUN = {
+    "importing": IMPORTS,
+    "building": MODEL,
+    "training": FIRST_STEP,
+    "saving": CHECKPOINT,
+    "gathering": END,
+    "tracing": TRACE,
+    "finishing": END,
+}
 
 _DECIMALS = 3
 # Less is what rounding leaves.
@@ -64,7 +72,10 @@ def phases_of(
     # Neither before the phase that comes first, nor after the end.
     marks = accumulate((min(at, seconds) for _, at in [*begins, ("", seconds)]), max)
     spans = pairwise(round(mark, _DECIMALS) for mark in marks)
-    return {name: round(end - begin, _DECIMALS) for (name, _), (begin, end) in zip(begins, spans, strict=True)}
+    phases: dict[str, float] = {}
+    for (name, _), (begin, end) in zip(begins, spans, strict=True):
+        phases[name] = round(phases.pop(name, 0.0) + end - begin, _DECIMALS)  # where it is for the last time
+    return phases
 
 
 def accounted(record: Mapping[str, float], waited: float, seconds: float, remainder: str) -> dict[str, float]:

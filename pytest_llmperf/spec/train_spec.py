@@ -96,6 +96,8 @@ class TrainSpec:
     weights: str | None = field(default=None, metadata=_in_id("pretrained"))
     """A local folder of pretrained weights; random ones otherwise (speed does not depend on them)."""
     seed: int = field(default=42, metadata=_in_id("seed{}"))
+    save_checkpoint: bool = field(default=False, metadata={**_LATER, **_in_id("saves")})
+    """Whether the Trainer saves once, all that it would resume from, after the timed steps."""
     steps: int = field(default=60, metadata=_HOW)
     """Optimizer steps of one launch at most, the first one included."""
     min_steps: int = field(default=16, metadata=_HOW)

@@ -24,6 +24,7 @@ _LABELS = {
     "imports_seconds": "imports",
     "model_seconds": "model",
     "checkpoint_seconds": "checkpoint",
+    "checkpoint_bytes": "checkpoint's size",
     "peak_reserved_bytes": "peak memory",
     "peak_allocated_bytes": "peak allocated",
     "stall_share": "stalls",

@@ -1,6 +1,6 @@
 """Inside torchrun: trains one spec with the Hugging Face Trainer and observes it.
 
 The launcher starts ``python -m pytest_llmperf.worker FOLDER`` once per rank. What crosses is files in ``FOLDER``:
-``request.json`` in; ``rank-<r>.pid``, ``progress.json``, ``failure-<r>.json`` and ``launch.json`` out. Nothing else of
-this package imports this room, and it imports only the nouns.
+``request.json`` in; ``rank-<r>.pid``, ``progress.json``, ``failure-<r>.json`` and ``launch.json`` out, and while
+steps are traced ``measured.json``. Nothing else of this package imports this room, and it imports only the nouns.
 """

@@ -8,9 +8,8 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from pytest_llmperf.worker.failure_file import write_failure, write_json
+from pytest_llmperf.worker.failure_file import write_failure
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory
 from pytest_llmperf.worker.refusal import RefusedError
@@ -58,7 +57,7 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
 
     from pytest_llmperf.spec.fault_injection import Injection  # noqa: PLC0415
     from pytest_llmperf.worker.batch_size_trials import try_sizes  # noqa: PLC0415
-    from pytest_llmperf.worker.launch_record import launch_record, rank_share  # noqa: PLC0415
+    from pytest_llmperf.worker.launch_record import Recorder  # noqa: PLC0415
     from pytest_llmperf.worker.train import train  # noqa: PLC0415
 
     heartbeat.enter("building")
@@ -75,15 +74,8 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
     if request.search:
         try_sizes(to_train, request.search, train_one, folder, headroom)
         return
-    trained = train_one(to_train)
-    share = rank_share(rank, device, trained)
-    shares: list[Any] = [None] * spec.gpus
-    if dist.is_initialized():
-        dist.gather_object(share, shares if rank == 0 else None)
-    else:
-        shares = [share]
-    if rank == 0:
-        write_json(folder / "launch.json", launch_record(spec, started_at, device, trained, shares).to_dict())
+    recorder = Recorder(folder, rank, spec, started_at, device)
+    recorder.finished(train_one(to_train, measured=recorder.measured))
     if dist.is_initialized():
         dist.destroy_process_group()
 

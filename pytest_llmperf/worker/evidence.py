@@ -61,7 +61,10 @@ def parameter_dtypes(model: nn.Module) -> dict[str, int]:
 
 
 def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness, liger: LigerNotes) -> dict[str, Any]:
-    """Everything ``judge/evidence_checks.py`` holds against the spec; called once, after training."""
+    """Everything ``judge/evidence_checks.py`` holds against the spec; called once, after all that is timed.
+
+    Which operators attention calls is not tried yet: steps that are traced may follow.
+    """
     optimizer = trainer.optimizer
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     device = next(model.parameters()).device
@@ -94,7 +97,7 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "allocator_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0) if device.type == "cuda" else 0,
         "injected": os.environ.get(fault_injection.VARIABLE, ""),
         "setup": setup(trainer, model, optimizer),
-        "attention_kernel": _attention_kernel(trainer, model),
+        "attention_kernel": "unknown",
     }
 
 
@@ -109,7 +112,7 @@ def _optimizer_states(optimizer: Any) -> dict[str, Any]:
 
 def merged(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Rank 0's evidence; what other ranks saw differently is in ``other_ranks``, by name and then by rank."""
-    worst = {name: of(seen[name] for seen in by_rank) for name, of in _COUNTS.items()}
+    worst = {name: of(seen[name] for seen in by_rank) for name, of in _COUNTS.items() if name in by_rank[0]}
     facts = [dict(flat({name: seen[name] for name in seen if name not in _COUNTS})) for seen in by_rank]
     names = dict.fromkeys(name for seen in facts for name in seen if name not in _OF_THE_HOST)
     others = {
@@ -128,6 +131,7 @@ _COUNTS: Mapping[str, Callable[[Iterable[int]], int]] = {
     "graph_breaks": max,
     "recompilations": max,
     "allocator_retries": max,
+    "checkpoint_bytes": max,
 }
 
 
@@ -153,8 +157,8 @@ class _AttentionOps(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
-    """The attention operators that one more sequence calls, after all measurements; empty: plain matrix products.
+def attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
+    """The attention operators that one more sequence calls, after all steps; empty: plain matrix products.
 
     ``unknown`` where the sequence does not go through, for want of memory or because an operator cannot be watched.
     flex_attention is not tried, since it would compile once more for a batch of one; nor is a sharded model, of which

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
 from pytest_llmperf.worker.canary import sing
+from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.environment import place_of
 from pytest_llmperf.worker.faults import Burner
 from pytest_llmperf.worker.gradient_exchange import Exchange
@@ -60,26 +64,38 @@ class WatchedTrainer(Trainer):
         return super()._get_num_items_in_batch(*args, **kwargs)
 
 
+@dataclass(frozen=True)
+class After:
+    """What comes after the timed steps."""
+
+    checkpoint: Checkpoint | None
+    tracer: Tracer | None
+    keep: Callable[[], None]
+    """What was measured, before steps are traced."""
+
+
 class StepMarks(TrainerCallback):
-    """Marks the clock where the first step begins and where every step ends; traces a few more when it is known."""
+    """Marks the clock where the first step begins and where every step ends; what comes after them begins here too."""
 
     def __init__(
-        self,
-        measurement: Measurement,
-        heartbeat: Heartbeat,
-        stopping: Stopping,
-        burner: Burner | None,
-        tracer: Tracer | None,
+        self, measurement: Measurement, heartbeat: Heartbeat, stopping: Stopping, burner: Burner | None, after: After
     ) -> None:
         self._measurement, self._heartbeat = measurement, heartbeat
-        self._stopping, self._burner, self._tracer = stopping, burner, tracer
+        self._stopping, self._burner = stopping, burner
+        self._tracer, self._checkpoint, self._keep = after.tracer, after.checkpoint, after.keep
 
-    def on_step_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+    def on_step_begin(
+        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, model: Any = None, **_: Any
+    ) -> None:
         if state.global_step == 0:
+            if self._checkpoint:
+                self._checkpoint.check_room(model)
             self._heartbeat.enter("training")  # before what is timed
             self._measurement.begin()
 
-    def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
+    ) -> None:
         if self._burner is not None:
             self._burner.step(state.global_step)
         if self._tracer and self._tracer.is_running:
@@ -90,15 +106,43 @@ class StepMarks(TrainerCallback):
         if not self._stopping.now(state.global_step):
             return
         self._measurement.end()
+        if self._checkpoint:
+            self._checkpoint.check_room(trained["model"], trained["optimizer"])
+            self._heartbeat.enter("saving")
+            control.should_save = True
+        else:
+            self._go_on(control)
+
+    def on_save(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._checkpoint:
+            self._checkpoint.end()
+            self._heartbeat.enter("gathering")
+            self._checkpoint.remove()
+            self._go_on(control)
+
+    def _go_on(self, control: TrainerControl) -> None:
+        """With what is neither timed nor saved."""
         if self._tracer is None:
+            self._heartbeat.enter("finishing")
             control.should_training_stop = True
         else:
+            self._heartbeat.enter("gathering")
+            self._keep()
             self._heartbeat.enter("tracing")
             self._tracer.begin()
 
 
-def train(spec: TrainSpec, request: Request, device: torch.device, beat: Heartbeat) -> Trained:
-    """Train ``spec``, the request's or nearly, on this rank and return what was seen."""
+def train(
+    spec: TrainSpec,
+    request: Request,
+    device: torch.device,
+    beat: Heartbeat,
+    measured: Callable[[Trained], None] = lambda _: None,
+) -> Trained:
+    """Train ``spec``, the request's or nearly, on this rank and return what was seen.
+
+    What was ``measured`` is told before steps are traced: what breaks or hangs in these takes nothing from it.
+    """
     rank = int(os.environ["RANK"])
     set_seed(spec.seed)
     beat.enter("building")
@@ -121,7 +165,36 @@ def train(spec: TrainSpec, request: Request, device: torch.device, beat: Heartbe
     exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
     stopping = Stopping(spec, clock, rank, place_of(device), request.passing)
     measurement = Measurement(clock, memory, exchange)
-    marks = StepMarks(measurement, beat, stopping, _burner(spec, rank, device, clock), tracer)
+    is_saved = spec.save_checkpoint and not request.search
+    checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir))) if is_saved else None
+
+    def seen() -> Trained:
+        return Trained(
+            step_seconds=measurement.step_seconds,
+            waiting_seconds=measurement.waiting_seconds,
+            losses=_step_losses(measurement.losses, spec.gradient_accumulation_steps),
+            tokens_per_step=_per_step(measurement.num_tokens, len(measurement.step_seconds)),
+            peak_reserved_bytes=measurement.peak_reserved_bytes,
+            peak_allocated_bytes=measurement.peak_allocated_bytes,
+            train_seconds=measurement.seconds,
+            parameters=model.num_parameters(),
+            canary=canary,
+            evidence={
+                **evidence.collect(trainer, model, autocast, liger),
+                **stopping.evidence,
+                **(checkpoint.evidence if checkpoint else {}),
+            },
+            trace=Trace(none=UNWANTED),
+        )
+
+    kept: list[Trained] = []
+
+    def keep() -> None:
+        kept.append(seen())
+        measured(kept[0])
+
+    after = After(checkpoint, tracer, keep)
+    marks = StepMarks(measurement, beat, stopping, _burner(spec, rank, device, clock), after)
     trainer = WatchedTrainer(
         model=model,
         args=arguments,
@@ -134,20 +207,9 @@ def train(spec: TrainSpec, request: Request, device: torch.device, beat: Heartbe
         force_tf32(spec)
     trace = _trained(trainer, measurement, tracer, alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
-
-    return Trained(
-        step_seconds=measurement.step_seconds,
-        waiting_seconds=measurement.waiting_seconds,
-        losses=_step_losses(measurement.losses, spec.gradient_accumulation_steps),
-        tokens_per_step=_per_step(measurement.num_tokens, len(measurement.step_seconds)),
-        peak_reserved_bytes=measurement.peak_reserved_bytes,
-        peak_allocated_bytes=measurement.peak_allocated_bytes,
-        train_seconds=measurement.seconds,
-        parameters=model.num_parameters(),
-        canary=canary,
-        evidence={**evidence.collect(trainer, model, autocast, liger), **stopping.evidence},
-        trace=trace,
-    )
+    trained = kept[0] if kept else seen()
+    kernel = evidence.attention_kernel(trainer, model)
+    return replace(trained, evidence={**trained.evidence, "attention_kernel": kernel}, trace=trace)
 
 
 def _trained(trainer: Trainer, measurement: Measurement, tracer: Tracer | None, *, alone: bool) -> Trace:
@@ -156,7 +218,7 @@ def _trained(trainer: Trainer, measurement: Measurement, tracer: Tracer | None, 
     try:
         trainer.train()
     except Exception as error:
-        # Ranks that others wait for have to fail.
+        # Ranks that others wait for have to fail; what was measured is kept.
         if not (alone and measurement.is_over):
             raise
         failed = error

@@ -315,6 +315,13 @@ class TestOutcomes:
         request = json.loads((tmp_path / "run folder" / "request.json").read_text())
         assert TrainSpec.from_dict(request["spec"]) == SPEC
 
+    @pytest.mark.parametrize("end", ["raise SystemExit(3)", ""])
+    def test_what_was_measured_before_traced_steps_that_failed_is_a_launch(self, tmp_path: Path, end: str) -> None:
+        record = json.dumps(launch_of(SPEC).to_dict())
+        launch = run(f"(folder / 'measured.json').write_text({record!r}); {end}", tmp_path / "run")
+        assert isinstance(launch, Launch)
+        assert launch.trace.none.startswith("the traced steps failed (")
+
     @pytest.mark.parametrize("text", ["", "{", "[]", "\x00garbage", '{"ranks": []}'])
     def test_a_garbled_record_is_a_failure(self, tmp_path: Path, text: str) -> None:
         failure = run(f"(folder / 'launch.json').write_text({text!r})", tmp_path / "run")

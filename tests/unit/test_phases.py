@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).parents[2]
 SPEC = TrainSpec(model="llama-tiny", steps=10)
 BEGAN = 1.7e9
 REACHED = {"importing": BEGAN + 2.0, "building": BEGAN + 9.5, "training": BEGAN + 11.0, "finishing": BEGAN + 20.0}
-WORDS = ("importing", "building", "training", "tracing", "finishing", "nonsense")
+WORDS = ("importing", "building", "training", "saving", "gathering", "tracing", "finishing", "nonsense")
 
 
 class TestOfALaunch:
@@ -46,10 +46,17 @@ class TestOfALaunch:
         phases = phases_of(BEGAN, 21.5, {**REACHED, "tracing": BEGAN + 19.0}, 3.25)
         assert (phases["steps"], phases["trace"], phases["end"]) == (4.75, 1.0, 1.5)
 
+    def test_what_is_gathered_before_the_traced_steps_belongs_to_the_end(self) -> None:
+        after = {"saving": BEGAN + 20.0, "gathering": BEGAN + 24.0, "tracing": BEGAN + 24.5, "finishing": BEGAN + 25.0}
+        phases = phases_of(BEGAN, 26.5, {**REACHED, **after}, 3.25)
+        assert list(phases)[4:] == ["steps", "checkpoint", "trace", "end"]
+        assert [phases[name] for name in ("checkpoint", "trace", "end")] == [4.0, 0.5, 2.0]
+
     def test_the_guide_names_them_in_their_order(self) -> None:
         guide = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
+        every = {**REACHED, "saving": BEGAN + 20.0, "gathering": BEGAN + 21.0, "tracing": BEGAN + 21.5}
         table = guide.partition("## Where the time went")[2].partition("\n## ")[0]
-        assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [WAITING, *phases_of(BEGAN, 21.5, REACHED, 3.25)]
+        assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [WAITING, *phases_of(BEGAN, 25.5, every, 3.25)]
 
     def test_nothing_is_made_up_where_rank_0_told_nothing(self) -> None:
         assert phases_of(BEGAN, 21.5, {}, 3.25) == {}

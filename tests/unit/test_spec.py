@@ -203,6 +203,7 @@ CHANGES_OF_WORK: list[dict[str, Any]] = [
     {"gpus": 2, "mixed_precision": "no", "parallelism": "fsdp"},
     {"weights": str(Path(__file__).parent)},
     {"seed": 1},
+    {"save_checkpoint": True},
 ]
 
 

@@ -81,3 +81,33 @@ def test_what_breaks_while_it_traces_takes_nothing_from_what_was_measured(
     launch = launched(SPEC, tmp_path / "run", start="cold", variables={"PYTHONPATH": path})
     assert launch.trace.none == why
     assert 6 <= len(launch.step_seconds) <= SPEC.steps
+
+
+_ON_RANK_1 = (
+    "import os, time, pytest_llmperf.worker.tracing.tracer as tracer; module._TRACE_SECONDS = 2.0; "
+    "tracer.Tracer.batch_arrived = lambda self: {what} if self.is_running and os.environ['RANK'] == '1' else None"
+)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("1 / 0", "the traced steps failed (rank 1: ZeroDivisionError: division by zero)"),
+        ("os.kill(os.getpid(), 9)", "the traced steps failed (rank 1 was ended by SIGKILL"),
+        ("time.sleep(1000)", "the traced steps failed (rank "),
+    ],
+)
+def test_what_breaks_or_hangs_on_one_rank_costs_the_trace_alone(what: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        after_import("pytest_llmperf.worker.launch_record", _ON_RANK_1.format(what=what))
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    two = TrainSpec(**{**SPEC.to_dict(), "gpus": 2})
+    launch = launched(two, tmp_path / "run", start="cold", variables={"PYTHONPATH": path})
+    assert launch.trace.none.startswith(why)
+    assert "sleep" not in what or "TimeoutError: they did not end within" in launch.trace.none
+    assert [len(rank.step_seconds) for rank in launch.ranks] == 2 * [len(launch.losses)]
+    assert len(launch.losses) >= 6
+    assert launch.phases["trace"] < 60
+    # All evidence is there but for what is tried at the very end.
+    assert (launch.evidence["attention"], launch.evidence["attention_kernel"]) == ("sdpa", "unknown")
