@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import subprocess
 import time
@@ -16,8 +18,14 @@ import psutil
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
 
 _POLL_SECONDS = 0.1
+# Whoever forked an agent reaps it, and tells at once.
+_REAP_SECONDS = 30.0
+# A node's server says now and then that it still waits for imports; what it ends of an earlier launch takes longer.
+_SILENT_SECONDS = 120.0
 
 DIED = "its fork server died"
+#: What one says that cannot fork yet, and works on it.
+WAITS = "waits"
 
 
 class ColdStartError(Exception):
@@ -30,6 +38,10 @@ class LostServerError(ColdStartError):
 
 class NoAnswerError(LostServerError):
     """Whoever was asked has said nothing for too long; it may still do what it was asked for."""
+
+
+class StoppedServerError(NoAnswerError):
+    """It lives, and does not run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +97,10 @@ class Conversation:
         except ChannelClosedError:
             raise LostServerError(DIED) from None
 
-    def launch(self, order: LaunchOrder, seconds: float, waiting: Callable[[], object]) -> ForkedAgent:
-        """A torchrun, forked within so many ``seconds``.
+    def launch(
+        self, order: LaunchOrder, seconds: float, waiting: Callable[[], object], *, is_talkative: bool = False
+    ) -> ForkedAgent:
+        """A torchrun, forked within so many ``seconds``; one that ``is_talkative`` says meanwhile that it waits.
 
         Raises:
             ColdStartError: there is none.
@@ -95,21 +109,30 @@ class Conversation:
         with order.log.open("wb") as log:
             told = {"torchrun": [*order.torchrun], "environment": dict(order.environment), "needs": [*order.needs]}
             self.send({"do": "launch", **told}, [log.fileno()])
-        return ForkedAgent(self.answer(seconds, waiting, "forked").content["began"], self)
+        silent = _SILENT_SECONDS if is_talkative else math.inf
+        return ForkedAgent(self.answer(seconds, waiting, "forked", silent).content["began"], self)
 
-    def answer(self, seconds: float, waiting: Callable[[], object], what: str) -> Message:
+    def answer(self, seconds: float, waiting: Callable[[], object], what: str, silent: float = math.inf) -> Message:
         """What it says next, for which it has so many ``seconds``; ``waiting`` is called meanwhile.
+
+        For more than ``silent`` seconds it says nothing at all only if it was stopped.
 
         Raises:
             ColdStartError: it refuses.
             LostServerError: it is gone.
             NoAnswerError: it takes too long; nobody talks with it any more.
         """
-        deadline = time.monotonic() + seconds
+        deadline, heard = time.monotonic() + seconds, time.monotonic()
+        why = f"its fork server {what} for more than {seconds:.0f} s"
         while time.monotonic() < deadline:
             message = self.listen(_POLL_SECONDS)
             if self.is_lost:
                 raise LostServerError(DIED)
+            if message is not None and WAITS in message.content:
+                heard, message = time.monotonic(), None
+            if time.monotonic() - heard > silent:
+                why = f"its fork server said nothing for more than {silent:.0f} s"
+                break
             if message is not None and "refused" in message.content:
                 raise ColdStartError(message.content["refused"])
             if message is not None and "ended" not in message.content:
@@ -118,7 +141,7 @@ class Conversation:
         # What it says later must be nobody's answer, and what it begins later nobody's launch.
         self.channel.close()
         self.is_lost = True
-        raise NoAnswerError(f"its fork server {what} for more than {seconds:.0f} s")
+        raise NoAnswerError(why)
 
 
 class ForkedAgent:
@@ -128,18 +151,29 @@ class ForkedAgent:
         self.pid, self._told = pid, told
         self._returncode: int | None = None
         self._process = _process(pid)
+        self._gone_at = math.inf
+        self._is_untold = False
 
     @property
     def lost_server(self) -> bool:
-        """Whether the server is gone, so that how this ended is not known."""
-        return self._told.is_lost and self._told.returncode(self.pid) is None
+        """Whether the server is gone, or was stopped, so that how this ended is not known."""
+        return self._is_untold or (self._told.is_lost and self._told.returncode(self.pid) is None)
 
     def poll(self) -> int | None:
-        """See ``Started``; of a server that is gone, whose agents get SIGTERM by the kernel: SIGTERM's."""
+        """See ``Started``; of a server that is gone, whose agents get SIGTERM by the kernel: SIGTERM's.
+
+        So of one that was stopped, unless the kernel still has how this ended.
+        """
         if self._returncode is None:
             self._returncode = self._told.returncode(self.pid)
-        if self._returncode is None and self._told.is_lost and not self._is_alive():
-            self._returncode = -signal.SIGTERM
+        if self._returncode is None and not self._is_alive():
+            self._gone_at = min(self._gone_at, time.monotonic())
+            if self._told.is_lost:
+                self._returncode = -signal.SIGTERM
+            elif time.monotonic() - self._gone_at > _REAP_SECONDS:
+                unreaped = _returncode_of_zombie(self.pid)
+                self._is_untold = unreaped is None
+                self._returncode = -signal.SIGTERM if unreaped is None else unreaped
         return self._returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -170,6 +204,28 @@ class ForkedAgent:
             return bool(self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE)
         except psutil.Error:
             return False
+
+
+def _returncode_of_zombie(pid: int) -> int | None:
+    """How a process ended that nobody has reaped; ``None`` where that is not known.
+
+    Source: proc_pid_stat(5), state (3) and exit_code (52), which its own user may read.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == "Z" else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def kill_with_children(server: psutil.Process) -> None:
+    """End a server that does not listen, and what it has forked, which may not either."""
+    forked: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        forked = server.children(recursive=True)
+    for process in (server, *forked):
+        with suppress(psutil.Error):
+            process.kill()
 
 
 def _process(pid: int) -> psutil.Process | None:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,13 +14,22 @@ from pathlib import Path
 
 import psutil
 
-from pytest_llmperf.launch.forked_agent import ColdStartError, Conversation, ForkedAgent, LaunchOrder, NoAnswerError
+from pytest_llmperf.launch.forked_agent import (
+    ColdStartError,
+    Conversation,
+    ForkedAgent,
+    LaunchOrder,
+    NoAnswerError,
+    StoppedServerError,
+    kill_with_children,
+)
 from pytest_llmperf.support.channel import Channel
 
 # Imports on the first node of a night, from a shared file system, take minutes.
 _IMPORT_SECONDS = 300.0
 # A fork takes milliseconds; the machine may be busy.
 _FORK_SECONDS = 30.0
+_LOOK_SECONDS = 0.5
 # It ends the agents that it has, which have what torchrun gives its ranks.
 _END_SECONDS = 80.0
 _LAST_SECONDS = 5.0
@@ -109,7 +119,11 @@ class ServerProcess:
             OSError: the log cannot be written.
         """
         try:
-            talk = self._branch(tuple(order.needs), waiting)
+            try:
+                talk = self._branch(tuple(order.needs), self._unless_stopped(waiting))
+            except StoppedServerError:
+                self.end()
+                raise
             try:
                 return talk.launch(order, _FORK_SECONDS, waiting)
             except NoAnswerError:  # stopped, it would begin the launch when it goes on, beside another
@@ -145,9 +159,36 @@ class ServerProcess:
             self._branches.pop(next(iter(self._branches))).channel.close()
         return talk
 
+    def _unless_stopped(self, waiting: Callable[[], object]) -> Callable[[], None]:
+        """``waiting``, but not for minutes, which imports have, for a server that was stopped."""
+        begun = looked = time.monotonic()
+
+        def look() -> None:
+            nonlocal begun, looked
+            waiting()
+            now = time.monotonic()
+            if now - looked > _LOOK_SECONDS:
+                looked, begun = now, begun if self._is_stopped else now
+                if now - begun > _FORK_SECONDS:
+                    raise StoppedServerError(f"its fork server was stopped for more than {_FORK_SECONDS:.0f} s")
+
+        return look
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether it lives and does not run, or one that it has forked."""
+        try:
+            server = psutil.Process(self.pid)
+            every = [server, *server.children(recursive=True)]
+            return any(process.status() == psutil.STATUS_STOPPED for process in every)
+        except psutil.Error:
+            return False
+
     def end(self) -> None:
         """End it and all that it has forked."""
         self.is_over = True
+        if self._is_stopped:  # it would not listen
+            self._kill()
         talks = (*self._branches.values(), self._base)
         for talk in talks:
             talk.channel.say_no_more()
@@ -164,14 +205,8 @@ class ServerProcess:
             talk.is_lost = True
 
     def _kill(self) -> None:
-        """One that does not listen, and its branches, which may not either."""
-        forked: list[psutil.Process] = []
         with suppress(psutil.Error):
-            forked = psutil.Process(self.pid).children(recursive=True)
-        self._process.kill()
-        for process in forked:
-            with suppress(psutil.Error):
-                process.kill()
+            kill_with_children(psutil.Process(self.pid))
 
 
 def _changed_at(path: str) -> int | None:

@@ -26,7 +26,9 @@ from pytest_llmperf.launch.slurm.srun import Srun
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from tests.slurm.fakes import FakeSlurm
+from tests.worker.import_patch import after_import
 from tests.worker.launching import ENDLESS
+from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")
 
@@ -172,6 +174,37 @@ def test_one_that_dies_between_launches_costs_one_its_warm_start(job: Job) -> No
     assert starts == ["cold", "warm"]
     (said,) = job.said
     assert said.startswith("launches begin cold: on node n1: its fork server is gone")
+
+
+def test_one_that_is_stopped_is_ended_and_costs_one_its_warm_start(
+    own: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Read by the nodes' processes, as a site's own would be.
+    (tmp_path / "sitecustomize.py").write_text(
+        after_import("pytest_llmperf.launch.forked_agent", "module._SILENT_SECONDS = module._REAP_SECONDS = 3.0")
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+    alone = replace(SPEC, gpus=1)
+    assert isinstance(own.launch(alone), Launch)
+    process = own.server("n1")
+    process.suspend()
+    began = time.monotonic()
+    assert isinstance(launch := own.launch(alone), Launch)
+    assert launch.evidence["start"] == "cold"
+    assert time.monotonic() - began < 120
+    assert own.said == ["launches begin cold: on node n1: its fork server said nothing for more than 3 s"]
+    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    stopped: list[psutil.Process] = []
+
+    def stop(progress: Progress) -> None:
+        if progress.step > 0 and not stopped:
+            stopped.append(own.server("n1"))
+            stopped[0].suspend()
+
+    failure = own.launch(replace(alone, steps=400, min_steps=400), stop)
+    assert isinstance(failure, Failure)
+    assert failure.message.startswith("the fork server of node n1 died")
+    until(lambda: not stopped[0].is_running() or stopped[0].status() == psutil.STATUS_ZOMBIE)
 
 
 def test_where_none_can_begin_it_is_said_once_and_launches_are_cold(own: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact_changes import changes
-from pytest_llmperf.launch import server_process
+from pytest_llmperf.launch import forked_agent, server_process
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, WarmStart, server_pool
 from pytest_llmperf.launch.server_pool import ServerPool
 from pytest_llmperf.records.failure import Failure, Progress
@@ -468,6 +468,30 @@ class TestKilledServer:
         assert [warm.launch().evidence["start"] for _ in range(2)] == ["cold", "cold"]
         assert warm.said == ["launches begin cold: its fork server forked for more than 1 s"]
         assert not any(is_alive(process) for process in processes)
+
+    def test_one_that_is_stopped_before_another_familys_imports_is_not_waited_for_as_these_are(
+        self, warm: Warm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        warm.launch()
+        processes = [warm.branch, warm.server]
+        monkeypatch.setattr(server_process, "_FORK_SECONDS", 1.0)
+        warm.server.suspend()
+        other = TrainSpec(**{**SPEC.to_dict(), "model": "opt-tiny"})
+        began = time.monotonic()
+        assert [warm.launch(spec).evidence["start"] for spec in (other, SPEC)] == ["cold", "cold"]
+        assert time.monotonic() - began < 120
+        assert warm.said == ["launches begin cold: its fork server was stopped for more than 1 s"]
+        assert not any(is_alive(process) for process in processes)
+
+    def test_one_that_is_stopped_during_a_launch_keeps_nobody_from_its_record(
+        self, warm: Warm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(forked_agent, "_REAP_SECONDS", 1.0)
+        monkeypatch.setattr(server_process, "_FORK_SECONDS", 1.0)
+        launch = warm.launch(SPEC, once(lambda: os.kill(warm.branch.pid, signal.SIGSTOP)))
+        assert isinstance(launch, Launch), launch
+        assert launch.evidence["start"] == "warm"
+        assert warm.launch().evidence["start"] == "cold"
 
     def test_one_that_is_stopped_does_not_outlive_the_run(self, warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
         warm.launch()

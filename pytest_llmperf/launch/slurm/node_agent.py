@@ -19,8 +19,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
+
 from pytest_llmperf.launch import hang_report, process
-from pytest_llmperf.launch.forked_agent import ColdStartError, Conversation, ForkedAgent, LaunchOrder, LostServerError
+from pytest_llmperf.launch.forked_agent import (
+    ColdStartError,
+    Conversation,
+    ForkedAgent,
+    LaunchOrder,
+    LostServerError,
+    NoAnswerError,
+    kill_with_children,
+)
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.local import BEFORE_WORDS, OTHER_PATH, package_path
 from pytest_llmperf.launch.machine import Gpu, find_machine
@@ -93,7 +103,7 @@ def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
     with HealthWatch(part.gpus, lambda: part.folder.glob("rank-*.pid")) as watched:
         answer: dict[str, Any] = {"returncode": _ENDED_BY_SIGNAL, "timed_out": False, "signalled": False}
         try:
-            agent, how = _forked(part, offer, seconds)
+            agent, how, server = _forked(part, offer, seconds)
             answer |= how
             if agent is None and offer is not None and offer.is_required:
                 why = f"--perf-start warm: it can only begin cold: on node {part.node}: {how['cold_because']}"
@@ -108,6 +118,8 @@ def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
             # A signal's number is none that an exit code can hold.
             answer["returncode"] = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
             answer["lost_server"] = agent is not None and agent.lost_server
+            if answer["lost_server"] and server:
+                kill_with_children(server)  # it may live, and not run
             if ended.timed_out:
                 answer |= {"returncode": TIMED_OUT, "timed_out": True}
         except _SignalledError:
@@ -118,16 +130,20 @@ def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
         return {**answer, **part.told(start, watched)}
 
 
-def _forked(part: _Part, offer: Offer | None, seconds: float) -> tuple[ForkedAgent | None, dict[str, Any]]:
-    """This node's torchrun, begun warm within so many seconds, or ``None``; and how it begins, for the launcher.
+def _forked(
+    part: _Part, offer: Offer | None, seconds: float
+) -> tuple[ForkedAgent | None, dict[str, Any], psutil.Process | None]:
+    """This node's torchrun, begun warm within so many seconds, or ``None``; how it begins; its server.
 
     Raises:
         OSError: its log cannot be written.
     """
     if offer is None:
-        return None, {"start": "cold"}
+        return None, {"start": "cold"}, None
+    server: psutil.Process | None = None
     try:
-        conversation = Conversation(connected(f"{offer.name}-{part.node}"))
+        channel, server = connected(f"{offer.name}-{part.node}")
+        conversation = Conversation(channel)
         use = {"python": part.command[0], "on_gpu": bool(part.gpus), "folder": os.getcwd()}  # noqa: PTH109
         homes = [package_path(), str(part.folder / OTHER_PATH)]
         conversation.send({**use, "homes": homes, "processes": process_namespace()})
@@ -139,11 +155,14 @@ def _forked(part: _Part, offer: Offer | None, seconds: float) -> tuple[ForkedAge
             needs=offer.needs,
             log=part.log,
         )
-        agent = conversation.launch(order, min(_FORK_SECONDS, seconds / 2), lambda: None)
+        limit = min(_FORK_SECONDS, seconds / 2)
+        agent = conversation.launch(order, limit, lambda: None, is_talkative=True)
     except ColdStartError as error:
+        if isinstance(error, NoAnswerError) and server:
+            kill_with_children(server)
         is_gone = isinstance(error, LostServerError)
-        return None, {"start": "cold", "cold_because": str(error), "is_server_gone": is_gone}
-    return agent, {"start": "warm"}
+        return None, {"start": "cold", "cold_because": str(error), "is_server_gone": is_gone}, None
+    return agent, {"start": "warm"}, server
 
 
 def _on_signal(_number: int, _frame: FrameType | None) -> None:

@@ -13,12 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.launch.forked_agent import ColdStartError, ForkedAgent, LaunchOrder
+from pytest_llmperf.launch.forked_agent import WAITS, ColdStartError, ForkedAgent, LaunchOrder
 from pytest_llmperf.launch.local import package_path, server_pool
 from pytest_llmperf.launch.server_pool import ServerKey, ServerPool
 from pytest_llmperf.launch.slurm.node_info import node_name
@@ -29,6 +30,7 @@ from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
 # A SIGTERM waits for no longer until it is looked at.
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.05
+_WORD_SECONDS = 2.0
 # Whoever connects asks at once; the node may be busy.
 _ASK_SECONDS = 30.0
 # torchrun gives its ranks 30 s after SIGTERM before it kills them itself.
@@ -104,7 +106,7 @@ class NodeServer:
         # The word by which this process was started, too, is this interpreter.
         python = sys.executable if use.content["python"] == self._word else use.content["python"]
         key = server_key(python, environment, use.content["homes"], folder, on_gpu=use.content["on_gpu"])
-        return self._pool.launch(key, order, lambda: _look(channel))
+        return self._pool.launch(key, order, _telling(channel))
 
     def _on_sigterm(self, *_: object) -> None:
         # SLURM tells every step of the job at once: the launch's own agent reaps it, and says why it ended.
@@ -128,6 +130,20 @@ def _message(channel: Channel) -> Message:
     if message is None:
         raise _NobodyError
     return message
+
+
+def _telling(channel: Channel) -> Callable[[], None]:
+    """Looks as ``_look`` does, and says now and then that this process runs."""
+    told = time.monotonic()
+
+    def look() -> None:
+        nonlocal told
+        _look(channel)
+        if time.monotonic() - told > _WORD_SECONDS:
+            channel.send({WAITS: True})
+            told = time.monotonic()
+
+    return look
 
 
 def _look(channel: Channel) -> None:

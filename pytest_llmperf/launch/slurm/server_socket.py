@@ -12,6 +12,8 @@ import socket
 import struct
 from contextlib import suppress
 
+import psutil
+
 from pytest_llmperf.launch.forked_agent import ColdStartError, LostServerError
 from pytest_llmperf.support.channel import Channel
 
@@ -41,8 +43,8 @@ def accepted(listener: socket.socket) -> Channel | None:
     return None
 
 
-def connected(name: str) -> Channel:
-    """A launch's end.
+def connected(name: str) -> tuple[Channel, psutil.Process | None]:
+    """A launch's end, and the server; ``None`` where a container hides it.
 
     Raises:
         ColdStartError: it is not ours.
@@ -57,7 +59,8 @@ def connected(name: str) -> Channel:
     if not _is_ours(end):
         end.close()
         raise ColdStartError("another user's process has the name of its fork server")
-    return Channel(end)
+    pid, _ = _credentials(end)
+    return Channel(end), psutil.Process(pid) if pid > 0 and psutil.pid_exists(pid) else None
 
 
 def process_namespace() -> str:
@@ -66,5 +69,9 @@ def process_namespace() -> str:
 
 
 def _is_ours(end: socket.socket) -> bool:
-    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(credentials)[1] == os.getuid())
+    return _credentials(end)[1] == os.getuid()
+
+
+def _credentials(end: socket.socket) -> tuple[int, int]:
+    pid, user, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
