@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,8 +15,30 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 
-# Functions that CUDA's autocast runs in fp32, and the CPU's does not.
-_FP32 = frozenset({functional.layer_norm, functional.softmax, torch.softmax, functional.cross_entropy})
+# What CUDA's autocast runs in fp32 (https://docs.pytorch.org/docs/stable/amp.html), which the CPU's mostly does not. A
+# power in the middle of an activation, as in GPT-2's, so makes fp32 of all that follows it.
+_IN_FP32 = """
+    acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy dist
+    erfinv exp expm1 group_norm hinge_embedding_loss huber_loss kl_div l1_loss layer_norm log log10 log1p log2
+    log_softmax logsumexp margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss nll_loss norm pdist
+    poisson_nll_loss pow __pow__ reciprocal renorm __rpow__ rsqrt sinh smooth_l1_loss soft_margin_loss softmax softplus
+    tan triplet_margin_loss
+"""
+# The same, unless they are told a type; their inputs are not converted first.
+_SUMMED_IN_FP32 = "cumprod cumsum prod sum"
+
+
+def _named(names: str) -> frozenset[Any]:
+    """The functions of these names, in each place that they can be called from."""
+    places = (torch, torch.Tensor, functional)
+    return frozenset(getattr(place, name) for place in places for name in names.split() if hasattr(place, name))
+
+
+_FP32, _SUMMED = _named(_IN_FP32), _named(_SUMMED_IN_FP32)
+
+
+# Where attention's mask stands that is not named.
+_MASK_POSITION = 3
 
 
 class CudaFunctions(TorchFunctionMode):
@@ -43,16 +66,25 @@ class CudaFunctions(TorchFunctionMode):
             args, kwargs = (tree_map_only(torch.Tensor, _to_fp32, each) for each in (args, kwargs))
             with torch.autocast("cpu", enabled=False):
                 return function(*args, **kwargs)
+        if self._autocast is not None and function in _SUMMED and _is_halved(args[0]):
+            kwargs = {"dtype": torch.float32, **kwargs}
         return function(*args, **kwargs)
 
-    def _attention(self, *tensors: torch.Tensor, dropout_p: float = 0.0, **kwargs: Any) -> torch.Tensor:
+    def _attention(
+        self,
+        *tensors: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        **kwargs: Any,
+    ) -> torch.Tensor:
         """Attention by one kernel, or by PyTorch's plain functions, which are the same on every device."""
         query, key, value = (self._cast(tensor) for tensor in tensors[:3])
+        mask = tensors[3] if len(tensors) > _MASK_POSITION else attn_mask
         with torch.autocast("cpu", enabled=False):
             if self._fused:
-                return _fused_attention(query, key, value)
+                return _fused_attention(query, key, value, mask)
             return torch.ops.aten._scaled_dot_product_attention_math(  # noqa: SLF001 - the kernel has no other name
-                query, key, value, dropout_p=dropout_p, **kwargs
+                query, key, value, mask, dropout_p=dropout_p, **kwargs
             )[0]
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -75,17 +107,29 @@ def _answer(function: Any, args: Any) -> float | None:
     return None
 
 
+def _is_halved(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+
+
 def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
+    return tensor.float() if _is_halved(tensor) else tensor
 
 
-def _fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _fused_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
     """Keeps inputs, output and one fp32 number a row (Dao et al. 2022), and no matrix of scores.
 
-    The CPU's kernel keeps just these, and takes fake tensors of any shape. It is a real operator, so that selective
-    recomputation finds it among those that it keeps.
+    A mask is kept too, and where it says yes and no (a sliding window's does) each call makes numbers of it, in the
+    queries' type and for each sequence of the batch. The CPU's kernel keeps just these, and takes fake tensors of any
+    shape. It is a real operator, so that selective recomputation finds it among those that it keeps.
     """
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]  # noqa: SLF001
+    if mask is not None:
+        blocked, open_ = query.new_full((), -math.inf), query.new_zeros(())
+        mask = torch.where(mask.logical_not(), blocked, open_) if mask.dtype == torch.bool else mask.to(query.dtype)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 - the kernel has no other name
+        query, key, value, attn_mask=mask
+    )[0]
 
 
 class _Dropout(torch.autograd.Function):
