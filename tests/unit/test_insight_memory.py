@@ -117,9 +117,9 @@ def test_what_is_not_modelled_is_said(values: dict[str, Any], said: list[str]) -
 
 def test_a_family_that_was_never_measured_is_said(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "mixtral", "vocab_size": 100}), encoding="utf-8")
+    path.write_text(json.dumps({"model_type": "mamba", "vocab_size": 100}), encoding="utf-8")
     (line,) = caveats(TrainSpec(model=str(path)))
-    assert line.startswith("mixtral is not among the families")
+    assert line.startswith("mamba is not among the families")
 
 
 def prediction(**evidence: Any) -> Prediction:

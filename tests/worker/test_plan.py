@@ -49,11 +49,16 @@ def test_every_stored_case_that_is_modelled_is_predicted() -> None:
         for (spec, launch), parts in zip(cases, plans, strict=True)
         if launch
     }
-    assert len(errors) >= 40
-    # The median was below 0.001 when this was written, the worst 0.046 (two GPUs at micro-batch 32) and after it 0.004;
-    # another version of torch or Liger may keep a little more or less.
-    assert median(map(abs, errors.values())) < 0.01, errors
-    assert max(map(abs, errors.values())) < 0.08, errors
+    assert len(errors) >= 50
+    families = {TrainSpec.from_dict(baseline.spec).architecture.model_type for baseline in stored()}
+    assert {"gemma3_text", "gpt2", "llama", "mistral", "mixtral", "opt", "qwen3"} <= families
+    # The median was below 0.0003 when this was written, the worst 0.046 (two GPUs at micro-batch 32, whose buckets are
+    # let go of late in some launches) and after it 0.004; another version of torch or Liger may keep a little more or
+    # less.
+    assert median(map(abs, errors.values())) < 0.002, errors
+    *most, worst = sorted(errors.values(), key=abs)
+    assert max(map(abs, most)) < 0.01, errors
+    assert abs(worst) < 0.08, errors
 
 
 def predicted(answer: Mapping[str, int] | PredictionError) -> Mapping[str, int]:
@@ -64,8 +69,6 @@ def predicted(answer: Mapping[str, int] | PredictionError) -> Mapping[str, int]:
 
 def is_modelled(spec: TrainSpec) -> bool:
     """Whether a prediction claims to be right of it: docs/memory.md lists of what it does not."""
-    if spec.architecture.model_type not in ("llama", "opt"):
-        return False
     known = spec.fp8 == "no" and spec.optimizer in ("adamw_torch", "adamw_torch_fused", "sgd")
     return known and not spec.torch_compile
 
@@ -166,6 +169,78 @@ def test_plain_functions_keep_the_scores_that_one_kernel_does_not() -> None:
     scores = 8 * SMALL.sequence_length**2  # of one head, in each sequence of the micro-batch
     assert math["activations"] > fused["activations"] + scores
     assert math["activations"] == pytest.approx(eager["activations"], rel=0.5)
+
+
+# 64 tokens, each of which sees 32.
+WINDOW = {"model_type": "mistral", "sliding_window": 32, "num_key_value_heads": 2}
+ONE_MASK = SMALL.micro_batch_size * SMALL.sequence_length**2 * 2
+
+
+def test_each_attention_keeps_numbers_of_its_mask_for_each_sequence(tmp_path: Path) -> None:
+    def more(layers: int) -> int:
+        windowed, plain = (
+            parts(model=configured(tmp_path, **{**WINDOW, "sliding_window": window, "num_hidden_layers": layers}))
+            for window in (32, None)
+        )
+        return windowed["activations"] - plain["activations"]
+
+    # Where there is a mask, transformers repeats keys and values for all heads; where there is none, it does not.
+    repeated = 2 * SMALL.micro_batch_size * SMALL.sequence_length * (64 - 32) * 2
+    assert more(6) - more(2) == pytest.approx(4 * (ONE_MASK + repeated), rel=0.01)
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
+def test_kernels_that_are_told_of_a_window_keep_no_mask(attention: str, tmp_path: Path) -> None:
+    path = configured(tmp_path, **WINDOW)
+    masked, without = parts(model=path), parts(model=path, attention=attention)
+    assert masked["activations"] >= without["activations"] + 2 * ONE_MASK
+    assert without == parts(model=configured(tmp_path, **{**WINDOW, "sliding_window": None}))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda each: each**3,
+        lambda each: each.pow(2),
+        lambda each: torch.pow(each, 2),
+        lambda each: 2**each,
+        torch.exp,
+        torch.Tensor.rsqrt,
+        torch.nn.functional.softplus,
+        torch.sum,
+        lambda each: each.cumsum(0),
+    ],
+)
+def test_autocast_runs_in_fp32_what_cuda_s_does(function: Any) -> None:
+    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):
+        half, double = torch.ones(4, dtype=torch.bfloat16), torch.ones(4, dtype=torch.float64)
+        plain = function(half).dtype
+        with CudaFunctions(torch.bfloat16, vocabulary_size=8):
+            assert function(half).dtype == torch.float32
+            assert function(double).dtype == torch.float64
+        with CudaFunctions(None, vocabulary_size=8):
+            assert function(half).dtype == plain
+
+
+def test_a_sum_that_is_told_a_type_has_it_under_autocast() -> None:
+    with FakeTensorMode(), CudaFunctions(torch.bfloat16, vocabulary_size=8):
+        half = torch.ones(4, dtype=torch.bfloat16)
+        assert half.sum(dtype=torch.bfloat16).dtype == torch.bfloat16
+        assert torch.ones(4, dtype=torch.int64).sum().dtype == torch.int64
+        assert half.tanh().dtype == torch.bfloat16
+
+
+def test_an_activation_with_a_power_in_it_keeps_fp32(tmp_path: Path) -> None:
+    def kept(activation: str) -> int:
+        sizes = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_inner": 4096, "vocab_size": 1009, "n_positions": 256}
+        path = tmp_path / f"{activation}.json"
+        path.write_text(json.dumps({"model_type": "gpt2", **sizes, "activation_function": activation}))
+        return parts(model=str(path))["activations"]
+
+    # Of one number, the plain kernel keeps input and output in bf16. Written out, the input in fp32, half of it in
+    # bf16, the tangent and what is multiplied by it in fp32, and the output in bf16.
+    one = SMALL.micro_batch_size * SMALL.sequence_length * 4096
+    assert kept("gelu_new") - kept("gelu") >= 2 * one * ((4 + 2 + 4 + 4 + 2) - (2 + 2))
 
 
 def configured(folder: Path, **values: Any) -> str:

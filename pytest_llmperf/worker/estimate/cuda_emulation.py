@@ -146,10 +146,15 @@ class _Dropout(torch.autograd.Function):
 
 
 @contextmanager
-def as_on_cuda(*, liger: bool) -> Iterator[None]:
-    """Let transformers take fake tensors as it does real ones, and Liger's kernels be launched by nobody."""
+def as_on_cuda(*, liger: bool, masks: bool = True) -> Iterator[None]:
+    """Let transformers take fake tensors as it does real ones, and Liger's kernels be launched by nobody.
+
+    ``masks``: whether what SDPA cannot say otherwise, as a sliding window, becomes one. Other kernels are told of it.
+    """
     # transformers takes fake tensors for tracing, and would build a mask that training does not.
-    answers = {"is_tracing": False, "find_packed_sequence_indices": None}
+    answers: dict[str, object] = {"is_tracing": False, "find_packed_sequence_indices": None}
+    if not masks:
+        answers["_ignore_causal_mask_sdpa"] = True
     real = {name: getattr(masking_utils, name) for name in answers if hasattr(masking_utils, name)}
     for name in real:
         setattr(masking_utils, name, lambda *_, answer=answers[name], **__: answer)

@@ -1,8 +1,9 @@
 """The memory a spec will need on a GPU, without one.
 
-The real model takes a training step on fake tensors, which have sizes and no content, and every storage is counted
+The real model takes a training step on fake tensors, which have sizes and no content, and every storage is recorded
 from its birth to its death. It runs as on a CPU; what CUDA keeps differently is put in its place: the types that its
-autocast works in, the attention kernels' and dropout's saved tensors, Liger's kernels. docs/memory.md says how well.
+autocast works in, the attention kernels' and dropout's saved tensors, Liger's kernels. What was recorded is given to
+an allocator like CUDA's, for a few steps. docs/memory.md says how well.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.build import DTYPES, hf_config_of, kept_operators, liger_kernels
+from pytest_llmperf.worker.estimate.caching_allocator import GRANULE
 from pytest_llmperf.worker.estimate.cuda_emulation import CudaFunctions, as_on_cuda
 from pytest_llmperf.worker.estimate.fake_sharding import among_ranks, shard
-from pytest_llmperf.worker.estimate.storage_counter import BLOCK, Counter, on_this_rank
+from pytest_llmperf.worker.estimate.replay import Recording, parts_at_peak
+from pytest_llmperf.worker.estimate.storage_counter import Counter, on_this_rank
 
 # cuBLAS's workspaces come from the same allocator: 32 MiB for each of two handles on Hopper.
-_WORKSPACE = 2 * 32 * 2**20
+_WORKSPACES = (32 * 2**20, 32 * 2**20)
 
 _OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw_torch": lambda parameters: torch.optim.AdamW(parameters, foreach=True),
@@ -53,7 +56,7 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
     hf_config = hf_config_of(config)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     refusal.check_attention(kind, hf_config, spec.attention)
-    # Every fused attention keeps the same tensors; this one can be run anywhere.
+    # Every fused attention keeps the same tensors, but for a mask; this one can be run anywhere.
     attention = "eager" if spec.attention == "eager" else "sdpa"
     if attention not in refusal.attentions_of(kind):
         raise ValueError(
@@ -64,7 +67,7 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
     with ExitStack() as stack:
         ranks = stack.enter_context(among_ranks(spec)) if sharded else None
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(as_on_cuda(liger=spec.liger))
+        stack.enter_context(as_on_cuda(liger=spec.liger, masks=attention == spec.attention))
         model = AutoModelForCausalLM.from_config(
             hf_config, dtype=DTYPES[spec.model_precision], attn_implementation=attention
         )
@@ -74,11 +77,10 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
         _prepare(spec, model, _functions(spec, counter))
         if ranks is not None:
             shard(spec, model, ranks)
-        updated = _updated(model, counter)
+        updated, pieces = _updated(model, counter)
         with counter, counter.resizing():
-            _train(spec, model, updated, counter)
-    parts = dict(counter.at_peak)
-    parts["workspace"] = _WORKSPACE
+            recording = _train(spec, model, updated, counter, pieces)
+    parts = parts_at_peak(recording, _WORKSPACES)
     if spec.gpus > 1 and not sharded:  # DDP reduces in buckets of its own, beside the gradients
         parts["buckets"] = parts["weights"]
     return parts
@@ -112,46 +114,55 @@ def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) 
         yield
 
 
-def _train(spec: TrainSpec, model: Any, updated: Sequence[torch.nn.Parameter], counter: Counter) -> None:
+def _train(
+    spec: TrainSpec, model: Any, updated: Sequence[torch.nn.Parameter], counter: Counter, pieces: Mapping[int, int]
+) -> Recording:
     """A training step of an optimizer that has its states and works on ``updated``."""
     gradients = [own.grad for own in updated]
     counter.part = "weights"
     for tensor in (*model.parameters(), *model.buffers()):
         counter.count(tensor)
+    weights = counter.take()
     optimizer = _OPTIMIZERS[spec.optimizer](updated)
-    # The step that makes the states takes less memory than any later one.
     _update(optimizer, counter)
+    first_update = counter.take()
     counter.part = "activations"
     ids = torch.zeros(spec.micro_batch_size, spec.sequence_length, dtype=torch.long)
-    micro_batches = min(2, spec.gradient_accumulation_steps)
-    for number in range(1, micro_batches + 1):
+    num_micro_batches = min(2, spec.gradient_accumulation_steps)
+    for number in range(1, num_micro_batches + 1):
         if spec.parallelism != "ddp":  # gradients are reduced, and so sharded, when they are whole
-            model.set_requires_gradient_sync(number == micro_batches)
+            model.set_requires_gradient_sync(number == num_micro_batches)
         _forward_and_backward(spec, model, counter, ids)
+    micro_batches = counter.take()
     for own, gradient in zip(updated, gradients, strict=True):
         own.grad = gradient
     _update(optimizer, counter)
+    return Recording(weights, first_update, micro_batches, counter.take(), pieces)
 
 
-def _updated(model: Any, counter: Counter) -> list[torch.nn.Parameter]:
+def _updated(model: Any, counter: Counter) -> tuple[list[torch.nn.Parameter], dict[int, int]]:
     """What stands for the model's parameters where the optimizer works on them, with gradients; none of it is counted.
 
     An optimizer works element by element. On shards it does the same, and need not ask how they are laid out; and
     parameters of one shape are as good as one that is as large as all of them, as long as they fill whole blocks. That
-    leaves a tenth of the calls, which were half of the time.
+    leaves a tenth of the calls, which were half of the time. Beside them: by its bytes, how many each stands for.
     """
     own = [on_this_rank(parameter) for parameter in model.parameters()]
     numbers = collections.Counter((tuple(each.shape), each.dtype) for each in own)
-    found = []
+    found: list[torch.nn.Parameter] = []
+    pieces: dict[int, int] = {}
     for (shape, dtype), number in numbers.items():
-        is_whole = math.prod(shape) * dtype.itemsize % BLOCK == 0
+        num_bytes = math.prod(shape) * dtype.itemsize
+        is_whole = num_bytes % GRANULE == 0
+        if is_whole:
+            pieces[number * num_bytes] = number
         for size in [(number, *shape)] if is_whole else [shape] * number:
             parameter = torch.nn.Parameter(torch.empty(size, dtype=dtype))
             parameter.grad = torch.empty(size, dtype=dtype)
             found.append(parameter)
     counter.ignore(found)
     counter.ignore([parameter.grad for parameter in found])
-    return found
+    return found, pieces
 
 
 def _forward_and_backward(spec: TrainSpec, model: Any, counter: Counter, ids: torch.Tensor) -> None:

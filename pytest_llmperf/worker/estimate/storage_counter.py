@@ -1,7 +1,8 @@
-"""Bytes of living storages, by part: counted from birth to death, and remembered at their highest sum."""
+"""Storages from birth to death, by part: each is recorded as it is made, changes its size, and is let go of."""
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: The allocator's granule.
-BLOCK = 512
+from pytest_llmperf.worker.estimate.replay import Change
 
 # Of these operators of FSDP's, the argument that holds gathered weights: as they come, and as they are used.
 _GATHERED = {"fsdp::all_gather_copy_in": (1, "all_gather_output"), "fsdp::split_with_sizes_copy": (3, "out")}
@@ -23,24 +23,27 @@ _GATHERED = {"fsdp::all_gather_copy_in": (1, "all_gather_output"), "fsdp::split_
 
 @dataclass
 class _Living:
-    """A storage that lives: its bytes, whole blocks of them, and the part that they are of."""
+    """A storage that lives, and what was recorded of it last."""
 
     storage: weakref.ref[Any]
-    part: str
-    num_bytes: int = 0
+    change: Change
 
 
 class Counter(TorchDispatchMode):
-    """Counts the storages that operators make, by part, and keeps the parts at the peak in ``at_peak``."""
+    """Records the storages that operators make, by part."""
 
     def __init__(self, vocabulary_size: int) -> None:
         super().__init__()
         self.part = "weights"
-        self.at_peak: dict[str, int] = {}
         self.vocabulary_size = vocabulary_size
-        self._now: dict[str, int] = {}
+        self._changes: list[Change] = []
         self._living: dict[int, _Living] = {}
-        self._peak = 0
+        self._numbers = itertools.count()
+
+    def take(self) -> list[Change]:
+        """What happened since it was last asked."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def count(self, tensor: torch.Tensor) -> None:
         """Count the storage of ``tensor`` unless it is counted; of a tensor in shards, this rank's."""
@@ -51,17 +54,18 @@ class Counter(TorchDispatchMode):
 
         def gone(_: object) -> None:
             if key in self._living:
-                self._set(key, 0)
+                self._record(key, num_bytes=0)
                 del self._living[key]
 
-        self._living[key] = _Living(weakref.ref(storage, gone), self._part_of(tensor))
-        self._set(key, storage.nbytes())
+        new = Change(next(self._numbers), 0, self._part_of(tensor))
+        self._living[key] = _Living(weakref.ref(storage, gone), new)
+        self._record(key, num_bytes=storage.nbytes())
 
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
         """Never count the storages of these."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            self._living[id(storage)] = _Living(weakref.ref(storage), "ignored")
+            self._living[id(storage)] = _Living(weakref.ref(storage), Change(next(self._numbers), 0, "ignored"))
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
@@ -71,7 +75,7 @@ class Counter(TorchDispatchMode):
         def resize(storage: torch.UntypedStorage, num_bytes: int) -> Any:
             answer = real(storage, num_bytes)
             if id(storage) in self._living:
-                self._set(id(storage), num_bytes)
+                self._record(id(storage), num_bytes=num_bytes)
             return answer
 
         torch.UntypedStorage.resize_ = resize
@@ -80,13 +84,12 @@ class Counter(TorchDispatchMode):
         finally:
             torch.UntypedStorage.resize_ = real
 
-    def _set(self, key: int, num_bytes: int) -> None:
+    def _record(self, key: int, **changed: Any) -> None:
         living = self._living[key]
-        blocks = -(-num_bytes // BLOCK) * BLOCK
-        self._now[living.part] = self._now.get(living.part, 0) + blocks - living.num_bytes
-        living.num_bytes = blocks
-        if sum(self._now.values()) > self._peak:
-            self._peak, self.at_peak = sum(self._now.values()), dict(self._now)
+        change = living.change._replace(**changed)
+        if change != living.change:
+            living.change = change
+            self._changes.append(change)
 
     def _part_of(self, tensor: torch.Tensor) -> str:
         if self.part != "weights" and tensor.dim() > 1 and tensor.shape[-1] == self.vocabulary_size:
@@ -97,12 +100,8 @@ class Counter(TorchDispatchMode):
     def _as_gathered(self, tensors: Any) -> None:
         for tensor in tree_leaves(tensors):
             key = id(tensor.untyped_storage())
-            living = self._living.get(key)
-            if living is not None and living.part != "gathered":
-                num_bytes = living.num_bytes
-                self._set(key, 0)
-                living.part = "gathered"
-                self._set(key, num_bytes)
+            if key in self._living:
+                self._record(key, part="gathered")
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):

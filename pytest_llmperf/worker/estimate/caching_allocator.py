@@ -1,0 +1,119 @@
+"""The blocks that CUDA's caching allocator gives out: what it counts as allocated is theirs, not what was asked for.
+
+After PyTorch's ``c10/cuda/CUDACachingAllocator.cpp``, for one stream and its settings as they come: the smallest free
+block that is large enough is taken, split where what is left over is worth it, and merged with its free neighbours
+when it is given back.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+_MIB = 2**20
+#: The least that a block grows by.
+GRANULE = 512
+# What is at most as large lives in segments of its own kind, which are split down to the granule. Elsewhere what is
+# left over is split off only if it is larger than this: else it stays a part of the block, and counts.
+_SMALL = _MIB
+_SMALL_SEGMENT = 2 * _MIB
+# Segments for what is larger, up to a limit beyond which each gets one of its own, in whole steps.
+_LARGE_SEGMENT, _OWN_SEGMENT, _STEP = 20 * _MIB, 10 * _MIB, 2 * _MIB
+# So far apart lie segments that no two of them touch.
+_APART = 2**48
+
+
+def whole(num_bytes: int, granule: int = GRANULE) -> int:
+    """``num_bytes`` rounded up."""
+    return -(-num_bytes // granule) * granule
+
+
+@dataclass(eq=False)
+class Block:
+    """A piece of a segment, between its neighbours."""
+
+    size: int
+    address: int
+    is_small: bool
+    is_free: bool = False
+    before: Block | None = field(default=None, repr=False)
+    after: Block | None = field(default=None, repr=False)
+
+
+class CachingAllocator:
+    """One GPU's memory, which never ends."""
+
+    def __init__(self) -> None:
+        self.allocated_bytes = 0
+        self.reserved_bytes = 0
+        self._num_segments = 0
+        # By size, then address: as it looks for the best fit.
+        self._free: dict[bool, list[Block]] = {True: [], False: []}
+
+    def allocate(self, num_bytes: int) -> Block:
+        """A block of at least ``num_bytes``."""
+        size = max(GRANULE, whole(num_bytes))
+        block = self._taken(size) or self._segment(size)
+        rest = block.size - size
+        if rest >= GRANULE if block.is_small else rest > _SMALL:
+            self._split(block, size)
+        self.allocated_bytes += block.size
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give ``block`` back."""
+        self.allocated_bytes -= block.size
+        before, after = block.before, block.after
+        if after is not None and after.is_free:
+            self._forget(after)
+            block.size, block.after = block.size + after.size, after.after
+            if block.after is not None:
+                block.after.before = block
+        if before is not None and before.is_free:
+            self._forget(before)
+            block.size, block.address, block.before = block.size + before.size, before.address, before.before
+            if block.before is not None:
+                block.before.after = block
+        self._keep(block)
+
+    def _taken(self, size: int) -> Block | None:
+        """The smallest free block that is large enough."""
+        free = self._free[size <= _SMALL]
+        at = bisect.bisect_left(free, (size, 0), key=_order)
+        if at == len(free):
+            return None
+        block = free.pop(at)
+        block.is_free = False
+        return block
+
+    def _segment(self, size: int) -> Block:
+        """A new segment in one block."""
+        segment = _segment_bytes(size)
+        self.reserved_bytes += segment
+        self._num_segments += 1
+        return Block(segment, self._num_segments * _APART, is_small=size <= _SMALL)
+
+    def _split(self, block: Block, size: int) -> None:
+        rest = Block(block.size - size, block.address + size, block.is_small, before=block, after=block.after)
+        if rest.after is not None:
+            rest.after.before = rest
+        block.size, block.after = size, rest
+        self._keep(rest)
+
+    def _keep(self, block: Block) -> None:
+        block.is_free = True
+        bisect.insort(self._free[block.is_small], block, key=_order)
+
+    def _forget(self, block: Block) -> None:
+        free = self._free[block.is_small]
+        free.pop(bisect.bisect_left(free, _order(block), key=_order))
+
+
+def _segment_bytes(size: int) -> int:
+    if size <= _SMALL:
+        return _SMALL_SEGMENT
+    return _LARGE_SEGMENT if size < _OWN_SEGMENT else whole(size, _STEP)
+
+
+def _order(block: Block) -> tuple[int, int]:
+    return block.size, block.address

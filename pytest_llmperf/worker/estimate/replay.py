@@ -1,0 +1,82 @@
+"""Steps of a training, from what one of them made and let go of: each by the allocator that the last one left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pytest_llmperf.worker.estimate.caching_allocator import Block, CachingAllocator, whole
+
+
+class Change(NamedTuple):
+    """From now on, storage ``number`` has so many bytes, and is of this part. None: it is gone."""
+
+    number: int
+    num_bytes: int
+    part: str
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a training does to its storages."""
+
+    model: Sequence[Change]
+    first_update: Sequence[Change]
+    """The optimizer's first step, which makes its states."""
+    micro_batches: Sequence[Change]
+    """Forward and backward passes; what is left at the end is let go of after the update."""
+    update: Sequence[Change]
+    pieces: Mapping[int, int] = field(default_factory=dict)
+    """In how many equal ones the optimizer makes what has so many bytes and is recorded as one."""
+
+
+# The first step finds nothing but weights, and the second one what the first one has left in pieces.
+_STEPS = 3
+
+# Never a storage's number.
+_WORKSPACE = -1
+
+
+def parts_at_peak(recording: Recording, workspaces: Sequence[int] = ()) -> dict[str, int]:
+    """Bytes by part where most is allocated; ``workspaces`` are the matrix library's."""
+    replay = _Replay()
+    replay.run(recording.model)
+    replay.run(Change(_WORKSPACE - at, size, "workspace") for at, size in enumerate(workspaces))
+    for step in range(_STEPS):
+        replay.run(recording.micro_batches)
+        replay.run(recording.update if step else recording.first_update, recording.pieces)
+        replay.run(Change(change.number, 0, change.part) for change in recording.micro_batches if change.num_bytes)
+    return replay.at_peak
+
+
+class _Replay:
+    def __init__(self) -> None:
+        self.at_peak: dict[str, int] = {}
+        self._allocator = CachingAllocator()
+        self._living: dict[int, tuple[Change, list[Block]]] = {}
+        self._parts: dict[str, int] = {}
+        self._peak = 0
+
+    def run(self, changes: Iterable[Change], pieces: Mapping[int, int] | None = None) -> None:
+        """Do what is recorded; ``pieces``: see ``Recording``."""
+        for change in changes:
+            self._become(change, (pieces or {}).get(change.num_bytes, 1))
+
+    def _become(self, change: Change, num_pieces: int) -> None:
+        before, blocks = self._living.pop(change.number, (change._replace(num_bytes=0), []))
+        self._parts[before.part] = self._parts.get(before.part, 0) - whole(before.num_bytes)
+        if before.num_bytes != change.num_bytes:
+            for block in blocks:
+                self._allocator.free(block)
+            size = change.num_bytes // num_pieces
+            blocks = [self._allocator.allocate(size) for _ in range(num_pieces)] if size else []
+        if change.num_bytes:
+            self._living[change.number] = change, blocks
+        self._parts[change.part] = self._parts.get(change.part, 0) + whole(change.num_bytes)
+        if self._allocator.allocated_bytes > self._peak:
+            self._peak = self._allocator.allocated_bytes
+            self.at_peak = {part: num_bytes for part, num_bytes in self._parts.items() if num_bytes}
+            rounding = self._peak - sum(self.at_peak.values())
+            if rounding:
+                self.at_peak["rounding"] = rounding
