@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ pytest.importorskip("torch")
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pytest_llmperf.worker.estimate.cuda_emulation import CudaFunctions
+from pytest_llmperf.worker.estimate.cuda_emulation import IN_FP32, SUMMED_IN_FP32, CudaFunctions
 from pytest_llmperf.worker.estimate.memory_estimator import plan
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
@@ -59,6 +60,22 @@ def test_every_stored_case_that_is_modelled_is_predicted() -> None:
     *most, worst = sorted(errors.values(), key=abs)
     assert max(map(abs, most)) < 0.01, errors
     assert abs(worst) < 0.08, errors
+
+
+MEASURED = [
+    # On an H200 too, and stored nowhere: a spec, and what it took at most.
+    (TrainSpec(model="gpt2-medium", attention="eager", micro_batch_size=4), 24_632_420_864),
+    (TrainSpec(model="gemma-3-270m", liger=True, micro_batch_size=6, sequence_length=1000), 5_309_425_664),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("spec", "measured"), MEASURED, ids=lambda value: getattr(value, "id", None))
+def test_sizes_that_fill_no_blocks_and_scores_with_dropout(spec: TrainSpec, measured: int) -> None:
+    if spec.liger:
+        pytest.importorskip("liger_kernel")
+    (answer,) = predictions([spec])
+    assert sum(predicted(answer).values()) == pytest.approx(measured, rel=0.005)
 
 
 def predicted(answer: Mapping[str, int] | PredictionError) -> Mapping[str, int]:
@@ -220,6 +237,17 @@ def test_autocast_runs_in_fp32_what_cuda_s_does(function: Any) -> None:
             assert function(double).dtype == torch.float64
         with CudaFunctions(None, vocabulary_size=8):
             assert function(half).dtype == plain
+
+
+def test_what_autocast_runs_in_fp32_is_what_torch_says() -> None:
+    header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+    if not header.is_file():
+        pytest.skip("this torch comes without its headers")
+    macros = re.findall(r"#define AT_FORALL_FP32(?:_SET_OPT_DTYPE)?\(_\)(.*?)\n\n", header.read_text(), re.DOTALL)
+    named = {name for macro in macros for name in re.findall(r"_\((\w+)", macro)}
+    called = {name for name in named for place in (torch, torch.Tensor, torch.nn.functional) if hasattr(place, name)}
+    assert len(called) > 40
+    assert called <= {*IN_FP32.split(), *SUMMED_IN_FP32.split()}
 
 
 def test_a_sum_that_is_told_a_type_has_it_under_autocast() -> None:

@@ -15,17 +15,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 
-# What CUDA's autocast runs in fp32 (https://docs.pytorch.org/docs/stable/amp.html), which the CPU's mostly does not. A
-# power in the middle of an activation, as in GPT-2's, so makes fp32 of all that follows it.
-_IN_FP32 = """
-    acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy dist
-    erfinv exp expm1 group_norm hinge_embedding_loss huber_loss kl_div l1_loss layer_norm log log10 log1p log2
-    log_softmax logsumexp margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss nll_loss norm pdist
-    poisson_nll_loss pow __pow__ reciprocal renorm __rpow__ rsqrt sinh smooth_l1_loss soft_margin_loss softmax softplus
-    tan triplet_margin_loss
+# What CUDA's autocast runs in fp32 (torch/include/ATen/autocast_mode.h), which the CPU's mostly does not. A power in
+# the middle of an activation, as in GPT-2's, so makes fp32 of all that follows it.
+IN_FP32 = """
+    acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy
+    dist erfinv exp expm1 frobenius_norm group_norm hinge_embedding_loss huber_loss kl_div l1_loss layer_norm log
+    log10 log1p log2 log_softmax logsumexp margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss
+    native_layer_norm nll_loss norm nuclear_norm pdist poisson_nll_loss pow __pow__ reciprocal renorm rms_norm
+    __rpow__ rsqrt sinh smooth_l1_loss soft_margin_loss softmax softplus tan triplet_margin_loss
 """
 # The same, unless they are told a type; their inputs are not converted first.
-_SUMMED_IN_FP32 = "cumprod cumsum prod sum"
+SUMMED_IN_FP32 = "cumprod cumsum prod sum"
 
 
 def _named(names: str) -> frozenset[Any]:
@@ -34,7 +34,7 @@ def _named(names: str) -> frozenset[Any]:
     return frozenset(getattr(place, name) for place in places for name in names.split() if hasattr(place, name))
 
 
-_FP32, _SUMMED = _named(_IN_FP32), _named(_SUMMED_IN_FP32)
+_FP32, _SUMMED = _named(IN_FP32), _named(SUMMED_IN_FP32)
 
 
 # Where attention's mask stands that is not named.
