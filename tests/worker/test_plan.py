@@ -53,13 +53,10 @@ def test_every_stored_case_that_is_modelled_is_predicted() -> None:
     assert len(errors) >= 50
     families = {TrainSpec.from_dict(baseline.spec).architecture.model_type for baseline in stored()}
     assert {"gemma3_text", "gpt2", "llama", "mistral", "mixtral", "opt", "qwen3"} <= families
-    # The median was below 0.0003 when this was written, the worst 0.046 (two GPUs at micro-batch 32, whose buckets are
-    # let go of late in some launches) and after it 0.004; another version of torch or Liger may keep a little more or
-    # less.
+    # The median was below 0.0001 when this was written, the worst 0.0035; another version of torch or Liger may keep a
+    # little more or less. (Of older launches one is off by 0.046: two GPUs, one of which let go of its bucket late.)
     assert median(map(abs, errors.values())) < 0.002, errors
-    *most, worst = sorted(errors.values(), key=abs)
-    assert max(map(abs, most)) < 0.01, errors
-    assert abs(worst) < 0.08, errors
+    assert max(map(abs, errors.values())) < 0.01, errors
 
 
 MEASURED = [
