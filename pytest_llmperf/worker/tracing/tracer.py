@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from pytest_llmperf.records.trace import Trace
@@ -42,6 +43,9 @@ class Tracer:
         """With the next step."""
         activity = ProfilerActivity.CPU if self._on_host else ProfilerActivity.CUDA
         self._profile = self._tried(lambda: _started(activity))
+        # A profiler takes longer to start on one rank than on another, and the others' first step would wait for it.
+        if dist.is_initialized():
+            dist.barrier(device_ids=None if self._on_host else [torch.cuda.current_device()])
         self._ends.append(time.time_ns())
 
     def batch_arrived(self) -> None:
