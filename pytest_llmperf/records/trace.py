@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, get_args
 
+from pytest_llmperf.records.rank_work import RankWork, rank_work
+
 Kind = Literal["kernel", "collective", "copy", "fill", "operator", "wait", "allocation"]
 
 #: Work of a device; on the CPU operators stand for it. Then what the host does that it need not do in each step.
@@ -73,6 +75,8 @@ class Trace:
     """In which it only exchanged with other ranks."""
     data_seconds: float = 0.0
     """In which it did nothing and the host fetched the next batch."""
+    by_rank: tuple[RankWork, ...] = ()
+    """Of several ranks, what their mean hides; older traces have none."""
     none: str = ""
     """Why there is no trace, if there is none."""
 
@@ -113,6 +117,7 @@ class Trace:
             "exposed_seconds": self.exposed_seconds,
             "data_seconds": self.data_seconds,
             "rows": rows,
+            **({"by_rank": [work.to_dict() for work in self.by_rank]} if self.by_rank else {}),
         }
 
     @classmethod
@@ -127,7 +132,7 @@ class Trace:
         if set(values) == {"none"}:
             return cls(none=" ".join(str(values["none"]).split()) or "nobody said why")
         wanted = {"steps", "ranks", "step_seconds", "busy_seconds", "exposed_seconds", "data_seconds", "rows"}
-        if set(values) != wanted:
+        if {*values} - {"by_rank"} != wanted:
             raise ValueError(f"its trace has {', '.join(sorted(values))}; expected {', '.join(sorted(wanted))}")
         try:
             return cls(
@@ -138,8 +143,9 @@ class Trace:
                 busy_seconds=_seconds(values["busy_seconds"]),
                 exposed_seconds=_seconds(values["exposed_seconds"]),
                 data_seconds=_seconds(values["data_seconds"]),
+                by_rank=tuple(map(RankWork.from_dict, values.get("by_rank", ()))),
             )
-        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"its trace cannot be read ({error})") from error
 
 
@@ -181,6 +187,7 @@ def merged(traces: Sequence[Trace]) -> Trace:
         for row in trace.rows:
             by_name.setdefault((row.kind, row.name), []).append(row)
     ranks = len(traces)
+    exchanges = [sum(row.seconds for row in trace.rows if row.kind == "collective") for trace in traces]
     return Trace(
         rows=tuple(
             sorted(
@@ -196,4 +203,5 @@ def merged(traces: Sequence[Trace]) -> Trace:
         busy_seconds=fmean(trace.busy_seconds for trace in traces),
         exposed_seconds=fmean(trace.exposed_seconds for trace in traces),
         data_seconds=fmean(trace.data_seconds for trace in traces),
+        by_rank=rank_work([trace.counts for trace in traces], exchanges) if ranks > 1 else (),
     )

@@ -13,7 +13,7 @@ from typing import Protocol
 _LEAST_SHARE = 0.1
 # From here on hundredths of a millisecond are noise.
 _SMALL = 0.01
-_MOST_PARTS, _MOST_NAMES, _NAME_WIDTH = 3, 2, 44
+_MOST_PARTS, _MOST_NAMES, _MOST_RANKS, _NAME_WIDTH = 3, 2, 2, 44
 
 # What templates and namespaces wrap around the word that says what a kernel does.
 _WRAPPED = re.compile(r"^(?:void |std::|at::native::|at::cuda::|\(anonymous namespace\)::|cub::\w+::|detail::)+")
@@ -50,6 +50,24 @@ class Part(Protocol):
     def names(self) -> Sequence[NameChange]: ...
 
 
+class OddRank(Protocol):
+    """Of ``insight/tracing/rank_differences.py``."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def names(self) -> Sequence[tuple[str, float]]: ...
+
+
+class LastRank(Protocol):
+    """Of the same."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def waited_seconds(self) -> float: ...
+
+
 class Difference(Protocol):
     """Between two steps."""
 
@@ -66,6 +84,10 @@ class Difference(Protocol):
     @property
     def causes(self) -> Sequence[str]: ...
     @property
+    def odd_ranks(self) -> Sequence[OddRank]: ...
+    @property
+    def last_rank(self) -> LastRank | None: ...
+    @property
     def is_the_same_work(self) -> bool: ...
 
 
@@ -81,9 +103,25 @@ def points_to(difference: Difference) -> str:
         words.insert(0, f"waits of the host: {_names(difference.waits)}")
     if difference.is_the_same_work:
         words.insert(0, "the same kernels, copies and waits")
-    words[:0] = difference.causes
+    words[:0] = [*_ranks(difference), *difference.causes]
     words.append(f"unexplained {milliseconds(difference.unexplained)}")
     return f"{milliseconds(difference.change)} of a traced step: {'; '.join(words)}"
+
+
+def _ranks(difference: Difference) -> list[str]:
+    """Whoever is not as the others, which the mean of all does not say."""
+    words = []
+    if difference.last_rank:
+        last = difference.last_rank
+        words.append(f"the others wait for rank {last.rank}, {last.waited_seconds * 1000:.1f} ms a step in exchanges")
+    for odd in difference.odd_ranks[:_MOST_RANKS]:
+        shown = [f"{short_kernel(name)} {more:+g}" for name, more in odd.names[:_MOST_NAMES]]
+        more = [f"{len(odd.names) - _MOST_NAMES} more"] if len(odd.names) > _MOST_NAMES else []
+        alone = " alone" if len(difference.odd_ranks) == 1 else ""
+        words.append(f"on rank {odd.rank}{alone}: {', '.join([*shown, *more])}")
+    if len(difference.odd_ranks) > _MOST_RANKS:
+        words.append(f"{len(difference.odd_ranks) - _MOST_RANKS} more ranks stand apart")
+    return words
 
 
 def _part(part: Part) -> str:

@@ -26,7 +26,8 @@ def rank(*, idle: float = 0.0, exposed: float = 0.0) -> Trace:
 def test_a_rank_that_all_wait_for_is_told_before_the_means_of_all() -> None:
     before, after = merged([rank(), rank()]), merged([rank(exposed=0.04), rank(idle=0.04)])
     said = diagnosed(RESULT, before, after, [SLOW]).diagnosis
-    assert said.startswith(f"{SLOW}; +40.0 ms of a traced step: the same kernels, copies and waits; ")
+    who = "the others wait for rank 1, 40.0 ms a step in exchanges"
+    assert said.startswith(f"{SLOW}; +40.0 ms of a traced step: {who}; the same kernels, copies and waits; ")
     # One rank waits in an exchange for the other, whose device waits for its host.
     assert "communication +20.0 ms" in said
     assert "idle: the host +20.0 ms" in said

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pytest_llmperf.insight.tracing.kernel_categories import CATEGORIES, COMMUNICATION, category
 from pytest_llmperf.insight.tracing.likely_causes import likely_causes
+from pytest_llmperf.insight.tracing.rank_differences import LastRank, OddRank, last_rank, odd_ranks
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
 
 HOST, DATA = "idle: the host", "idle: the next batch"
@@ -57,6 +58,8 @@ class StepDifference:
     """Of the host, whose counts moved."""
     causes: tuple[str, ...] = ()
     """What the counts are known to come from, in words."""
+    odd_ranks: tuple[OddRank, ...] = ()
+    last_rank: LastRank | None = None
 
     @property
     def change(self) -> float:
@@ -115,6 +118,8 @@ def step_difference(before: Trace, after: Trace) -> StepDifference:
         parts=tuple(sorted(parts, key=lambda part: -abs(part.change))),
         waits=tuple(change for _, change in waits),
         causes=likely_causes(before, after),
+        odd_ranks=odd_ranks(before, after),
+        last_rank=last_rank(before, after),
     )
 
 

@@ -1,0 +1,91 @@
+"""Which rank stands apart in traced steps, and for which one the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.insight.tracing.rank_differences import last_rank, odd_ranks
+from pytest_llmperf.insight.tracing.step_difference import step_difference
+from pytest_llmperf.records.trace import Trace, TraceRow, merged
+from pytest_llmperf.report.step_words import points_to
+
+
+def rank(exchange: float = 0.02, **more: float) -> Trace:
+    """One rank's step of 480 ms: two kernels, an exchange, and ``more``."""
+    rows = [
+        TraceRow("kernel", "nvjet_hsh", 10.0, 0.3),
+        TraceRow("kernel", "_swiglu_forward_kernel", 4.0, 0.1),
+        TraceRow("collective", "ncclDevKernel_AllReduce", 2.0, exchange),
+        *(TraceRow("kernel", name, count, 0.001 * count) for name, count in more.items()),
+    ]
+    return Trace(rows=tuple(sorted(rows)), steps=3, step_seconds=0.48, busy_seconds=0.47)
+
+
+SOUND = merged([rank(), rank(0.021)])
+
+
+def test_ranks_that_do_the_same_are_not_told() -> None:
+    assert odd_ranks(SOUND, SOUND) == ()
+    assert last_rank(SOUND, SOUND) is None
+
+
+def test_what_one_rank_does_alone_is_named_with_its_rank() -> None:
+    slow = merged([rank(0.16), rank(0.02, extra=14.0)])
+    (odd,) = odd_ranks(SOUND, slow)
+    assert (odd.rank, odd.names) == (1, (("extra", 14.0),))
+    said = points_to(step_difference(SOUND, slow))
+    assert "the others wait for rank 1, 140.0 ms a step in exchanges; on rank 1 alone: extra +14" in said
+
+
+def test_one_that_is_slower_and_does_nothing_else_is_the_one_that_others_wait_for() -> None:
+    found = last_rank(SOUND, merged([rank(0.02), rank(0.09), rank(0.1)]))
+    assert found is not None
+    assert found.rank == 0
+    assert found.waited_seconds == pytest.approx(0.075)
+
+
+def test_what_a_rank_did_before_is_no_news() -> None:
+    before = merged([rank(logs=2.0), rank()])
+    assert odd_ranks(before, before) == ()
+    assert [odd.rank for odd in odd_ranks(before, merged([rank(logs=3.0), rank()]))] == [0]
+
+
+def test_where_all_do_something_else_no_rank_is_odd() -> None:
+    assert odd_ranks(SOUND, merged([rank(one=1.0), rank(two=1.0), rank(three=1.0)])) == ()
+
+
+def test_a_trace_of_before_that_does_not_tell_its_ranks_serves_as_far_as_it_goes() -> None:
+    older = replace(SOUND, by_rank=())
+    slow = merged([rank(0.16), rank(0.02, extra=14.0)])
+    assert [odd.rank for odd in odd_ranks(older, slow)] == [1]
+    found = last_rank(older, slow)
+    assert found is not None
+    assert found.rank == 1
+    # The same wait, which nobody could see then.
+    assert last_rank(replace(slow, by_rank=()), slow) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 50)), min_size=2, max_size=32))
+def test_what_ranks_did_is_read_as_it_was_written(ranks: Sequence[tuple[float, int]]) -> None:
+    trace = merged([rank(seconds, extra=float(count)) for seconds, count in ranks])
+    assert Trace.from_dict(trace.to_dict()) == trace
+    assert len(trace.by_rank) == len(ranks)
+
+
+@pytest.mark.parametrize(
+    "broken", [{}, {"exchange_seconds": -1}, {"exchange_seconds": "x"}, [], {"exchange_seconds": 0, "apart": 3}]
+)
+def test_ranks_that_somebody_broke_are_refused_in_one_line(broken: object) -> None:
+    values = {**SOUND.to_dict(), "by_rank": [broken]}
+    with pytest.raises(ValueError, match=r"^its trace cannot be read \(.*\)$"):
+        Trace.from_dict(values)
+
+
+def test_one_rank_has_no_others() -> None:
+    assert merged([rank()]).by_rank == ()
+    assert "by_rank" not in merged([rank()]).to_dict()
