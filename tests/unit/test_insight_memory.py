@@ -28,7 +28,7 @@ from pytest_llmperf.insight.memory_formulas import (
     newest_on_a_gpu,
 )
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.launch import memory_estimate
+from pytest_llmperf.launch import memory_estimate, prediction_process
 from pytest_llmperf.launch.memory_estimate import PredictionError
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.spec import models
@@ -249,11 +249,12 @@ while not pathlib.Path({str(tmp_path / "read")!r}).exists():
 tell(2)
 """
 
-    def started(_: object, errors: Any) -> subprocess.Popen[bytes]:
+    def started(errors: Any) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", estimator]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
 
-    monkeypatch.setattr(memory_estimate, "_started", started)
+    monkeypatch.setattr(prediction_process, "started", started)
     found = predictions([Named(TrainSpec(model="llama-tiny", micro_batch_size=size)) for size in (1, 2, 3, 4)])
     first = next(found)
     (tmp_path / "read").touch()

@@ -346,19 +346,18 @@ def test_what_cannot_be_predicted_is_one_line_each_and_hinders_no_other(tmp_path
 def test_one_that_is_killed_is_named_and_hinders_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kills = "import os, pytest_llmperf.spec.train_spec as spec\n"
     kills += "own = spec.TrainSpec.from_dict\n"
-    kills += (
-        "spec.TrainSpec.from_dict = lambda values: os.kill(os.getpid(), 9) if values['seed'] == 7 else own(values)\n"
-    )
+    kills += "spec.TrainSpec.from_dict = lambda values: own(values) if values['micro_batch_size'] != 7 else "
+    kills += "os.kill(os.getpid(), 9)\n"
     (tmp_path / "sitecustomize.py").write_text(kills)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    first, killed, last = predictions([SMALL, replace(SMALL, seed=7), SMALL])
+    first, killed, last = predictions([SMALL, replace(SMALL, micro_batch_size=7), SMALL])
     assert isinstance(killed, PredictionError)
     assert str(killed).endswith("its memory cannot be predicted: its process ended with -9")
     assert first == last
 
 
 def test_whoever_stops_leaves_no_process() -> None:
-    stopped = predictions([replace(SMALL, seed=number) for number in range(50)])
+    stopped = predictions([replace(SMALL, micro_batch_size=number) for number in range(1, 50)])
     next(stopped)
     stopped.close()
     words = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]

@@ -40,16 +40,28 @@ _FP32, _SUMMED = _named(IN_FP32), _named(SUMMED_IN_FP32)
 # Where attention's mask stands that is not named.
 _MASK_POSITION = 3
 
+# Questions for a tensor's content, for which a host waits, and the operators that ask them.
+_WAITS = {torch.Tensor.item: "aten::item", torch.Tensor.__bool__: "aten::is_nonzero"}
+
 
 class CudaFunctions(TorchFunctionMode):
     """Functions that keep other tensors on CUDA than on a CPU, under ``autocast``.
 
-    ``fused``: whether attention is one kernel that keeps no matrix of scores.
+    ``fused``: whether attention is one kernel that keeps no matrix of scores. ``called`` is told by name of what is
+    answered here, and would be an operator of the device.
     """
 
-    def __init__(self, autocast: torch.dtype | None, vocabulary_size: int, *, fused: bool = True) -> None:
+    def __init__(
+        self,
+        autocast: torch.dtype | None,
+        vocabulary_size: int,
+        *,
+        fused: bool = True,
+        called: Callable[[str], None] = lambda _: None,
+    ) -> None:
         super().__init__()
         self._autocast, self._vocabulary_size, self._fused = autocast, vocabulary_size, fused
+        self._called = called
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -57,6 +69,8 @@ class CudaFunctions(TorchFunctionMode):
             return self._attention(*args, **kwargs)
         answer = _answer(function, args)
         if answer is not None:
+            if function in _WAITS:
+                self._called(_WAITS[function])
             return answer
         if function is torch.mm and "out" not in kwargs and args[0].shape[0] == self._vocabulary_size:
             return args[0].new_zeros(())  # on CUDA Liger adds this product to the weights' gradient in place
@@ -146,10 +160,11 @@ class _Dropout(torch.autograd.Function):
 
 
 @contextmanager
-def as_on_cuda(*, liger: bool, masks: bool = True) -> Iterator[None]:
+def as_on_cuda(*, liger: bool, masks: bool = True, called: Callable[[str], None] = lambda _: None) -> Iterator[None]:
     """Let transformers take fake tensors as it does real ones, and Liger's kernels be launched by nobody.
 
     ``masks``: whether what SDPA cannot say otherwise, as a sliding window, becomes one. Other kernels are told of it.
+    ``called`` is told of each launch of a kernel of Liger's by its name.
     """
     # transformers takes fake tensors for tracing, and would build a mask that training does not.
     answers: dict[str, object] = {"is_tracing": False, "find_packed_sequence_indices": None}
@@ -159,7 +174,7 @@ def as_on_cuda(*, liger: bool, masks: bool = True) -> Iterator[None]:
     for name in real:
         setattr(masking_utils, name, lambda *_, answer=answers[name], **__: answer)
     try:
-        with _quiet_kernels() if liger else nullcontext():
+        with _quiet_kernels(called) if liger else nullcontext():
             yield
     finally:
         for name, function in real.items():
@@ -169,12 +184,15 @@ def as_on_cuda(*, liger: bool, masks: bool = True) -> Iterator[None]:
 class _NoKernel:
     """Stands where a Triton kernel does: it is launched, and does nothing."""
 
+    def __init__(self, name: str, called: Callable[[str], None]) -> None:
+        self._name, self._called = f"liger::{name}", called
+
     def __getitem__(self, _grid: object) -> Callable[..., None]:
-        return lambda *_, **__: None
+        return lambda *_, **__: self._called(self._name)
 
 
 @contextmanager
-def _quiet_kernels() -> Iterator[None]:
+def _quiet_kernels(called: Callable[[str], None]) -> Iterator[None]:
     """Liger's functions with their own allocations, and none of their kernels."""
     from liger_kernel import ops  # noqa: PLC0415 - only where Liger is asked for
     from triton.runtime import KernelInterface  # noqa: PLC0415 - comes with Liger
@@ -185,7 +203,7 @@ def _quiet_kernels() -> Iterator[None]:
         for name, value in list(vars(module).items()):
             if isinstance(value, KernelInterface):
                 replaced.append((module, name, value))
-                setattr(module, name, _NoKernel())
+                setattr(module, name, _NoKernel(name, called))
     # It also asks whether the loss's gradient is 1, in a backward pass, where no mode listens.
     replaced.append((torch, "equal", torch.equal))
     torch.equal = lambda *_: True

@@ -26,6 +26,7 @@ from pytest_llmperf.worker.build import DTYPES, hf_config_of, kept_operators, li
 from pytest_llmperf.worker.estimate.caching_allocator import GRANULE
 from pytest_llmperf.worker.estimate.cuda_emulation import CudaFunctions, as_on_cuda
 from pytest_llmperf.worker.estimate.fake_sharding import among_ranks, shard
+from pytest_llmperf.worker.estimate.operator_counter import OperatorCounter
 from pytest_llmperf.worker.estimate.replay import Recording, parts_at_peak
 from pytest_llmperf.worker.estimate.storage_counter import Counter, on_this_rank
 
@@ -39,8 +40,8 @@ _OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of one rank at its peak, by part.
+def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter | None = None) -> dict[str, int]:
+    """Bytes of one rank at its peak, by part; ``operators`` counts what the step runs.
 
     Raises:
         ValueError: an optimizer whose memory is not modelled, fp8, an attention that stands for no other here, or a
@@ -67,13 +68,14 @@ def plan(spec: TrainSpec, config: Mapping[str, Any]) -> dict[str, int]:
     with ExitStack() as stack:
         ranks = stack.enter_context(among_ranks(spec)) if sharded else None
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(as_on_cuda(liger=spec.liger, masks=attention == spec.attention))
+        called = operators.called if operators else _nobody
+        stack.enter_context(as_on_cuda(liger=spec.liger, masks=attention == spec.attention, called=called))
         model = AutoModelForCausalLM.from_config(
             hf_config, dtype=DTYPES[spec.model_precision], attn_implementation=attention
         )
         refusal.check_direction(model.config)
         model.train()
-        counter = Counter(model.config.get_text_config().vocab_size)
+        counter = Counter(model.config.get_text_config().vocab_size, operators)
         _prepare(spec, model, _functions(spec, counter))
         if ranks is not None:
             shard(spec, model, ranks)
@@ -132,11 +134,14 @@ def _train(
     for number in range(1, num_micro_batches + 1):
         if spec.parallelism != "ddp":  # gradients are reduced, and so sharded, when they are whole
             model.set_requires_gradient_sync(number == num_micro_batches)
-        _forward_and_backward(spec, model, counter, ids)
+        # Of many, all but the first are as the second.
+        with counter.times(1 if number < num_micro_batches else spec.gradient_accumulation_steps - number + 1):
+            _forward_and_backward(spec, model, counter, ids)
     micro_batches = counter.take()
     for own, gradient in zip(updated, gradients, strict=True):
         own.grad = gradient
-    _update(optimizer, counter)
+    with counter.times(1):
+        _update(optimizer, counter)
     return Recording(weights, first_update, micro_batches, counter.take(), pieces)
 
 
@@ -185,7 +190,13 @@ def _update(optimizer: torch.optim.Optimizer, counter: Counter) -> None:
 
 
 def _functions(spec: TrainSpec, counter: Counter) -> Callable[[], CudaFunctions]:
-    return partial(CudaFunctions, _autocast(spec), counter.vocabulary_size, fused=spec.sdpa_backend != "math")
+    called = counter.operators.called if counter.operators else _nobody
+    fused = spec.sdpa_backend != "math"
+    return partial(CudaFunctions, _autocast(spec), counter.vocabulary_size, fused=fused, called=called)
+
+
+def _nobody(_name: str) -> None:
+    """Where nobody counts what is called."""
 
 
 def _autocast(spec: TrainSpec) -> torch.dtype | None:

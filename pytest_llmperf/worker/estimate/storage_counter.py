@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pytest_llmperf.worker.estimate.operator_counter import OperatorCounter
 from pytest_llmperf.worker.estimate.replay import Change
 
 # Of these operators of FSDP's, the argument that holds gathered weights: as they come, and as they are used.
@@ -32,8 +33,10 @@ class _Living:
 class Counter(TorchDispatchMode):
     """Records the storages that operators make, by part."""
 
-    def __init__(self, vocabulary_size: int) -> None:
+    def __init__(self, vocabulary_size: int, operators: OperatorCounter | None = None) -> None:
+        """``operators`` counts beside it what is called, where anybody wants to know."""
         super().__init__()
+        self.operators = operators
         self.part = "weights"
         self.vocabulary_size = vocabulary_size
         self._changes: list[Change] = []
@@ -66,6 +69,10 @@ class Counter(TorchDispatchMode):
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._living[id(storage)] = _Living(weakref.ref(storage), Change(next(self._numbers), 0, "ignored"))
+
+    def times(self, number: int) -> AbstractContextManager[None]:
+        """What runs inside is run so often in a step."""
+        return self.operators.times(number) if self.operators else nullcontext()
 
     @contextmanager
     def resizing(self) -> Iterator[None]:

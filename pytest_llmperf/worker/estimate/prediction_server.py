@@ -1,0 +1,195 @@
+"""The server: requests in, answers out, each kind of step predicted in a fork; ``__main__`` says what they are.
+
+A fork predicts one step after another of a kind: what PyTorch has looked up for the first serves the others, which is
+two fifths of the time.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.worker.estimate import common_imports
+from pytest_llmperf.worker.estimate.arithmetic import model_flops
+from pytest_llmperf.worker.estimate.memory_estimator import plan
+from pytest_llmperf.worker.estimate.operator_counter import OperatorCounter
+from pytest_llmperf.worker.estimate.step_identity import identity, kind, versions
+
+# A fork takes one core and less than 1 GB.
+_AT_ONCE = 8
+
+# Whatever the first prediction of a process imports and looks up is there for all.
+_FIRST = TrainSpec(model="llama-tiny", sequence_length=16, micro_batch_size=1)
+
+
+@dataclass
+class _Prediction:
+    """One step, whoever asked for it."""
+
+    request: Mapping[str, Any]
+    numbers: list[int] = field(default_factory=list)
+    answer: Mapping[str, Any] | None = None
+
+
+@dataclass
+class _Fork:
+    """One process, and the prediction that it is at."""
+
+    pid: int
+    asks: int
+    answers: int
+    kind: str
+    at: _Prediction | None = None
+    said: bytes = b""
+
+    def ask(self, prediction: _Prediction) -> None:
+        self.at = prediction
+        with suppress(BrokenPipeError):  # it is gone: its end says so
+            os.write(self.asks, json.dumps(prediction.request).encode() + b"\n")
+
+
+class _Server:
+    """What was asked, and who is at it."""
+
+    def __init__(self, asks: int, answers: int) -> None:
+        self._asks, self._answers = asks, answers
+        self._is_open, self._rest, self._count = True, b"", 0
+        self._known: dict[str, _Prediction] = {}
+        self._waiting: list[_Prediction] = []
+        self._forks: dict[int, _Fork] = {}
+        self._most = min(_AT_ONCE, len(os.sched_getaffinity(0)))
+
+    def run(self) -> None:
+        """Until nothing more can be asked, and everything is answered."""
+        if select.select([self._asks], [], [], 0)[0]:
+            self._read_requests()
+        if self._is_open or len(self._waiting) > 1:
+            _warm_up()
+        while self._is_open or self._waiting or self._forks:
+            while self._waiting and len(self._forks) < self._most:
+                self._begin(self._waiting.pop(0))
+            readable, _, _ = select.select([*self._forks, *([self._asks] if self._is_open else [])], [], [])
+            for descriptor in readable:
+                if descriptor == self._asks:
+                    self._read_requests()
+                else:
+                    self._read_answer(self._forks[descriptor])
+
+    def _read_requests(self) -> None:
+        read = os.read(self._asks, 2**20)
+        self._is_open = bool(read)
+        *lines, self._rest = (self._rest + read).split(b"\n")
+        for line in filter(bytes.strip, lines):
+            self._ask(json.loads(line))
+
+    def _ask(self, request: Mapping[str, Any]) -> None:
+        number, self._count = self._count, self._count + 1
+        key = identity(request)
+        prediction = self._known.get(key)
+        if prediction is None:
+            prediction = self._known[key] = _Prediction(request)
+            self._waiting.append(prediction)
+        prediction.numbers.append(number)
+        if prediction.answer is not None:
+            self._tell(number, prediction.answer)
+
+    def _begin(self, prediction: _Prediction) -> None:
+        common_imports.prepare(prediction.request)
+        (their_asks, asks), (answers, their_answers) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if not pid:
+            others = [fork.asks for fork in self._forks.values() if fork.asks >= 0]
+            _serve_kind(their_asks, their_answers, [asks, *others])
+        os.close(their_asks)
+        os.close(their_answers)
+        self._forks[answers] = fork = _Fork(pid, asks, answers, kind(prediction.request))
+        fork.ask(prediction)
+
+    def _read_answer(self, fork: _Fork) -> None:
+        read = os.read(fork.answers, 2**20)
+        fork.said += read
+        if read.endswith(b"\n") and fork.at is not None:
+            self._conclude(fork.at, json.loads(fork.said))
+            fork.at, fork.said = None, b""
+            alike = next((one for one in self._waiting if kind(one.request) == fork.kind), None)
+            if alike is not None:
+                self._waiting.remove(alike)
+                fork.ask(alike)
+                return
+            os.close(fork.asks)  # which ends it
+            fork.asks = -1
+        elif not read:
+            self._end(fork)
+
+    def _end(self, fork: _Fork) -> None:
+        os.close(fork.answers)
+        if fork.asks >= 0:
+            os.close(fork.asks)
+        del self._forks[fork.answers]
+        _, status = os.waitpid(fork.pid, 0)
+        if fork.at is not None:
+            self._conclude(fork.at, {"error": f"its process ended with {os.waitstatus_to_exitcode(status)}"})
+
+    def _conclude(self, prediction: _Prediction, answer: Mapping[str, Any]) -> None:
+        prediction.answer = answer
+        for number in prediction.numbers:
+            self._tell(number, answer)
+
+    def _tell(self, number: int, answer: Mapping[str, Any]) -> None:
+        # In one piece: a library that prints in a fork writes to the same pipe.
+        os.write(self._answers, (json.dumps({"number": number, **answer}) + "\n").encode())
+
+
+def serve(asks: int, answers: int) -> int:
+    """Answer until nothing more is asked."""
+    _Server(asks, answers).run()
+    return 0
+
+
+def _warm_up() -> None:
+    with suppress(Exception):  # what is wrong is each one's own to tell
+        plan(_FIRST, _FIRST.architecture.config, OperatorCounter())
+    gc.collect()
+    gc.freeze()  # to look through what the imports have made, again and again, is a sixth of the time
+
+
+def _serve_kind(asks: int, answers: int, parents: Sequence[int]) -> NoReturn:
+    """In the fork: nothing of its parent's is to happen twice, and what is the ``parents`` is closed by them alone."""
+    try:
+        for descriptor in parents:
+            os.close(descriptor)
+        with os.fdopen(asks, "rb") as requests:
+            for request in requests:
+                os.write(answers, json.dumps(_answer(json.loads(request))).encode() + b"\n")
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - Ctrl-C too
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        if "sequence_length" in request:
+            return {"flops_per_token": model_flops(request["model_config"], request["sequence_length"])}
+        spec = TrainSpec.from_dict(request["spec"])
+        if not request.get("operators"):
+            return {"parts": plan(spec, request["model_config"])}
+        operators = OperatorCounter()
+        parts = plan(spec, request["model_config"], operators)
+    except Exception as error:  # noqa: BLE001 - a model's own code may raise anything, and who asked wants one line
+        word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "  # 'x' alone says nothing
+        return {"error": word + " ".join(str(error).split())}
+    return {
+        "parts": parts,
+        "operators": dict(operators.operators),
+        "flops": dict(operators.flops),
+        "versions": versions(liger=spec.liger),
+    }
