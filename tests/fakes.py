@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from pytest_llmperf.engine import launch_retry, runner
-from pytest_llmperf.launch import machine
+from pytest_llmperf.launch import machine, static_steps
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch.memory_estimate import PredictionError
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import OLDER, Environment, Health, Launch, RankRecord
+from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
 from pytest_llmperf.run.warm_starts import WarmStarts
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -178,6 +180,40 @@ class FakeLauncher:
         return [(most, 2**30), (most + 1, None)]
 
 
+#: What fake tensors tell where nobody says otherwise.
+STEP: dict[str, Any] = {
+    "operators": {"aten::mm": 45, "aten::_to_copy": 26, "aten::item": 1},
+    "flops": {"aten::mm": 12_000_000},
+    "memory": {"weights": 2**30, "activations": 2**31},
+    "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
+}
+
+
+class FakeStaticSteps:
+    """Tells of every spec what ``static.json`` in the working directory says, ``STEP`` where it says nothing."""
+
+    def __init__(self) -> None:
+        self.asked: list[TrainSpec] = []
+
+    def ask(self, specs: Iterable[TrainSpec]) -> None:
+        self.asked += specs
+
+    def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
+        path = Path("static.json")
+        values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if "error" in values:
+            return PredictionError(f"{spec.id}: its step cannot be told without a launch: {values['error']}")
+        merged = {name: {**STEP[name], **values.get(name, {})} for name in STEP}
+        return StaticStep(**{**merged, "operators": {name: n for name, n in merged["operators"].items() if n}})
+
+    def close(self) -> None: ...
+
+
+def write_static(folder: Path, **values: Any) -> None:
+    """What fake tensors tell in ``folder`` from now on, beside ``STEP``."""
+    (folder / "static.json").write_text(json.dumps(values), encoding="utf-8")
+
+
 def write_fake(folder: Path, **values: Any) -> None:
     """What launches in ``folder`` yield from now on."""
     (folder / "fake.json").write_text(json.dumps(values), encoding="utf-8")
@@ -188,4 +224,5 @@ def install() -> None:
     mock.patch.object(runner, "LocalLauncher", FakeLauncher).start()
     mock.patch.object(WarmStarts, "prepare").start()
     mock.patch.object(launch_retry, "_PAUSE_SECONDS", 0.0).start()
+    mock.patch.object(static_steps, "StaticSteps", FakeStaticSteps).start()
     mock.patch.object(machine, "find_machine", return_value=MACHINE).start()

@@ -18,6 +18,7 @@ from pytest_llmperf.judge.baseline_file import (
 )
 from pytest_llmperf.judge.integrity import same_anchor, same_figures, same_settings
 from pytest_llmperf.judge.noise import labels
+from pytest_llmperf.judge.static.stored_step import StoredStep
 from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
@@ -47,6 +48,8 @@ class Baseline:
     """Every acceptance, newest last; the anchor is the first."""
     trace: StoredTrace | None = None
     """Of its newest launch that had one; ``None`` in old files."""
+    static: StoredStep | None = None
+    """What its step is without a launch, where that was recorded."""
 
     @property
     def sessions(self) -> int:
@@ -104,6 +107,7 @@ class Baseline:
             **({"setups": setups} if setups else {}),
             "launches": launches,
             **({"trace": self.trace.to_dict()} if self.trace else {}),
+            **({"static": self.static.to_dict()} if self.static else {}),
         }
         try:
             return dump(document)
@@ -139,6 +143,7 @@ class Baseline:
                 anchor=anchor,
                 history=history,
                 trace=StoredTrace.from_dict(trace) if (trace := document.get("trace")) else None,
+                static=StoredStep.from_dict(document["static"]) if "static" in document else None,
             )
 
 

@@ -71,6 +71,7 @@ def united(base: Baseline | None, ours: Baseline, theirs: Baseline) -> Baseline:
             ),
             None,
         ),
+        static=max(filter(None, (ours.static, theirs.static)), key=lambda one: one.recorded_at, default=None),
     )
 
 

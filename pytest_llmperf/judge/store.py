@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from filelock import FileLock
 
@@ -37,7 +37,13 @@ _LONGEST_NAME = 200
 # Beside a model's other baselines, in a folder that no search of theirs looks into.
 CAPACITY = "capacity"
 
-_Figures = TypeVar("_Figures", Baseline, CapacityBaseline)
+
+class _Document(Protocol):
+    def to_json(self) -> str: ...
+
+
+_Read = TypeVar("_Read")
+_Written = TypeVar("_Written", bound=_Document)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +66,7 @@ class BaselineStore:
 
     def path(self, machine: str, spec: TrainSpec) -> Path:
         """Where the baseline of ``spec`` on ``machine`` is, or would be."""
-        return self.root / machine / _file_name(spec.architecture.slug) / f"{_file_name(spec.id)}.json"
+        return self.root / machine / file_name(spec.architecture.slug) / f"{file_name(spec.id)}.json"
 
     def load(self, machine: str, spec: TrainSpec) -> Baseline | None:
         """The baseline, or ``None`` where there is no file.
@@ -76,7 +82,7 @@ class BaselineStore:
 
     def capacity_path(self, machine: str, spec: TrainSpec) -> Path:
         """Where the largest micro-batch of ``spec`` on ``machine`` is, or would be."""
-        return self.path(machine, spec).parent / CAPACITY / f"{_file_name(spec.capacity_id)}.json"
+        return self.path(machine, spec).parent / CAPACITY / f"{file_name(spec.capacity_id)}.json"
 
     def load_capacity(self, machine: str, spec: TrainSpec) -> CapacityBaseline | None:
         """The largest micro-batch, or ``None`` where there is no file.
@@ -119,7 +125,7 @@ class BaselineStore:
         Raises:
             BaselineError: as ``load``, whatever ``change`` raises, or the file cannot be written.
         """
-        return _replace(self.path(machine, spec), lambda: self.load(machine, spec), change)
+        return replace_whole(self.path(machine, spec), lambda: self.load(machine, spec), change)
 
     def update_capacity(
         self, machine: str, spec: TrainSpec, change: Callable[[CapacityBaseline | None], CapacityBaseline]
@@ -129,7 +135,7 @@ class BaselineStore:
         Raises:
             BaselineError: as ``update``.
         """
-        return _replace(self.capacity_path(machine, spec), lambda: self.load_capacity(machine, spec), change)
+        return replace_whole(self.capacity_path(machine, spec), lambda: self.load_capacity(machine, spec), change)
 
     def machines(self) -> list[str]:
         """The machine kinds that have baselines, sorted."""
@@ -176,14 +182,14 @@ class BaselineStore:
     def _that_counts(self, paths: Sequence[Path], baseline: Baseline | CapacityBaseline) -> Path:
         if len(paths) == 1:
             return paths[0]
-        named = [path for path in paths if path.stem == _file_name(baseline.id)]
+        named = [path for path in paths if path.stem == file_name(baseline.id)]
         with suppress(ValueError):  # the settings, or the model's own file, may be none of today's
             find = self.capacity_path if isinstance(baseline, CapacityBaseline) else self.path
             named.insert(0, find(baseline.machine, TrainSpec.from_dict(baseline.spec)))
         return next((path for path in named if path in paths), paths[0])
 
 
-def read(path: Path, parsed: Callable[[str, str], _Figures]) -> _Figures | None:
+def read(path: Path, parsed: Callable[[str, str], _Read]) -> _Read | None:
     """What is ``parsed`` of the file, or ``None`` where there is none.
 
     Raises:
@@ -209,9 +215,14 @@ def _refuse_stray(path: Path, case: str, machine: tuple[str, str], digest: tuple
             )
 
 
-def _replace(
-    path: Path, load: Callable[[], _Figures | None], change: Callable[[_Figures | None], _Figures]
-) -> tuple[_Figures | None, _Figures]:
+def replace_whole(
+    path: Path, load: Callable[[], _Written | None], change: Callable[[_Written | None], _Written]
+) -> tuple[_Written | None, _Written]:
+    """Replace what ``load`` finds at ``path`` by ``change`` of it, locked against other processes; old and new.
+
+    Raises:
+        BaselineError: whatever the two raise, or the file cannot be written.
+    """
     try:
         with _locked(path):
             old = load()
@@ -243,7 +254,7 @@ def _lock_folder(path: Path) -> Path:
     return folder
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     """``name``, or as much of it as a file system takes, and a hash that keeps two long ones apart."""
     if len(name) <= _LONGEST_NAME:
         return name

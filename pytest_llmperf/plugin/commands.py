@@ -63,7 +63,10 @@ def salloc_words(cluster: Cluster | None, variables: Mapping[str, str]) -> list[
 def _command(item: pytest.Item, session: PerfSession) -> str:
     path, separator, name = item.nodeid.partition("::")
     node = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir) + separator + name
-    parts = [*salloc_words(session.cluster, os.environ), "pytest", node, "--gpus", str(session.num_gpus)]
+    where = ["--gpus", str(session.num_gpus)]
+    if session.settings.static:
+        where = ["--perf-static", *(where if session.settings.gpus is not None else [])]
+    parts = [*salloc_words(session.cluster, os.environ), "pytest", node, *where]
     for name, usual in _DECIDING.items():
         value = item.config.getoption(name)
         parts += [f"{name}={value}"] if value != usual else []

@@ -19,6 +19,7 @@ from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtur
     precision,
     train_spec,
 )
+from pytest_llmperf.plugin.known_specs import expect_no_failed_launch, specs_of
 from pytest_llmperf.plugin.options import run_options, width_options
 from pytest_llmperf.plugin.options.width_options import is_case
 from pytest_llmperf.plugin.outcomes import cause, refusal_line
@@ -118,6 +119,10 @@ class _Collector:
         if cases and not session.config.option.collectonly:
             with self.session.outcomes():
                 self.session.begin()
+                if self.session.settings.static:
+                    expect_no_failed_launch(session.items)
+                    if not self.session.is_worker:  # each of several asks for its own when it comes to them
+                        self.session.static_steps.ask(specs_of(session.items))
 
     @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:

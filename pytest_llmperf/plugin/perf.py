@@ -11,6 +11,7 @@ from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.preconditions import need_a_narrower_training, need_nats, need_specs, need_the_same_tokens
+from pytest_llmperf.engine.static_check import StaticChecks
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.plugin import benchmark, commands
 from pytest_llmperf.plugin.console import Console
@@ -39,7 +40,7 @@ class Perf:
             observer=Console(self._item.config),
             nodeid=self._item.nodeid,
         )
-        self._cases = CaseChecks(caller)
+        self._cases = StaticChecks(caller) if session.settings.static else CaseChecks(caller)
 
     def measure(self, spec: TrainSpec) -> tuple[Launch, ...]:
         """Launch ``spec`` as often as this run asks for (``--perf-launches``) and return the records.

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_llmperf.engine.dry_run import exceeds, gpu_hours, plan_lines, skip_lines
 from pytest_llmperf.plugin.benchmark import unwritten
+from pytest_llmperf.plugin.console import Console
 from pytest_llmperf.plugin.options.width_options import is_case
 from pytest_llmperf.plugin.second import first, told
 from pytest_llmperf.plugin.session import PerfSession
@@ -25,6 +26,8 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     if not cases or session.config.get_verbosity() < 0:
         return []
     where = f"{session.num_gpus} GPU(s)" if not session.on_cpu else "the CPU (gloo)"
+    if session.settings.static:
+        where = "nothing is launched"
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
     found = None if session.settings.against else first(session.config)
     return [
@@ -65,6 +68,7 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         return
     from pytest_llmperf.report.results_json import write_json
 
+    _record_static(session)
     troubles = list(_troubles(session))
     if troubles:
         _fail(pytest_session)
@@ -78,6 +82,17 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
             _fail(pytest_session)
     for trouble in troubles:
         trouble.tell(session.config)
+
+
+def _record_static(session: PerfSession) -> None:
+    """Beside what this run has recorded, once nothing of it trains any more."""
+    settings, results = session.settings, session.findings.results
+    if settings.static or settings.update not in ("new", "all") or session.unfinished:
+        return
+    if any(result.updated for result in results):
+        from pytest_llmperf.engine.static_recording import record_static
+
+        session.notes += record_static(session, results, Console(session.config))
 
 
 def _troubles(session: PerfSession) -> Iterator[Trouble]:
@@ -126,6 +141,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
 
 def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]:
     from pytest_llmperf.judge.host_shift import host_shift, wide_gates
+    from pytest_llmperf.judge.static.upgrade_news import upgrade_lines
     from pytest_llmperf.report.summary_table import summary_lines
     from pytest_llmperf.report.time_spent import longest_lines
     from pytest_llmperf.run.gpu_hours import cost_lines
@@ -136,7 +152,15 @@ def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]
     costs = cost_lines(spent.gpu_seconds, session.settings.price)
     most = reporter.config.getoption("durations", None)  # pytest's own, which tells of whole tests; 0: all
     longest = [] if most is None else longest_lines(results, most)
-    return [*filter(None, [host_shift(results)]), *table, *costs, *filter(None, [wide_gates(results)]), *longest]
+    upgrade = upgrade_lines(results) if session.settings.static else []
+    return [
+        *filter(None, [host_shift(results)]),
+        *table,
+        *upgrade,
+        *costs,
+        *filter(None, [wide_gates(results)]),
+        *longest,
+    ]
 
 
 def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:

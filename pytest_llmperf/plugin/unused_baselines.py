@@ -13,6 +13,8 @@ from pytest_llmperf.run.coverage import Coverage, file_of, unused_baselines
 
 
 def _entries(session: PerfSession) -> list[Entry]:
+    if session.settings.static:  # it is of no machine kind, and of all
+        return []
     return BaselineStore(session.settings.baselines).entries(session.machine_kind)
 
 

@@ -76,6 +76,9 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
         Column("MFU", cells("mfu")),
         Column("efficiency", cells("scaling_efficiency")),
         Column("communication", cells("communication_share")),
+        Column("operators", [_operators(result) for result in results]),
+        Column("arithmetic", cells("flops_per_step")),
+        Column("predicted", cells("predicted_peak_bytes")),
         Column("energy", cells("joules_per_token")),
         Column("a million tokens", cells("price_per_million_tokens")),
         Column(
@@ -104,6 +107,11 @@ def _detectable(result: CaseResult) -> str:
     """The smallest slow-down that this case would have told."""
     check = result.check("tokens_per_second_per_gpu")
     return formats.share(check.detectable) if check is not None else formats.ABSENT
+
+
+def _operators(result: CaseResult) -> str:
+    """Of a step that was told without a launch; of one that was traced its kernels are told where they moved."""
+    return _cell(result, "operators_per_step") if result.check("predicted_peak_bytes") else formats.ABSENT
 
 
 def _cell(result: CaseResult, metric: str) -> str:

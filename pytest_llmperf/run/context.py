@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.slurm.cluster import Cluster
     from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
     from pytest_llmperf.launch.slurm.srun import Srun
+    from pytest_llmperf.launch.static_steps import StaticSteps
     from pytest_llmperf.run.model_flops import ModelFlops
     from pytest_llmperf.run.result_cache import ResultCache
     from pytest_llmperf.run.slurm_job import AllNodesLostError, Job
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 UNFINISHED = 75
 #: The GPU-hours are used up: another start would change nothing.
 OVER_BUDGET = 76
+
+# GPUs that a run which launches nothing may use, where nobody says how many: more than any case asks for.
+_ANY = 1_000_000
 
 _LOOK = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
 
@@ -136,6 +140,8 @@ class Context:
             UsageError: see ``cluster`` and ``machine``.
             RunEndedError: see ``cluster``.
         """
+        if self.settings.static:
+            return
         self.charge()
         self.warm_starts.prepare()
 
@@ -200,6 +206,8 @@ class Context:
         """The machine, and a line about what of it is assumed."""
         from pytest_llmperf.launch import machine as hardware
 
+        if self.settings.static:  # the same on every machine, so none is asked for
+            return hardware.Machine(gpus=(), cpu_name="", cores=os.cpu_count() or 1), ""
         assumed = ""
         try:
             machine = self.cluster.machine if self.cluster else hardware.find_machine()
@@ -246,15 +254,26 @@ class Context:
 
         return WarmStarts(self)
 
+    @cached_property
+    def static_steps(self) -> StaticSteps:
+        """What fake tensors tell of specs."""
+        from pytest_llmperf.launch.static_steps import StaticSteps
+
+        return StaticSteps()
+
     def close(self) -> None:
         """End what this run keeps beside its launches."""
         if "warm_starts" in self.__dict__:  # else no launch was ever prepared
             self.warm_starts.close()
+        if "static_steps" in self.__dict__:
+            self.static_steps.close()
 
     @property
     def num_gpus(self) -> int:
         """GPUs this run may use; 0 is the CPU."""
         asked = self.settings.gpus
+        if self.settings.static:
+            return _ANY if asked is None else asked
         return len(self.machine.gpus) if asked is None else min(asked, len(self.machine.gpus))
 
     @cached_property
@@ -291,6 +310,8 @@ class Context:
 
     def _kind(self) -> str:
         name = self.settings.machine
+        if self.settings.static:
+            return name or "static"
         if self.on_cpu:  # a site names its machine once, and its CPU's figures must never meet its GPU's
             return f"{name}-cpu" if name else self.machine.cpu_kind
         if name:
@@ -302,7 +323,7 @@ class Context:
 
     def machine_document(self) -> dict[str, Any]:
         """What ``--perf-json`` says of where the run was."""
-        gpus = self.machine.gpus[: self.num_gpus]
+        gpus = () if self.settings.static else self.machine.gpus[: self.num_gpus]
         return {
             "kind": self.machine_kind,
             "cores": self.machine.cores,

@@ -38,6 +38,8 @@ class Settings:
     """One of ``STARTS``; ``auto`` is warm where it can be."""
     trace: bool = True
     """Whether launches trace a few steps after those that they time."""
+    static: bool = False
+    """Whether cases are judged by what fake tensors tell of their steps, and nothing is launched."""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     width: Width | None = None
     """Of which tests alone are run; ``None``: all."""

@@ -46,6 +46,8 @@ _LABELS = {
     "synchronisations_per_step": "synchronisations a step",
     "graph_breaks": "graph breaks",
     "allocator_retries": "allocator's retries",
+    "flops_per_step": "arithmetic",
+    "predicted_peak_bytes": "predicted memory",
 }
 _SHARES = frozenset({"mfu", "least_memory_traffic", "scaling_efficiency", "communication_share", "stall_share"})
 
@@ -142,10 +144,26 @@ def in_sentence(value: float, unit: str) -> str:
     return digits if unit in ("", "1") else f"{digits} {unit}"
 
 
+def change_of(amount: float, unit: str) -> str:
+    """How much more or less, with its sign: ``+0.40 GiB``, ``-1.2 TFLOP``, ``+33``."""
+    size = abs(amount)
+    text = memory(size, decimals=2) if unit == "bytes" else flops(size) if unit == "FLOP" else f"{size:,.0f}"
+    return f"{'-' if amount < 0 else '+'}{text}"
+
+
+def flops(value: float) -> str:
+    """``112066434170880`` -> ``112 TFLOP``."""
+    for size, name in ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")):
+        if abs(value) >= size:
+            return f"{value / size:.4g} {name}"
+    return f"{value:,.0f} FLOP"
+
+
 _BY_UNIT: Mapping[str, Callable[[float], str]] = {
     "bytes": lambda value: memory(value, decimals=2),
     "s": seconds,
     "tokens/s": tokens_per_second,
+    "FLOP": flops,
     "J/token": lambda value: f"{value * 1000:.3g} mJ/token",
 }
 

@@ -14,8 +14,9 @@ from pytest_llmperf.engine import launch_retry, runner
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
+from pytest_llmperf.engine.static_check import StaticChecks
 from pytest_llmperf.engine.terms import CaseTerms
-from pytest_llmperf.launch import machine
+from pytest_llmperf.launch import machine, static_steps
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
@@ -23,7 +24,7 @@ from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.spec.train_spec import TrainSpec
-from tests.fakes import MACHINE, FakeLauncher, write_fake
+from tests.fakes import MACHINE, FakeLauncher, FakeStaticSteps, write_fake
 
 #: As the fixture ``train_spec`` makes it on the CPU.
 SPEC = TrainSpec(model="llama-tiny", attention="sdpa", sequence_length=64, steps=20)
@@ -71,16 +72,22 @@ class Engine:
 
     def run(self, terms: CaseTerms | None = None, **settings: Any) -> CaseChecks:
         """What a new run's one caller may ask for."""
+        return CaseChecks(self.caller(terms, **{"gpus": 0, **settings}))
+
+    def static(self, **settings: Any) -> StaticChecks:
+        """The same of a run that launches nothing."""
+        return StaticChecks(self.caller(static=True, **settings))
+
+    def caller(self, terms: CaseTerms | None = None, **settings: Any) -> Caller:
+        """Of a new run."""
         self.findings = Findings()
-        asked = Settings(**{"gpus": 0, "baselines": self.path / "baselines", **settings})
-        return CaseChecks(
-            Caller(
-                context=Context(asked, rootdir=self.path),
-                terms=terms or CaseTerms(),
-                findings=self.findings,
-                observer=self.heard,
-                nodeid="test_mine.py::test_it",
-            )
+        asked = Settings(**{"baselines": self.path / "baselines", **settings})
+        return Caller(
+            context=Context(asked, rootdir=self.path),
+            terms=terms or CaseTerms(),
+            findings=self.findings,
+            observer=self.heard,
+            nodeid="test_mine.py::test_it",
         )
 
     def check(self, spec: TrainSpec = SPEC, **settings: Any) -> Conclusion:
@@ -112,4 +119,5 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.setattr(runner, "LocalLauncher", FakeLauncher)
     monkeypatch.setattr(launch_retry, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(static_steps, "StaticSteps", FakeStaticSteps)
     return Engine(tmp_path, monkeypatch)

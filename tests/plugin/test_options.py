@@ -28,6 +28,7 @@ OPTIONS = [
     "--perf-budget=GPU_HOURS",
     "--perf-width=N",
     "--perf-plan=FILE",
+    "--perf-static",
     "--perf-price=PRICE",
     "--perf-currency=NAME",
     "--perf-timeout=SECONDS",

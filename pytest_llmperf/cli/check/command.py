@@ -15,6 +15,8 @@ from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
+from pytest_llmperf.engine.static_check import StaticChecks
+from pytest_llmperf.engine.static_recording import record_static
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.results_json import document, write_json
@@ -35,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Those that pytest has too mean the same here."""
     add = parser.add_argument
     add("specs", metavar="SPEC", nargs="+", help="ids of stored cases, or one spec in key=value pairs")
+    add("--static", action="store_true", help="launch nothing: judge operators, arithmetic and predicted memory")
     add("--gpus", type=argument(quantities.whole, "a number of GPUs, 0 (the CPU) or more"), metavar="N")
     add("--update-baselines", nargs="?", const="all", choices=("all", "new"), help="record what ran clean")
     add("--perf-reason", default="", metavar="TEXT", help="why, where an update makes a figure worse")
@@ -82,6 +85,7 @@ class Check:
             strict=arguments.perf_strict,
             start=arguments.perf_start,
             trace=arguments.perf_trace == "yes",
+            static=arguments.static,
             timeout_seconds=arguments.perf_timeout,
             launches=arguments.perf_launches,
             max_launches=most,
@@ -107,7 +111,10 @@ class Check:
         caller = Caller(
             context=self.context, terms=CaseTerms(), findings=self.findings, observer=Terminal(), nodeid=NODEID
         )
-        checks = CaseChecks(caller)
+        checks: CaseChecks | StaticChecks = CaseChecks(caller)
+        if self.arguments.static:
+            checks = StaticChecks(caller)
+            self.context.static_steps.ask(self.specs)
         exit_code = 0
         for spec in self.specs:
             try:
@@ -121,6 +128,8 @@ class Check:
                 self.troubles.append(str(error))
                 exit_code = error.exit_code
                 break
+        if self.context.settings.update and not self.arguments.static and not exit_code:
+            yield from record_static(self.context, self.findings.results, Terminal())
         yield from ("", *summary_lines(self.findings.results, screen.width, color=False, spent=self.findings.spent))
         self._write_json(exit_code or int(bool(self.troubles)))
         if exit_code:
@@ -141,7 +150,8 @@ class Check:
         yield from "\n".join(filter(None, [message, conclusion.refused])).splitlines()
 
     def _command(self, spec: TrainSpec) -> str:
-        words = ["llmperf", "check", *_words(spec), "--gpus", str(self.context.num_gpus)]
+        where = ["--static"] if self.arguments.static else ["--gpus", str(self.context.num_gpus)]
+        words = ["llmperf", "check", *_words(spec), *where]
         return shlex.join([*words, "--perf-baselines", str(self.arguments.perf_baselines)])
 
     def _write_json(self, exit_code: int) -> None:

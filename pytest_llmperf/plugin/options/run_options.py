@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.plugin.options import cost_options, slurm_options, start_options, width_options
+from pytest_llmperf.plugin.options import cost_options, slurm_options, start_options, static_options, width_options
 from pytest_llmperf.plugin.second import refuse_second
 from pytest_llmperf.run.settings import MAX_LAUNCHES, Settings
 from pytest_llmperf.spec.fault_injection import Injection
@@ -60,6 +60,7 @@ def add_options(parser: pytest.Parser) -> None:
     start_options.add_options(group, parser)
     slurm_options.add_options(group)
     width_options.add_options(group)
+    static_options.add_options(group)
     cost_options.add_options(group, parser)
     _add_launches(group)
     parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.02)", default="")
@@ -120,6 +121,7 @@ def read_settings(config: pytest.Config) -> Settings:
         raise pytest.UsageError("--perf-reason says why a baseline changes; it goes with --update-baselines")
     if option.perf_update in {"new", "all"}:
         refuse_second(config)
+    is_static = static_options.read(config)
     against = _python(option.perf_against, updating=option.perf_update is not None)
     return Settings(
         gpus=option.gpus,
@@ -130,9 +132,11 @@ def read_settings(config: pytest.Config) -> Settings:
         dry_run=option.perf_dry_run,
         strict=option.perf_strict,
         against=against,
-        launcher=option.perf_launcher,
+        # Nothing is launched, so an allocation is as good as any other place.
+        launcher="local" if is_static else option.perf_launcher,
         start=start_options.read(config),
         trace=config.option.perf_trace == "yes",
+        static=is_static,
         slurm=slurm_options.read(config),
         width=width_options.read(option.perf_width, _path(config, "--perf-plan", option.perf_plan)),
         resume=option.perf_resume,

@@ -1,0 +1,98 @@
+"""StepStore: where a case's static figures are: in its baselines of every machine kind, or in a file of their own.
+
+That is ``<root>/static/<spec id>.json``, for a case that nobody has launched. I/O through ``judge.store``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline_file import BaselineChangedError, BaselineError
+from pytest_llmperf.judge.static.stored_step import ANY_MACHINE, StepBaseline, StoredStep
+from pytest_llmperf.judge.store import BaselineStore, file_name, read, replace_whole
+from pytest_llmperf.spec.train_spec import TrainSpec
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file that keeps static figures of a case, or may."""
+
+    machine: str
+    """Its machine kind, or ``ANY_MACHINE``."""
+    stored: StoredStep | None
+    baseline: Baseline | None = None
+    """Of the launches that are stored there too."""
+
+
+class StepStore:
+    """Under one folder."""
+
+    def __init__(self, root: Path, machine: str = "") -> None:
+        """``machine`` is the only kind that is looked at, where it is named."""
+        self._root, self._machine, self._baselines = root, machine, BaselineStore(root)
+
+    def places(self, spec: TrainSpec) -> list[Place]:
+        """Those that are there, the machine kinds' first.
+
+        Raises:
+            BaselineError: one of them cannot serve.
+        """
+        kinds = [self._machine] if self._machine else self._baselines.machines()
+        found = ((kind, self._baselines.load(kind, spec)) for kind in kinds)
+        places = [Place(kind, baseline.static, baseline) for kind, baseline in found if baseline is not None]
+        alone = self._load_alone(spec)
+        return [*places, *([Place(ANY_MACHINE, alone.static)] if alone else [])]
+
+    def record(self, place: Place, spec: TrainSpec, new: StoredStep, recorded_by: str) -> Path:
+        """Keep ``new`` at ``place``, as it was judged there; the file.
+
+        Raises:
+            BaselineError: another run changed what is there, or it cannot be written.
+        """
+        if place.machine != ANY_MACHINE:
+            self._baselines.update(place.machine, spec, _with(place, new))
+            return self._baselines.path(place.machine, spec)
+        path = self._path_alone(spec)
+        alone = StepBaseline(id=spec.id, digest=spec.digest, spec=spec.to_dict(), recorded_by=recorded_by, static=new)
+
+        def change(old: StepBaseline | None) -> StepBaseline:
+            if (old.static if old else None) != place.stored:
+                raise _overtaken(spec.id, path)
+            return alone
+
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BaselineError(f"{path}: not recorded ({error.strerror})") from error
+        replace_whole(path, lambda: self._load_alone(spec), change)
+        return path
+
+    def _path_alone(self, spec: TrainSpec) -> Path:
+        # No search of the machine kinds' baselines looks so near the root.
+        return self._root / ANY_MACHINE / f"{file_name(spec.id)}.json"
+
+    def _load_alone(self, spec: TrainSpec) -> StepBaseline | None:
+        path = self._path_alone(spec)
+        found = read(path, StepBaseline.from_json)
+        if found is not None and found.digest != spec.digest:
+            raise BaselineError(
+                f"{path}: it is of digest {found.digest}, expected {spec.digest} for {spec.id}; "
+                "delete it and record anew with --perf-static --update-baselines=new"
+            )
+        return found
+
+
+def _with(place: Place, new: StoredStep) -> Callable[[Baseline | None], Baseline]:
+    def change(old: Baseline | None) -> Baseline:
+        if old is None or old.static != place.stored:
+            raise BaselineChangedError(place.baseline.id if place.baseline else "", old)
+        return replace(old, static=new)
+
+    return change
+
+
+def _overtaken(name: str, path: Path) -> BaselineError:
+    return BaselineError(f"{name}: another run changed {path} meanwhile; run again to be held against it")

@@ -1,0 +1,122 @@
+"""The gate without a GPU, as pytest shows it: table, exit codes, commands, results for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.fakes import write_static
+from tests.plugin.conftest import Project
+
+STATIC = """
+import pytest
+from dataclasses import replace
+from pytest_llmperf import DidNotTrain, TrainSpec, on_cpu
+
+WIDE = TrainSpec(model="llama-3.2-1b", gpus=8, liger=True, micro_batch_size=14)
+
+
+@pytest.mark.parametrize("spec", [WIDE, replace(WIDE, micro_batch_size=37)], ids=lambda spec: spec.id)
+def test_wide(perf, request, spec):
+    assert not on_cpu(request.config)
+    perf.check(spec)
+
+
+@pytest.mark.xfail(raises=DidNotTrain, strict=True)
+def test_known_to_fail(perf):
+    perf.check(replace(WIDE, torch_compile=True))
+
+
+def test_gain(perf):
+    perf.compare(WIDE, replace(WIDE, micro_batch_size=37))
+"""
+
+
+def run(project: Project, *options: str) -> pytest.RunResult:
+    return project.pytester.runpytest_subprocess("-p", "no:randomly", "--perf-static", *options)
+
+
+@pytest.fixture
+def wide(project: Project) -> Project:
+    project.pytester.makepyfile(test_mine=STATIC)
+    assert run(project, "--update-baselines=new").ret == 0
+    return project
+
+
+def test_every_case_is_judged_whatever_gpus_it_asks_for_and_nothing_is_launched(wide: Project) -> None:
+    result = run(wide)
+    result.assert_outcomes(passed=3, skipped=1)
+    result.stdout.fnmatch_lines(
+        [
+            "llmperf: 4 case(s) on static, nothing is launched, baselines baselines",
+            "case * operators * arithmetic * predicted *verdict",
+            "llama-3.2-1b-bf16-sdpa-liger-mbs14-gpus8 * 45 * 12 MFLOP * 3.0 GiB *pass",
+            "skipped: *a ratio takes launches in turns, and --perf-static makes none",
+        ]
+    )
+    assert wide.launches == []
+    assert result.ret == 0
+
+
+def test_a_copy_more_fails_the_run_and_offers_the_commands(wide: Project) -> None:
+    write_static(wide.path, operators={"aten::_to_copy": 58})
+    result = run(wide, "-k", "mbs37", "--perf-json", "out.json")
+    result.assert_outcomes(failed=1, deselected=3)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus8: regressed: copies a step +32 (+32 aten::_to_copy)",
+            "  copies a step * 58 * 26 * 26 *+123.1 % *regressed",
+            "run it again: pytest *--perf-static",
+            'accept it: pytest *--perf-static --update-baselines --perf-reason "why"',
+        ]
+    )
+    (case,) = json.loads((wide.path / "out.json").read_text())["results"]
+    assert case["verdict"] == "regressed"
+    assert case["metrics"]["copies_per_step"]["baseline"] == 26
+    assert case["launches"] == []
+
+
+def test_an_upgrade_is_told_in_a_line_a_case_and_one_for_the_run(wide: Project) -> None:
+    write_static(wide.path, operators={"aten::_to_copy": 58}, versions={"transformers": "5.24.0"})
+    result = run(wide)
+    result.assert_outcomes(passed=3, skipped=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*mbs14-gpus8: changed: other versions (transformers: 5.23.0 -> 5.24.0): +32 aten::_to_copy a step",
+            "other versions (transformers: 5.23.0 -> 5.24.0): 3 of 3 case(s) take another step: copies a step +32 in *",
+        ]
+    )
+    assert run(wide, "--perf-strict").ret == 1
+
+
+def test_what_changed_is_recorded_with_a_reason(wide: Project) -> None:
+    write_static(wide.path, operators={"aten::mm": 40})
+    assert run(wide, "--update-baselines").ret == 1
+    assert run(wide, "--update-baselines", "--perf-reason", "fewer products").ret == 0
+    assert run(wide, "--perf-strict").ret == 0
+
+
+def test_a_case_without_figures_fails_as_new_with_the_command_that_records_it(project: Project) -> None:
+    result = run(project, "-k", "sdpa")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*: new: no static figures yet", "record it: *--perf-static --update-baselines=new"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--perf-dry-run",), ("--update-baselines=prune",), ("--perf-against", "python")],
+    ids=lambda options: options[0],
+)
+def test_what_is_about_launches_goes_with_none(project: Project, options: Any) -> None:
+    result = run(project, *options)
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["ERROR: --perf-static launches nothing; it goes with no *"])
+
+
+def test_on_the_cpu_the_cases_are_the_cpus(project: Project) -> None:
+    result = run(project, "--gpus", "0", "-k", "sdpa", "--update-baselines=new")
+    result.assert_outcomes(passed=1, deselected=1)
+    assert [path.stem for path in project.baselines] == ["llama-tiny-bf16-sdpa-seq64-mbs1-gpus1"]

@@ -1,0 +1,223 @@
+"""Static figures: what moves decides without tolerance, other versions make news of it, and no edit goes unseen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.static.step_checks import PEAK, judge_step, news
+from pytest_llmperf.judge.static.stored_step import StepBaseline, StoredStep
+from pytest_llmperf.judge.static.upgrade_news import upgrade_lines
+from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.records.static_step import StaticStep
+from pytest_llmperf.spec.train_spec import TrainSpec
+from tests.fakes import STEP
+
+BASELINES = Path(__file__).parents[2] / "baselines"
+STORED = StaticStep(**STEP)
+SPEC = TrainSpec(model="llama-tiny")
+
+counts = st.dictionaries(st.text(max_size=20), st.integers(0, 2**50), max_size=6)
+steps = st.builds(
+    StaticStep,
+    operators=counts,
+    flops=counts,
+    memory=counts,
+    versions=st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3),
+)
+
+
+def now(**more: dict[str, Any]) -> StaticStep:
+    """The stored step with other counts; one of 0 is gone."""
+    values = {name: {**STEP[name], **more.get(name, {})} for name in STEP}
+    return StaticStep(**{name: {key: count for key, count in each.items() if count} for name, each in values.items()})
+
+
+@given(steps)
+def test_a_step_is_read_as_it_was_written(step: StaticStep) -> None:
+    assert StaticStep.from_dict(json.loads(json.dumps(step.to_dict()))) == step
+
+
+@given(steps, st.sampled_from(["operators", "flops", "memory"]), st.integers(0, 2**50))
+def test_no_edit_of_a_count_goes_unseen(step: StaticStep, field: str, count: int) -> None:
+    values = json.loads(json.dumps(step.to_dict()))
+    if values[field].get("aten::mm") == count:
+        return
+    values[field]["aten::mm"] = count
+    with pytest.raises(ValueError, match="were edited"):
+        StaticStep.from_dict(values)
+
+
+@given(steps)
+def test_the_same_step_passes(step: StaticStep) -> None:
+    judgement = judge_step(step, step)
+    assert judgement.verdict == "pass"
+    assert news(step, step) == ""
+
+
+@pytest.mark.parametrize(
+    ("moved", "verdict", "reason"),
+    [
+        ({"operators": {"aten::_to_copy": 27}}, "regressed", "copies a step +1 (+1 aten::_to_copy)"),
+        ({"operators": {"aten::copy_": 2}}, "regressed", "copies a step +2 (+2 aten::copy_)"),
+        ({"operators": {"aten::item": 2}}, "regressed", "synchronisations a step +1 (+1 aten::item)"),
+        ({"flops": {"aten::mm": 24_000_000}}, "regressed", "arithmetic +12 MFLOP (aten::mm +12 MFLOP)"),
+        (
+            {"memory": {"activations": 2**31 + 2**29}},
+            "regressed",
+            "predicted memory +512.0 MiB (activations +512.0 MiB)",
+        ),
+        ({"operators": {"aten::_to_copy": 25}}, "changed", "copies a step -1 (-1 aten::_to_copy)"),
+        ({"flops": {"aten::mm": 6_000_000}}, "changed", "arithmetic -6 MFLOP (aten::mm -6 MFLOP)"),
+        ({"operators": {"aten::mm": 46}}, "changed", "operators a step +1 (+1 aten::mm)"),
+        (
+            {"operators": {"aten::mm": 44, "aten::bmm": 1}},
+            "changed",
+            "operators a step (+1 aten::bmm, -1 aten::mm)",
+        ),
+        ({"memory": {"activations": 2**30}}, "improved", "predicted memory -1.00 GiB (activations -1.00 GiB)"),
+    ],
+)
+def test_what_moves_is_named_and_decides(moved: dict[str, Any], verdict: str, reason: str) -> None:
+    judgement = judge_step(now(**moved), STORED)
+    assert judgement.verdict == verdict
+    assert judgement.reason == reason
+
+
+def test_the_worst_of_what_moved_is_the_verdict() -> None:
+    lost = now(operators={"aten::_to_copy": 59, "liger::_rms_norm_forward_kernel": 0}, memory={"activations": 2**30})
+    assert judge_step(lost, STORED).verdict == "regressed"
+
+
+def test_parts_that_make_up_the_same_peak_are_no_change() -> None:
+    other = now(memory={"weights": 2**31, "activations": 2**30})
+    assert judge_step(other, STORED).verdict == "pass"
+
+
+def test_without_a_stored_step_the_case_is_new_with_its_figures() -> None:
+    judgement = judge_step(STORED, None)
+    assert judgement.verdict == "new"
+    assert {check.metric: check.value for check in judgement.checks}[PEAK] == 3 * 2**30
+
+
+def test_with_other_versions_it_is_news_and_nothing_regresses() -> None:
+    other = now(operators={"aten::_to_copy": 58}, memory={"activations": 2**31 + 2**29}, versions={"torch": "2.14.0"})
+    judgement = judge_step(other, STORED)
+    assert judgement.verdict == "changed"
+    assert judgement.reason == (
+        "other versions (torch: 2.13.0 -> 2.14.0): +32 aten::_to_copy a step, predicted memory +512.0 MiB"
+    )
+    assert {check.verdict for check in judgement.checks} == {None}
+
+
+def test_the_same_step_with_other_versions_passes() -> None:
+    judgement = judge_step(now(versions={"torch": "2.14.0"}), STORED)
+    assert (judgement.verdict, judgement.reason) == (
+        "pass",
+        "the same step with other versions (torch: 2.13.0 -> 2.14.0)",
+    )
+
+
+def result(step: StaticStep) -> CaseResult:
+    judgement = judge_step(step, STORED)
+    return CaseResult(
+        id="a",
+        digest="d",
+        nodeid="n",
+        machine="m",
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        checks=judgement.checks,
+        differences=STORED.other_versions(step),
+    )
+
+
+def test_an_upgrade_is_told_once_for_the_run() -> None:
+    versions = {"transformers": "5.24.0"}
+    found = [
+        result(now(versions=versions)),
+        result(now(operators={"aten::_to_copy": 58}, versions=versions)),
+        result(now(operators={"aten::_to_copy": 90}, memory={"activations": 2**30}, versions=versions)),
+        result(STORED),
+    ]
+    begin, end = "other versions (transformers: 5.23.0 -> 5.24.0): ", "; record it with --update-baselines"
+    (line,) = upgrade_lines(found)
+    moved = "copies a step +32 to +64 in 2, predicted memory -1.00 GiB in 1"
+    assert line == f"{begin}2 of 3 case(s) take another step: {moved}{end} --perf-reason"
+    assert upgrade_lines([result(now(versions=versions))]) == [f"{begin}1 case(s) take the same step{end}"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("operators", [1], "no object"),
+        ("operators", {"aten::mm": -1}, "expected a whole number"),
+        ("flops", {"aten::mm": 1.5}, "expected a whole number"),
+        ("memory", {"weights": True}, "expected a whole number"),
+        ("sum", "0", "were edited"),
+        ("versions", {"torch": "9"}, "were edited"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(field: str, value: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        StaticStep.from_dict({**STORED.to_dict(), field: value})
+
+
+def test_a_missing_or_unknown_part_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected flops, memory, operators, sum, versions"):
+        StaticStep.from_dict({})
+    with pytest.raises(ValueError, match="no fields"):
+        StaticStep.from_dict([])
+
+
+def stored_files() -> list[Path]:
+    return sorted(path for path in BASELINES.glob("*/*/*.json"))
+
+
+def test_every_stored_baseline_is_written_as_it_was_read() -> None:
+    for path in stored_files():
+        text = path.read_text(encoding="utf-8")
+        assert Baseline.from_json(text, str(path)).to_json() == text
+
+
+def test_a_section_is_all_that_recording_adds_to_a_baseline() -> None:
+    path = stored_files()[0]
+    text = path.read_text(encoding="utf-8")
+    old = replace(Baseline.from_json(text, str(path)), static=None)
+    kept = replace(old, static=StoredStep(step=STORED, recorded_at="2026-01-01T00:00:00Z", reason="why"))
+    written = kept.to_json()
+    assert Baseline.from_json(written, "it") == kept
+    document = json.loads(written)
+    section = document.pop("static")
+    assert document == json.loads(old.to_json())
+    assert section["reason"] == "why"
+    assert '   "aten::_to_copy": 26,\n' in written  # one line an operator
+
+
+def alone() -> StepBaseline:
+    static = StoredStep(step=STORED, recorded_at="2026-01-01T00:00:00Z")
+    return StepBaseline(
+        id=SPEC.id, digest=SPEC.digest, spec=SPEC.to_dict(), recorded_by="test_a.py::test_a", static=static
+    )
+
+
+def test_the_file_of_a_case_that_nobody_launched_is_read_as_it_was_written() -> None:
+    assert StepBaseline.from_json(alone().to_json(), "it") == alone()
+
+
+def test_an_edited_section_is_refused_in_one_line_by_its_file() -> None:
+    document = json.loads(alone().to_json())
+    document["static"]["operators"]["aten::mm"] = 44
+    with pytest.raises(
+        BaselineError, match=r"^it: not static figures .*were edited.*delete it and record anew"
+    ) as error:
+        StepBaseline.from_json(json.dumps(document), "it")
+    assert "\n" not in str(error.value)

@@ -1,0 +1,178 @@
+"""Static figures of real models: the same in every process, and a fault in the stack is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.judge.static.step_checks import come_and_gone, judge_step
+from pytest_llmperf.launch.memory_estimate import PredictionError, predictions
+from pytest_llmperf.launch.static_steps import StaticSteps
+from pytest_llmperf.records.static_step import StaticStep
+from tests.worker.import_patch import after_import
+
+pytest.importorskip("torch")
+
+from pytest_llmperf.worker.estimate.step_identity import identity, kind
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
+
+SMALL = TrainSpec(model="llama-tiny", sequence_length=64, micro_batch_size=2)
+LIGER = replace(SMALL, liger=True)
+SHARDED = replace(SMALL, parallelism="fsdp", gpus=4, mixed_precision="no")
+ACCUMULATED = replace(SMALL, gradient_accumulation_steps=4)
+
+
+@contextmanager
+def asking() -> Iterator[StaticSteps]:
+    steps = StaticSteps()
+    try:
+        yield steps
+    finally:
+        steps.close()
+
+
+def told(*specs: TrainSpec) -> list[StaticStep]:
+    """By one process."""
+    with asking() as steps:
+        steps.ask(specs)
+        found = [steps.of(spec) for spec in specs]
+    assert not [each for each in found if isinstance(each, PredictionError)], found
+    return [each for each in found if isinstance(each, StaticStep)]
+
+
+@pytest.fixture(scope="module")
+def clean() -> Mapping[TrainSpec, StaticStep]:
+    pytest.importorskip("liger_kernel")
+    specs = (SMALL, LIGER, SHARDED, ACCUMULATED)
+    return dict(zip(specs, told(*specs), strict=True))
+
+
+@pytest.mark.slow
+def test_two_processes_tell_the_same_in_any_order(clean: Mapping[TrainSpec, StaticStep]) -> None:
+    assert told(ACCUMULATED, SHARDED, LIGER, SMALL) == [clean[spec] for spec in (ACCUMULATED, SHARDED, LIGER, SMALL)]
+
+
+def test_the_predicted_memory_is_that_of_a_plan(clean: Mapping[TrainSpec, StaticStep]) -> None:
+    # One request alone, in a process that nothing has warmed.
+    (parts,) = predictions([SMALL])
+    assert parts == clean[SMALL].memory
+
+
+def test_every_micro_batch_of_a_step_counts(clean: Mapping[TrainSpec, StaticStep]) -> None:
+    once, four = clean[SMALL], clean[ACCUMULATED]
+    assert sum(four.flops.values()) == 4 * sum(once.flops.values())
+    assert four.operators["aten::mm"] == 4 * once.operators["aten::mm"]
+    assert four.operators["aten::_foreach_sqrt"] == once.operators["aten::_foreach_sqrt"] == 1
+
+
+def test_ligers_kernels_are_counted_by_their_names(clean: Mapping[TrainSpec, StaticStep]) -> None:
+    assert clean[LIGER].operators["liger::_rms_norm_forward_kernel"] == 2 * 2 + 1
+    assert not [name for name in clean[SMALL].operators if name.startswith("liger::")]
+
+
+def test_questions_are_not_counted_and_versions_are_of_what_ran(clean: Mapping[TrainSpec, StaticStep]) -> None:
+    names = {name for step in clean.values() for name in step.operators}
+    assert not {name for name in names if name.startswith(("prim::", "profiler::"))}
+    assert set(clean[SMALL].versions) == {"torch", "transformers", "accelerate", "pytest-llmperf"}
+    assert "liger-kernel" in clean[LIGER].versions
+    assert "+" not in clean[SMALL].versions["torch"]  # builds for CPU and CUDA count alike
+
+
+LLAMA = "transformers.models.llama.modeling_llama"
+# What somebody's environment does to the stack, where nothing of ours looks.
+FLOAT = "own = module.LlamaMLP.forward; module.LlamaMLP.forward = lambda self, x: own(self, x.float().to(x.dtype))"
+ITEM = "own = module.LlamaMLP.forward; module.LlamaMLP.forward = lambda self, x: own(self, x) if x.sum().item() else x"
+EAGER = "module.ALL_ATTENTION_FUNCTIONS['sdpa'] = module.eager_attention_forward"
+NORM = "module._patch_rms_norm_module = lambda *args, **kwargs: None"
+MONKEY_PATCH = "liger_kernel.transformers.monkey_patch"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "module", "patch", "said"),
+    [
+        pytest.param(SMALL, LLAMA, FLOAT, "copies a step +8 (+8 aten::_to_copy)", id="a float more"),
+        pytest.param(SMALL, LLAMA, ITEM, "synchronisations a step +2 (+2 aten::item)", id="a wait more"),
+        pytest.param(SMALL, LLAMA, EAGER, "gone: aten::_scaled_dot_product_flash_attention", id="eager attention"),
+        pytest.param(LIGER, MONKEY_PATCH, NORM, "gone: liger::_rms_norm_backward_kernel", id="no kernel for norms"),
+    ],
+)
+def test_a_fault_in_the_stack_is_named(  # noqa: PLR0913, PLR0917 - fixtures and cases
+    clean: Mapping[TrainSpec, StaticStep],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    spec: TrainSpec,
+    module: str,
+    patch: str,
+    said: str,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(after_import(module, patch))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (step,) = told(spec)
+    judgement = judge_step(step, clean[spec])
+    assert judgement.verdict == "regressed"
+    assert said in f"{come_and_gone(step, clean[spec])}; {judgement.reason}"
+
+
+def test_what_cannot_be_told_says_why_in_one_line() -> None:
+    with asking() as steps:
+        answer = steps.of(replace(SMALL, optimizer="adafactor"))
+    assert isinstance(answer, PredictionError)
+    assert str(answer).startswith(
+        f"{replace(SMALL, optimizer='adafactor').id}: its step cannot be told without a launch: optimizer adafactor "
+    )
+    assert "\n" not in str(answer)
+
+
+def request(**values: Any) -> Mapping[str, Any]:
+    spec = TrainSpec(**{**SMALL.to_dict(), **values})
+    return {"spec": json.loads(json.dumps(spec.to_dict())), "model_config": dict(spec.architecture.config)}
+
+
+def test_what_a_prediction_does_not_look_at_is_predicted_once() -> None:
+    same: list[dict[str, Any]] = [
+        {"seed": 7},
+        {"steps": 99},
+        {"torch_compile": True},
+        {"tf32": False},
+        {"optimizer": "adamw_torch_fused"},
+    ]
+    assert {identity(request(**values)) for values in same} == {identity(request())}
+    assert identity(request(gpus=4)) == identity(request(gpus=8)) != identity(request())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"micro_batch_size": 3},
+        {"attention": "eager"},
+        {"liger": True},
+        {"optimizer": "sgd"},
+        {"gradient_accumulation_steps": 3},
+        {"gradient_checkpointing": True},
+        {"sdpa_backend": "math"},
+        {"model": "opt-tiny"},
+        {"mixed_precision": "no"},
+    ],
+    ids=str,
+)
+def test_what_makes_another_step_is_predicted_by_itself(values: dict[str, Any]) -> None:
+    assert identity(request(**values)) != identity(request())
+
+
+def test_a_process_predicts_no_two_that_patch_otherwise() -> None:
+    assert kind(request(micro_batch_size=3)) == kind(request())
+    others: list[dict[str, Any]] = [
+        {"liger": True},
+        {"liger": True, "liger_kernels": "rms_norm"},
+        {"model": "opt-tiny"},
+    ]
+    assert len({kind(request(**values)) for values in [{}, *others]}) == 4
