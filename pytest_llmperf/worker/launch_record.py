@@ -16,9 +16,10 @@ import torch.distributed as dist
 from pytest_llmperf.records.launch import MEASURED_FILE, RECORD_FILE, Launch, RankRecord
 from pytest_llmperf.records.trace import Trace, merged
 from pytest_llmperf.spec.train_spec import TrainSpec
-from pytest_llmperf.worker import canary, evidence
+from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.environment import environment, place_of
 from pytest_llmperf.worker.failure_file import write_failure, write_json
+from pytest_llmperf.worker.measuring import canary
 from pytest_llmperf.worker.tracing.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.worker.trained import Trained
 

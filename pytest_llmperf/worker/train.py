@@ -17,17 +17,17 @@ from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
-from pytest_llmperf.worker.canary import sing
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.environment import place_of
 from pytest_llmperf.worker.faults import Burner
-from pytest_llmperf.worker.gradient_exchange import Exchange
 from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.instruments import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
-from pytest_llmperf.worker.measurement import Measurement
+from pytest_llmperf.worker.measuring.canary import sing
+from pytest_llmperf.worker.measuring.gradient_exchange import Exchange
+from pytest_llmperf.worker.measuring.instruments import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
+from pytest_llmperf.worker.measuring.measurement import Measurement
+from pytest_llmperf.worker.measuring.stopping import Stopping
 from pytest_llmperf.worker.random_tokens import RandomTokens
 from pytest_llmperf.worker.request import Request
-from pytest_llmperf.worker.stopping import Stopping
 from pytest_llmperf.worker.tracing.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.worker.tracing.tracer import Tracer
 from pytest_llmperf.worker.trained import Trained

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed import TCPStore  # noqa: E402 - it needs torch
 
-from pytest_llmperf.worker import stopping  # noqa: E402
+from pytest_llmperf.worker.measuring import stopping  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 

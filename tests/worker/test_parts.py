@@ -25,16 +25,10 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.worker import (  # noqa: E402
-    callables,
-    canary,
-    environment,
-    evidence,
-    instruments,
-    setup,
-)
+from pytest_llmperf.worker import callables, environment, evidence, setup  # noqa: E402
 from pytest_llmperf.worker.build import build_model  # noqa: E402
-from pytest_llmperf.worker.gradient_exchange import Exchange  # noqa: E402
+from pytest_llmperf.worker.measuring import canary, instruments  # noqa: E402
+from pytest_llmperf.worker.measuring.gradient_exchange import Exchange  # noqa: E402
 from pytest_llmperf.worker.random_tokens import RandomTokens  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]

@@ -13,7 +13,7 @@ from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.faults import Burner
 from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.instruments import HostClock
+from pytest_llmperf.worker.measuring.instruments import HostClock
 from pytest_llmperf.worker.request import Request
 from pytest_llmperf.worker.trained import Trained
 from tests.fakes import evidence_of

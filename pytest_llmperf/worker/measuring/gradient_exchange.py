@@ -15,7 +15,7 @@ from typing import Generic
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from pytest_llmperf.worker.instruments import Clock, Instant
+from pytest_llmperf.worker.measuring.instruments import Clock, Instant
 
 
 class Exchange(Generic[Instant]):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from pytest_llmperf.worker.gradient_exchange import Exchange
-from pytest_llmperf.worker.instruments import Clock, Memory
+from pytest_llmperf.worker.measuring.gradient_exchange import Exchange
+from pytest_llmperf.worker.measuring.instruments import Clock, Memory
 
 
 class Measurement:
