@@ -26,6 +26,9 @@ from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.findings import Skipped
 from pytest_llmperf.spec.train_spec import TrainSpec
 
+#: What a run that recorded launches may record too: figures of other versions are those that somebody else's runs hold.
+BESIDE_LAUNCHES = "beside launches"
+
 
 @dataclass(frozen=True)
 class _Judged:
@@ -159,8 +162,10 @@ class StaticChecks:
     def _wants(self, place: Place, step: StaticStep) -> bool:
         """Whether this run records there; what is the same is left as it is."""
         if place.stored is None:
-            return self._update in ("new", "all")
-        return self._update == "all" and place.stored.step != step
+            return self._update in ("new", "all", BESIDE_LAUNCHES)
+        if self._update == BESIDE_LAUNCHES and place.stored.step.other_versions(step):
+            return False
+        return self._update in ("all", BESIDE_LAUNCHES) and place.stored.step != step
 
 
 def _held_against(stored: Sequence[Place]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.static_check import StaticChecks
+from pytest_llmperf.engine.static_check import BESIDE_LAUNCHES, StaticChecks
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
@@ -19,7 +19,10 @@ from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
 
 
 def record_static(context: Context, results: Sequence[CaseResult], observer: Observer) -> list[str]:
-    """Record them beside what the run has recorded on GPUs; a line for each case of which there are none."""
+    """Record them beside what the run has recorded on GPUs; a line for each case of which there are none.
+
+    Those of other versions stay: a CI machine's, which holds each change against them, need not be a GPU's.
+    """
     specs = _recorded(context, results)
     if not specs or context.on_cpu:
         return []
@@ -33,7 +36,7 @@ def record_static(context: Context, results: Sequence[CaseResult], observer: Obs
             context=context, terms=CaseTerms(), findings=Findings(), observer=observer, nodeid="static figures"
         )
         try:
-            concluded = StaticChecks(caller, "all", context.machine_kind).check(spec)
+            concluded = StaticChecks(caller, BESIDE_LAUNCHES, context.machine_kind).check(spec)
         except (CannotRunError, CaseFailedError) as error:
             notes.append(f"no static figures: {error}")
             continue

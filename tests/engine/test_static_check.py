@@ -186,6 +186,21 @@ def test_a_run_that_recorded_on_a_gpu_records_the_static_figures_at_its_end(engi
     assert section(engine.baselines[0])["operators"] == STEP["operators"]
 
 
+@pytest.mark.parametrize(("version", "is_kept"), [("2.13.0", False), ("2.11.0", True)])
+def test_a_run_that_recorded_leaves_figures_of_other_versions_to_whoever_holds_them(
+    engine: Engine, version: str, *, is_kept: bool
+) -> None:
+    engine.on(GPUS)
+    engine.fake()
+    result = engine.check(SPEC, gpus=1, update="all").result
+    context = engine.caller(gpus=1, update="all", reason="why").context
+    assert record_static(context, [result], engine.heard) == []
+    before = section(engine.baselines[0])
+    moved(engine, operators={"aten::mm": 7}, versions={**STEP["versions"], "torch": version})
+    assert record_static(engine.caller(gpus=1, update="all", reason="why").context, [result], engine.heard) == []
+    assert (section(engine.baselines[0]) == before) is is_kept
+
+
 def test_what_cannot_be_told_is_a_note_of_a_run_that_recorded(engine: Engine) -> None:
     engine.on(GPUS)
     engine.fake()
