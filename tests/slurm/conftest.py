@@ -15,11 +15,14 @@ import pytest
 from filelock import FileLock
 
 from tests.slurm.cluster import NODES, Slurm, missing, running
+from tests.worker.user import LIGHT_PATH
+
+# Of tiny models a second thread only waits, at full speed.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 REPOSITORY = Path(__file__).parents[2]
 # What these tests' own environment has besides costs each pytest of a job a third of a second.
 PLAIN = "-p no:randomly -p no:hypothesispytest -p no:anyio"
-LIGHT = Path(__file__).with_name("light")
 
 # Speed means nothing here, with two nodes on the cores of one host: memory gates, and a large leak regresses.
 _SUITE = """
@@ -131,7 +134,7 @@ class Suite:
     @property
     def python_path(self) -> str:
         """Where its jobs find this package, and where they are light their other trainer before."""
-        return f"{LIGHT}:{REPOSITORY}" if self.is_light else str(REPOSITORY)
+        return LIGHT_PATH if self.is_light else str(REPOSITORY)
 
     def steps(self, wide: int) -> None:
         """Of a launch on both nodes; another number is the same case."""

@@ -26,7 +26,8 @@ def test_a_green_job_ran_each_case_on_the_nodes_it_needs(recorded: Recorded) -> 
     assert {results[case]["verdict"] for case in "12"} == {"new"}  # what others judge by it
 
 
-def test_workers_of_xdist_share_the_nodes(suite: Suite) -> None:
+def test_workers_of_xdist_share_the_nodes(light_suite: Suite) -> None:
+    suite = light_suite
     # Cold, which on nodes no other test's launches are.
     job = suite.slurm.ended(suite.submit("-n", "2", "-o", "perf_start=cold"))
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), suite.log(job["JobId"])

@@ -61,7 +61,8 @@ def logs(results: Path) -> str:
     return "\n".join(path.read_text() for path in results.glob("*.log"))
 
 
-def test_one_allocation_goes_from_wide_to_narrow(suite: Suite) -> None:
+def test_one_allocation_goes_from_wide_to_narrow(light_suite: Suite) -> None:
+    suite = light_suite
     (job, merging), results = submit(suite, "packed")
     fields = suite.slurm.ended(job)
     assert (fields["JobState"], fields["NumNodes"]) == ("COMPLETED", "1"), logs(results)

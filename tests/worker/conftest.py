@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +15,35 @@ from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
 from tests.worker import launching
 
+# Of tiny models a second thread only waits, at full speed: libraries read it while they are loaded, so it is set here.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# Files that share what takes long to start: a cold launch of two ranks, a fork server.
+_TOGETHER = {
+    "test_launches": "cold pair",
+    "test_warm_launches": "cold pair",
+    "test_changes": "patchable",
+    "test_settings": "patchable",
+    "test_traces": "patchable",
+}
+# In two processes at once these begin first, and short ones fill what is left.
+_LONGEST = ("test_plan", "test_warm_launches", "test_settings", "test_node_servers")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """``--dist loadgroup`` keeps each file in one process, and in one with those that it shares with."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_TOGETHER.get(item.path.stem, item.path.stem)))
+    yield
+    longest = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: longest.get(item.path.stem, len(longest)))
+
 
 @pytest.fixture(autouse=True, scope="session")
 def own_leases(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """They run one after the other; whoever else trains on this host must not keep them waiting."""
+    """Of each process: whoever else trains on this host, one of these tests in another too, keeps nobody waiting."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMPERF_LEASE_DIR", str(tmp_path_factory.mktemp("leases")))
         yield

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+_PATCH = """
+def patch(module):
+    {patch}
+"""
+
 _AFTER_IMPORT = """
 import importlib.abc, importlib.machinery, sys
 
@@ -17,13 +24,21 @@ class Finder(importlib.abc.MetaPathFinder):
         spec.loader.exec_module = exec_module
         return spec
 
-def patch(module):
-    {patch}
-
 sys.meta_path.insert(0, Finder())
 """
+
+_PATCHABLE = Path(__file__).with_name("patchable")
 
 
 def after_import(module: str, patch: str) -> str:
     """The source of one that runs ``patch``, a line about ``module``, once that module was imported."""
-    return _AFTER_IMPORT.format(module=module, patch=patch)
+    return _PATCH.format(patch=patch) + _AFTER_IMPORT.format(module=module)
+
+
+def in_the_rank(folder: Path, module: str, patch: str) -> dict[str, str]:
+    """For a launch in a folder below ``folder``: variables by which ``patch`` is run as its rank begins.
+
+    They are the same for all: such launches are forked from one server, which has imported what they change.
+    """
+    (folder / "patch.txt").write_text(f"{module}\n{_PATCH.format(patch=patch)}", encoding="utf-8")
+    return {"PYTHONPATH": f"{_PATCHABLE}:{_PATCHABLE.parents[2]}"}

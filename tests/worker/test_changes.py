@@ -10,7 +10,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.records.launch import Launch
-from tests.worker.import_patch import after_import
+from tests.worker.import_patch import after_import, in_the_rank
 from tests.worker.launching import launched
 from tests.worker.user import REPOSITORY
 
@@ -34,10 +34,11 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     return launched(SPEC, tmp_path_factory.mktemp("before") / "run")
 
 
-def patched(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, patch: str) -> Launch:
-    (folder / "sitecustomize.py").write_text(after_import(module, patch))
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{REPOSITORY}")
-    return launched(SPEC, folder / "run", start="cold")
+LLAMA = "transformers.models.llama.modeling_llama"
+
+
+def patched(folder: Path, module: str, patch: str) -> Launch:
+    return launched(SPEC, folder / "run", variables=in_the_rank(folder, module, patch))
 
 
 def test_more_steps_and_another_process_learn_the_same_to_the_last_digit(tmp_path: Path, before: Launch) -> None:
@@ -46,9 +47,7 @@ def test_more_steps_and_another_process_learn_the_same_to_the_last_digit(tmp_pat
     assert changes([longer], [before]) == ()
 
 
-def test_attention_that_lost_its_kernel_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Launch
-) -> None:
+def test_attention_that_lost_its_kernel_is_named(tmp_path: Path, before: Launch) -> None:
     patch = 'module.sdpa_attention_forward.__globals__["torch"].nn.functional.scaled_dot_product_attention = plain'
     plain = """
 def plain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, **_):
@@ -60,17 +59,18 @@ def plain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
     future = torch.ones(query.size(-2), key.size(-2)).triu(1).bool()
     return scores.masked_fill(future, float("-inf")).softmax(-1).to(value.dtype) @ value
 """
-    (tmp_path / "sitecustomize.py").touch()
-    after = patched(tmp_path, monkeypatch, "transformers.integrations.sdpa_attention", patch + "\n" + plain)
+    # As a user's environment would have it, on the path from the first import on; the others' are put into a fork.
+    whole = after_import("transformers.integrations.sdpa_attention", patch)
+    (tmp_path / "sitecustomize.py").write_text(whole + plain)
+    path = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    after = launched(SPEC, tmp_path / "run", start="cold", variables=path)
     said = "\n".join(changes([after], [before]))
     assert "attention_kernel: aten._scaled_dot_product_flash_attention_for_cpu.default -> none" in said
     assert "sources sitecustomize: none -> " in said
     assert list(lost_attention_kernel([after], [before]))
 
 
-def test_dropout_that_was_left_on_is_named_and_moves_the_first_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Launch
-) -> None:
+def test_dropout_that_was_left_on_is_named_and_moves_the_first_loss(tmp_path: Path, before: Launch) -> None:
     patch = (
         "init = module.LlamaAttention.__init__\n"
         "    def left_on(self, *args, **kwargs):\n"
@@ -78,7 +78,7 @@ def test_dropout_that_was_left_on_is_named_and_moves_the_first_loss(
         "        self.attention_dropout = 0.3\n"
         "    module.LlamaAttention.__init__ = left_on"
     )
-    said = changes([patched(tmp_path, monkeypatch, "transformers.models.llama.modeling_llama", patch)], [before])
+    said = changes([patched(tmp_path, LLAMA, patch)], [before])
     assert "dropout LlamaAttention.attention_dropout: none -> 0.3 x2" in said
     assert any(line.startswith(f"numerics changed at step 1: {before.losses[0]:.6f} -> ") for line in said)
 
@@ -100,9 +100,7 @@ def without_numerics(tmp_path_factory: pytest.TempPathFactory, before: Launch) -
         "    module.LlamaMLP.forward = twice\n"
         "    gc.set_threshold(1)"
     )
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        folder = tmp_path_factory.mktemp("without numerics")
-        after = patched(folder, monkeypatch, "transformers.models.llama.modeling_llama", patch)
+    after = patched(tmp_path_factory.mktemp("without numerics"), LLAMA, patch)
     return [*changes([after], [before])]
 
 
@@ -113,6 +111,6 @@ def test_a_function_that_the_registry_holds_instead_is_named(without_numerics: l
 
 
 def test_work_behind_a_well_written_decorator_is_named(without_numerics: list[str]) -> None:
-    chain = "sitecustomize > transformers.models.llama.modeling_llama"
+    chain = f"sitecustomize > {LLAMA}"
     assert f"step LlamaMLP.forward: none -> {chain}" in without_numerics
     assert any(line.startswith("overhead gc_threshold: ") for line in without_numerics)

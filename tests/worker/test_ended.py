@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.worker.test_launches import processes_of, rank_pids
-from tests.worker.user import RESULTS, make, start
+from tests.worker.user import LIGHT_PATH, RESULTS, make, start
 
 pytest.importorskip("torch")
 
@@ -44,7 +44,7 @@ def test_a_parallel_run_hears_it_before_its_first_result_too(tmp_path: Path) -> 
 
 def ended(folder: Path, *options: str) -> tuple[str, dict[str, Any]]:
     """The log and the results of a run that gets SIGTERM while the endless case trains; nobody is left of it."""
-    run = start(make(folder, CASES), *options)
+    run = start(make(folder, CASES), *options, path=LIGHT_PATH)
     try:
         launch = trains(folder, 120)
         run.terminate()

@@ -86,7 +86,7 @@ class TestAgainstABaseline:
         assert len(result.launches) == 1
 
     def test_a_slowdown_is_found_by_two_launches(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("LLMPERF_INJECT", "slow=20")
+        monkeypatch.setenv("LLMPERF_INJECT", "slow=10")
         result = checks(project).check(self.SPEC).result
         assert result.verdict == "regressed"
         assert len(result.launches) == 2
@@ -100,9 +100,9 @@ class TestAgainstABaseline:
 
     def test_a_fault_is_never_recorded(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = {path: path.read_text() for path in project.rglob("baselines/**/*.json")}
-        monkeypatch.setenv("LLMPERF_INJECT", "slow=20")
+        monkeypatch.setenv("LLMPERF_INJECT", "slow=1")
         result = checks(project, update="all", reason="why", max_launches=2).check(self.SPEC).result
-        assert "measured under LLMPERF_INJECT=slow=20" in result.notes
+        assert "measured under LLMPERF_INJECT=slow=1" in result.notes
         assert {path: path.read_text() for path in project.rglob("baselines/**/*.json")} == before
 
 

@@ -23,6 +23,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.spec.train_spec import SpecError
 from tests.worker.conftest import ColdPair
 from tests.worker.launching import ENDLESS, launch
+from tests.worker.user import LIGHT_PATH
 
 pytestmark = pytest.mark.torchrun
 
@@ -150,7 +151,8 @@ def test_ctrl_c_reaps_everything(tmp_path: Path) -> None:
     assert_nobody_alive(tmp_path / "run")
 
 
-def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", LIGHT_PATH)
     folder = tmp_path / "run"
     script = f"""
 from pathlib import Path

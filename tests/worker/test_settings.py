@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +13,8 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.evidence_checks import contradictions
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
+from tests.worker.import_patch import in_the_rank
 from tests.worker.launching import launched
-from tests.worker.user import REPOSITORY
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(600)]
 
@@ -77,39 +73,47 @@ SHARDED: Mapping[str, TrainSpec] = {
 }
 
 
+# accelerate shards over GPUs alone, and trains with DDP elsewhere without a word: here it is told that these are GPUs.
+_AS_ON_GPUS = """own = module.training_arguments
+    def sharding(*what):
+        from accelerate.state import PartialState
+        from accelerate.utils import DistributedType
+        arguments = own(*what)
+        _ = arguments.device  # makes the state
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        return arguments
+    module.training_arguments = sharding"""
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
+    """By FSDP on the CPU."""
     folders = {name: tmp_path_factory.mktemp(name) for name in SHARDED}
-    orders = [{"folder": str(folders[name]), "spec": spec.to_dict()} for name, spec in SHARDED.items()]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.worker.sharded"],
-        input="".join(f"{json.dumps(order)}\n" for order in orders),
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as torchrun has it
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {name: json.loads((folder / "trained.json").read_text()) for name, folder in folders.items()}
+    return {
+        name: launched(
+            spec,
+            folders[name] / "run",
+            variables=in_the_rank(folders[name], "pytest_llmperf.worker.train", _AS_ON_GPUS),
+        )
+        for name, spec in SHARDED.items()
+    }
 
 
 class TestSharded:
     """FSDP needs GPUs in accelerate; the code that asks for it and looks at it is tried where it is told otherwise."""
 
-    def test_over_all_ranks(self, trained: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-        spec, evidence = SHARDED["all"], trained["all"]["evidence"]
+    def test_over_all_ranks(self, trained: dict[str, Launch], tmp_path: Path) -> None:
+        spec, evidence = SHARDED["all"], trained["all"].evidence
         assert (evidence["parallelism"], evidence["mesh"]) == ("fsdp", [2])
         assert list(contradictions(spec, evidence, frozenset())) == []
-        assert trained["all"]["parameters"] == 125_248
+        assert trained["all"].parameters == 125_248
         together = launch(replace(spec, parallelism="ddp"), tmp_path / "ddp")
-        assert trained["all"]["losses"] == pytest.approx(together.losses, abs=1e-3)
+        assert trained["all"].losses == pytest.approx(together.losses, abs=1e-3)
 
-    def test_replicas_of_shards(self, trained: dict[str, dict[str, Any]]) -> None:
-        evidence = trained["replicas"]["evidence"]
+    def test_replicas_of_shards(self, trained: dict[str, Launch]) -> None:
+        evidence = trained["replicas"].evidence
         assert (evidence["parallelism"], evidence["mesh"]) == ("fsdp_hybrid", [2, 2])
 
-    def test_the_type_that_weights_are_gathered_in_is_seen(self, trained: dict[str, dict[str, Any]]) -> None:
-        evidence = trained["gathered"]["evidence"]
+    def test_the_type_that_weights_are_gathered_in_is_seen(self, trained: dict[str, Launch]) -> None:
+        evidence = trained["gathered"].evidence
         assert (evidence["autocast_dtype"], evidence["gathered_dtype"]) == (None, "torch.bfloat16")

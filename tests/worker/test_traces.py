@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import UNWANTED
-from tests.worker.import_patch import after_import
+from tests.worker.import_patch import in_the_rank
 from tests.worker.launching import launched
 
 pytestmark = pytest.mark.torchrun
@@ -62,8 +61,8 @@ def test_each_rank_is_traced_by_itself(once: Launch, tmp_path: Path) -> None:
             "the profiler failed (RuntimeError: CUPTI is taken)",
         ),
         (
-            "pytest_llmperf.worker.tracing.activities",
-            "module.read = lambda events, on_host: module.Activities([], [])",
+            "pytest_llmperf.worker.tracing.tracer",
+            "module.read = lambda events, on_host: module.step_trace.__globals__['Activities']([], [])",
             "the profiler saw no operator",
         ),
         (
@@ -76,9 +75,7 @@ def test_each_rank_is_traced_by_itself(once: Launch, tmp_path: Path) -> None:
 def test_what_breaks_while_it_traces_takes_nothing_from_what_was_measured(
     module: str, patch: str, why: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(after_import(module, patch))
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    launch = launched(SPEC, tmp_path / "run", start="cold", variables={"PYTHONPATH": path})
+    launch = launched(SPEC, tmp_path / "run", variables=in_the_rank(tmp_path, module, patch))
     assert launch.trace.none == why
     assert 6 <= len(launch.step_seconds) <= SPEC.steps
 

@@ -28,7 +28,7 @@ from tests.worker import launching
 from tests.worker.conftest import ColdPair
 from tests.worker.import_patch import after_import
 from tests.worker.launching import ENDLESS, launched
-from tests.worker.user import REPOSITORY
+from tests.worker.user import LIGHT, LIGHT_PATH, REPOSITORY
 
 pytest.importorskip("torch")
 
@@ -102,8 +102,9 @@ def shared(tmp_path: Path) -> Warm:
 
 
 @pytest.fixture
-def warm(tmp_path: Path) -> Iterator[Warm]:
-    """For those that do not."""
+def warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Warm]:
+    """For those that do not: servers of their own, and ranks that train a small network with plain PyTorch."""
+    monkeypatch.setenv("PYTHONPATH", LIGHT_PATH)
     own = Warm(tmp_path)
     yield own
     own.pool.close()
@@ -179,6 +180,15 @@ LITTLE = """
 import pytest_llmperf.worker.warm.preload as preload
 preload.EVERY_RANK = ("torch.distributed.run", "pytest_llmperf.worker.__main__")
 preload.import_needs = lambda needs: None
+"""
+
+
+# As ``LIGHT_PATH``, after a sitecustomize of the test's own.
+LIGHT_TOO = f"""
+import importlib.util
+of_light = importlib.util.spec_from_file_location("light", {str(LIGHT / "sitecustomize.py")!r})
+light = importlib.util.module_from_spec(of_light)
+of_light.loader.exec_module(light)
 """
 
 
@@ -292,7 +302,7 @@ class TestKilled:
         """Launches of one server whose ranks, where they were to hang, end with 0."""
         folder = tmp_path_factory.mktemp("ending")
         ends = after_import("pytest_llmperf.worker.faults", "import os; module._hang = lambda: os._exit(0)")
-        (folder / "sitecustomize.py").write_text(ends)
+        (folder / "sitecustomize.py").write_text(ends + LIGHT_TOO)
         warm = Warm(folder)
         yield warm
         warm.pool.close()
@@ -415,8 +425,12 @@ def poll():
 threading.Thread(target=poll, name="poller", daemon=True).start()
 """
         (tmp_path / "users_poller.py").write_text(poller)
-        module = "transformers.models.llama.modeling_llama"
-        (tmp_path / "sitecustomize.py").write_text(after_import(module, "import users_poller"))
+        needed = (
+            "module.EVERY_RANK = ('torch.distributed.run', 'pytest_llmperf.worker.__main__')\n"
+            "    module.import_needs = lambda _: __import__('users_poller')"  # as a model's own code might
+        )
+        patch = after_import("pytest_llmperf.worker.warm.preload", needed)
+        (tmp_path / "sitecustomize.py").write_text(LIGHT_TOO + patch)
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
         launches = [warm.launch(), warm.launch()]
         assert [launch.evidence["start"] for launch in launches] == ["cold", "cold"]
@@ -438,7 +452,7 @@ threading.Thread(target=poll, name="poller", daemon=True).start()
         self, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hangs = "import time; time.sleep(1000 if 'fork_server' in ' '.join(sys.orig_argv) else 0)"
-        (tmp_path / "sitecustomize.py").write_text(f"import sys\n{hangs}\n")
+        (tmp_path / "sitecustomize.py").write_text(f"import sys\n{hangs}\n{LIGHT_TOO}")
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
         monkeypatch.setattr(server_process, "_IMPORT_SECONDS", 1.0)
         assert warm.launch().evidence["start"] == "cold"

@@ -12,6 +12,9 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = "out.json"
+#: First on the path of ranks that train a small network with plain PyTorch: for what becomes of them, not of a model.
+LIGHT = REPOSITORY / "tests" / "slurm" / "light"
+LIGHT_PATH = f"{LIGHT}:{REPOSITORY}"
 
 
 def make(folder: Path, case: str) -> Path:
@@ -21,7 +24,7 @@ def make(folder: Path, case: str) -> Path:
     return folder
 
 
-def start(folder: Path, *options: str, inject: str = "") -> subprocess.Popen[bytes]:
+def start(folder: Path, *options: str, inject: str = "", path: str = str(REPOSITORY)) -> subprocess.Popen[bytes]:
     """pytest in ``folder`` on the CPU, its output in ``log``, its results in ``RESULTS``."""
     (folder / RESULTS).unlink(missing_ok=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
@@ -30,7 +33,7 @@ def start(folder: Path, *options: str, inject: str = "") -> subprocess.Popen[byt
         return subprocess.Popen(
             [sys.executable, *words, *options],
             cwd=folder,
-            env={**clean, "PYTHONPATH": str(REPOSITORY), "LLMPERF_INJECT": inject},
+            env={**clean, "PYTHONPATH": path, "LLMPERF_INJECT": inject},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
