@@ -104,7 +104,7 @@ def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_a_launch_that_takes_too_long_is_reaped(tmp_path: Path) -> None:
-    failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=8.0)
+    failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=5.0)
     assert isinstance(failure, Failure)
     assert failure.kind == "timeout"
     assert "--perf-timeout" in failure.message

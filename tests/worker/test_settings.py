@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +55,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Launch:
             {"compiled_modules": ["LlamaDecoderLayer"], "torch_compile_scope": "layers", "compiled_graphs": 1}
             | {"graph_breaks": 0, "recompilations": 0},
         ),
-        ({"torch_compile": True}, {"torch_compile_mode": "default", "torch_compile_scope": "model"}),
     ],
     ids=lambda value: "-".join(map(str, value)),
 )
@@ -64,6 +64,18 @@ def test_the_same_model_is_trained(
     record = launch(replace(PLAIN, **setting), tmp_path / "run")
     assert {name: record.evidence[name] for name in seen} == seen
     assert record.losses == pytest.approx(plain.losses, abs=1e-3)
+
+
+def test_a_model_that_is_compiled_as_a_whole_is_the_same(tmp_path: Path) -> None:
+    # Of one layer: each that is compiled takes seconds, and more of them are no other whole.
+    config = tmp_path / "shallow" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps({**PLAIN.architecture.config, "num_hidden_layers": 1}))
+    eager = replace(PLAIN, model=str(config))
+    compiled = launch(replace(eager, torch_compile=True), tmp_path / "compiled")
+    seen = {"torch_compile_mode": "default", "torch_compile_scope": "model"}
+    assert {name: compiled.evidence[name] for name in seen} == seen
+    assert compiled.losses == pytest.approx(launch(eager, tmp_path / "eager").losses, abs=1e-3)
 
 
 SHARDED: Mapping[str, TrainSpec] = {
