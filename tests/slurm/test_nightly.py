@@ -97,9 +97,9 @@ _ONE_NIGHT = pytest.mark.xdist_group("red night")
 
 
 @pytest.fixture(scope="module")
-def red(slurm: Slurm, recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Night:
+def red(slurm: Slurm, recorded_lightly: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Night:
     """A night as an array, of which both cases hold far more memory than they did; it has ended."""
-    suite = copy_of(ready(slurm), recorded, tmp_path_factory.mktemp("red"))
+    suite = copy_of(ready(slurm), recorded_lightly, tmp_path_factory.mktemp("red"))
     (wide, narrow, merging), results = submit(suite, "array", inject="hold=400000000")
     slurm.ended(merging, 240)
     return Night(slurm, wide=f"{wide}_2", narrow=f"{narrow}_1", merging=merging, results=results)

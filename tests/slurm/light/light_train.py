@@ -61,7 +61,7 @@ def train(spec: TrainSpec, request: Request, device: torch.device, beat: Heartbe
         waiting_seconds=(),
         losses=tuple(losses),
         tokens_per_step=tokens_per_step,
-        peak_reserved_bytes=2**24,
+        peak_reserved_bytes=2**24 + (injection.hold if burner is not None else 0),
         peak_allocated_bytes=2**23,
         train_seconds=sum(clock.seconds()),
         parameters=sum(parameter.numel() for parameter in parameters),
