@@ -95,12 +95,9 @@ _ON_RANK_1 = (
     ],
 )
 def test_what_breaks_or_hangs_on_one_rank_costs_the_trace_alone(what: str, why: str, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        after_import("pytest_llmperf.worker.launch_record", _ON_RANK_1.format(what=what))
-    )
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    patched = in_the_rank(tmp_path, "pytest_llmperf.worker.launch_record", _ON_RANK_1.format(what=what))
     two = TrainSpec(**{**SPEC.to_dict(), "gpus": 2})
-    launch = launched(two, tmp_path / "run", start="cold", variables={"PYTHONPATH": path})
+    launch = launched(two, tmp_path / "run", variables=patched)
     assert launch.trace.none.startswith(why)
     assert "sleep" not in what or "TimeoutError: they did not end within" in launch.trace.none
     assert [len(rank.step_seconds) for rank in launch.ranks] == 2 * [len(launch.losses)]
