@@ -7,8 +7,10 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.records.failure import Progress
@@ -17,7 +19,6 @@ from tests.worker import launching
 
 # Of tiny models a second thread only waits, at full speed: libraries read it while they are loaded, so it is set here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 
 # Files that share what takes long to start: a cold launch of two ranks, a fork server.
 _TOGETHER = {
@@ -31,11 +32,25 @@ _TOGETHER = {
 _LONGEST = ("test_plan", "test_warm_launches", "test_settings", "test_node_servers")
 
 
+class Together(LoadFileScheduling):
+    """``--dist loadfile``, and a file in the process of those that it shares with.
+
+    ``loadgroup`` would do, but with pytest 9.2 xdist 3.8 keeps no group together.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return _TOGETHER.get(Path(path).stem, path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together | None:
+    return Together(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """``--dist loadgroup`` keeps each file in one process, and in one with those that it shares with."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_TOGETHER.get(item.path.stem, item.path.stem)))
+    """Whatever order others have made, the longest files first."""
     yield
     longest = {name: number for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: longest.get(item.path.stem, len(longest)))
