@@ -17,6 +17,7 @@ from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
 from pytest_llmperf.judge.batch_size_baseline import METRIC, CapacityBaseline
 from pytest_llmperf.judge.exact_changes import changes
 from pytest_llmperf.judge.policy import METRICS, Policy
+from pytest_llmperf.judge.static.step_union import united_step
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.formats import in_sentence
 from pytest_llmperf.support.quantities import is_positive
@@ -71,7 +72,7 @@ def united(base: Baseline | None, ours: Baseline, theirs: Baseline) -> Baseline:
             ),
             None,
         ),
-        static=max(filter(None, (ours.static, theirs.static)), key=lambda one: one.recorded_at, default=None),
+        static=united_step(ours.id, base.static if base else None, ours.static, theirs.static),
     )
 
 

@@ -17,13 +17,16 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.batch_size_baseline import METRIC, CapacityBaseline
 from pytest_llmperf.judge.policy import METRICS
+from pytest_llmperf.judge.static.stored_step import StepBaseline, StoredStep
+from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.spec.train_spec import TrainSpec
-from tests.fakes import Fake, launch_of
+from tests.fakes import STEP, Fake, launch_of
 
 REPOSITORY = Path(__file__).parents[2]
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
 CASE = "baselines/m/llama-tiny/a case.json"
 CAPACITY = "baselines/m/llama-tiny/capacity/case.json"
+STATIC = "baselines/static/case.json"
 DRIVER = f"{shlex.quote(sys.executable)} -m pytest_llmperf.cli baselines merge %O %A %B %P"
 
 KEPT: dict[str, Any] = {"machine": "m", "spec": SPEC.to_dict(), "recorded_by": "t.py::t"}
@@ -47,6 +50,14 @@ def capacity(sizes: dict[int, int]) -> str:
     return CapacityBaseline(
         **KEPT, id=SPEC.capacity_id, digest=SPEC.capacity_digest, anchor=history[0], history=history
     ).to_json()
+
+
+def static(day: int, copies: int) -> str:
+    """The file of a case that nobody has launched: so many copies a step, accepted on this day."""
+    step = StaticStep(**{**STEP, "operators": {**STEP["operators"], "aten::_to_copy": copies}})
+    stored = StoredStep(step=step, recorded_at=f"2026-01-{day:02}T00:00:00Z")
+    kept = {name: value for name, value in KEPT.items() if name != "machine"}
+    return StepBaseline(**kept, id=SPEC.id, digest=SPEC.digest, static=stored).to_json()
 
 
 class Checkout:
@@ -114,6 +125,23 @@ class TestDriver:
         assert checkout.text(CASE) == case({1: 0.1, 2: 0.102, 3: 0.103, 4: 0.104})
         assert checkout.text(CAPACITY) == capacity({1: 8, 2: 8, 3: 9})
 
+    @pytest.mark.parametrize(
+        ("base", "ours", "theirs", "merged"),
+        [
+            (static(1, 26), static(4, 26), static(3, 58), static(3, 58)),
+            (static(1, 26), static(2, 58), static(3, 26), static(2, 58)),
+            (static(1, 26), static(2, 58), static(3, 58), static(3, 58)),
+            (None, static(2, 26), static(3, 26), static(3, 26)),
+        ],
+        ids=["theirs", "ours", "both alike", "both first"],
+    )
+    def test_static_figures_are_those_of_the_branch_that_changed_the_step(
+        self, checkout: Checkout, base: str | None, ours: str, theirs: str, merged: str
+    ) -> None:
+        checkout.diverge({STATIC: base} if base else {}, {STATIC: ours}, {STATIC: theirs})
+        checkout.git("merge", "theirs", "--no-edit")
+        assert checkout.text(STATIC) == merged
+
     def test_so_does_a_rebase(self, checkout: Checkout) -> None:
         checkout.diverge(
             {CASE: case({1: 0.1})}, {CASE: case({1: 0.1, 4: 0.104})}, {CASE: case({1: 0.1, 2: 0.102, 3: 0.103})}
@@ -153,12 +181,18 @@ class TestDriver:
                 (capacity({1: 8}), capacity({1: 8, 2: 9}), capacity({1: 8, 3: 10})),
                 "max_micro_batch_size was accepted as 9 in ours, 10 in theirs; take one side",
             ),
+            (
+                STATIC,
+                (static(1, 26), static(2, 58), static(3, 60)),
+                "ours and theirs accepted another step each; take one side",
+            ),
+            (STATIC, (static(1, 26), static(2, 58), case({1: 0.1})), f"{STATIC} (theirs): "),
             (CASE, (case({1: 0.1}), case({1: 0.1, 2: 0.1}), '{"schema": 1'), f"{CASE} (theirs): not JSON"),
             (CASE, (case({1: 0.1}), "", case({1: 0.1, 2: 0.1})), f"{CASE} (ours): the file is empty"),
             (CASE, (case({1: 0.1}), case({1: 0.1, 2: 0.1}), capacity({1: 8})), f"{CASE} (theirs): it has no"),
             (CASE, (case({1: 0.1}), case({1: 0.1, 2: 0.1}), '{"schema": 2}'), "(theirs): schema 2 is newer"),
         ],
-        ids=["speed", "size", "theirs broken", "ours empty", "another kind", "newer"],
+        ids=["speed", "size", "step", "no step", "theirs broken", "ours empty", "another kind", "newer"],
     )
     def test_what_cannot_be_one_is_a_conflict_with_its_reason(
         self, checkout: Checkout, name: str, sides: tuple[str, str, str], said: str

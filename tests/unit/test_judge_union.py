@@ -15,11 +15,13 @@ from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
 from pytest_llmperf.judge.baseline_union import united, united_capacity
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, accept_capacity
 from pytest_llmperf.judge.policy import METRICS, Policy
+from pytest_llmperf.judge.static.stored_step import StoredStep
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.examples import examples
-from tests.fakes import Fake, launch_of
+from tests.fakes import STEP, Fake, launch_of
 from tests.shelf import accept
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
@@ -139,6 +141,28 @@ class TestLaunchesOfBothSides:
 
 
 class TestOneSideReplaced:
+    def test_static_figures_are_of_the_side_that_changed_the_step_whenever_the_other_was_written(self) -> None:
+        old, changed, again = (
+            StoredStep(step=StaticStep(**{**STEP, "operators": {"aten::mm": n}}), recorded_at=f"2026-01-0{day}")
+            for n, day in ((45, 1), (40, 2), (45, 3))
+        )
+        base = replace(BASE, static=old)
+        sides = (replace(joined(base, 2, launch()), static=changed), replace(joined(base, 3, launch()), static=again))
+        assert united(base, *sides).static == changed
+        assert united(base, *reversed(sides)).static == changed
+        assert united(base, sides[0], replace(sides[1], static=None)).static == changed
+
+    def test_no_static_figures_stand_for_two_other_steps(self) -> None:
+        sides = [
+            replace(
+                joined(BASE, day, launch()),
+                static=StoredStep(step=StaticStep(**{**STEP, "flops": {"aten::mm": day}}), recorded_at="2026"),
+            )
+            for day in (2, 3)
+        ]
+        with pytest.raises(BaselineError, match="ours and theirs accepted another step each; take one side"):
+            united(BASE, *sides)
+
     def test_a_trace_of_launches_that_were_replaced_goes_with_them(self) -> None:
         kernels = {"kernel": {"nvjet": 9.0}}
         base = accepted(None, 1, launch(trace=kernels), launch(trace=kernels))

@@ -13,10 +13,12 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError, parse
 from pytest_llmperf.judge.baseline_union import united, united_capacity
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
+from pytest_llmperf.judge.static.step_union import united_steps
+from pytest_llmperf.judge.static.stored_step import ANY_MACHINE, StepBaseline
 
 _SECONDS = 20
 
-_Figures = TypeVar("_Figures", Baseline, CapacityBaseline)
+_Figures = TypeVar("_Figures", Baseline, CapacityBaseline, StepBaseline)
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,11 @@ class Conflict:
             BaselineError: a side cannot be read, or they cannot be one.
         """
         source = f"{self.name} (ours)"
-        if "launches" in parse(_text(self.ours, source), source):
+        document = parse(_text(self.ours, source), source)
+        if "launches" in document:
             return self._union(Baseline.from_json, united)
+        if document.get("machine") == ANY_MACHINE:
+            return self._union(StepBaseline.from_json, united_steps)
         return self._union(CapacityBaseline.from_json, united_capacity)
 
     def _union(
