@@ -41,10 +41,14 @@ class _Judged:
 class StaticChecks:
     """What one test may ask for, or one command, where nothing is launched."""
 
-    def __init__(self, caller: Caller, update: str | None = None, machine: str = "") -> None:
-        """``update`` is what the run asks for, and ``machine`` the kind that it names, where nothing else is said."""
+    def __init__(
+        self, caller: Caller, update: str | None = None, machine: str = "", recorded_by: str | None = None
+    ) -> None:
+        """``update`` is what the run asks for, ``machine`` the kind that it names, and ``recorded_by`` the test that
+        calls, where nothing else is said."""
         self._caller, self._context = caller, caller.context
         self._update = update or self._context.settings.update
+        self._recorded_by = recorded_by or caller.nodeid
         self._conclusions, self._planner = Conclusions(caller), Planner(caller)
         self._store = StepStore(self._context.settings.baselines, machine or self._context.settings.machine)
 
@@ -153,7 +157,7 @@ class StaticChecks:
         )
         try:
             for place in wanted:
-                self._store.record(place, spec, new, self._caller.nodeid)
+                self._store.record(place, spec, new, self._recorded_by, on_cpu=self._context.on_cpu)
         except BaselineError as error:
             return result, f"not recorded: {error}"
         kinds = ", ".join(place.machine for place in wanted if place.machine != ANY_MACHINE)

@@ -23,20 +23,20 @@ def record_static(context: Context, results: Sequence[CaseResult], observer: Obs
 
     Those of other versions stay: a CI machine's, which holds each change against them, need not be a GPU's.
     """
-    specs = _recorded(context, results)
-    if not specs or context.on_cpu:
+    recorded = _recorded(context, results)
+    if not recorded or context.on_cpu:
         return []
     try:
-        context.static_steps.ask(specs)
+        context.static_steps.ask(recorded)
     except OSError as error:  # no process, no pipe: the launches are recorded all the same
         return [f"no static figures: {error}"]
     notes = []
-    for spec in specs:
+    for spec, recorded_by in recorded.items():
         caller = Caller(
             context=context, terms=CaseTerms(), findings=Findings(), observer=observer, nodeid="static figures"
         )
         try:
-            concluded = StaticChecks(caller, BESIDE_LAUNCHES, context.machine_kind).check(spec)
+            concluded = StaticChecks(caller, BESIDE_LAUNCHES, context.machine_kind, recorded_by).check(spec)
         except (CannotRunError, CaseFailedError) as error:
             notes.append(f"no static figures: {error}")
             continue
@@ -44,18 +44,18 @@ def record_static(context: Context, results: Sequence[CaseResult], observer: Obs
     return notes
 
 
-def _recorded(context: Context, results: Sequence[CaseResult]) -> list[TrainSpec]:
-    """What of ``results`` is in a baseline of launches now."""
+def _recorded(context: Context, results: Sequence[CaseResult]) -> dict[TrainSpec, str]:
+    """What of ``results`` is in a baseline of launches now, and which test recorded it."""
     updated = {result.digest for result in results if result.updated}
     if not updated:
-        return []
-    found = []
+        return {}
+    found = {}
     try:
         entries = BaselineStore(context.settings.baselines).entries(context.machine_kind)
         for entry in entries:
             baseline = read(entry.path, Baseline.from_json) if entry.digest in updated else None
             if baseline is not None and entry.copy_of is None:
-                found.append(TrainSpec.from_dict(baseline.spec))
+                found[TrainSpec.from_dict(baseline.spec)] = baseline.recorded_by
     except (BaselineError, SpecError):
         return found
     return found

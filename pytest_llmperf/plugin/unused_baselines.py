@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.static.step_store import StepStore
 from pytest_llmperf.judge.store import BaselineStore, Entry
 from pytest_llmperf.plugin.selection import gaps, partly
 from pytest_llmperf.plugin.session import PerfSession
@@ -13,9 +14,10 @@ from pytest_llmperf.run.coverage import Coverage, file_of, unused_baselines
 
 
 def _entries(session: PerfSession) -> list[Entry]:
-    if session.settings.static:  # it is of no machine kind, and of all
-        return []
-    return BaselineStore(session.settings.baselines).entries(session.machine_kind)
+    root = session.settings.baselines
+    # What a run without launches judges is of no machine kind, and of all.
+    launched = [] if session.settings.static else BaselineStore(root).entries(session.machine_kind)
+    return [*launched, *StepStore(root).entries(on_cpu=session.on_cpu)]
 
 
 def _unused(session: PerfSession, entries: Sequence[Entry]) -> list[Path]:
@@ -47,7 +49,7 @@ def listed(session: PerfSession) -> list[str]:
         return [str(error)]
     unused = _unused(session, entries)
     copies = [f"stray copy: {one.path} ({one.copy_of} is what counts); delete it" for one in entries if one.copy_of]
-    what = "remove it with --update-baselines=prune"
+    what = "delete the file" if session.settings.static else "remove it with --update-baselines=prune"
     if session.settings.update == "prune":
         if not session.coverage.doubts():
             return copies  # they were removed, or named as what would be

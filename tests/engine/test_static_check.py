@@ -201,6 +201,16 @@ def test_a_run_that_recorded_leaves_figures_of_other_versions_to_whoever_holds_t
     assert (section(engine.baselines[0]) == before) is is_kept
 
 
+def test_the_file_of_its_own_then_names_the_test_that_recorded_the_launches(engine: Engine) -> None:
+    engine.on(GPUS)
+    engine.fake()
+    engine.static(update="new").check(SPEC)
+    result = engine.check(SPEC, gpus=1, update="all").result
+    moved(engine, operators={"aten::mm": 40})
+    assert record_static(engine.caller(gpus=1, update="all", reason="r").context, [result], engine.heard) == []
+    assert {json.loads(path.read_text())["recorded_by"] for path in engine.baselines} == {result.nodeid}
+
+
 def test_what_cannot_be_told_is_a_note_of_a_run_that_recorded(engine: Engine) -> None:
     engine.on(GPUS)
     engine.fake()

@@ -203,6 +203,45 @@ class TestOtherTests:
         assert (result.ret, len(project.baselines)) == (0, 2)
 
 
+class TestStaticFigures:
+    """Files of ``baselines/static``, which are of no machine kind."""
+
+    @pytest.fixture
+    def recorded(self, project: Project) -> Project:
+        """Static figures alone of three cases for the CPU, of which the tests have two by now."""
+        write(project, test_mine=SEVERAL)
+        assert project.run("--perf-static", "--update-baselines=new").ret == 0
+        write(project, test_mine=SEVERAL.replace("(1, 2, 3)", "(1, 3)"))
+        return project
+
+    def test_prune_removes_those_that_no_case_has(self, recorded: Project) -> None:
+        result = recorded.run("--update-baselines=prune")
+        result.stdout.fnmatch_lines(["removed baseline: *static/*mbs2-gpus1.json"])
+        assert (result.ret, sizes(recorded)) == (0, ["mbs1", "mbs3"])
+
+    def test_a_run_that_judges_by_them_lists_the_others(self, recorded: Project) -> None:
+        result = recorded.run("--perf-static")
+        result.stdout.fnmatch_lines(["unused baseline: *static/*mbs2-gpus1.json (*delete the file)"])
+        assert result.ret == 0
+        assert recorded.run("--perf-static", "--perf-strict").ret == 1
+
+    def test_what_a_run_for_gpus_recorded_is_unused_by_no_run_on_the_cpu(self, project: Project) -> None:
+        write(project, test_mine=SEVERAL)
+        static = ("-p", "no:randomly", "--perf-static")
+        assert project.pytester.runpytest_subprocess(*static, "--update-baselines=new").ret == 0
+        write(project, test_mine=SEVERAL.replace("(1, 2, 3)", "(1, 3)"))
+        assert project.run("--update-baselines=prune").ret == 0
+        assert sizes(project) == ["mbs1", "mbs2", "mbs3"]
+        result = project.pytester.runpytest_subprocess(*static)
+        result.stdout.fnmatch_lines(["unused baseline: *static/*mbs2-gpus1.json (*"])
+
+    def test_one_that_cannot_be_read_is_named_and_nothing_is_removed(self, recorded: Project) -> None:
+        recorded.baselines[0].write_text("{}")
+        result = recorded.run("--update-baselines=prune")
+        assert (result.ret, len(recorded.baselines)) == (1, 3)
+        result.stdout.fnmatch_lines(["*--update-baselines=prune: *mbs1-gpus1.json: not a baseline*"])
+
+
 def test_a_stray_copy_is_told_of_and_what_counts_is_judged_by(project: Project) -> None:
     write(project, test_mine=ONE)
     project.record(step_seconds=0.1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineChangedError, BaselineError
 from pytest_llmperf.judge.static.stored_step import ANY_MACHINE, StepBaseline, StoredStep
-from pytest_llmperf.judge.store import BaselineStore, file_name, read, replace_whole
+from pytest_llmperf.judge.store import BaselineStore, Entry, file_name, read, replace_whole
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 
@@ -46,7 +46,21 @@ class StepStore:
         alone = self._load_alone(spec)
         return [*places, *([Place(ANY_MACHINE, alone.static)] if alone else [])]
 
-    def record(self, place: Place, spec: TrainSpec, new: StoredStep, recorded_by: str) -> Path:
+    def entries(self, *, on_cpu: bool) -> list[Entry]:
+        """The files of cases that nobody has launched, of those for the CPU or for GPUs, sorted by path.
+
+        Raises:
+            BaselineError: a file that cannot be read.
+        """
+        paths = sorted((self._root / ANY_MACHINE).glob("*.json"))
+        found = ((path, read(path, StepBaseline.from_json)) for path in paths)
+        return [
+            Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by)
+            for path, one in found
+            if one is not None and one.on_cpu == on_cpu
+        ]
+
+    def record(self, place: Place, spec: TrainSpec, new: StoredStep, recorded_by: str, *, on_cpu: bool = False) -> Path:
         """Keep ``new`` at ``place``, as it was judged there; the file.
 
         Raises:
@@ -56,7 +70,14 @@ class StepStore:
             self._baselines.update(place.machine, spec, _with(place, new))
             return self._baselines.path(place.machine, spec)
         path = self._path_alone(spec)
-        alone = StepBaseline(id=spec.id, digest=spec.digest, spec=spec.to_dict(), recorded_by=recorded_by, static=new)
+        alone = StepBaseline(
+            id=spec.id,
+            digest=spec.digest,
+            spec=spec.to_dict(),
+            recorded_by=recorded_by,
+            static=new,
+            on_cpu=on_cpu,
+        )
 
         def change(old: StepBaseline | None) -> StepBaseline:
             if (old.static if old else None) != place.stored:

@@ -54,6 +54,8 @@ class StepBaseline:
     spec: Mapping[str, Any]
     recorded_by: str
     static: StoredStep
+    on_cpu: bool = False
+    """Whether a run of the cases for the CPU recorded it: one of those for GPUs asks for others."""
 
     def to_json(self) -> str:
         """As other baselines are written."""
@@ -66,6 +68,7 @@ class StepBaseline:
                 "spec": dict(self.spec),
                 "recorded_by": self.recorded_by,
                 "static": self.static.to_dict(),
+                **({"on_cpu": True} if self.on_cpu else {}),
             }
         )
 
@@ -85,4 +88,5 @@ class StepBaseline:
                 **{name: document[name] for name in ("id", "digest", "recorded_by")},
                 spec=dict(document["spec"]),
                 static=StoredStep.from_dict(document["static"]),
+                on_cpu=document.get("on_cpu") is True,
             )
