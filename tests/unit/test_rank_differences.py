@@ -70,6 +70,14 @@ def test_a_trace_of_before_that_does_not_tell_its_ranks_serves_as_far_as_it_goes
     assert last_rank(replace(slow, by_rank=()), slow) is None
 
 
+def test_what_a_rank_did_while_nobody_told_of_ranks_is_no_news() -> None:
+    before = merged([rank(logs=2.0), rank()])
+    older = replace(before, by_rank=())
+    assert odd_ranks(older, before) == ()
+    (odd,) = odd_ranks(older, merged([rank(logs=2.0, extra=4.0), rank()]))
+    assert odd.names == (("extra", 4.0),)
+
+
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 50)), min_size=2, max_size=32))
 def test_what_ranks_did_is_read_as_it_was_written(ranks: Sequence[tuple[float, int]]) -> None:
     trace = merged([rank(seconds, extra=float(count)) for seconds, count in ranks])

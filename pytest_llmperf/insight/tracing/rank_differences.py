@@ -38,9 +38,10 @@ class LastRank:
 def odd_ranks(before: Trace, after: Trace) -> tuple[OddRank, ...]:
     """Those that stand apart now and did not; none where most do."""
     found = []
+    as_before = frozenset[Key]() if before.by_rank else _in_both(before, after)
     for rank, work in enumerate(after.by_rank):
         known = _known(before, rank)
-        new = [(key[1], more) for key, more in work.apart if known.get(key, 0.0) != more]
+        new = [(key[1], more) for key, more in work.apart if known.get(key, 0.0) != more and key not in as_before]
         if new:
             found.append(OddRank(rank, tuple(sorted(new, key=lambda each: (-abs(each[1]), each[0])))))
     return tuple(found) if 2 * len(found) <= len(after.by_rank) else ()
@@ -48,6 +49,13 @@ def odd_ranks(before: Trace, after: Trace) -> tuple[OddRank, ...]:
 
 def _known(trace: Trace, rank: int) -> Mapping[Key, float]:
     return dict(trace.by_rank[rank].apart) if rank < len(trace.by_rank) else {}
+
+
+def _in_both(before: Trace, after: Trace) -> frozenset[Key]:
+    """What ran as often in the mean of all ranks, which is all that an older trace tells: no rank began it since."""
+    # As many digits as a baseline's file keeps.
+    then, now = ({((row.kind, row.name), f"{row.count:.6g}") for row in trace.rows} for trace in (before, after))
+    return frozenset(key for key, _ in then & now)
 
 
 def last_rank(before: Trace, after: Trace) -> LastRank | None:
