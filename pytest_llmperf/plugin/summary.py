@@ -68,7 +68,7 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         return
     from pytest_llmperf.report.results_json import write_json
 
-    _record_static(session)
+    _record_static(session, pytest_session.exitstatus)
     troubles = list(_troubles(session))
     if troubles:
         _fail(pytest_session)
@@ -84,10 +84,12 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         trouble.tell(session.config)
 
 
-def _record_static(session: PerfSession) -> None:
+def _record_static(session: PerfSession, exit_code: int) -> None:
     """Beside what this run has recorded, once nothing of it trains any more."""
     settings, results = session.settings, session.findings.results
     if settings.static or settings.update not in ("new", "all") or session.unfinished:
+        return
+    if exit_code == pytest.ExitCode.INTERRUPTED:  # somebody waits for the end
         return
     if any(result.updated for result in results):
         from pytest_llmperf.engine.static_recording import record_static

@@ -116,6 +116,42 @@ def test_what_is_about_launches_goes_with_none(project: Project, options: Any) -
     result.stderr.fnmatch_lines(["ERROR: --perf-static launches nothing; it goes with no *"])
 
 
+ON_A_GPU = """
+from unittest import mock
+from pytest_llmperf.launch import machine
+from pytest_llmperf.launch.machine import Gpu, Machine
+from tests.fakes import install
+
+install()
+gpu = Gpu(index=0, uuid="a", name="Fake GPU", memory_bytes=2**40)
+mock.patch.object(machine, "find_machine", return_value=Machine(gpus=(gpu,), cpu_name="Fake CPU", cores=8)).start()
+"""
+
+RECORDED = """
+import pathlib, pytest
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2])
+def test_it(perf, train_spec, micro_batch_size):
+    if micro_batch_size == 2 and pathlib.Path("end").exists():
+        raise KeyboardInterrupt
+    perf.check(train_spec)
+"""
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["ended", "ctrl-c"])
+def test_a_run_that_recorded_tells_steps_at_its_end_unless_somebody_waits_for_it(
+    project: Project, is_interrupted: bool
+) -> None:
+    project.pytester.makeconftest(ON_A_GPU)
+    project.pytester.makepyfile(test_mine=RECORDED)
+    if is_interrupted:
+        (project.path / "end").touch()
+    result = project.run("--update-baselines", gpus="1")
+    assert result.ret == (pytest.ExitCode.INTERRUPTED if is_interrupted else pytest.ExitCode.OK)
+    stored = [json.loads(path.read_text()) for path in project.baselines]
+    assert ["static" in document for document in stored] == ([False] if is_interrupted else [True, True])
+
+
 def test_on_the_cpu_the_cases_are_the_cpus(project: Project) -> None:
     result = run(project, "--gpus", "0", "-k", "sdpa", "--update-baselines=new")
     result.assert_outcomes(passed=1, deselected=1)
