@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -20,6 +18,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.insight.memory_formulas import MemoryPlan, newest_on_a_gpu
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.launch import prediction_process
 from pytest_llmperf.launch.memory_estimate import PredictionError, predictions
 
 pytest.importorskip("torch")
@@ -358,19 +357,30 @@ def test_one_that_is_killed_is_named_and_hinders_no_other(monkeypatch: pytest.Mo
     assert first == last
 
 
-def test_whoever_stops_leaves_no_process() -> None:
+@pytest.mark.parametrize("flush", [True, False])
+def test_a_library_that_prints_without_an_end_of_line_swallows_no_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flush: bool
+) -> None:
+    # Before the forks, and in each of them.
+    prints = f"import pytest_llmperf.spec.train_spec as spec\nprint('importing', end='', flush={flush})\n"
+    prints += "own = spec.TrainSpec.from_dict\n"
+    prints += "spec.TrainSpec.from_dict = lambda values: "
+    prints += f"print('\\r50 %', end='', flush={flush}) or own(values)\n"
+    (tmp_path / "sitecustomize.py").write_text(prints)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(prediction_process, "_SECONDS", 60)
+    first, second = predictions([SMALL, replace(SMALL, micro_batch_size=3)])
+    assert not [each for each in (first, second) if isinstance(each, PredictionError)]
+
+
+def test_whoever_stops_leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # By this test's own mark: others may predict on this host.
+    monkeypatch.setenv("PREDICTED_BY", str(tmp_path))
     stopped = predictions([replace(SMALL, micro_batch_size=number) for number in range(1, 50)])
     next(stopped)
     stopped.close()
-    assert not [process for process in psutil.process_iter() if is_our_estimate(process)]
-
-
-def is_our_estimate(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        # Others on this host predict too; leases are this session's own.
-        ours = process.environ().get("LLMPERF_LEASE_DIR") == os.environ["LLMPERF_LEASE_DIR"]
-        return ours and "pytest_llmperf.worker.estimate" in process.cmdline()
-    return False
+    variables = [process.info["environ"] or {} for process in psutil.process_iter(["environ"])]
+    assert not [each for each in variables if each.get("PREDICTED_BY") == str(tmp_path)]
 
 
 def test_the_command_predicts_in_a_process_of_its_own() -> None:

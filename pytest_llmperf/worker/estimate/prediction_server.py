@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import select
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -144,13 +145,15 @@ class _Server:
             self._tell(number, answer)
 
     def _tell(self, number: int, answer: Mapping[str, Any]) -> None:
-        # In one piece: a library that prints in a fork writes to the same pipe.
         os.write(self._answers, (json.dumps({"number": number, **answer}) + "\n").encode())
 
 
 def serve(asks: int, answers: int) -> int:
     """Answer until nothing more is asked."""
-    _Server(asks, answers).run()
+    own = os.dup(answers)
+    os.write(own, b"\n")  # what has been printed so far may have no end of line
+    os.dup2(sys.stderr.fileno(), answers)  # what libraries print from now on is no answer, and swallows none
+    _Server(asks, own).run()
     return 0
 
 
