@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.baseline_folder import CaseError, NotStoredError, Shelf, Stored, find
+from pytest_llmperf.judge.static.step_store import StepStore
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.suggestions import hint
 
@@ -30,7 +31,7 @@ def named(words: Sequence[str], baselines: Path, machine: str | None) -> list[Na
         BaselineError: the file of a case cannot serve.
         CaseError: no such case, or a spec that cannot be; one line.
     """
-    cases = [_of(_find(word, baselines, machine)) for word in words if "=" not in word]
+    cases = [_found(word, baselines, machine) for word in words if "=" not in word]
     pairs = [_pair(word) for word in words if "=" in word]
     if not pairs:
         return cases
@@ -43,10 +44,14 @@ def named(words: Sequence[str], baselines: Path, machine: str | None) -> list[Na
         raise CaseError(str(error)) from error
 
 
-def _find(word: str, baselines: Path, machine: str | None) -> Stored:
+def _found(word: str, baselines: Path, machine: str | None) -> Named:
     try:
-        return find(word, baselines, machine)
+        return _of(find(word, baselines, machine))
     except NotStoredError as error:
+        # Of a case that nobody has launched the figures without a launch name its settings as well.
+        unlaunched = None if machine else StepStore(baselines).settings(word)
+        if unlaunched is not None:
+            return Named(TrainSpec.from_dict(unlaunched))
         raise CaseError(f"{error}; what is not stored is named by its settings, e.g. {_PAIRS}") from None
 
 

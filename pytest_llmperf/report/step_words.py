@@ -89,6 +89,8 @@ class Difference(Protocol):
     def last_rank(self) -> LastRank | None: ...
     @property
     def is_the_same_work(self) -> bool: ...
+    @property
+    def is_on_host(self) -> bool: ...
 
 
 def points_to(difference: Difference) -> str:
@@ -105,7 +107,8 @@ def points_to(difference: Difference) -> str:
         words.insert(0, "the same kernels, copies and waits")
     words[:0] = [*_ranks(difference), *difference.causes]
     words.append(f"unexplained {milliseconds(difference.unexplained)}")
-    return f"{milliseconds(difference.change)} of a traced step: {'; '.join(words)}"
+    where = " on a CPU, whose times are noise" if difference.is_on_host else ""
+    return f"{milliseconds(difference.change)} of a traced step{where}: {'; '.join(words)}"
 
 
 def _ranks(difference: Difference) -> list[str]:

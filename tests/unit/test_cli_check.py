@@ -108,3 +108,12 @@ print([name for name in ("pytest", "_pytest", "torch", "transformers") if name i
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_case_that_nobody_has_launched_is_found_by_its_id(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *SPEC, "--static", "--update-baselines=new"]) == 0
+    assert Path(f"baselines/static/{ID}.json").exists()
+    assert main(["check", ID, "--static"]) == 0
+    assert f"{ID}" in capsys.readouterr().out
+    assert main(["check", ID.replace("mbs1", "mbs2"), "--static"]) == 1
+    assert "what is not stored is named by its settings" in capsys.readouterr().err

@@ -251,7 +251,18 @@ class TestExplain:
     def test_a_case_without_a_trace_says_so(self, run: Run) -> None:
         code, _, err = run("explain", replace(SPEC, sequence_length=32).id)
         assert code == 1
-        assert "it has no trace (recorded before launches were traced)" in err
+        assert "no launch that was recorded had a trace; record the case once more with --update-baselines" in err
+
+    def test_a_file_that_is_not_there_is_no_case(self, run: Run) -> None:
+        code, _, err = run("explain", SPEC.id, "nobody.json")
+        assert (code, "nobody.json: no such file; expected one of --perf-json" in err) == (1, True)
+
+    def test_two_cases_are_said_to_be_two(self, tmp_path: Path, run: Run) -> None:
+        _, out, _ = run("explain", SPEC.id, str(self.results(tmp_path, KERNELS)))
+        assert f"two cases: what case-0 does need not be what {SPEC.id} does" in out
+        file = self.results(tmp_path, KERNELS)
+        file.write_text(file.read_text().replace("case-0", SPEC.id))
+        assert "two cases" not in run("explain", SPEC.id, str(file))[1]
 
     @pytest.mark.parametrize(
         "text", ["", "[" * 100_000, "[]", '{"results": 3}', '{"results": [{"id": "a", "launches": [{}]}]}']

@@ -172,6 +172,20 @@ def test_an_operator_takes_what_those_that_it_calls_leave() -> None:
     assert trace.count("operators_per_step") == 3
 
 
+def test_on_a_host_what_copies_and_what_asks_for_a_content_count_as_on_a_device() -> None:
+    names = ("aten::mm", "aten::item", "aten::_local_scalar_dense", "aten::_to_copy", "aten::copy_")
+    found = read([Event(name, 1, 2, device="CPU") for name in names], on_host=True)
+    assert [work.kind for work in found.work] == ["operator", "operator", "wait", "operator", "copy"]
+
+
+def test_on_a_host_the_next_batch_is_waited_for_too() -> None:
+    work = [Work("operator", "aten::mm", step * STEP + 600, step * STEP + 700, 1) for step in range(3)]
+    windows = [(step * STEP, step * STEP + 500) for step in range(3)]
+    trace = step_trace(Activities(work, []), Marks([0, STEP, 2 * STEP, 3 * STEP], windows), on_host=True)
+    assert (trace.data_seconds, trace.busy_seconds) == pytest.approx((500e-9, 100e-9))
+    assert trace.idle_seconds == pytest.approx(STEP * 1e-9 - 600e-9)
+
+
 def test_events_are_told_apart_by_what_they_are() -> None:
     events = [
         Event("_rms_norm_backward_kernel", 5, 10, correlation=1),

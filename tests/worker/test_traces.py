@@ -102,6 +102,7 @@ def test_what_breaks_or_hangs_on_one_rank_costs_the_trace_alone(what: str, why: 
     assert "sleep" not in what or "TimeoutError: they did not end within" in launch.trace.none
     assert [len(rank.step_seconds) for rank in launch.ranks] == 2 * [len(launch.losses)]
     assert len(launch.losses) >= 6
-    assert launch.phases["trace"] < 60
+    # One that is killed at once has told nobody that it traces.
+    assert launch.phases.get("trace", 0.0) < 60
     # All evidence is there but for what is tried at the very end.
     assert (launch.evidence["attention"], launch.evidence["attention_kernel"]) == ("sdpa", "unknown")

@@ -51,6 +51,8 @@ def difference_page(before: Traced, after: Traced, screen: Screen) -> Iterator[s
     difference = step_difference(before.trace, after.trace)
     yield one_line(f"before: {before.name}: {_size(before.trace)}")
     yield one_line(f"after:  {after.name}: {_size(after.trace)}")
+    if before.case != after.case:
+        yield one_line(f"two cases: what {after.case} does need not be what {before.case} does")
     yield one_line(points_to(difference))
     parts = [part for part in difference.parts if part.before or part.after]
     # Parts and what is unexplained add up to the step, in each column.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.baseline_folder import CaseError, find
-from pytest_llmperf.records.launch import OLDER, Launch
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.suggestions import hint
 
@@ -18,7 +18,9 @@ from pytest_llmperf.support.suggestions import hint
 class Traced:
     """And whose it is."""
 
+    case: str
     name: str
+    """Of the case, and where it is of."""
     trace: Trace
     versions: Mapping[str, str]
 
@@ -35,13 +37,15 @@ def traced(word: str, baselines: Path, machine: str | None) -> Traced:
         return _of_results(Path(f"{path}.json"), name)
     if word.endswith(".json") and _is_results(Path(word)):
         return _of_results(Path(word), "")
+    if word.endswith(".json") and not Path(word).exists():
+        raise CaseError(f"{word}: no such file; expected one of --perf-json, or a baseline's")
     stored = find(word, baselines, machine)
     kept = stored.baseline.trace
     if kept is None:
         raise CaseError(
-            f"{stored.path}: it has no trace ({OLDER}); record the case once more with --update-baselines on a GPU"
+            f"{stored.path}: no launch that was recorded had a trace; record the case once more with --update-baselines"
         )
-    return Traced(stored.baseline.id, kept.trace, kept.versions)
+    return Traced(stored.baseline.id, stored.baseline.id, kept.trace, kept.versions)
 
 
 def _is_results(path: Path) -> bool:
@@ -75,6 +79,6 @@ def _newest(path: Path, result: Mapping[str, Any]) -> Traced:
         raise CaseError(f"{path}: the launches of {name} cannot be read ({error})") from error
     for launch in reversed(launches):
         if launch.trace:
-            return Traced(f"{name} of {path.name}", launch.trace, launch.environment.versions)
+            return Traced(name, f"{name} of {path.name}", launch.trace, launch.environment.versions)
     why = launches[-1].trace.none if launches else "it was not launched"
     raise CaseError(f"{path}: {name} has no trace ({why})")

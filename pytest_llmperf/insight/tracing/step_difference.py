@@ -60,6 +60,8 @@ class StepDifference:
     """What the counts are known to come from, in words."""
     odd_ranks: tuple[OddRank, ...] = ()
     last_rank: LastRank | None = None
+    is_on_host: bool = False
+    """Whether operators of a CPU stand for kernels, whose times say little."""
 
     @property
     def change(self) -> float:
@@ -120,6 +122,7 @@ def step_difference(before: Trace, after: Trace) -> StepDifference:
         causes=likely_causes(before, after),
         odd_ranks=odd_ranks(before, after),
         last_rank=last_rank(before, after),
+        is_on_host=after.is_on_host,
     )
 
 

@@ -5,9 +5,10 @@ That is ``<root>/static/<spec id>.json``, for a case that nobody has launched. I
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineChangedError, BaselineError
@@ -59,6 +60,15 @@ class StepStore:
             for path, one in found
             if one is not None and one.on_cpu == on_cpu
         ]
+
+    def settings(self, case: str) -> Mapping[str, Any] | None:
+        """Of the spec with this id, where it has a file of its own.
+
+        Raises:
+            BaselineError: a file that cannot be read.
+        """
+        alone = read(self._root / ANY_MACHINE / f"{file_name(case)}.json", StepBaseline.from_json)
+        return alone.spec if alone else None
 
     def record(self, place: Place, spec: TrainSpec, new: StoredStep, recorded_by: str, *, on_cpu: bool = False) -> Path:
         """Keep ``new`` at ``place``, as it was judged there; the file.

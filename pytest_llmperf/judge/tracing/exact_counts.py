@@ -90,8 +90,9 @@ def _is_tuned(launch: Launch) -> bool:
 
 
 def _applies(name: str, newest: StoredTrace) -> bool:
-    """A host's operators, or a device's work."""
-    return newest.trace.is_on_host == (name == "operators_per_step")
+    """A host's operators, or a device's work; copies and waits are of both."""
+    other = "kernels_per_step" if newest.trace.is_on_host else "operators_per_step"
+    return name != other
 
 
 def _count(launch: Launch, name: str) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pytest_llmperf.records.trace import Kind
@@ -38,6 +38,8 @@ class Activities(NamedTuple):
 
 # As CUPTI's activities and NCCL's kernels are named.
 _KINDS: tuple[tuple[str, Kind], ...] = (("Memcpy", "copy"), ("Memset", "fill"), ("nccl", "collective"))
+# Of a host's operators: what asks for a tensor's content, as a device would be waited for, and what copies.
+_HOST_KINDS: Mapping[str, Kind] = {"aten::_local_scalar_dense": "wait", "aten::copy_": "copy"}
 _CUDA_CALL = re.compile(r"cu(da)?[A-Z]")
 
 
@@ -50,7 +52,8 @@ def read(events: Iterable[Any], *, on_host: bool) -> Activities:
         is_device = event.device_type().name != "CPU"
         if on_host:
             if not is_device and not event.is_user_annotation() and "::" in name:
-                found.work.append(Work("operator", name, start, end, event.start_thread_id()))
+                kind = _HOST_KINDS.get(name, "operator")
+                found.work.append(Work(kind, name, start, end, event.start_thread_id()))
         elif is_device:
             if not event.is_user_annotation():
                 found.work.append(Work(_kind(name), name, start, end, event.correlation_id()))

@@ -63,9 +63,11 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
     begin, end = marks.ends[0], marks.ends[-1]
     if on_host:
         step_seconds = (end - begin) / len(steps) * _SECONDS
+        idle = _between(_union((work.start, work.end) for work in found.work), begin, end)
+        data = sum(_overlap(idle, window) for window in marks.data) / len(steps) * _SECONDS
         # Operators of several threads may take longer together than the step does.
-        busy = min(step_seconds, sum(row.seconds for row in rows))
-        return Trace(rows=rows, steps=len(steps), step_seconds=step_seconds, busy_seconds=busy)
+        busy = min(step_seconds - data, sum(row.seconds for row in rows if row.kind != "wait"))
+        return Trace(rows=rows, steps=len(steps), step_seconds=step_seconds, busy_seconds=busy, data_seconds=data)
     ours = _asked_in(found, begin, end)
     end = max([end, *(work.end for work in ours)])
     at_work = _union((work.start, work.end) for work in ours)
