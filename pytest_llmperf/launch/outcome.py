@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,9 @@ _TAIL_WIDTH = 160
 
 def read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Launch | Failure:
     """The launch in ``folder``, or why there is none."""
+    # A rank that was ended while it saved has left gigabytes that nobody asked to keep.
+    for left in folder.glob("*/checkpoint-*"):
+        shutil.rmtree(left, ignore_errors=True)
     if ended.returncode == 0 and not ended.timed_out:
         try:
             launch = _record(folder / RECORD_FILE)

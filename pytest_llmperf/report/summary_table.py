@@ -175,4 +175,6 @@ def _hint(results: Sequence[CaseResult]) -> list[str]:
     if not new:
         return []
     subject, them = ("1 case has", "it") if new == 1 else (f"{new} cases have", "them")
-    return [f"{subject} no baseline yet; record {them} with --update-baselines=new"]
+    is_static = any(result.check("predicted_peak_bytes") for result in results)
+    what, static = ("static figures", "--perf-static ") if is_static else ("baseline", "")
+    return [f"{subject} no {what} yet; record {them} with {static}--update-baselines=new"]
