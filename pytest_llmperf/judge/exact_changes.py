@@ -6,6 +6,7 @@ Evidence and first losses have no noise: one launch tells, and what it tells is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -88,7 +89,8 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
         newest, then = told[-1]
         for name in sorted({*facts, *then}):
             value, seen = facts.get(name, _ABSENT), [theirs.get(name, _ABSENT) for _, theirs in told]
-            if _UNKNOWN in (value, seen[-1]) or any(_same(value, each) for each in seen):
+            same = _same_dropout if topic == "setup.dropout" else _same
+            if _UNKNOWN in (value, seen[-1]) or any(same(value, each) for each in seen):
                 continue
             came_or_went = _ABSENT in (value, seen[-1])
             if not _is_explained(topic, name, value, came_or_went, partial(_upgraded, launch, newest)):
@@ -160,6 +162,16 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, (int, float)):
         return abs(a - b) <= _ROUNDED * abs(a)
     return bool(a == b)
+
+
+_HOW_OFTEN = re.compile(r" x\d+")
+
+
+def _same_dropout(a: Any, b: Any) -> bool:
+    """Older records tell a probability, and not how many modules have it."""
+    if _HOW_OFTEN.search(str(a)) and _HOW_OFTEN.search(str(b)):
+        return _same(a, b)
+    return _HOW_OFTEN.sub("", str(a)) == _HOW_OFTEN.sub("", str(b))
 
 
 def _shown(value: Any) -> str:

@@ -59,6 +59,14 @@ class TestEvidence:
     def test_what_some_stored_launch_had_is_no_change(self) -> None:
         assert changes([launch(liger_modules=3)], [launch(liger_modules=3), launch()]) == ()
 
+    @pytest.mark.parametrize(
+        ("then", "now", "is_told"),
+        [("0.1", "0.1 x24", False), ("0.1", "0.2 x24", True), ("0.1 x24", "0.1 x23", True), ("0.1 x24", "0.1", False)],
+    )
+    def test_how_often_dropout_is_there_is_compared_where_both_tell(self, then: str, now: str, is_told: bool) -> None:
+        old, new = (launch(setup={"dropout": {"Dropout.p": p}}) for p in (then, now))
+        assert bool(changes([new], [old])) is is_told
+
     def test_what_old_records_do_not_tell_of_is_not_compared(self) -> None:
         old = replace(launch(), evidence={"attention": "sdpa"})
         assert changes([launch(setup={"dropout": {"Dropout.p": 0.1}})], [old]) == ()

@@ -35,6 +35,7 @@ from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.folders import prune
+from pytest_llmperf.run.model_flops import ModelFlops
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny")
@@ -181,7 +182,7 @@ class TestPruning:
     [("mysite", 0, "mysite-cpu"), ("mysite", 1, "mysite"), ("", 0, "cpu-epyc-2c"), ("", 1, "h200-140gib")],
 )
 def test_a_sites_name_keeps_cpu_and_gpu_apart(name: str, gpus: int, kind: str) -> None:
-    settings: Any = SimpleNamespace(machine=name, gpus=gpus, memory_limit_bytes=0, launcher="local")
+    settings: Any = SimpleNamespace(machine=name, gpus=gpus, memory_limit_bytes=0, launcher="local", static=False)
     context = Context(settings, rootdir=Path())
     gpu = Gpu(index=0, uuid="GPU-0", name="H200", memory_bytes=150 * 10**9)
     vars(context)["_found"] = Machine(gpus=(gpu,), cpu_name="EPYC", cores=2), ""
@@ -359,6 +360,7 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
         on_cpu=False,
         machine_kind="m",
         job=None,
+        model_flops=ModelFlops(),
     )
     observer: Any = Saying()
     caller = Caller(context=session, terms=CaseTerms(), findings=Findings(), observer=observer, nodeid="t.py::t")
