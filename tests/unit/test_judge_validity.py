@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.evidence_checks import optimizer_class
+from pytest_llmperf.judge.evidence.evidence_checks import optimizer_class
 from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.validity import Circumstances, circumstances, troubles, unusable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.static_check import BESIDE_LAUNCHES, StaticChecks
+from pytest_llmperf.engine.static.static_check import BESIDE_LAUNCHES, StaticChecks
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError

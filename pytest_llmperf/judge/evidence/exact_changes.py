@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pytest_llmperf.judge.first_losses import changed_losses
+from pytest_llmperf.judge.evidence.first_losses import changed_losses
 from pytest_llmperf.records.launch import PLACEMENT, Launch
 from pytest_llmperf.support.json_fields import flat
 

@@ -1,0 +1,1 @@
+"""What is exact without counting: what was active, and what was learnt. Pure."""
