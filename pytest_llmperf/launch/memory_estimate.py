@@ -25,7 +25,7 @@ def predictions(specs: Sequence[TrainSpec]) -> _Answers:
     its peak by part."""
     process = PredictionProcess()
     try:
-        numbers = [process.ask(spec) if why_none(spec) is None else None for spec in specs]
+        numbers = [process.ask(step_request(spec)) if why_none(spec) is None else None for spec in specs]
         process.end_of_questions()
         for spec, number in zip(specs, numbers, strict=True):
             if number is None:
@@ -34,6 +34,12 @@ def predictions(specs: Sequence[TrainSpec]) -> _Answers:
             yield concluded(spec, process.answer(number))
     finally:
         process.close()
+
+
+def step_request(spec: TrainSpec, *, operators: bool = False) -> dict[str, Any]:
+    """A question for bytes by part, and for ``operators`` with their arithmetic where these are wanted."""
+    request = {"spec": spec.to_dict(), "model_config": dict(spec.architecture.config)}
+    return request | ({"operators": True} if operators else {})
 
 
 def concluded(spec: TrainSpec, answer: Mapping[str, Any]) -> Mapping[str, int] | PredictionError:

@@ -15,9 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.spec.train_spec import TrainSpec
-
-# Without a word from it; the imports before the first answer included.
+# Without a word from it, imports before the first answer and one prediction that hangs, which it ends itself, included.
 _SECONDS = 300
 _END_SECONDS = 1.0
 # Where the process ended before it could say what is wrong: a traceback's last word, which advice may follow.
@@ -28,7 +26,9 @@ _PACKAGE_PARENT = Path(__file__).parents[2]
 class PredictionProcess:
     """Answers by number, in the order of what was asked; it is started by the first question."""
 
-    def __init__(self) -> None:
+    def __init__(self, niceness: int = 0) -> None:
+        """``niceness`` is above 0 where others train beside it."""
+        self._niceness = niceness
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process, which close() ends
         self._asked = 0
@@ -36,12 +36,11 @@ class PredictionProcess:
         self._is_open = True
         self._known: dict[int, Mapping[str, Any]] = {}
 
-    def ask(self, spec: TrainSpec, *, operators: bool = False) -> int:
-        """The number of the answer: bytes by part, and ``operators`` with their arithmetic where these are wanted."""
+    def ask(self, request: Mapping[str, Any]) -> int:
+        """The number of the answer to ``request``, as ``worker.estimate`` has them."""
         if self._process is None:
-            self._process = started(self._errors)
-        request = {"spec": spec.to_dict(), "model_config": dict(spec.architecture.config)}
-        self._unsent += json.dumps(request | ({"operators": True} if operators else {})).encode() + b"\n"
+            self._process = started(self._errors, self._niceness)
+        self._unsent += json.dumps(request).encode() + b"\n"
         self._asked += 1
         self._exchange(0.0)
         return self._asked - 1
@@ -110,18 +109,18 @@ class PredictionProcess:
         try:
             code = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            return f"no prediction after {_SECONDS} s"
+            return f"no answer after {_SECONDS} s"
         self._errors.seek(0)
         said: list[str] = _ERROR.findall(self._errors.read().decode(errors="replace"))
         return (said or [f"it ended with exit code {code} and said nothing"])[-1]
 
 
-def started(errors: Any) -> subprocess.Popen[bytes]:
+def started(errors: Any, niceness: int = 0) -> subprocess.Popen[bytes]:
     """The process."""
     path = os.pathsep.join([str(_PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
     # A GPU that happens to be here would only be woken up. A prediction uses one core.
     fixed = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "pytest_llmperf.worker.estimate"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -129,3 +128,7 @@ def started(errors: Any) -> subprocess.Popen[bytes]:
         env={**os.environ, **fixed},
         start_new_session=True,  # it is ended with all that it has forked
     )
+    if niceness:
+        with suppress(OSError):  # it may have ended
+            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
+    return process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pytest_llmperf.launch.memory_estimate import PredictionError, prediction_error, why_none
+from pytest_llmperf.launch.memory_estimate import PredictionError, prediction_error, step_request, why_none
 from pytest_llmperf.launch.prediction_process import PredictionProcess
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -23,7 +23,7 @@ class StaticSteps:
         """Let them be predicted beside what this process does."""
         for spec in specs:
             if spec not in self._numbers and why_none(spec) is None:
-                self._numbers[spec] = self._process.ask(spec, operators=True)
+                self._numbers[spec] = self._process.ask(step_request(spec, operators=True))
 
     def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
         """The step of ``spec``, or why there is none."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.launch.flop_count import CountError, counted_flops
+from pytest_llmperf.insight.chip_utilisation import peak_flops
+from pytest_llmperf.launch.flop_count import CountError, FlopCounts
+from pytest_llmperf.run.cache_folder import cache_folder
 from pytest_llmperf.spec.models import Model
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
@@ -22,19 +23,37 @@ _COUNTER = [
     Path(__file__).parents[1] / "worker" / "estimate" / f"{name}.py" for name in ("arithmetic", "operator_flops")
 ]
 
+_Key = tuple[str, int]
+"""A model's fingerprint and a length of sequences."""
+
 
 class ModelFlops:
-    """Asked between launches: a count takes a core for some seconds, and none may be timed meanwhile."""
+    """Counted ahead of the launches: a count takes a core for some seconds, and none may be timed meanwhile."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], float | CountError] = {}
+        self._known: dict[_Key, float | CountError] = {}
+        self._asked: dict[_Key, tuple[Model, int]] = {}
+        self._counts: FlopCounts | None = None
+
+    def prepare(self, specs: Iterable[TrainSpec], gpu: str) -> None:
+        """Let be counted, beside this process, what ``specs`` cost, where their use of the chip ``gpu`` can be told."""
+        for spec in specs:
+            if peak_flops(gpu, spec.compute_precision) is not None:
+                self._ask(spec)
+
+    def settle(self) -> None:
+        """Wait for what is being counted, and end what counts."""
+        if self._counts is not None:
+            for key, (model, number) in self._asked.items():
+                self._known[key] = _counted(self._counts, number, model, key[1])
+        self.close()
 
     def per_token(self, spec: TrainSpec) -> float | None:
         """Training FLOPs for one token of a full sequence of ``spec``; ``None``: not known, and ``note`` says why."""
-        model, key = spec.architecture, _key(spec)
-        if key not in self._known:
-            self._known[key] = model.flops_per_token(spec.sequence_length) or _kept_or_counted(model, key[1])
-        known = self._known[key]
+        self._ask(spec)
+        if _key(spec) not in self._known:
+            self.settle()
+        known = self._known[_key(spec)]
         return None if isinstance(known, CountError) else known
 
     def note(self, spec: TrainSpec) -> str:
@@ -44,24 +63,49 @@ class ModelFlops:
             return ""
         return f"MFU is not told: the FLOPs of {spec.architecture.slug} cannot be counted: {known}"
 
+    def close(self) -> None:
+        """End what counts, and forget what it was asked."""
+        if self._counts is not None:
+            self._counts.close()
+        self._counts, self._asked = None, {}
 
-def _key(spec: TrainSpec) -> tuple[str, int]:
+    def _ask(self, spec: TrainSpec) -> None:
+        model, key = spec.architecture, _key(spec)
+        if key in self._known or key in self._asked:
+            return
+        known = model.flops_per_token(spec.sequence_length) or _kept(_path(model, spec.sequence_length))
+        if known is not None:
+            self._known[key] = known
+            return
+        if self._counts is None:
+            self._counts = FlopCounts()
+        self._asked[key] = model, self._counts.ask(model, spec.sequence_length)
+
+
+def _key(spec: TrainSpec) -> _Key:
     return spec.architecture.fingerprint, spec.sequence_length
 
 
-def _kept_or_counted(model: Model, sequence_length: int) -> float | CountError:
-    of = {"config": dict(model.config), "sequence_length": sequence_length, **_counted_by()}
-    path = _folder() / f"{model.slug}-{hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:16]}.json"
-    kept = _kept(path)
-    if kept is not None:
-        return kept
+def _counted(counts: FlopCounts, number: int, model: Model, sequence_length: int) -> float | CountError:
+    """The answer, which is kept."""
     try:
-        flops = counted_flops(model, sequence_length)
+        flops = counts.answer(number)
     except CountError as error:
         return error
+    document = {"flops_per_token": flops, **_counted_of(model, sequence_length)}
     with suppress(OSError):  # a home that cannot be written costs the next run a count
-        write_text(path, json.dumps({"flops_per_token": flops, **of}, indent=1) + "\n", lasts=False)
+        write_text(_path(model, sequence_length), json.dumps(document, indent=1) + "\n", lasts=False)
     return flops
+
+
+def _counted_of(model: Model, sequence_length: int) -> dict[str, Any]:
+    return {"config": dict(model.config), "sequence_length": sequence_length, **_counted_by()}
+
+
+def _path(model: Model, sequence_length: int) -> Path:
+    """Of the file that keeps its count."""
+    of = json.dumps(_counted_of(model, sequence_length), sort_keys=True)
+    return cache_folder("flops") / f"{model.slug}-{hashlib.sha256(of.encode()).hexdigest()[:16]}.json"
 
 
 def _kept(path: Path) -> float | None:
@@ -72,16 +116,6 @@ def _kept(path: Path) -> float | None:
         return None
     is_number = isinstance(flops, int | float) and not isinstance(flops, bool)
     return float(flops) if is_number and math.isfinite(flops) and flops > 0 else None
-
-
-def _folder() -> Path:
-    """The user's cache, as the XDG base directories have it; ``LLMPERF_CACHE_DIR`` names another."""
-    named, cache_home = os.environ.get("LLMPERF_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    if named:
-        return Path(named) / "flops"
-    # Unlike Path's, this one raises nothing where nobody has a home.
-    home = cache_home or os.path.expanduser("~/.cache")  # noqa: PTH111
-    return Path(home) / "pytest-llmperf" / "flops"
 
 
 @cache

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pytest_llmperf.engine import runner
+from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.launch.flop_count import CountError
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.run import model_flops
@@ -24,16 +29,29 @@ H200 = Machine(gpus=(Gpu(0, "GPU-0", "NVIDIA H200", 140 * 2**30),), cpu_name="Fa
 class Counts:
     """Stands for the process that counts: what it was asked, and how many launches there were by then."""
 
+    is_open = False
+
     def __init__(self, engine: Engine) -> None:
         self.asked: list[tuple[str, int, int]] = []
         self._engine = engine
-        self.answer: float | CountError = 1e6
+        self.found: float | CountError = 1e6
 
-    def __call__(self, model: Model, sequence_length: int) -> float:
+    def __call__(self) -> Counts:
+        """A new one."""
+        self.is_open = True
+        return self
+
+    def ask(self, model: Model, sequence_length: int) -> int:
         self.asked.append((model.slug, sequence_length, len(self._engine.launches)))
-        if isinstance(self.answer, CountError):
-            raise self.answer
-        return self.answer
+        return len(self.asked)
+
+    def answer(self, _number: int) -> float:
+        if isinstance(self.found, CountError):
+            raise self.found
+        return self.found
+
+    def close(self) -> None:
+        self.is_open = False
 
 
 @pytest.fixture
@@ -41,7 +59,7 @@ def counts(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(fakes, "ENVIRONMENT", replace(fakes.ENVIRONMENT, gpu="NVIDIA H200"))
     found = Counts(engine)
-    monkeypatch.setattr(model_flops, "counted_flops", found)
+    monkeypatch.setattr(model_flops, "FlopCounts", found)
     return found
 
 
@@ -80,17 +98,17 @@ def test_where_the_chips_peak_is_not_known_nothing_is_counted(
 
 
 def test_a_count_that_fails_leaves_the_case_its_verdict_and_says_so_in_a_line(engine: Engine, counts: Counts) -> None:
-    counts.answer = CountError("RuntimeError: it asks for the content of a tensor")
+    counts.found = CountError("RuntimeError: it asks for the content of a tensor")
     engine.record(MIXTURE)
     result = engine.check(MIXTURE).result
     assert (result.verdict, result.check("mfu")) == ("pass", None)
-    line = f"MFU is not told: the FLOPs of mixtral-tiny cannot be counted: {counts.answer}"
+    line = f"MFU is not told: the FLOPs of mixtral-tiny cannot be counted: {counts.found}"
     assert [note for note in result.notes if "MFU" in note] == [line]
     assert len(counts.asked) == 2, "once a run"
 
 
 def test_one_that_fails_in_turns_says_so_too(engine: Engine, counts: Counts) -> None:
-    counts.answer = CountError("no answer after 300 s")
+    counts.found = CountError("no answer after 300 s")
     result = engine.run().compare(MIXTURE, LARGER, {}).result
     assert result.verdict == "pass"
     assert any(note.endswith("no answer after 300 s") for note in result.notes)
@@ -102,6 +120,62 @@ def test_before_turns_it_is_counted_while_no_gpu_is_held(engine: Engine, counts:
     assert counts.asked == [("mixtral-tiny", 64, 0)]
 
 
+def test_it_is_counted_from_collection_on_and_done_before_hardware_is_leased(
+    engine: Engine, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.on(H200)
+    caller = engine.caller(gpus=1, start="cold")
+    caller.context.begin([PLAIN, MIXTURE, LARGER])
+    assert counts.asked == [("mixtral-tiny", 64, 0)]
+    assert counts.is_open
+    held: list[bool] = []
+
+    @contextmanager
+    def lease(*_: object) -> Iterator[tuple[Gpu, ...]]:
+        held.append(counts.is_open)
+        yield H200.gpus
+
+    monkeypatch.setattr(runner, "lease_gpus", lease)
+    result = CaseChecks(caller).check(MIXTURE).result
+    assert result.check("mfu") is not None
+    assert held
+    assert not any(held)
+    assert len(counts.asked) == 1
+
+
+def test_what_nobody_announced_is_counted_before_its_first_launch(engine: Engine, counts: Counts) -> None:
+    engine.on(H200)
+    assert engine.check(MIXTURE, gpus=1).result.check("mfu") is not None
+    assert counts.asked == [("mixtral-tiny", 64, 0)]
+
+
+def test_what_is_still_counted_when_the_run_ends_ends_with_it(engine: Engine, counts: Counts) -> None:
+    engine.on(H200)
+    context = engine.caller(gpus=1, start="cold").context
+    context.begin([MIXTURE])
+    assert counts.is_open
+    context.close()
+    assert not counts.is_open
+
+
+@pytest.mark.parametrize(
+    ("found", "settings"),
+    [
+        (H200, {"gpus": 0}),
+        (H200, {"gpus": 1, "dry_run": True}),
+        (H200, {"static": True}),
+        (replace(H200, gpus=(replace(H200.gpus[0], name="Some Chip"),)), {"gpus": 1}),
+    ],
+    ids=str,
+)
+def test_where_no_use_of_a_chip_is_told_nothing_is_counted_at_collection(
+    engine: Engine, counts: Counts, found: Machine, settings: dict[str, Any]
+) -> None:
+    engine.on(found)
+    engine.caller(**{"start": "cold", **settings}).context.begin([MIXTURE])
+    assert counts.asked == []
+
+
 def test_what_a_mixture_must_read_is_not_known(engine: Engine, counts: Counts) -> None:
     names = {spec: {check.metric for check in engine.check(spec).result.checks} for spec in (MIXTURE, PLAIN)}
     assert "least_memory_traffic" in names[PLAIN] - names[MIXTURE]
@@ -109,7 +183,7 @@ def test_what_a_mixture_must_read_is_not_known(engine: Engine, counts: Counts) -
 
 
 def test_a_window_that_spares_arithmetic_makes_no_launch_invalid(engine: Engine, counts: Counts) -> None:
-    counts.answer = 1e18  # beyond the chip
+    counts.found = 1e18  # beyond the chip
     windowed = replace(MIXTURE, model="gemma-3-tiny", sequence_length=128)
     assert engine.check(windowed).result.verdict == "new"
     assert "is more than the chip can do" in engine.check(MIXTURE).result.reason

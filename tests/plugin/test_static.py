@@ -157,3 +157,9 @@ def test_on_the_cpu_the_cases_are_the_cpus(project: Project) -> None:
     result = run(project, "--gpus", "0", "-k", "sdpa", "--update-baselines=new")
     result.assert_outcomes(passed=1, deselected=1)
     assert [path.stem for path in project.baselines] == ["llama-tiny-bf16-sdpa-seq64-mbs1-gpus1"]
+
+
+def test_options_about_launches_are_told_to_have_no_effect(wide: Project) -> None:
+    line = "llmperf: --perf-launches, --perf-trace: without effect, since nothing is launched"
+    assert line in run(wide, "--perf-launches", "3", "--perf-trace", "no").outlines
+    assert "without effect" not in run(wide).stdout.str()

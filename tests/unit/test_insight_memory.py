@@ -249,7 +249,7 @@ while not pathlib.Path({str(tmp_path / "read")!r}).exists():
 tell(2)
 """
 
-    def started(errors: Any) -> subprocess.Popen[bytes]:
+    def started(errors: Any, _niceness: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", estimator]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)

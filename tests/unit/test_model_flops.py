@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.launch import flop_count
-from pytest_llmperf.launch.flop_count import CountError, counted_flops
+from pytest_llmperf.launch import prediction_process
+from pytest_llmperf.launch.flop_count import CountError, FlopCounts
 from pytest_llmperf.run import model_flops
 from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.spec import models
@@ -24,11 +24,17 @@ SPEC = TrainSpec(model="mixtral-tiny", sequence_length=64)
 def counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     found: list[str] = []
 
-    def count(model: models.Model, _sequence_length: int) -> float:
-        found.append(model.slug)
-        return 1e6
+    class Counts:
+        def ask(self, model: models.Model, _sequence_length: int) -> int:
+            found.append(model.slug)
+            return 0
 
-    monkeypatch.setattr(model_flops, "counted_flops", count)
+        def answer(self, _number: int) -> float:
+            return 1e6
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(model_flops, "FlopCounts", Counts)
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(tmp_path / "cache"))
     return found
 
@@ -133,7 +139,11 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> float
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(path))
-    return counted_flops(models.resolve("mixtral-tiny"), 64)
+    counts = FlopCounts()
+    try:
+        return counts.answer(counts.ask(models.resolve("mixtral-tiny"), 64))
+    finally:
+        counts.close()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="runs a shell")
@@ -141,7 +151,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> float
     ("script", "said"),
     [
         ("""echo '{"number": 0, "error": "RefusedError: no such type"}'""", "RefusedError: no such type"),
-        ("echo 'ModuleNotFoundError: No module named torch' >&2; exit 1", "ModuleNotFoundError: No module named torch"),
+        ("echo 'ModuleNotFoundError: No module named torch' >&2; exit 1", "No module named torch"),
         ("exit 3", "it ended with exit code 3 and said nothing"),
         ("kill -9 $$", "it ended with exit code -9 and said nothing"),
         ("echo 12; echo null", "it ended with exit code 0 and said nothing"),
@@ -151,7 +161,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> float
 def test_a_count_that_fails_says_why_in_a_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, said: str
 ) -> None:
-    monkeypatch.setattr(flop_count, "_SECONDS", 0.3 if "sleep" in script else 60)
+    monkeypatch.setattr(prediction_process, "_SECONDS", 0.3 if "sleep" in script else 60)
     with pytest.raises(CountError) as caught:
         asked(monkeypatch, tmp_path, script)
     assert str(caught.value) == said
@@ -159,5 +169,12 @@ def test_a_count_that_fails_says_why_in_a_line(
 
 @pytest.mark.skipif(os.name != "posix", reason="runs a shell")
 def test_the_answer_is_found_among_what_libraries_print(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    script = """cat >/dev/null; echo loading; echo '{"number": 0, "flops_per_token": 12.5}'; echo done"""
+    script = """read -r asked; echo loading; echo '{"number": 0, "flops_per_token": 12.5}'; echo done"""
+    assert asked(monkeypatch, tmp_path, script) == 12.5
+
+
+@pytest.mark.skipif(os.name != "posix", reason="runs a shell")
+def test_it_leaves_cores_to_those_that_train_beside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = f"""while [ "$(ps -o ni= -p $$ | tr -d ' ')" != {os.nice(0) + 10} ]; do :; done
+echo '{{"number": 0, "flops_per_token": 12.5}}'"""
     assert asked(monkeypatch, tmp_path, script) == 12.5

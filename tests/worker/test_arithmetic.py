@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,11 +21,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from pytest_llmperf.launch.flop_count import counted_flops
+from pytest_llmperf.launch.flop_count import FlopCounts
 from pytest_llmperf.spec import models
 from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.estimate.arithmetic import Arithmetic, model_flops
 from pytest_llmperf.worker.estimate.cuda_emulation import as_on_cuda
+from tests.worker.ligered import STEPS
 
 pytestmark = pytest.mark.torchrun
 
@@ -89,7 +88,11 @@ def test_each_family_of_the_formula_has_its_flops(family: str, tmp_path: Path) -
 
 def test_a_process_that_is_asked_counts_the_same() -> None:
     model = models.resolve("mixtral-tiny")
-    assert counted_flops(model, 64) == model_flops(model.config, 64)
+    counts = FlopCounts()
+    try:
+        assert counts.answer(counts.ask(model, 64)) == model_flops(model.config, 64)
+    finally:
+        counts.close()
 
 
 def test_gemma_3_has_those_of_a_gated_decoder_whatever_its_windows() -> None:
@@ -337,39 +340,6 @@ def test_a_model_that_transformers_does_not_have_is_said_so() -> None:
         model_flops({"model_type": "no-such-type"}, 64)
 
 
-# Liger patches a family's classes for good, so that a step with it needs a process of its own.
-_WITH_LIGER = """
-import sys, torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM
-from transformers.integrations.liger import apply_liger_kernel
-from pytest_llmperf.spec import models
-from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.estimate.arithmetic import Arithmetic
-from pytest_llmperf.worker.estimate.cuda_emulation import as_on_cuda
-torch.Tensor.item, torch.Tensor.__bool__ = torch.Tensor.numel, lambda tensor: True
-with FakeTensorMode(allow_non_fake_inputs=True), as_on_cuda(liger=True):
-    for name in sys.argv[1:]:
-        config = hf_config_of(models.resolve(name).config)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
-        apply_liger_kernel(model, None)
-        ids = torch.zeros(1, 64, dtype=torch.long)
-        with Arithmetic() as arithmetic:
-            model(input_ids=ids, labels=ids).loss.backward()
-        print("counted", name, arithmetic.flops, *(one for one in arithmetic.by_operator if "Liger" in one))
-"""
-
-
-def test_a_whole_step_with_ligers_kernels_is_the_models_own_arithmetic() -> None:
-    pytest.importorskip("liger_kernel")
-    names = ["llama-tiny", "mixtral-tiny"]
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _WITH_LIGER, *names], stdout=subprocess.PIPE, timeout=240, check=True
-    )
-    told = [line.split()[1:] for line in ended.stdout.decode().splitlines() if line.startswith("counted")]
-    flops = {name: model_flops(models.resolve(name).config, 64) * 64 for name in names}
-    assert {name: float(counted) for name, counted, *_ in told} == flops
-    assert [fused for _, _, *fused in told] == [
-        ["LigerFusedLinearCrossEntropyFunction"],
-        ["LigerFusedMoEFunction", "LigerFusedLinearCrossEntropyFunction"],
-    ]
+def test_a_whole_step_with_ligers_kernels_is_the_models_own_arithmetic(ligered: Mapping[str, list[Any]]) -> None:
+    for name, fused in STEPS.items():
+        assert ligered[name] == [model_flops(models.resolve(name).config, 64) * 64, fused]

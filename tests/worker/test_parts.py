@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-import json
-import subprocess
-import sys
 import sysconfig
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 
-from pytest_llmperf.judge import evidence_checks, validity
-from pytest_llmperf.judge.evidence_checks import optimizer_class
+from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.evidence import evidence_checks
+from pytest_llmperf.judge.evidence.evidence_checks import optimizer_class
 from pytest_llmperf.spec import models
 from pytest_llmperf.spec.train_spec import ATTENTIONS, OPTIMIZERS, TrainSpec
 
@@ -30,6 +30,7 @@ from pytest_llmperf.worker.build import build_model  # noqa: E402
 from pytest_llmperf.worker.measuring import canary, instruments  # noqa: E402
 from pytest_llmperf.worker.measuring.gradient_exchange import Exchange  # noqa: E402
 from pytest_llmperf.worker.random_tokens import RandomTokens  # noqa: E402
+from tests.worker.ligered import CHOICES  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -178,49 +179,10 @@ def test_liger_is_counted_where_it_patched(name: str, is_patched: bool) -> None:
         assert "no Liger kernels supported for model type: opt" in notes.lines[-1]
 
 
-# In processes of their own, each forked from one that has imported what all need: Liger replaces functions and classes
-# for good.
-_PATCH = """
-import json, os, sys, torch
-from transformers.integrations.liger import apply_liger_kernel
-from pytest_llmperf import TrainSpec
-from pytest_llmperf.worker import evidence
-from pytest_llmperf.worker.build import build_model, liger_kernels
-
-for kernels in sys.argv[1:]:
-    if os.fork() == 0:
-        spec = TrainSpec(model="llama-tiny", liger=True, liger_kernels=kernels)
-        model = build_model(spec, spec.architecture.config, torch.device("cpu"))
-        apply_liger_kernel(model, liger_kernels(spec))
-        seen = [kernels, evidence._liger_functions(model), sorted(set(evidence._liger_forwards(model)))]
-        print(json.dumps(seen), flush=True)
-        os._exit(0)
-    assert os.wait()[1] == 0
-"""
-_CHOICES = {
-    "rope": (["rope"], []),
-    "rms_norm+swiglu": ([], ["LigerRMSNorm.forward", "LigerSwiGLUMLP.forward"]),
-    "fused_linear_cross_entropy": ([], ["lce_forward"]),
-}
-
-
-@pytest.fixture(scope="module")
-def patched() -> dict[str, tuple[list[str], list[str]]]:
-    """By choice of kernels the functions and the forwards that were patched."""
-    pytest.importorskip("liger_kernel")
-    done = subprocess.run([sys.executable, "-c", _PATCH, *_CHOICES], text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    return {kernels: (functions, forwards) for kernels, functions, forwards in lines}
-
-
-@pytest.mark.parametrize(
-    ("kernels", "functions", "forwards"), [(kernels, *parts) for kernels, parts in _CHOICES.items()]
-)
-def test_a_choice_of_ligers_kernels_is_what_is_patched(
-    patched: dict[str, tuple[list[str], list[str]]], kernels: str, functions: list[str], forwards: list[str]
-) -> None:
-    assert patched[kernels] == (functions, forwards)
+@pytest.mark.parametrize("kernels", CHOICES)
+def test_a_choice_of_ligers_kernels_is_what_is_patched(ligered: Mapping[str, list[Any]], kernels: str) -> None:
+    functions, forwards = CHOICES[kernels]
+    assert ligered[kernels] == [functions, forwards]
     spec = TrainSpec(model="llama-tiny", liger=True, liger_kernels=kernels)
     ran = {"liger_modules": len(forwards), "liger_forwards": forwards, "liger_functions": functions}
     assert evidence_checks._liger(spec, ran) is None

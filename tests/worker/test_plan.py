@@ -6,11 +6,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 import pytest
@@ -20,6 +20,7 @@ from pytest_llmperf.insight.memory_formulas import MemoryPlan, newest_on_a_gpu
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.launch import prediction_process
 from pytest_llmperf.launch.memory_estimate import PredictionError, predictions
+from pytest_llmperf.records.launch import Launch
 
 pytest.importorskip("torch")
 
@@ -27,11 +28,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_llmperf.worker.estimate.cuda_emulation import IN_FP32, SUMMED_IN_FP32, CudaFunctions
+from pytest_llmperf.worker.estimate.known_outputs import KnownOutputs
 from pytest_llmperf.worker.estimate.memory_estimator import plan
+from pytest_llmperf.worker.estimate.operator_counter import OperatorCounter
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+Case: TypeAlias = tuple[TrainSpec, Launch | None]
 
 
 def stored() -> list[Baseline]:
@@ -41,17 +47,19 @@ def stored() -> list[Baseline]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_every_stored_case_that_is_modelled_is_predicted() -> None:
+def test_stored_cases_of_every_kind_that_is_modelled_are_predicted() -> None:
     pytest.importorskip("liger_kernel")
     stored_cases = [(TrainSpec.from_dict(baseline.spec), newest_on_a_gpu(baseline.launches)) for baseline in stored()]
-    cases = [case for case in stored_cases if is_modelled(case[0])]
-    plans = [*predictions([spec for spec, _ in cases])]
+    cases = of_each_kind(case for case in stored_cases if is_modelled(case[0]))
+    plans = [*predictions([*(spec for spec, _ in cases), *(spec for spec, _ in MEASURED)])]
+    for (spec, measured), parts in zip(MEASURED, plans[len(cases) :], strict=True):
+        assert sum(predicted(parts).values()) == pytest.approx(measured, rel=0.005), spec.id
     errors = {
         spec.id: MemoryPlan(predicted(parts)).error(launch)
-        for (spec, launch), parts in zip(cases, plans, strict=True)
+        for (spec, launch), parts in zip(cases, plans, strict=False)
         if launch
     }
-    assert len(errors) >= 50
+    assert len(errors) >= 40
     families = {TrainSpec.from_dict(baseline.spec).architecture.model_type for baseline in stored()}
     assert {"gemma3_text", "gpt2", "llama", "mistral", "mixtral", "opt", "qwen3"} <= families
     # The median was below 0.0001 when this was written, the worst 0.0035; another version of torch or Liger may keep a
@@ -60,20 +68,20 @@ def test_every_stored_case_that_is_modelled_is_predicted() -> None:
     assert max(map(abs, errors.values())) < 0.01, errors
 
 
+# On an H200 too, and stored nowhere: scores with dropout, and sizes that fill no blocks; and what each took at most.
 MEASURED = [
-    # On an H200 too, and stored nowhere: a spec, and what it took at most.
     (TrainSpec(model="gpt2-medium", attention="eager", micro_batch_size=4), 24_632_420_864),
     (TrainSpec(model="gemma-3-270m", liger=True, micro_batch_size=6, sequence_length=1000), 5_309_425_664),
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("spec", "measured"), MEASURED, ids=lambda value: getattr(value, "id", None))
-def test_sizes_that_fill_no_blocks_and_scores_with_dropout(spec: TrainSpec, measured: int) -> None:
-    if spec.liger:
-        pytest.importorskip("liger_kernel")
-    (answer,) = predictions([spec])
-    assert sum(predicted(answer).values()) == pytest.approx(measured, rel=0.005)
+def of_each_kind(cases: Iterable[Case]) -> list[Case]:
+    """Of those that differ in their micro-batch or their number of GPUs alone, the largest."""
+    kinds = {}
+    for spec, launch in sorted(cases, key=lambda case: (case[0].micro_batch_size, case[0].gpus)):
+        kind = {**spec.to_dict(), "micro_batch_size": 0, "gpus": min(spec.gpus, 2)}
+        kinds[json.dumps(kind)] = spec, launch
+    return [*kinds.values()]
 
 
 def predicted(answer: Mapping[str, int] | PredictionError) -> Mapping[str, int]:
@@ -116,6 +124,44 @@ def sharded(**values: Any) -> dict[str, int]:
 
 # Rows that do not divide are padded, and what is small takes a whole block of the allocator's on every rank.
 ROUNDING = 40 * 512
+
+
+FOUND_AGAIN = [
+    {},
+    {"model": "opt-tiny", "attention": "eager", "mixed_precision": "bf16", "gradient_accumulation_steps": 4},
+    {"model": "gemma-3-tiny", "gradient_checkpointing": True, "checkpointing_policy": "selective"},
+    {"model": "mixtral-tiny"},
+    {"gpus": 4, "parallelism": "fsdp", "mixed_precision": "no"},
+]
+
+
+@pytest.mark.parametrize("values", FOUND_AGAIN, ids=str)
+def test_what_an_operator_gave_before_is_what_it_gives(monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]) -> None:
+    spec = replace(SMALL, **values)
+
+    def counted() -> tuple[dict[str, int], OperatorCounter]:
+        operators = OperatorCounter()
+        return plan(spec, spec.architecture.config, operators), operators
+
+    counted()  # from here on all is known
+    parts, operators = counted()
+    monkeypatch.setattr(KnownOutputs, "call", lambda _self, function, args, kwargs: function(*args, **kwargs))
+    plain_parts, plain_operators = counted()
+    assert parts == plain_parts
+    assert (operators.operators, operators.flops) == (plain_operators.operators, plain_operators.flops)
+
+
+def test_of_a_storage_that_was_let_go_of_no_view_is_made_from_what_is_known() -> None:
+    known = KnownOutputs()
+    with FakeTensorMode() as mode:
+        mode.cache_enabled = False  # its own makes the storage larger
+        tensor = torch.empty(4, 4)
+        view = torch.ops.aten.view.default
+        first, again = (known.call(view, (tensor, [16]), {}) for _ in range(2))
+        assert first.untyped_storage() is again.untyped_storage() is tensor.untyped_storage()
+        tensor.untyped_storage().resize_(0)
+        known.call(view, (tensor, [16]), {})
+        assert tensor.untyped_storage().nbytes() == 0
 
 
 def test_sharding_divides_what_the_optimizer_works_on() -> None:
@@ -344,33 +390,43 @@ def test_what_cannot_be_predicted_is_one_line_each_and_hinders_no_other(tmp_path
         assert len(str(error)) < 500
 
 
-def test_one_that_is_killed_is_named_and_hinders_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    kills = "import os, pytest_llmperf.spec.train_spec as spec\n"
-    kills += "own = spec.TrainSpec.from_dict\n"
-    kills += "spec.TrainSpec.from_dict = lambda values: own(values) if values['micro_batch_size'] != 7 else "
-    kills += "os.kill(os.getpid(), 9)\n"
-    (tmp_path / "sitecustomize.py").write_text(kills)
+def test_one_that_hangs_is_ended_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hangs = "import threading, pytest_llmperf.spec.train_spec as spec\n"
+    hangs += "import pytest_llmperf.worker.estimate.prediction_server as server\n"
+    hangs += "server._MOST_SECONDS = 10.0\n"
+    hangs += "own = spec.TrainSpec.from_dict\n"
+    hangs += "spec.TrainSpec.from_dict = lambda values: own(values) if values['micro_batch_size'] != 7 else "
+    hangs += "threading.Event().wait()\n"
+    (tmp_path / "sitecustomize.py").write_text(hangs)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    first, killed, last = predictions([SMALL, replace(SMALL, micro_batch_size=7), SMALL])
-    assert isinstance(killed, PredictionError)
-    assert str(killed).endswith("its memory cannot be predicted: its process ended with -9")
-    assert first == last
+    first, hung, last = predictions([SMALL, replace(SMALL, micro_batch_size=7), replace(SMALL, micro_batch_size=9)])
+    assert isinstance(hung, PredictionError)
+    assert str(hung).endswith("its memory cannot be predicted: it was not done within 10 s")
+    assert not [each for each in (first, last) if isinstance(each, PredictionError)]
 
 
 @pytest.mark.parametrize("flush", [True, False])
-def test_a_library_that_prints_without_an_end_of_line_swallows_no_answer(
+def test_neither_a_library_that_prints_nor_one_that_is_killed_costs_others_their_answers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flush: bool
 ) -> None:
-    # Before the forks, and in each of them.
-    prints = f"import pytest_llmperf.spec.train_spec as spec\nprint('importing', end='', flush={flush})\n"
-    prints += "own = spec.TrainSpec.from_dict\n"
-    prints += "spec.TrainSpec.from_dict = lambda values: "
-    prints += f"print('\\r50 %', end='', flush={flush}) or own(values)\n"
-    (tmp_path / "sitecustomize.py").write_text(prints)
+    # Without an end of line, before the forks and in each of them.
+    source = f"""
+import os, pytest_llmperf.spec.train_spec as spec
+print("importing", end="", flush={flush})
+own = spec.TrainSpec.from_dict
+def from_dict(values):
+    print("\\r50 %", end="", flush={flush})
+    return own(values) if values["micro_batch_size"] != 7 else os.kill(os.getpid(), 9)
+spec.TrainSpec.from_dict = from_dict
+"""
+    (tmp_path / "sitecustomize.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(prediction_process, "_SECONDS", 60)
-    first, second = predictions([SMALL, replace(SMALL, micro_batch_size=3)])
-    assert not [each for each in (first, second) if isinstance(each, PredictionError)]
+    first, killed, other, last = predictions([replace(SMALL, micro_batch_size=size) for size in (8, 7, 3, 8)])
+    assert isinstance(killed, PredictionError)
+    assert str(killed).endswith("its memory cannot be predicted: its process ended with -9")
+    assert not [each for each in (first, other) if isinstance(each, PredictionError)]
+    assert first == last
 
 
 def test_whoever_stops_leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,17 @@ _LAUNCHING = {
     "perf_width": "--perf-width",
 }
 
+# What says how launches are made, with what it is where nobody says anything.
+_OF_LAUNCHES = {
+    "perf_launches": ("--perf-launches", 1),
+    "perf_max_launches": ("--perf-max-launches", None),
+    "perf_timeout": ("--perf-timeout", 1800.0),
+    "perf_memory_limit": ("--perf-memory-limit", None),
+    "perf_start": ("--perf-start", None),
+    "perf_trace": ("--perf-trace", "yes"),
+    "perf_launcher": ("--perf-launcher", "auto"),
+}
+
 
 def add_options(group: pytest.OptionGroup) -> None:
     """Register the command line's."""
@@ -35,3 +46,10 @@ def read(config: pytest.Config) -> bool:
     if found:
         raise pytest.UsageError(f"--perf-static launches nothing; it goes with no {found[0]}")
     return True
+
+
+def without_effect(config: pytest.Config) -> str:
+    """A line about what was said of launches, where there are none; empty: nothing was."""
+    option = config.option
+    said = [name for destination, (name, unsaid) in _OF_LAUNCHES.items() if getattr(option, destination) != unsaid]
+    return f"{', '.join(said)}: without effect, since nothing is launched" if said and option.perf_static else ""

@@ -2,5 +2,6 @@
 
 ``memory_estimator`` is run with a spec and answers with bytes by purpose; ``storage_counter`` records what lives,
 ``replay`` gives it to a ``caching_allocator``, ``cuda_emulation`` lets libraries believe in a GPU, ``fake_sharding`` in
-other ranks. May import: ``worker.build`` and the nouns.
+other ranks; ``known_outputs`` spares the step what its first layer has found.
+May import: ``worker.build`` and the nouns.
 """

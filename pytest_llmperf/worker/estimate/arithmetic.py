@@ -25,12 +25,12 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.estimate.operator_flops import ANSWER, FUSED, formula, higher_order
+from pytest_llmperf.worker.estimate.quick_mode import QuickMode
 
 
 class Arithmetic(AbstractContextManager["Arithmetic"]):
@@ -78,7 +78,7 @@ class Arithmetic(AbstractContextManager["Arithmetic"]):
         self._active.close()
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(QuickMode):
     """Sees each operator below autograd, those of the backward pass too."""
 
     supports_higher_order_operators = True

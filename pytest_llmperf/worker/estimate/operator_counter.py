@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_llmperf.worker.estimate.arithmetic import Arithmetic
+from pytest_llmperf.worker.estimate.quick_mode import DEVICE, QuickMode
 
 # What asks for a tensor's kind, and makes none: how often depends on who looks. The content of a fake tensor is known
 # where it is the host's own (an optimizer's count of its steps), for which nobody waits.
@@ -52,7 +51,7 @@ class OperatorCounter:
         self._now = None
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(QuickMode):
     """Sees each operator below autograd before any other mode does."""
 
     supports_higher_order_operators = True
@@ -62,7 +61,7 @@ class _Mode(TorchDispatchMode):
         self._counts = counts
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+        if function is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # two of three calls, and nothing that a device does
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as what it does to this rank's shard

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import select
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +29,9 @@ from pytest_llmperf.worker.estimate.step_identity import identity, kind, version
 
 # A fork takes one core and less than 1 GB.
 _AT_ONCE = 8
+
+# A step of the largest models takes some seconds, on a busy machine some more: what takes longer hangs.
+_MOST_SECONDS = 120.0
 
 # Whatever the first prediction of a process imports and looks up is there for all.
 _FIRST = TrainSpec(model="llama-tiny", sequence_length=16, micro_batch_size=1)
@@ -49,10 +55,12 @@ class _Fork:
     answers: int
     kind: str
     at: _Prediction | None = None
+    until: float = math.inf
+    """By when it has to answer."""
     said: bytes = b""
 
     def ask(self, prediction: _Prediction) -> None:
-        self.at = prediction
+        self.at, self.until = prediction, time.monotonic() + _MOST_SECONDS
         with suppress(BrokenPipeError):  # it is gone: its end says so
             os.write(self.asks, json.dumps(prediction.request).encode() + b"\n")
 
@@ -72,17 +80,25 @@ class _Server:
         """Until nothing more can be asked, and everything is answered."""
         if select.select([self._asks], [], [], 0)[0]:
             self._read_requests()
-        if self._is_open or len(self._waiting) > 1:
-            _warm_up()
+        gc.freeze()
+        gc.enable()
+        is_warm = False
         while self._is_open or self._waiting or self._forks:
+            if self._waiting and not is_warm and len(self._known) > 1:  # for one alone it would take longer
+                _warm_up()
+                is_warm = True
             while self._waiting and len(self._forks) < self._most:
                 self._begin(self._waiting.pop(0))
-            readable, _, _ = select.select([*self._forks, *([self._asks] if self._is_open else [])], [], [])
+            watched = [*self._forks, *([self._asks] if self._is_open else [])]
+            until = min((fork.until for fork in self._forks.values() if fork.at is not None), default=None)
+            patience = None if until is None else max(0.0, until - time.monotonic())
+            readable, _, _ = select.select(watched, [], [], patience)
             for descriptor in readable:
                 if descriptor == self._asks:
                     self._read_requests()
                 else:
                     self._read_answer(self._forks[descriptor])
+            self._end_what_hangs()
 
     def _read_requests(self) -> None:
         read = os.read(self._asks, 2**20)
@@ -129,6 +145,13 @@ class _Server:
             fork.asks = -1
         elif not read:
             self._end(fork)
+
+    def _end_what_hangs(self) -> None:
+        for fork in self._forks.values():
+            if fork.at is not None and fork.until < time.monotonic():
+                self._conclude(fork.at, {"error": f"it was not done within {_MOST_SECONDS:g} s"})
+                fork.at = None
+                os.kill(fork.pid, signal.SIGKILL)  # whose end is read as any other's
 
     def _end(self, fork: _Fork) -> None:
         os.close(fork.answers)

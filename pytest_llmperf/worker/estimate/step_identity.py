@@ -32,12 +32,16 @@ def identity(request: Mapping[str, Any]) -> str:
 
 
 def kind(request: Mapping[str, Any]) -> str:
-    """The same for two requests that one process may predict: Liger patches a family's classes for good."""
+    """The same for two requests that one process may predict: Liger patches a family's classes for good.
+
+    The others share what PyTorch has looked up, whichever family they are of.
+    """
     spec = request.get("spec", {})
     if spec.get("parallelism") != "ddp":  # it makes ranks of its process
         return identity(request)
-    names = ("liger", "liger_kernels", "checkpointing_policy", "gradient_checkpointing")
-    return json.dumps([request["model_config"].get("model_type"), *(spec.get(name) for name in names)], default=str)
+    recomputed = [spec.get(name) for name in ("checkpointing_policy", "gradient_checkpointing")]
+    patched = [request["model_config"].get("model_type"), spec.get("liger_kernels")] if spec.get("liger") else []
+    return json.dumps([*recomputed, *patched], default=str)
 
 
 # Of one release there are builds for the CPU and for several of CUDA, which count alike.
