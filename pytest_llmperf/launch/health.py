@@ -13,25 +13,13 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 from pytest_llmperf.launch.machine import Gpu, foreign_processes, nvml_session, process_line
+from pytest_llmperf.records.clock_reasons import CLOCK_REASONS
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Health
 
 _Number = TypeVar("_Number", int, float)
 
 _INTERVAL_SECONDS = 0.5
-
-#: Reasons for lowered clocks, by NVML's bits. What a chip does by design (idle, its power limit) is there too.
-CLOCK_REASONS = {
-    0x01: "idle",
-    0x02: "application clocks",
-    0x04: "power limit",
-    0x08: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-    0x100: "display clocks",
-}
 
 
 @dataclass(frozen=True)

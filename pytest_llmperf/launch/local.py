@@ -90,6 +90,8 @@ class LaunchRequest:
     """With which step times it passes, so that it may end; ``None``: its median has to be known."""
     trace: bool = True
     """Whether a few steps are traced after those that are timed."""
+    calibrations: Path | None = None
+    """Where the GPUs' calibrations are kept; ``None``: none is asked for."""
     meter: Meter = field(default_factory=Meter, compare=False)
     """Counts while processes of this launch run, and apart from that while it waits for hardware."""
     warm: WarmStart | None = field(default=None, compare=False)
@@ -305,5 +307,6 @@ def write_request(request: LaunchRequest) -> None:
         "search": request.search and request.search.to_dict(),
         "passing": request.passing and request.passing.to_dict(),
         "trace": request.trace,
+        "calibrations": str(request.calibrations or ""),
     }
     write_text(request.folder / "request.json", json.dumps(content, indent=1), lasts=False)

@@ -25,6 +25,8 @@ class Gpu:
     uuid: str
     name: str
     memory_bytes: int
+    power_limit_watts: int = 0
+    """Where somebody has set less than the chip's own default; 0: that default, or nobody tells."""
 
 
 #: One of which nothing is known, and on which nothing can run; no case is too large for it.
@@ -106,6 +108,7 @@ def _visible_gpus() -> tuple[Gpu, ...]:
                     _text(nvml.nvmlDeviceGetUUID(handle)),
                     _text(nvml.nvmlDeviceGetName(handle)),
                     _memory(nvml, handle),
+                    _lowered_limit(nvml, handle),
                 )
                 for index, handle in enumerate(handles)
             ]
@@ -165,6 +168,20 @@ def _memory(nvml: Any, handle: Any) -> int:
     return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
 
 
+# Of the default: a limit that differs by less changes nothing that could be measured.
+_LOWERED = 0.98
+
+
+def _lowered_limit(nvml: Any, handle: Any) -> int:
+    try:
+        # What somebody has set: what is enforced may be less for reasons that come and go.
+        limit = nvml.nvmlDeviceGetPowerManagementLimit(handle)
+        default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
+    except nvml.NVMLError:  # a chip, or a container's driver, that does not tell
+        return 0
+    return round(limit / 1000) if limit < _LOWERED * default else 0
+
+
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value  # before nvidia-ml-py 12
 
@@ -187,7 +204,11 @@ def _cpu_name() -> str:
 
 
 def _kind(gpu: Gpu) -> str:
-    return "unknown" if gpu == UNKNOWN else f"{_slug(gpu.name)}-{round(gpu.memory_bytes / GIB)}gib"
+    if gpu == UNKNOWN:
+        return "unknown"
+    # A lowered power limit makes another machine of it: most of training runs at that limit.
+    lowered = f"-{gpu.power_limit_watts}w" if gpu.power_limit_watts else ""
+    return f"{_slug(gpu.name)}-{round(gpu.memory_bytes / GIB)}gib{lowered}"
 
 
 def _slug(name: str) -> str:

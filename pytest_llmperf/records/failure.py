@@ -52,7 +52,7 @@ class Progress:
     """How far a running launch is; for the live line."""
 
     phase: str
-    """``starting``, ``importing``, ``building``, ``training`` or ``finishing``."""
+    """``starting``, ``importing``, ``building``, ``calibrating``, ``assembling``, ``training`` or ``finishing``."""
     step: int = 0
     """Steps the host has finished issuing."""
     steps: int = 0

@@ -13,6 +13,7 @@ from functools import cached_property
 from statistics import fmean, median, stdev
 from typing import Any
 
+from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.steady_state import Steady, find_steady
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.json_fields import fields_of
@@ -72,6 +73,8 @@ class RankRecord:
     waiting_seconds: tuple[float, ...] = ()
     """Of every step, how long this rank waited for the others: where they add up their tokens, and from its own last
     gradient to the end of the exchange. Empty of one rank alone, where ranks share weights, and in old records."""
+    calibration: Calibration | None = None
+    """Of its device, of that day; ``None`` where none was asked for, and in old records."""
 
     @property
     def place(self) -> Place:
@@ -261,7 +264,7 @@ class Launch:
         """Plain values; what an older version did not record is left out, as that version did."""
         values = asdict(self)
         health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
-        late = ("boot", "canary", "waiting_seconds")
+        late = ("boot", "canary", "waiting_seconds", "calibration")
         ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
         values = {name: value for name, value in values.items() if name not in ("canary", "phases") or value}
         values = {**values, "health": health, "ranks": ranks, "trace": self.trace.to_dict()}
@@ -298,7 +301,14 @@ class Launch:
 def _rank_of(values: object) -> RankRecord:
     checked = fields_of(RankRecord, values, "a rank")
     times = {"step_seconds": checked["step_seconds"], "waiting_seconds": checked.get("waiting_seconds", ())}
-    rank = RankRecord(**{**checked, **{name: tuple(float(second) for second in each) for name, each in times.items()}})
+    calibration = checked.get("calibration")
+    rank = RankRecord(
+        **{
+            **checked,
+            **{name: tuple(float(second) for second in each) for name, each in times.items()},
+            "calibration": None if calibration is None else Calibration.from_dict(calibration),
+        }
+    )
     if rank.waiting_seconds and len(rank.waiting_seconds) != len(rank.step_seconds):
         raise ValueError(f"rank {rank.rank} waited in other steps than it took")
     return rank

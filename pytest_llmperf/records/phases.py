@@ -17,7 +17,9 @@ WAITING = "waiting_for_hardware"
 START = "start"
 #: torch, the Trainer and what both import; nothing of it where the launch is warm.
 IMPORTS = "imports"
-#: Until the first step: CUDA, process group, canary, the model and what is wrapped around it.
+#: What the GPU gives to work that does not depend on what is under test, where that was not measured yet that day.
+CALIBRATION = "calibration"
+#: Until the first step, without the calibration: CUDA, process group, canary, the model and what is wrapped around it.
 MODEL = "model"
 #: Compilation, autotuning and the allocator's growth among it.
 FIRST_STEP = "first_step"
@@ -41,6 +43,8 @@ HELD = (START, IMPORTS, MODEL, CHECKPOINT)
 _BEGUN = {
     "importing": IMPORTS,
     "building": MODEL,
+    "calibrating": CALIBRATION,
+    "assembling": MODEL,
     "training": FIRST_STEP,
     "saving": CHECKPOINT,
     "gathering": END,

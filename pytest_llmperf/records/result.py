@@ -19,6 +19,8 @@ PLANNED: Literal["planned"] = "planned"
 
 #: Those of a case that does not hold.
 FAILING: frozenset[str] = frozenset[Verdict]({"invalid", "regressed", "new"})
+#: The same where nothing is let through that somebody would have to look at.
+FAILING_IF_STRICT: frozenset[str] = FAILING | {"improved", "inconclusive", "changed"}
 
 
 # Of a case: the second one is there where two sides took turns.
@@ -49,6 +51,8 @@ class Check:
     baseline: float | None = None
     tolerance: float | None = None
     """Fraction; ``None`` for a metric that is shown and gates nothing."""
+    known_tolerance: float | None = None
+    """That on hardware of which enough is known, where ``tolerance`` is wider for want of that."""
     limit: float | None = None
     """The value beyond which the metric counts as regressed."""
     change: float | None = None

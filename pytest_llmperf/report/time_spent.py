@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import (
+    CALIBRATION,
     CHECKPOINT,
     END,
     FAILED,
@@ -26,6 +27,7 @@ from pytest_llmperf.support import formats
 #: What phases are called where a whole run is told of; several may be one thing to whoever waits.
 _OF_A_RUN = {
     **dict.fromkeys((START, IMPORTS, MODEL), "start-up"),
+    CALIBRATION: "calibration",
     FIRST_STEP: "first steps",
     STEPS: "training",
     CHECKPOINT: "checkpoints",

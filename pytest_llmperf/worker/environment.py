@@ -43,7 +43,7 @@ def environment(device: torch.device) -> Environment:
     """The environment of this process."""
     return Environment(
         gpu=device_name(device),
-        driver=_driver() if device.type == "cuda" else "",
+        driver=driver() if device.type == "cuda" else "",
         versions=_versions(),
         variables=_variables(os.environ),
         platform=f"{platform.system()} {platform.machine()}",
@@ -108,7 +108,8 @@ def _commit_of(folder: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _driver() -> str:
+def driver() -> str:
+    """Version of the GPU driver; ``unknown`` where nobody tells."""
     try:
         import pynvml  # noqa: PLC0415 - only where there is a GPU
     except ImportError:  # another environment, in which only the training's own packages are

@@ -61,7 +61,7 @@ def parameter_dtypes(model: nn.Module) -> dict[str, int]:
 
 
 def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness, liger: LigerNotes) -> dict[str, Any]:
-    """Everything ``judge/evidence_checks.py`` holds against the spec; called once, after all that is timed.
+    """Everything ``judge/evidence/evidence_checks.py`` holds against the spec; called once, after all that is timed.
 
     Which operators attention calls is not tried yet: steps that are traced may follow.
     """
@@ -97,7 +97,6 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "allocator_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0) if device.type == "cuda" else 0,
         "injected": os.environ.get(fault_injection.VARIABLE, ""),
         "setup": setup(trainer, model, optimizer),
-        "attention_kernel": "unknown",
     }
 
 

@@ -8,35 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from pytest_llmperf.records.launch import MEASURED_FILE, RECORD_FILE, Launch, RankRecord
-from pytest_llmperf.records.trace import Trace, merged
+from pytest_llmperf.records.trace import merged
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.environment import environment, place_of
 from pytest_llmperf.worker.failure_file import write_failure, write_json
 from pytest_llmperf.worker.measuring import canary
 from pytest_llmperf.worker.tracing.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.worker.trained import Trained
+from pytest_llmperf.worker.trained import Later, Trained
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank contributes to the record."""
+    """What one rank contributes to the record when all that is timed is over."""
 
     record: RankRecord
     evidence: Mapping[str, Any]
     canary: Mapping[str, float]
-    trace: Trace
-
-
-def rank_share(rank: int, device: torch.device, trained: Trained) -> Share:
-    """This rank's share of the record."""
-    return Share(_rank_record(rank, device, trained), trained.evidence, trained.canary, trained.trace)
 
 
 def _rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecord:
@@ -51,8 +45,11 @@ def _rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecor
         peak_reserved_bytes=trained.peak_reserved_bytes,
         peak_allocated_bytes=trained.peak_allocated_bytes,
         boot=place.boot,
+        calibration=trained.calibration,
     )
 
+
+_Own = TypeVar("_Own")
 
 # Beside ten times what its steps should take: the profiler's own start, and what it has seen, read in Python.
 _TRACE_SECONDS, _TRACE_STEPS = 120.0, 10 * TRACED_STEPS
@@ -65,35 +62,55 @@ class Recorder:
         self._folder, self._rank, self._spec = folder, rank, spec
         self._started_at, self._device = started_at, device
         self._limit: threading.Timer | None = None
+        self._shares: list[Share] = []
+        self._launch: Launch | None = None
 
     def measured(self, trained: Trained) -> None:
         """All but the traced steps is over: these have to end in time, on each rank, or all are ended.
 
         A rank that fails in them, or waits for one that did, has nobody to tell; the launcher finds what was measured.
         """
-        self._leave(trained, MEASURED_FILE)
+        self._gather(trained)
+        self._leave([Later()] * len(self._shares), MEASURED_FILE)
         seconds = _TRACE_SECONDS + _TRACE_STEPS * median(trained.step_seconds)
         self._limit = threading.Timer(seconds, self._end, [seconds])
         self._limit.daemon = True
         self._limit.start()
 
     def finished(self, trained: Trained) -> None:
-        """All is over."""
-        self._leave(trained, RECORD_FILE)
+        """All is over; what was gathered before is not gathered again."""
+        if self._limit is None:
+            self._gather(trained)
+        self._leave(self._from_ranks(trained.later), RECORD_FILE)
         if self._limit:
             self._limit.cancel()
         if self._rank == 0:
             (self._folder / MEASURED_FILE).unlink(missing_ok=True)
 
-    def _leave(self, trained: Trained, name: str) -> None:
-        share = rank_share(self._rank, self._device, trained)
-        shares: list[Any] = [share]
-        if dist.is_initialized():
-            shares = [None] * self._spec.gpus
-            dist.gather_object(share, shares if self._rank == 0 else None)
+    def _gather(self, trained: Trained) -> None:
+        record = _rank_record(self._rank, self._device, trained)
+        self._shares = self._from_ranks(Share(record, trained.evidence, trained.canary))
         if self._rank == 0:
-            record = launch_record(self._spec, self._started_at, self._device, trained, shares)
-            write_json(self._folder / name, record.to_dict())
+            self._launch = launch_record(self._spec, self._started_at, self._device, trained, self._shares)
+
+    def _leave(self, later: Sequence[Later], name: str) -> None:
+        """On rank 0, what was gathered with what was seen ``later`` by each rank."""
+        if self._launch is None:
+            return
+        seen = [
+            {**share.evidence, "attention_kernel": one.attention_kernel}
+            for share, one in zip(self._shares, later, strict=True)
+        ]
+        launch = replace(self._launch, evidence=evidence.merged(seen), trace=merged([one.trace for one in later]))
+        write_json(self._folder / name, launch.to_dict())
+
+    def _from_ranks(self, own: _Own) -> list[_Own]:
+        """The ``own`` of all ranks in their order; on other ranks than the first one nothing."""
+        if not dist.is_initialized():
+            return [own]
+        found: list[Any] = [None] * self._spec.gpus
+        dist.gather_object(own, found if self._rank == 0 else None)
+        return found if self._rank == 0 else []
 
     def _end(self, seconds: float) -> None:
         error = TimeoutError(f"they did not end within {seconds:.0f} s")
@@ -104,7 +121,7 @@ class Recorder:
 def launch_record(
     spec: TrainSpec, started_at: str, device: torch.device, trained: Trained, shares: Sequence[Share]
 ) -> Launch:
-    """The whole launch, on rank 0, from the shares of all ranks in their order.
+    """The launch, on rank 0, from the shares of all ranks in their order, but for what they see later.
 
     The launcher, which sees it from outside, adds its wall time and health.
     """
@@ -121,8 +138,7 @@ def launch_record(
         ranks=tuple(
             replace(share.record, canary=share.canary) if len(shares) > 1 else share.record for share in shares
         ),
-        evidence=evidence.merged([share.evidence for share in shares]),
+        evidence={},
         environment=environment(device),
         canary=canary.slowest([share.canary for share in shares]),
-        trace=merged([share.trace for share in shares]),
     )

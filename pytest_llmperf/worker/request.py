@@ -26,6 +26,8 @@ class Request:
     """With which step times the launch passes; ``None``: its median has to be known."""
     trace: bool = True
     """Whether steps are traced after those that are timed."""
+    calibrations: str = ""
+    """The folder of the GPUs' calibrations; empty: none is asked for."""
 
     @classmethod
     def read(cls, folder: Path) -> Request:
@@ -40,4 +42,5 @@ class Request:
             search=Search(**search) if search else None,
             passing=PassingRanges.from_dict(passing) if passing else None,
             trace=values.get("trace", True) and not search,
+            calibrations=values.get("calibrations", ""),
         )

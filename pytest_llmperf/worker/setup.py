@@ -1,7 +1,7 @@
 """What a training was set up with, as the objects that trained have it: configuration, modules, functions, source.
 
-All of it is exact and the same in every launch of a spec under the same software. ``judge/exact_changes.py`` holds it
-against the baseline's, so that nothing of it changes in silence.
+All of it is exact and the same in every launch of a spec under the same software. ``judge/evidence/exact_changes.py``
+holds it against the baseline's, so that nothing of it changes in silence.
 """
 
 from __future__ import annotations

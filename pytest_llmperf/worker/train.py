@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,21 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
+from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
-from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.environment import place_of
 from pytest_llmperf.worker.faults import Burner
 from pytest_llmperf.worker.heartbeat import Heartbeat
+from pytest_llmperf.worker.measuring.calibrator import calibrated
 from pytest_llmperf.worker.measuring.canary import sing
 from pytest_llmperf.worker.measuring.gradient_exchange import Exchange
 from pytest_llmperf.worker.measuring.instruments import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
 from pytest_llmperf.worker.measuring.measurement import Measurement
+from pytest_llmperf.worker.measuring.observed_training import ObservedTraining
 from pytest_llmperf.worker.measuring.stopping import Stopping
 from pytest_llmperf.worker.random_tokens import RandomTokens
 from pytest_llmperf.worker.request import Request
@@ -154,6 +156,7 @@ def train(
     steps = spec.steps + (TRACED_STEPS if tracer else 0)
     arguments = training_arguments(spec, request.folder, device, steps)
     canary = sing(device)
+    calibration = _calibrated(request, device, beat)
     clock: Clock[Any] = CudaClock() if device.type == "cuda" else HostClock()
     memory: Memory = CudaMemory() if device.type == "cuda" else HostMemory()
     beat.reserved_bytes = memory.now
@@ -161,37 +164,16 @@ def train(
     model = build_model(spec, request.model_config, device)
     if spec.torch_compile and spec.torch_compile_scope == "layers":
         compile_layers(model, spec.torch_compile_mode)
-    autocast, liger = evidence.AutocastWitness(model, device.type), evidence.LigerNotes()
     exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
     stopping = Stopping(spec, clock, rank, place_of(device), request.passing)
     measurement = Measurement(clock, memory, exchange)
     is_saved = spec.save_checkpoint and not request.search
     checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir))) if is_saved else None
 
-    def seen() -> Trained:
-        return Trained(
-            step_seconds=measurement.step_seconds,
-            waiting_seconds=measurement.waiting_seconds,
-            losses=_step_losses(measurement.losses, spec.gradient_accumulation_steps),
-            tokens_per_step=_per_step(measurement.num_tokens, len(measurement.step_seconds)),
-            peak_reserved_bytes=measurement.peak_reserved_bytes,
-            peak_allocated_bytes=measurement.peak_allocated_bytes,
-            train_seconds=measurement.seconds,
-            parameters=model.num_parameters(),
-            canary=canary,
-            evidence={
-                **evidence.collect(trainer, model, autocast, liger),
-                **stopping.evidence,
-                **(checkpoint.evidence if checkpoint else {}),
-            },
-            trace=Trace(none=UNWANTED),
-        )
-
-    kept: list[Trained] = []
+    observation = ObservedTraining(spec, model, measurement, stopping, checkpoint, canary, calibration, measured)
 
     def keep() -> None:
-        kept.append(seen())
-        measured(kept[0])
+        observation.keep(trainer)
 
     after = After(checkpoint, tracer, keep)
     marks = StepMarks(measurement, beat, stopping, _burner(spec, rank, device, clock), after)
@@ -207,9 +189,15 @@ def train(
         force_tf32(spec)
     trace = _trained(trainer, measurement, tracer, alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
-    trained = kept[0] if kept else seen()
-    kernel = evidence.attention_kernel(trainer, model)
-    return replace(trained, evidence={**trained.evidence, "attention_kernel": kernel}, trace=trace)
+    return observation.ended(trainer, trace)
+
+
+def _calibrated(request: Request, device: torch.device, beat: Heartbeat) -> Calibration | None:
+    if not request.calibrations:
+        return None
+    calibration = calibrated(device, Path(request.calibrations), lambda: beat.enter("calibrating"))
+    beat.enter("assembling")
+    return calibration
 
 
 def _trained(trainer: Trainer, measurement: Measurement, tracer: Tracer | None, *, alone: bool) -> Trace:
@@ -243,15 +231,3 @@ def _exchanges_at_the_end(spec: TrainSpec) -> bool:
 def _burner(spec: TrainSpec, rank: int, device: torch.device, clock: Clock[Any]) -> Burner | None:
     injection = Injection.from_environment(spec.gpus)
     return Burner(injection, device, clock) if injection.concerns(rank) else None
-
-
-def _step_losses(micro_losses: list[torch.Tensor], per_step: int) -> tuple[float, ...]:
-    """Loss of each optimizer step; the Trainer scales micro-batch losses so that they add up to it."""
-    losses = torch.stack(micro_losses).float().cpu()
-    return tuple(losses.view(-1, per_step).sum(dim=1).tolist())
-
-
-def _per_step(tokens: int, steps: int) -> int:
-    if tokens % steps:
-        raise RuntimeError(f"{tokens} tokens in {steps} steps: the batches were not all of one size")
-    return tokens // steps

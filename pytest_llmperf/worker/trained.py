@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.trace import UNWANTED, Trace
+
+
+@dataclass(frozen=True)
+class Later:
+    """What one rank sees after all that is timed."""
+
+    attention_kernel: str = "unknown"
+    """The operators that attention calls."""
+    trace: Trace = field(default_factory=lambda: Trace(none=UNWANTED))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,5 +32,7 @@ class Trained:
     train_seconds: float
     parameters: int
     canary: Mapping[str, float]
+    calibration: Calibration | None = None
     evidence: Mapping[str, Any]
-    trace: Trace
+    """But for what is seen ``later``."""
+    later: Later = field(default_factory=Later)

@@ -1,10 +1,12 @@
-"""The options that say how a launch begins, and whether it traces a few steps at its end."""
+"""The options that say how a launch begins, what it measures of its GPUs before, and what it traces at its end."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from pytest_llmperf.run.settings import STARTS
+from pytest_llmperf.run.settings import CALIBRATIONS, STARTS
 from pytest_llmperf.support.suggestions import hint
 
 
@@ -21,6 +23,12 @@ def add_options(group: pytest.OptionGroup, parser: pytest.Parser) -> None:
         default="yes",
         help="whether each launch traces three steps after those that it times, for exact counts (yes)",
     )
+    group.addoption(
+        "--perf-calibration",
+        choices=CALIBRATIONS,
+        help="whether each GPU is calibrated once a day, for some seconds inside a launch (auto: where GPUs train)",
+    )
+    parser.addini("perf_calibration", "whether GPUs are calibrated: auto or no (auto)", default="auto")
     parser.addini("perf_start", "how a launch begins: auto, warm or cold (auto)", default="auto")
 
 
@@ -30,9 +38,22 @@ def read(config: pytest.Config) -> str:
     Raises:
         pytest.UsageError: the ini file says another word.
     """
-    said = config.option.perf_start
+    return _chosen(config, "perf_start", STARTS)
+
+
+def read_calibration(config: pytest.Config) -> bool:
+    """Whether GPUs are to be calibrated; the command line before the ini file.
+
+    Raises:
+        pytest.UsageError: the ini file says another word.
+    """
+    return _chosen(config, "perf_calibration", CALIBRATIONS) == "auto"
+
+
+def _chosen(config: pytest.Config, name: str, words: Sequence[str]) -> str:
+    said = getattr(config.option, name)
     if said is None:
-        said = str(config.getini("perf_start")).strip() or "auto"
-        if said not in STARTS:
-            raise pytest.UsageError(f"ini perf_start = {said}: expected {', '.join(STARTS)}{hint(said, STARTS)}")
+        said = str(config.getini(name)).strip() or "auto"
+        if said not in words:
+            raise pytest.UsageError(f"ini {name} = {said}: expected {', '.join(words)}{hint(said, words)}")
     return str(said)

@@ -1,0 +1,76 @@
+"""Calibration: what a GPU gives to work that does not depend on what is under test, so that two GPUs can be compared.
+
+The canary of each launch takes a tenth of a second and finds a chip that is far too slow; this takes some seconds, once
+a day and GPU, and tells GPUs apart that differ by a per cent.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pytest_llmperf.support.json_fields import fields_of
+
+#: The work that is timed: products of matrices, a copy within the memory, and where there are peers an exchange.
+BF16_PRODUCT, FP32_PRODUCT, COPY, ALL_REDUCE = "bf16_product", "fp32_product", "copy", "all_reduce"
+
+#: How every time of a record is written: UTC, ISO 8601.
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+_SENSED = ("sm_clock_mhz", "power_watts", "temperature_celsius", "power_limit_watts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Of one GPU (or CPU) at one time."""
+
+    made_at: str
+    """UTC, ISO 8601."""
+    seconds: Mapping[str, float]
+    """Of one repetition of each work, a mean over its steady part."""
+    versions: Mapping[str, str]
+    """What may change the work itself: torch, its CUDA, cuBLAS, the driver, as far as they are known."""
+    sm_clock_mhz: float = 0.0
+    """Mean while bf16 products ran; 0 where nobody told. So is every figure below."""
+    power_watts: float = 0.0
+    """Mean while bf16 products ran."""
+    temperature_celsius: float = 0.0
+    """Highest while bf16 products ran."""
+    power_limit_watts: float = 0.0
+    trouble: str = ""
+    """Why it cannot be used; empty where it can."""
+
+    def __post_init__(self) -> None:
+        try:
+            time.strptime(self.made_at, TIME_FORMAT)
+        except ValueError:
+            raise ValueError(f"a calibration was made at {self.made_at!r}, expected a time in UTC") from None
+        if not self.seconds:
+            raise ValueError("a calibration has no seconds of any work")
+        for name, seconds in self.seconds.items():
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ValueError(f"a calibration has {name!r} at {seconds} s, expected more than none")
+        for name in _SENSED:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"a calibration has {name} {value}, expected 0 or more")
+
+    @property
+    def maker(self) -> str:
+        """``cuda 13.0, driver 580.82.07, torch 2.13.0``: calibrations of another one are not comparable."""
+        return ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: object) -> Calibration:
+        """The calibration as ``to_dict`` wrote it.
+
+        Raises:
+            ValueError: it is none, or a figure of it is impossible.
+        """
+        return cls(**fields_of(cls, values, "a calibration"))

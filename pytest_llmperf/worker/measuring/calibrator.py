@@ -1,0 +1,303 @@
+"""How a device is calibrated: work that depends on nothing under test, timed long enough to tell two GPUs apart.
+
+Nothing of it is left to the training: not its memory, not its random numbers, not how fp32 products are rounded.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT, COPY, FP32_PRODUCT, TIME_FORMAT, Calibration
+from pytest_llmperf.support.boot_id import boot_id
+from pytest_llmperf.worker.environment import device_name, driver
+from pytest_llmperf.worker.measuring.calibration_file import read, write
+from pytest_llmperf.worker.measuring.gpu_sensors import GpuSensors, disturbances, mean, sensors
+from pytest_llmperf.worker.measuring.instruments import Clock, CudaClock, HostClock
+
+#: Halves of a steady part that differ by more are not steady.
+UNSTEADY = 0.005
+
+# Of batches that are not over yet, so many are queued beyond the one that is waited for: the GPU never idles.
+_AHEAD = 2
+# Queues are looked at this often, by a host that has nothing else to do.
+_POLL_SECONDS = 0.002
+# Repetitions that say how many make a batch.
+_TRIALS = 3
+
+# For two copied tensors, and as much again for what the libraries take.
+_ROOM_BYTES = 4 * 2**30
+
+_SEED = 20
+
+#: One repetition; it holds what it works on.
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class _Length:
+    """How long a work is repeated, in seconds."""
+
+    warm: float
+    steady: float
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What is done on one kind of device."""
+
+    matrix: int
+    copied: int
+    """Elements of fp32."""
+    exchanged: int
+    batch_seconds: float
+    lengths: Mapping[str, _Length]
+
+
+_GPU = _Sizes(
+    matrix=8192,
+    copied=2**28,
+    exchanged=2**24,
+    batch_seconds=0.1,
+    lengths={
+        # The power limit's control needs a second to settle; four more are four periods of its swing.
+        BF16_PRODUCT: _Length(1.0, 4.0),
+        FP32_PRODUCT: _Length(0.3, 0.7),
+        COPY: _Length(0.2, 0.3),
+        ALL_REDUCE: _Length(0.1, 0.5),
+    },
+)
+# Small, and smaller than what the canary takes, so that the process holds no more than it did.
+_CPU = _Sizes(
+    matrix=128,
+    copied=2**18,
+    exchanged=2**16,
+    batch_seconds=0.01,
+    lengths=dict.fromkeys((BF16_PRODUCT, FP32_PRODUCT, COPY, ALL_REDUCE), _Length(0.02, 0.08)),
+)
+
+
+def calibrated(device: torch.device, folder: Path, begin: Callable[[], None] = lambda: None) -> Calibration | None:
+    """The calibration of ``device`` of this UTC day, kept in ``folder``; made now, by all ranks, if one has none.
+
+    ``begin`` is called before it is made. One that has a trouble is not kept; a folder that cannot be written is no
+    error. ``None``: the device has no room for it, which says nothing of what is to be trained.
+    """
+    path = folder / f"{_name(device)}.json"
+    with sensors(device) as sensed:
+        limit = sensed.power_limit_watts
+    today, versions, boot = time.strftime("%Y-%m-%d", time.gmtime()), _versions(device), boot_id()
+    kept = read(path)
+    found = kept.calibration if kept and kept.serves(today, boot, limit, versions) else None
+    # All or none: an exchange needs all, and GPUs that work side by side are calibrated side by side.
+    is_needed = _of_all(float(found is None), device) > 0
+    if found is not None and not is_needed:
+        return found
+    begin()
+    if not _has_room(device):
+        return None
+    made = calibrate(device)
+    if not made.trouble:
+        write(path, made, boot)
+    return made
+
+
+def _has_room(device: torch.device) -> bool:
+    """On the devices of all ranks: one that waits for an exchange with one that has none would wait for ever."""
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return not _of_all(float(free < _ROOM_BYTES), device)
+
+
+def calibrate(device: torch.device) -> Calibration:
+    """What ``device`` gives now; takes some seconds on a GPU, and tenths of one on a CPU.
+
+    All ranks of a process group have to call it together.
+    """
+    made_at = time.strftime(TIME_FORMAT, time.gmtime())
+    sizes = _GPU if device.type == "cuda" else _CPU
+    random = torch.Generator(device)  # its own: the training's numbers are those that it would have had
+    random.manual_seed(_SEED)
+    steady: dict[str, Sequence[float]] = {}
+    with sensors(device) as sensed:
+
+        def measure(name: str, make: Callable[[], Work]) -> None:
+            steady[name] = _steady(make, device, sizes, name, sensed)
+
+        measure(BF16_PRODUCT, lambda: _product(torch.bfloat16, sizes, device, random))
+        loaded = tuple(sensed.looks)
+        with _without_tf32():
+            measure(FP32_PRODUCT, lambda: _product(torch.float32, sizes, device, random))
+        measure(COPY, lambda: _copy(sizes, device))
+        if _world_size() > 1:
+            measure(ALL_REDUCE, lambda: _exchange(sizes, device))
+        limit, looks = sensed.power_limit_watts, tuple(sensed.looks)
+    return Calibration(
+        made_at=made_at,
+        seconds={name: fmean(times) for name, times in steady.items()},
+        versions=_versions(device),
+        sm_clock_mhz=round(mean([look.clock_mhz for look in loaded]), 1),
+        power_watts=round(mean([look.milliwatts for look in loaded]) / 1000, 1),
+        temperature_celsius=max((look.temperature or 0.0 for look in loaded), default=0.0),
+        power_limit_watts=limit,
+        trouble="; ".join([*disturbances(looks), *unsteady(_judged(steady, device))]),
+    )
+
+
+def _judged(steady: Mapping[str, Sequence[float]], device: torch.device) -> Mapping[str, Sequence[float]]:
+    """The work that has to be steady: a CPU's times are noise, and an exchange waits for others."""
+    return {name: times for name, times in steady.items() if device.type == "cuda" and name != ALL_REDUCE}
+
+
+def unsteady(steady: Mapping[str, Sequence[float]]) -> list[str]:
+    """A line for each work whose batches, in their order, were of another speed in one half than in the other."""
+    lines = []
+    for name, times in steady.items():
+        middle = len(times) // 2
+        if not middle:
+            continue
+        apart = abs(math.log(_tapered_mean(times[middle:]) / _tapered_mean(times[:middle])))
+        if apart > UNSTEADY:
+            lines.append(f"{name} was not steady: its halves are {apart * 100:.1f} % apart")
+    return lines
+
+
+def _tapered_mean(times: Sequence[float]) -> float:
+    """Their mean with the least weight at both ends: a swing that is cut within a period is no drift.
+
+    With equal weights, halves of products that swing in the power limit were 0.6 to 1.0 % apart where the whole
+    repeated to 0.2 %; with these 0.1 to 0.4 %.
+    """
+    weights = [math.sin(math.pi * (number + 0.5) / len(times)) ** 2 for number in range(len(times))]
+    return sum(map(operator.mul, times, weights)) / sum(weights)
+
+
+def _steady(
+    make: Callable[[], Work], device: torch.device, sizes: _Sizes, name: str, sensed: GpuSensors
+) -> list[float]:
+    """Seconds of one repetition in each batch of the steady part; what the work has held is freed."""
+    clock: Clock[Any] = CudaClock() if device.type == "cuda" else HostClock()
+    length, batch, work = sizes.lengths[name], sizes.batch_seconds, make()
+    work()
+    clock.wait()
+    start = clock.instant()
+    for _ in range(_TRIALS):
+        work()
+    end = clock.instant()
+    clock.wait()
+    once = _of_all(clock.between(start, end), device) / _TRIALS  # ranks that exchange must do so equally often
+    repeats = max(1, round(batch / once))
+    num_warm, num_steady = (math.ceil(seconds / (repeats * once)) for seconds in (length.warm, length.steady))
+
+    marks = [clock.instant()]
+    for number in range(1, num_warm + num_steady + 1):
+        for _ in range(repeats):
+            work()
+        marks.append(clock.instant())
+        over = number - _AHEAD
+        if over > 0:
+            _wait(clock, marks[over])
+        if over > num_warm:
+            sensed.look()  # while the next batches run
+    clock.wait()
+    times = [clock.between(a, b) / repeats for a, b in zip(marks[num_warm:], marks[num_warm + 1 :], strict=False)]
+    del work
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the training's peak is its own, and what it finds is as if nothing had been here
+    return times
+
+
+def _wait(clock: Clock[Any], instant: Any) -> None:
+    while not clock.has_passed(instant):
+        time.sleep(_POLL_SECONDS)
+
+
+def _product(dtype: torch.dtype, sizes: _Sizes, device: torch.device, random: torch.Generator) -> Work:
+    # Random, since a product of ones takes less power, and the power limit is what tells two GPUs apart.
+    shape = (sizes.matrix, sizes.matrix)
+    a, b = (torch.randn(shape, generator=random, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    return lambda: torch.matmul(a, b, out=out)
+
+
+def _copy(sizes: _Sizes, device: torch.device) -> Work:
+    source = torch.ones(sizes.copied, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _exchange(sizes: _Sizes, device: torch.device) -> Work:
+    values = torch.zeros(sizes.exchanged, device=device)  # a sum of zeros never overflows
+    return lambda: dist.all_reduce(values)
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """fp32 products are fp32 inside, and what they were after it."""
+    products = torch.backends.cuda.matmul
+    precision = getattr(products, "fp32_precision", None)  # since torch 2.9
+    try:
+        allowed = products.allow_tf32
+    except RuntimeError:  # it was set in the newer way alone, and the older one must not be asked
+        allowed = False
+    products.allow_tf32 = False
+    try:
+        yield
+    finally:
+        products.allow_tf32 = allowed
+        if precision is not None:
+            products.fp32_precision = precision
+
+
+def _world_size() -> int:
+    return int(dist.get_world_size()) if dist.is_initialized() else 1
+
+
+def _of_all(value: float, device: torch.device) -> float:
+    """The largest of any rank."""
+    if _world_size() == 1:
+        return value
+    told = torch.tensor(value, device=device, dtype=torch.float64)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return float(told.item())
+
+
+def _name(device: torch.device) -> str:
+    """What tells the device apart, and how many work beside it: each width has its own exchange, power and air."""
+    if device.type == "cuda":
+        name = str(torch.cuda.get_device_properties(device).uuid)
+    else:
+        # Ranks share the CPU, and each has its own calibration.
+        rank = f" rank {dist.get_rank()}" if _world_size() > 1 else ""
+        name = re.sub(r"[^a-z0-9]+", "-", f"{platform.node()} {device_name(device)}{rank}".lower()).strip("-")
+    return name if _world_size() == 1 else f"{name}-of-{_world_size()}"
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    versions = {"torch": str(torch.__version__)}
+    if device.type != "cuda":
+        return versions
+    cublas = filter(None, map(_distribution, ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu11")))
+    known = {"cuda": torch.version.cuda, "cublas": next(cublas, ""), "driver": driver()}
+    return versions | {name: str(version) for name, version in known.items() if version}
+
+
+def _distribution(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

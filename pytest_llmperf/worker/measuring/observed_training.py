@@ -1,0 +1,81 @@
+"""ObservedTraining: one rank's training, seen by witnesses that are there before it and told of once it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from transformers import PreTrainedModel, Trainer
+
+from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.worker import evidence
+from pytest_llmperf.worker.checkpoint import Checkpoint
+from pytest_llmperf.worker.measuring.measurement import Measurement
+from pytest_llmperf.worker.measuring.stopping import Stopping
+from pytest_llmperf.worker.trained import Later, Trained
+
+
+@dataclass
+class ObservedTraining:
+    """What is watched of the training of ``spec``."""
+
+    spec: TrainSpec
+    model: PreTrainedModel
+    measurement: Measurement
+    stopping: Stopping
+    checkpoint: Checkpoint | None
+    canary: Mapping[str, float]
+    calibration: Calibration | None
+    measured: Callable[[Trained], None]
+    """Who is told before steps are traced: what breaks or hangs in these takes nothing from it."""
+    _kept: Trained | None = None
+    _autocast: evidence.AutocastWitness = field(init=False)
+    _liger: evidence.LigerNotes = field(default_factory=evidence.LigerNotes)
+
+    def __post_init__(self) -> None:
+        self._autocast = evidence.AutocastWitness(self.model, self.model.device.type)
+
+    def keep(self, trainer: Trainer) -> None:
+        """All that is timed is over."""
+        self._kept = self._seen(trainer)
+        self.measured(self._kept)
+
+    def ended(self, trainer: Trainer, trace: Trace) -> Trained:
+        """All is over, and one more sequence may be tried."""
+        trained = self._kept or self._seen(trainer)
+        return replace(trained, later=Later(evidence.attention_kernel(trainer, self.model), trace))
+
+    def _seen(self, trainer: Trainer) -> Trained:
+        measurement = self.measurement
+        return Trained(
+            step_seconds=measurement.step_seconds,
+            waiting_seconds=measurement.waiting_seconds,
+            losses=_step_losses(measurement.losses, self.spec.gradient_accumulation_steps),
+            tokens_per_step=_per_step(measurement.num_tokens, len(measurement.step_seconds)),
+            peak_reserved_bytes=measurement.peak_reserved_bytes,
+            peak_allocated_bytes=measurement.peak_allocated_bytes,
+            train_seconds=measurement.seconds,
+            parameters=self.model.num_parameters(),
+            canary=self.canary,
+            calibration=self.calibration,
+            evidence={
+                **evidence.collect(trainer, self.model, self._autocast, self._liger),
+                **self.stopping.evidence,
+                **(self.checkpoint.evidence if self.checkpoint else {}),
+            },
+        )
+
+
+def _step_losses(micro_losses: list[torch.Tensor], per_step: int) -> tuple[float, ...]:
+    """Loss of each optimizer step; the Trainer scales micro-batch losses so that they add up to it."""
+    losses = torch.stack(micro_losses).float().cpu()
+    return tuple(losses.view(-1, per_step).sum(dim=1).tolist())
+
+
+def _per_step(tokens: int, steps: int) -> int:
+    if tokens % steps:
+        raise RuntimeError(f"{tokens} tokens in {steps} steps: the batches were not all of one size")
+    return tokens // steps

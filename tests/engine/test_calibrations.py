@@ -1,0 +1,55 @@
+"""Which launches are asked for a calibration of their GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf.engine import runner
+from pytest_llmperf.launch.local import LaunchRequest, write_request
+from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.worker.request import Request
+from tests.engine.conftest import EAGER, SPEC, Engine
+from tests.fakes import FakeLauncher
+
+GPUS = Machine(gpus=(Gpu(0, "GPU-a", "NVIDIA H200", 140 * 2**30),), cpu_name="Fake CPU", cores=8)
+
+
+@pytest.fixture
+def asked(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[LaunchRequest]:
+    """Each launch's request, on one GPU."""
+    found: list[LaunchRequest] = []
+
+    class Listening(FakeLauncher):
+        def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+            found.append(request)
+            return super().launch(request, watch)
+
+    monkeypatch.setattr(runner, "LocalLauncher", Listening)
+    monkeypatch.setenv("LLMPERF_CACHE_DIR", str(tmp_path / "cache"))
+    engine.on(GPUS)
+    return found
+
+
+def test_what_is_held_against_a_baseline_is_calibrated(
+    engine: Engine, asked: list[LaunchRequest], tmp_path: Path
+) -> None:
+    engine.check(gpus=1)
+    assert {request.calibrations for request in asked} == {tmp_path / "cache" / "calibrations"}
+    write_request(asked[0])
+    assert Request.read(asked[0].folder).calibrations == str(tmp_path / "cache" / "calibrations")
+
+
+def test_what_is_not_is_not(engine: Engine, asked: list[LaunchRequest]) -> None:
+    engine.check(gpus=0)
+    engine.check(gpus=1, calibration=False)
+    engine.run(gpus=1).measure(SPEC)
+    engine.run(gpus=1).compare(SPEC, EAGER, {})
+    assert len(asked) >= 5
+    assert {request.calibrations for request in asked} == {None}
+    write_request(asked[0])
+    assert Request.read(asked[0].folder).calibrations == ""

@@ -1,0 +1,87 @@
+"""A calibration as data: what it says of itself, what is refused, and its JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.spec.train_spec import TrainSpec
+from tests.fakes import launch_of
+
+MADE = Calibration(
+    made_at="2026-01-01T12:00:00Z",
+    seconds={"bf16_product": 0.0015, "copy": 0.0005},
+    versions={"torch": "2.13.0", "driver": "580.82.07", "cuda": "13.0"},
+    sm_clock_mhz=1500.0,
+    power_watts=690.5,
+    temperature_celsius=61.0,
+    power_limit_watts=700.0,
+)
+
+_figures = st.floats(0, 1e6)
+
+
+@given(
+    st.builds(
+        Calibration,
+        made_at=st.datetimes().map(lambda at: at.strftime("2026-%m-%dT%H:%M:%SZ")),
+        seconds=st.dictionaries(st.text(), st.floats(1e-9, 1e3), min_size=1),
+        versions=st.dictionaries(st.text(), st.text()),
+        sm_clock_mhz=_figures,
+        power_watts=_figures,
+        temperature_celsius=_figures,
+        power_limit_watts=_figures,
+        trouble=st.text(),
+    )
+)
+def test_what_is_written_is_read_back(made: Calibration) -> None:
+    assert Calibration.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    record = launch_of(TrainSpec(model="llama-tiny", gpus=2, steps=4, warmup_steps=1, min_steps=2))
+    one, two = record.ranks
+    with_one = replace(record, ranks=(replace(one, calibration=made), two))
+    values = with_one.to_dict()
+    assert ["calibration" in rank for rank in values["ranks"]] == [True, False]
+    assert Launch.from_dict(json.loads(json.dumps(values))) == with_one
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seconds": {}}, "no seconds of any work"),
+        ({"seconds": {"copy": 0.0}}, "'copy' at 0.0 s"),
+        ({"seconds": {"copy": -1.0}}, "'copy' at -1.0 s"),
+        ({"seconds": {"copy": float("nan")}}, "'copy' at nan s"),
+        ({"seconds": {"copy": float("inf")}}, "'copy' at inf s"),
+        ({"seconds": {"copy": "fast"}}, "seconds 'copy' is \"fast\", expected a number"),
+        ({"power_watts": float("nan")}, "power_watts nan"),
+        ({"sm_clock_mhz": -1.0}, "sm_clock_mhz -1.0"),
+        ({"made_at": "yesterday"}, "made at 'yesterday', expected a time in UTC"),
+        ({"made_at": 7}, "made_at is 7, expected text"),
+        ({"versions": {"torch": None}}, "versions 'torch' is null, expected text"),
+        ({"trouble": None}, "trouble is null, expected text"),
+        ({"more": 1}, "has 'more', which is unknown"),
+    ],
+)
+def test_what_is_none_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Calibration.from_dict({**MADE.to_dict(), **change})
+
+
+@pytest.mark.parametrize("missing", ["made_at", "seconds", "versions"])
+def test_what_lacks_a_part_is_refused(missing: str) -> None:
+    values = {name: value for name, value in MADE.to_dict().items() if name != missing}
+    with pytest.raises(ValueError, match=f"a calibration has no '{missing}'"):
+        Calibration.from_dict(values)
+
+
+def test_who_made_it_is_said_in_one_order() -> None:
+    shuffled = replace(MADE, versions=dict(sorted(MADE.versions.items(), reverse=True)))
+    assert shuffled.maker == MADE.maker == "cuda 13.0, driver 580.82.07, torch 2.13.0"
+    assert replace(MADE, versions={**MADE.versions, "driver": "590"}).maker != MADE.maker
