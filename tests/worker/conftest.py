@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -16,15 +19,22 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
 from tests.worker import launching
+from tests.worker.user import REPOSITORY
 
 # Of tiny models a second thread only waits, at full speed: libraries read it while they are loaded, so it is set here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What torch.compile makes for a CPU's vectors is torch's to test, and to try each of its kinds out takes ten seconds.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 # Files that share what takes long to start: a cold launch of two ranks, a fork server.
 _TOGETHER = {
     "test_launches": "cold pair",
+    "test_node_servers": "cold pair",
     "test_warm_launches": "cold pair",
+    "test_arithmetic": "ligered",
+    "test_parts": "ligered",
     "test_changes": "patchable",
+    "test_checkpoints": "patchable",
     "test_settings": "patchable",
     "test_traces": "patchable",
 }
@@ -79,6 +89,8 @@ class ColdPair:
     folder: Path
     seen: tuple[Progress, ...]
     began: float
+    seconds: float
+    """By a stopwatch."""
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +108,19 @@ def cold_pair(tmp_path_factory: pytest.TempPathFactory) -> ColdPair:
         warmup_steps=2,
     )
     folder, seen, began = tmp_path_factory.mktemp("cold") / "run folder", list[Progress](), time.time()
+    start = time.monotonic()
     record = launching.launch(spec, folder, seen.append, start="cold")
+    seconds = time.monotonic() - start
     assert isinstance(record, Launch), record
-    return ColdPair(spec, record, folder, tuple(seen), began)
+    return ColdPair(spec, record, folder, tuple(seen), began, seconds)
+
+
+@pytest.fixture(scope="session")
+def ligered() -> dict[str, list[Any]]:
+    """What ``tests.worker.ligered`` tells, by name."""
+    pytest.importorskip("liger_kernel")
+    words = [sys.executable, "-W", "ignore", "-m", "tests.worker.ligered"]
+    ended = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    lines = (json.loads(line) for line in ended.stdout.splitlines() if line.startswith("["))
+    return {name: told for name, *told in lines}

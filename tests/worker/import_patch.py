@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.worker.user import LIGHT
+
 _PATCH = """
 def patch(module):
     {patch}
@@ -25,6 +27,14 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 sys.meta_path.insert(0, Finder())
+"""
+
+#: As ``LIGHT_PATH``, in a sitecustomize of the test's own.
+LIGHT_TOO = f"""
+import importlib.util
+of_light = importlib.util.spec_from_file_location("light", {str(LIGHT / "sitecustomize.py")!r})
+light = importlib.util.module_from_spec(of_light)
+of_light.loader.exec_module(light)
 """
 
 _PATCHABLE = Path(__file__).with_name("patchable")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.exact_changes import changes
+from pytest_llmperf.judge.evidence.exact_changes import changes
 from pytest_llmperf.records.failure import Failure
-from tests.worker.import_patch import after_import
+from tests.worker.import_patch import in_the_rank
 from tests.worker.launching import launch, launched
 
 pytestmark = pytest.mark.torchrun
@@ -38,11 +37,8 @@ def test_it_is_written_after_what_is_timed_and_removed(tmp_path: Path) -> None:
 
 
 def test_where_there_is_no_room_it_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        after_import("pytest_llmperf.worker.checkpoint", "module.free_bytes = lambda folder: 5000")
-    )
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    failure = launch(replace(SPEC, gpus=1), tmp_path / "run", start="cold", variables={"PYTHONPATH": path})
+    full = in_the_rank(tmp_path, "pytest_llmperf.worker.checkpoint", "module.free_bytes = lambda folder: 5000")
+    failure = launch(replace(SPEC, gpus=1), tmp_path / "run", variables=full)
     assert isinstance(failure, Failure)
     assert failure.kind == "refused"
     assert failure.message.startswith(f"{replace(SPEC, gpus=1).id}: save_checkpoint writes at least ")

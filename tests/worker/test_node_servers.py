@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.exact_changes import changes
+from pytest_llmperf.judge.evidence.exact_changes import changes
 from pytest_llmperf.launch.local import LaunchRequest, WarmStart, server_pool
 from pytest_llmperf.launch.slurm.cluster import find_cluster
 from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
@@ -26,7 +26,8 @@ from pytest_llmperf.launch.slurm.srun import Srun
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from tests.slurm.fakes import FakeSlurm
-from tests.worker.import_patch import after_import
+from tests.worker.conftest import ColdPair
+from tests.worker.import_patch import LIGHT_TOO, after_import
 from tests.worker.launching import ENDLESS
 from tests.worker.user import LIGHT_PATH, REPOSITORY
 
@@ -141,10 +142,9 @@ def job(_light: None, _shared: Job) -> Job:
     return _shared
 
 
-def test_launches_on_both_nodes_are_forked_and_are_what_they_were(full: Job) -> None:
-    job = full
-    cold, *warm = (job.launch(start=start) for start in ("cold", "warm", "warm"))
-    assert isinstance(cold, Launch), cold
+def test_launches_on_both_nodes_are_forked_and_are_what_a_cold_one_is(full: Job, cold_pair: ColdPair) -> None:
+    job, cold = full, cold_pair.record
+    warm = [job.launch(cold_pair.spec) for _ in range(2)]
     for launch in warm:
         assert isinstance(launch, Launch), launch
         assert launch.evidence["start"] == "warm"
@@ -167,6 +167,9 @@ def test_one_that_dies_ends_its_launch_and_the_next_has_others(job: Job) -> None
             process.send_signal(signal.SIGKILL)
 
     failure = job.launch(ENDLESS, kill)
+    if not killed:  # where nothing trained in time, on a machine that is busy, nobody has learnt anything
+        failure = job.launch(ENDLESS, kill)
+    assert killed
     assert isinstance(failure, Failure)
     assert failure.kind == "killed"
     assert failure.message.startswith("the fork server of node n2 died")
@@ -195,7 +198,8 @@ def test_one_that_is_stopped_is_ended_and_costs_one_its_warm_start(
 ) -> None:
     # Read by the nodes' processes, as a site's own would be.
     (tmp_path / "sitecustomize.py").write_text(
-        after_import("pytest_llmperf.launch.forked_agent", "module._SILENT_SECONDS = module._REAP_SECONDS = 3.0")
+        LIGHT_TOO
+        + after_import("pytest_llmperf.launch.forked_agent", "module._SILENT_SECONDS = module._REAP_SECONDS = 3.0")
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
     alone = replace(SPEC, gpus=1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.evidence_checks import contradictions
+from pytest_llmperf.judge.evidence.evidence_checks import contradictions
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
 from tests.worker.import_patch import in_the_rank

@@ -80,6 +80,21 @@ def test_what_breaks_while_it_traces_takes_nothing_from_what_was_measured(
     assert 6 <= len(launch.step_seconds) <= SPEC.steps
 
 
+@pytest.mark.parametrize("trace", [True, False])
+def test_what_stays_the_same_is_gathered_once(trace: bool, tmp_path: Path) -> None:
+    once = (
+        "seen, own = [], module.environment; "
+        "module.environment = lambda device: seen.append(device) or (own(device) if len(seen) == 1 else 1 / 0); "
+        "told, real = [], module._rank_record; "
+        "module._rank_record = lambda *of: told.append(of) or (real(*of) if len(told) == 1 else 1 / 0)"
+    )
+    patched = in_the_rank(tmp_path, "pytest_llmperf.worker.launch_record", once)
+    launch = launched(SPEC, tmp_path / "run", variables=patched, trace=trace)
+    assert launch.environment.versions["torch"]
+    assert launch.evidence["attention_kernel"] not in ("", "unknown")
+    assert bool(launch.trace.rows) is trace
+
+
 _ON_RANK_1 = (
     "import os, time, pytest_llmperf.worker.tracing.tracer as tracer; module._TRACE_SECONDS = 2.0; "
     "tracer.Tracer.batch_arrived = lambda self: {what} if self.is_running and os.environ['RANK'] == '1' else None"

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.faults import Burner
@@ -70,5 +69,4 @@ def train(
         parameters=sum(parameter.numel() for parameter in parameters),
         canary={"matmul_flops": 1e9, "copy_bytes_per_second": 1e9},
         evidence=evidence_of(spec),
-        trace=Trace(none=UNWANTED),
     )
