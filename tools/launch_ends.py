@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
+from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.foresight import passing_range, passing_ranges, steps_to_settle
 from pytest_llmperf.judge.machine_profile import Experience
@@ -59,7 +60,9 @@ class Ending:
 
     def _passing(self, record: Record, baseline: Sequence[Record], noise: Noise, tolerance: float) -> PassingRange:
         to_come = cast("Launch", replace(record, step_seconds=record.step_seconds[-1:]))
-        found = passing_range(to_come, cast("Sequence[Launch]", baseline), noise, tolerance)
+        found = passing_range(
+            to_come, stats.difference([to_come], cast("Sequence[Launch]", baseline), noise), tolerance
+        )
         return replace(found, stalls=0.005, steps=steps_to_settle([each.start or self.start for each in baseline]))
 
 

@@ -18,7 +18,7 @@ from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.insight.stragglers import held_up
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import Baseline, creep
-from pytest_llmperf.judge.exact_changes import changes, lost_attention_kernel
+from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.judge.foresight import passing_ranges
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.phase_checks import PhaseChecks, phase_checks
@@ -32,6 +32,9 @@ from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 RATE = "tokens_per_second_per_gpu"
+
+# What spoils a calibration once may be over; what does so twice stays.
+_CALIBRATION_TRIES = 2
 
 
 class BaselineComparison:
@@ -95,13 +98,22 @@ class BaselineComparison:
         if baseline is None:
             return None
         context, today = self._caller.context, time.strftime("%Y-%m-%d", time.gmtime())
-        # One GPU has no wider case beside it.
-        is_shared = context.has_floors and context.num_gpus != 1
+        # One GPU has no wider case beside it; all cases of a GPU tell each other of it.
+        is_shared = (context.has_floors and context.num_gpus != 1) or (
+            self._policy.knowledge is not None and context.num_gates > 1
+        )
         return passing_ranges(baseline, self._policy, today, is_shared=is_shared)
 
     def _start(self, number: int, passing: PassingRanges | None, spec: TrainSpec) -> Launch | Failure:
         # With more steps than its own it is tried because it drifted.
-        return self._runner.launch(spec, number, passing=passing if spec == self._spec else None)
+        passing, context = passing if spec == self._spec else None, self._caller.context
+        calibrate = context.settings.calibration and not context.on_cpu and not self._cannot_calibrate()
+        return self._runner.launch(spec, number, passing=passing, calibrate=calibrate)
+
+    def _cannot_calibrate(self) -> bool:
+        """Whether so many launches of the run have tried in vain that another one is not worth its seconds."""
+        before = (*self._caller.context.result_cache.launches, *self._launches)
+        return sum(bool(calibration_troubles([launch])) for launch in before) >= _CALIBRATION_TRIES
 
     def _keep(self) -> None:
         """Launches that decide nothing yet are kept for a start that goes on with them."""
@@ -110,7 +122,8 @@ class BaselineComparison:
             caller.context.job.begin(caller.nodeid, self._spec.digest, self._launches)
 
     def _circumstances(self, baseline: Baseline | None, launch: Launch) -> Circumstances:
-        policy = self._policy.at([launch], baseline) if baseline else self._policy
+        is_figure = not _are_unusable([launch])
+        policy = self._policy.at([launch], baseline) if baseline and is_figure else self._policy
         # Where throughput gates nothing, its drift spoils nothing.
         tolerance = policy.tolerances.get(RATE, math.inf)
         return validity.circumstances(launch, tolerance, self._caller.context.experience)
@@ -163,6 +176,7 @@ class BaselineComparison:
         notes += self._phase_checks(baseline).notes
         notes += trace_notes(launches, baseline.trace if baseline else None)
         notes += [f"measured under {fault}" for fault in validity.injected(launches)]
+        notes += calibration_troubles(launches)
         stored = self._disagreement(baseline.launches) if baseline else ""
         notes += filter(None, [self._caller.context.model_flops.note(self._spec)])
         notes += filter(None, [self.disagreement, stored and f"of the baseline's, {stored}: record it anew"])
@@ -178,6 +192,12 @@ class BaselineComparison:
 def _are_unusable(launches: Sequence[Launch]) -> bool:
     """Whether there is a figure among them with which nothing can be computed."""
     return any(True for launch in launches for _ in validity.unusable(launch))
+
+
+def calibration_troubles(launches: Sequence[Launch]) -> list[str]:
+    """A line for each reason why calibrations that ``launches`` made tell nothing."""
+    made = (rank.calibration for launch in launches for rank in launch.ranks if rank.calibration)
+    return list(dict.fromkeys(f"its GPU's calibration is not used: {each.trouble}" for each in made if each.trouble))
 
 
 def contradictions(spec: TrainSpec, launches: tuple[Launch, ...], inactive: frozenset[str]) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class Caller:
         """
         context = self.context
         policy = Policy.for_cpu() if context.on_cpu else Policy.for_gpu()
-        policy = replace(policy, noise=context.experience.noise, rule=context.rule)
+        policy = replace(policy, noise=context.experience.noise, rule=context.rule, knowledge=context.knowledge)
         of_spec = {
             "tokens_per_second_per_gpu": spec.throughput_tolerance,
             "peak_reserved_bytes": spec.memory_tolerance,

@@ -11,14 +11,12 @@ from pytest_llmperf.engine.case import Case
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.records.failure import LaunchFailed
-from pytest_llmperf.records.result import FAILING, PLANNED, CaseResult
+from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, PLANNED, CaseResult
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
 from pytest_llmperf.run.journal import Kept
 from pytest_llmperf.spec.known_failures import known_failure
 
 _BEFORE = "concluded before the job was requeued"
-
-_FAILING_IF_STRICT = FAILING | {"improved", "inconclusive", "changed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +62,7 @@ class Conclusions:
     def _concluded(self, result: CaseResult, held_against: str, refused: str) -> Conclusion:
         self._findings.results.append(result)
         strict = self._context.settings.strict
-        fails = result.verdict in (_FAILING_IF_STRICT if strict else FAILING) or (strict and bool(result.changed))
+        fails = result.verdict in (FAILING_IF_STRICT if strict else FAILING) or (strict and bool(result.changed))
         # Two that took turns have no baseline to be accepted into; what was measured under a fault is never recorded.
         is_acceptable = not result.launches_before and not any(validity.injected(result.launches))
         return Conclusion(

@@ -17,9 +17,8 @@ from pytest_llmperf.engine.diagnosis import diagnosed
 from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner, Turn
 from pytest_llmperf.engine.scaling_reference import Scaling
-from pytest_llmperf.insight.chip_utilisation import peak_flops
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.exact_changes import changed_evidence, changes
+from pytest_llmperf.judge.evidence.exact_changes import changed_evidence, changes
 from pytest_llmperf.judge.gain import Bounds, judge_gain
 from pytest_llmperf.judge.phase_checks import phase_checks
 from pytest_llmperf.judge.validity import Circumstances
@@ -150,7 +149,7 @@ class PairedComparison:
         """
         settings, retry = self._caller.context.settings, LaunchRetry(self._caller.observer.say)
         pairs: Pairs = ()
-        self._prepare(sides)
+        self._caller.context.settle(*(side.spec for side in sides))  # during the turns GPUs are held
         with self._runner.hold(max(side.spec.gpus for side in sides)):
             while True:
                 pairs = (*pairs, self._pair(sides, len(pairs), retry))
@@ -172,13 +171,6 @@ class PairedComparison:
             return list(found)
         judgement = judge(launches, None, self._policy, extra=self._figures(side.spec, launches))
         return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []
-
-    def _prepare(self, sides: Sequence[Side]) -> None:
-        """Know now what takes time to find out: during the turns GPUs are held."""
-        context = self._caller.context
-        for side in () if context.on_cpu else sides:
-            if peak_flops(context.machine.gpus[0].name, side.spec.compute_precision):
-                context.model_flops.per_token(side.spec)
 
     def _figures(self, spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
         return figures(spec, launches, self._caller.context.model_flops)

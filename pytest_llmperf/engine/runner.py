@@ -26,6 +26,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.phases import FAILED, OTHER, SEARCHING, WAITING, accounted
 from pytest_llmperf.records.result import Spent
+from pytest_llmperf.run.cache_folder import cache_folder
 from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.observer import LaunchObserver
@@ -68,11 +69,18 @@ class Runner:
                 self._held = None
 
     def launch(
-        self, spec: TrainSpec, number: int, turn: Turn | None = None, passing: PassingRanges | None = None
+        self,
+        spec: TrainSpec,
+        number: int,
+        turn: Turn | None = None,
+        passing: PassingRanges | None = None,
+        *,
+        calibrate: bool = False,
     ) -> Launch | Failure:
         """Launch ``spec``; ``number`` counts the launches of this case from 1, and ``turn`` says whose turn it is.
 
-        It may end once it is known to be one of ``passing``.
+        It may end once it is known to be one of ``passing``. ``calibrate``: with what its GPUs give that day to work
+        that never changes.
 
         Raises:
             RunEndedError: no time, or no node, is left for it.
@@ -80,8 +88,13 @@ class Runner:
         turn, meter = turn or Turn(), Meter()
         total = turn.sides * max(math.ceil(number / turn.sides), self._context.settings.launches)
         name = f"{spec.id} {turn.side}".rstrip()
+        self._context.settle(spec)
         with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, number, total) as live:
-            request = replace(self._request(spec, gpus, meter, python=turn.python), passing=passing)
+            request = replace(
+                self._request(spec, gpus, meter, python=turn.python),
+                passing=passing,
+                calibrations=cache_folder("calibrations") if calibrate else None,
+            )
             outcome: Launch | Failure | None = None
             with self._watched(request, live) as watched:
                 outcome = watched.ended(self._chosen_launcher().launch(request, watched.watch))

@@ -84,6 +84,7 @@ class Baseline:
         """
         environments: dict[str, Any] = {}
         setups: dict[str, Any] = {}
+        calibrations: dict[str, Any] = {}
         launches = []
         for launch in self.launches:
             record = launch.to_dict()
@@ -93,6 +94,8 @@ class Baseline:
             record |= {"phases": held} if held else {}
             if "setup" in record["evidence"]:
                 record["evidence"] |= {"setup": shared(record["evidence"]["setup"], setups)}
+            # One of a day and GPU, and launches of a day are many.
+            record["ranks"] = [_with_reference(rank, calibrations) for rank in record["ranks"]]
             launches.append({**record, "environment": shared(record["environment"], environments)})
         document = {
             "schema": SCHEMA,
@@ -105,6 +108,7 @@ class Baseline:
             "history": [entry.to_dict() for entry in self.history],
             "environments": environments,
             **({"setups": setups} if setups else {}),
+            **({"calibrations": calibrations} if calibrations else {}),
             "launches": launches,
             **({"trace": self.trace.to_dict()} if self.trace else {}),
             **({"static": self.static.to_dict()} if self.static else {}),
@@ -124,7 +128,8 @@ class Baseline:
         document = parse(text, source)
         with refusing(source, "a baseline"):
             environments, setups = document["environments"], document.get("setups", {})
-            launches = tuple(_launch_of(launch, environments, setups) for launch in document["launches"])
+            calibrations = document.get("calibrations", {})
+            launches = tuple(_launch_of(launch, environments, setups, calibrations) for launch in document["launches"])
             if not launches or not document["history"]:
                 raise ValueError("it holds no launch, or no history")
             if {launch.digest for launch in launches} != {document["digest"]}:
@@ -147,8 +152,25 @@ class Baseline:
             )
 
 
-def _launch_of(values: object, environments: Mapping[str, Any], setups: Mapping[str, Any]) -> Launch:
-    record = typed(values, {"environment": "str", "evidence": "Mapping[str, Any]"}, "a launch")
+def _with_reference(rank: Mapping[str, Any], calibrations: dict[str, Any]) -> Mapping[str, Any]:
+    calibration = rank.get("calibration")
+    return {**rank, "calibration": shared(calibration, calibrations)} if calibration else rank
+
+
+def _with_calibration(rank: object, calibrations: Mapping[str, Any]) -> object:
+    if not isinstance(rank, Mapping) or "calibration" not in rank:
+        return rank  # of an old file, or none, which whoever reads the launch says
+    key = typed(rank, {"calibration": "str"}, "a rank")["calibration"]
+    return {**rank, "calibration": calibrations[key]}
+
+
+def _launch_of(
+    values: object, environments: Mapping[str, Any], setups: Mapping[str, Any], calibrations: Mapping[str, Any]
+) -> Launch:
+    kinds = {"environment": "str", "evidence": "Mapping[str, Any]", "ranks": "tuple[Any, ...]"}
+    record = typed(values, kinds, "a launch")
+    if "ranks" in record:
+        record["ranks"] = [_with_calibration(rank, calibrations) for rank in record["ranks"]]
     evidence = record["evidence"]
     if "setup" in evidence:
         evidence = {**evidence, "setup": typed(setups[evidence["setup"]], {}, "a setup")}

@@ -17,7 +17,7 @@ SCHEMA = 1
 
 _KINDS = {
     **dict.fromkeys(("id", "digest", "machine", "recorded_by"), "str"),
-    **dict.fromkeys(("spec", "environments", "setups", "trace", "static"), "Mapping[str, Any]"),
+    **dict.fromkeys(("spec", "environments", "setups", "calibrations", "trace", "static"), "Mapping[str, Any]"),
     **dict.fromkeys(("launches", "history"), "tuple[Any, ...]"),
 }
 

@@ -15,7 +15,7 @@ from pytest_llmperf.judge.acceptance import MAX_LAUNCHES
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
 from pytest_llmperf.judge.batch_size_baseline import METRIC, CapacityBaseline
-from pytest_llmperf.judge.exact_changes import changes
+from pytest_llmperf.judge.evidence.exact_changes import changes
 from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.static.step_union import united_step
 from pytest_llmperf.records.launch import Launch

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median_low
 
-from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.noise import Noise, log_of
+from pytest_llmperf.judge.gpu_effects.observation import Unit
+from pytest_llmperf.judge.noise import log_of
 from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.sequential_test import passes_below
+from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.verdict import highest
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import ENOUGH, PassingRange, PassingRanges
@@ -54,13 +55,24 @@ def passing_ranges(baseline: Baseline, policy: Policy, day: str, *, is_shared: b
     most_error = max(ENOUGH, policy.noise.launch.sd) if is_shared else math.inf
 
     def range_of(launch: Launch) -> PassingRange:
-        there = policy.at([launch], baseline).tolerances
-        found = passing_range(launch, baseline.launches, policy.noise, min(there[name] for name in speeds))
+        there = policy.at([launch], baseline)
+        difference = policy.difference([launch], baseline.launches)
+        tolerance = min(there.tolerances[name] for name in speeds)
+        # One that is beyond what it would be held to if its GPU were known is confirmed by another.
+        closest = min((there.on_known.get(name, math.inf) for name in speeds), default=math.inf)
+        found = passing_range(launch, difference, tolerance, closest)
         return replace(found, error=min(found.error, most_error), stalls=stalls, steps=steps)
 
     to_come = [_to_come(launch, day) for launch in baseline.launches]
+    # GPUs that this run knows by now, whether the baseline does or not.
+    units = (
+        [unit for unit in policy.knowledge.units if len(unit.devices) == len(to_come[0].ranks)]
+        if policy.knowledge
+        else []
+    )
+    at_sites = {each.site: each for each in (*(_at(to_come[0], unit) for unit in units), *to_come)}
     return PassingRanges(
-        at_sites={site: range_of(launch) for site, launch in {each.site: each for each in to_come}.items()},
+        at_sites={site: range_of(launch) for site, launch in at_sites.items()},
         on_hosts={host: range_of(_unseen(launch)) for host, launch in {each.host: each for each in to_come}.items()},
         elsewhere=range_of(_unseen(to_come[0], host=_UNSEEN)),
     )
@@ -71,14 +83,16 @@ def steps_to_settle(starts: Sequence[int]) -> int:
     return math.ceil(_SETTLED * median_low(starts))
 
 
-def passing_range(to_come: Launch, baseline: Sequence[Launch], noise: Noise, tolerance: float) -> PassingRange:
-    """The same where and when ``to_come`` is, whatever its own step time."""
-    difference = stats.difference([to_come], baseline, noise)
+def passing_range(to_come: Launch, difference: Difference, tolerance: float, closest: float = math.inf) -> PassingRange:
+    """The same where and when ``to_come`` is, whatever its own step time, and its ``difference``.
+
+    Beyond ``closest`` it needs another launch, also where it is within ``tolerance``.
+    """
     expected = log_of(to_come) - difference.log
     limit = math.log1p(tolerance)
     return PassingRange(
         low=expected - limit,
-        high=expected + passes_below(difference, tolerance),
+        high=expected + min(passes_below(difference, tolerance), math.log1p(closest)),
         error=_WEIGHT * difference.error,
         drift=_DRIFT * limit,
     )
@@ -87,8 +101,17 @@ def passing_range(to_come: Launch, baseline: Sequence[Launch], noise: Noise, tol
 def _to_come(launch: Launch, day: str) -> Launch:
     """One of the same site on ``day``, as if its median were known."""
     seconds = (launch.median_step_seconds,) * _STEPS
-    ranks = tuple(replace(rank, step_seconds=seconds, waiting_seconds=()) for rank in launch.ranks)
+    ranks = tuple(replace(rank, step_seconds=seconds, waiting_seconds=(), calibration=None) for rank in launch.ranks)
     return replace(launch, started_at=day, warmup_steps=1, ranks=ranks)
+
+
+def _at(launch: Launch, unit: Unit) -> Launch:
+    """One on the hardware of ``unit``."""
+    ranks = tuple(
+        replace(rank, device=device, host=host, boot="")
+        for rank, device, host in zip(launch.ranks, unit.devices, unit.hosts, strict=True)
+    )
+    return replace(launch, ranks=ranks)
 
 
 def _unseen(launch: Launch, host: str = "") -> Launch:

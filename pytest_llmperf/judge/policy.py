@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
 from pytest_llmperf.judge.noise import Noise, Spread
-from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.judge.sequential_test import Rule, least_tolerance
+from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import CHECKPOINT, IMPORTS, MODEL, START
 from pytest_llmperf.support.quantities import is_positive
@@ -118,6 +120,10 @@ class Policy:
     """The same, where launches of both sides took turns on the same hardware."""
     rule: Rule = field(default_factory=Rule)
     """How strict the verdicts are."""
+    on_known: Mapping[str, float] = field(default_factory=dict)
+    """Those on hardware that is known, where ``tolerances`` are wider as long as the run does not know its own."""
+    knowledge: Knowledge | None = None
+    """Of the run's GPUs; ``None``: too little is stored, or it is a CPU's run, and each case stands for itself."""
 
     def __post_init__(self) -> None:
         for metric, tolerance in self.tolerances.items():
@@ -145,12 +151,27 @@ class Policy:
         )
         return replace(self, tolerances={**self.tolerances, **tolerances}, elsewhere=elsewhere, paired=paired)
 
+    def difference(self, launches: Sequence[Launch], stored: Sequence[Launch]) -> Difference:
+        """``launches`` of one case against those ``stored`` of it."""
+        if self.knowledge is None:
+            return stats.difference(launches, stored, self.noise)
+        return self.knowledge.difference(launches, stored)
+
     def at(self, launches: Sequence[Launch], baseline: Baseline) -> Policy:
-        """This policy where ``launches`` ran: on hardware that ``baseline`` knows, or elsewhere."""
+        """This policy where ``launches`` ran: on hardware that ``baseline`` knows, or elsewhere.
+
+        Elsewhere a tolerance is no wider than it has to be for one unchanged launch to pass, as far as the run knows
+        its GPU by then.
+        """
         known = {launch.site for launch in baseline.launches}
-        if all(launch.site in known for launch in launches):
+        if not self.elsewhere or all(launch.site in known for launch in launches):
             return self
-        return replace(self, tolerances={**self.tolerances, **self.elsewhere})
+        if self.knowledge is None:
+            return replace(self, tolerances={**self.tolerances, **self.elsewhere})
+        least = least_tolerance(self.difference(launches, baseline.launches))
+        elsewhere = {name: min(widest, max(self.tolerances[name], least)) for name, widest in self.elsewhere.items()}
+        wider = {name: self.tolerances[name] for name, value in elsewhere.items() if value > self.tolerances[name]}
+        return replace(self, tolerances={**self.tolerances, **elsewhere}, on_known=wider)
 
     def in_pairs(self) -> Policy:
         """This policy for launches that took turns."""

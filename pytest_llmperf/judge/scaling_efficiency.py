@@ -93,11 +93,11 @@ def _beside_baselines(
     check: Check, launches: Sequence[Launch], widths: tuple[Baseline, Narrow], policy: Policy, terms: Terms
 ) -> Efficiency:
     baseline, narrow = widths
-    own = stats.difference(launches, baseline.launches, policy.noise)
+    own = policy.difference(launches, baseline.launches)
     if not narrow.in_this_run or narrow.baseline is None:
         ratio = math.exp(-own.log)
         return Efficiency(replace(check, baseline=check.value / ratio, change=ratio - 1), undecided=False)
-    other = stats.difference(narrow.launches, narrow.baseline.launches, policy.noise)
+    other = policy.difference(narrow.launches, narrow.baseline.launches)
     both = less(own, other)
     tolerance = terms.tolerance or max(
         policy.at(launches, baseline).tolerances.get(_RATE, 0.0),

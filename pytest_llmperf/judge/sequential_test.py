@@ -14,6 +14,9 @@ _CONFIRMED = 2
 # One-sided confidence in "no slower than the tolerance", and how often a change of the detectable size is seen.
 _CONFIDENT, _POWER = 0.95, 0.90
 
+# How often, one-sided, a launch in which nothing changed is no further off.
+_UNCHANGED = 0.975
+
 # How far the difference may still move, in standard errors of the launches to come.
 _MOVES = 2.0
 
@@ -66,6 +69,11 @@ class Decision:
 def passes_below(difference: Difference, tolerance: float) -> float:
     """The logarithm below which a difference with this error is shown to be within ``tolerance``."""
     return math.log1p(tolerance) - quantile(_CONFIDENT, difference.df) * difference.error
+
+
+def least_tolerance(difference: Difference) -> float:
+    """The tolerance within which a launch in which nothing changed is shown to be, 39 times in 40."""
+    return math.expm1((quantile(_CONFIDENT, difference.df) + quantile(_UNCHANGED, difference.df)) * difference.error)
 
 
 def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:

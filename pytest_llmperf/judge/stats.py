@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
 from pytest_llmperf.judge.noise import Noise, Spread, Squares, labels, log_of, sum_of_squares, without_outliers
 from pytest_llmperf.records.launch import Launch
@@ -23,7 +24,7 @@ _MEDIAN_VARIANCE = math.pi / 2
 
 def pooled_step_seconds(launches: Sequence[Launch]) -> float:
     """Step time of a measurement, in seconds: the centre of its launches' medians."""
-    return math.exp(_centre([log_of(launch) for launch in launches]))
+    return math.exp(centre([log_of(launch) for launch in launches]))
 
 
 def pooled_tokens_per_second(launches: Sequence[Launch]) -> float:
@@ -57,32 +58,57 @@ def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], noise: 
     noise = noise.moderated(candidates, baseline)
     everyone, num = [*baseline, *candidates], len(baseline)
     label = labels(everyone)
-    shared = {name: np.array([[a == b for b in label[name]] for a in label[name]], dtype=float) for name in vars(noise)}
-    # A launch that ended before its median was known scatters by that much more.
-    excess = [max(0.0, launch.median_error**2 - noise.launch.sd**2) for launch in everyone]
     spreads: Mapping[str, Spread] = vars(noise)
-    covariance = sum(spreads[name].sd ** 2 * matrix for name, matrix in shared.items()) + np.diag(excess)
+    parts = {
+        name: spread.sd**2 * np.array([[a == b for b in label[name]] for a in label[name]], dtype=float)
+        for name, spread in spreads.items()
+    }
+    excess = [median_excess(launch, noise.launch.sd) for launch in everyone]
+    parts["launch"] += np.diag(excess)
+    error = Spread(math.sqrt(noise.launch.sd**2 + fmean(excess[num:])), noise.launch.df)
+    return contrasted(
+        [log_of(launch) for launch in everyone],
+        num,
+        [(parts[name], spreads[name].df) for name in parts],
+        error,
+        noise.launch,
+    )
+
+
+def contrasted(
+    logs: Sequence[float], num: int, parts: Sequence[tuple[Any, float]], one: Spread, launch: Spread
+) -> Difference:
+    """The ``logs`` after the first ``num`` against what these expect of them.
+
+    ``parts``: covariances (arrays) of all of them that add up, and by how many degrees of freedom each is known;
+    ``one``: what one more launch is off by, ``launch``: what of that is not its own median's.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    covariance: Any = sum(matrix for matrix, _ in parts)
     inverse = np.linalg.inv(covariance[:num, :num] + _NEXT_TO_NOTHING * np.eye(num))
     ones, towards = np.ones(num), covariance[:num, num:].mean(axis=1)
     unbiased = (1 - ones @ inverse @ towards) / (ones @ inverse @ ones)
     weights = inverse @ (towards + unbiased * ones)
-
-    expected = float(weights @ np.array([log_of(launch) for launch in baseline]))
+    candidates = [float(log) for log in logs[num:]]
+    expected = float(weights @ np.array(logs[:num]))
     contrast = np.concatenate([-weights, np.full(len(candidates), 1 / len(candidates))])
-    parts = {name: spreads[name].sd ** 2 * float(contrast @ matrix @ contrast) for name, matrix in shared.items()}
-    parts["launch"] += float(contrast**2 @ np.array(excess))
+    shares = [(float(contrast @ matrix @ contrast), df) for matrix, df in parts]
     if len(candidates) > _MEAN_UP_TO:
-        parts["launch"] += (_MEDIAN_VARIANCE - 1) * spreads["launch"].sd ** 2 / len(candidates)
-    variance = sum(parts.values())
-    df = variance**2 / sum(part**2 / spreads[name].df for name, part in parts.items()) if variance > 0 else math.inf
-    logs = [log_of(launch) for launch in candidates]
+        shares.append(((_MEDIAN_VARIANCE - 1) * launch.sd**2 / len(candidates), launch.df))
+    variance = math.fsum(share for share, _ in shares)
     return Difference(
-        log=_centre(logs) - expected,
+        log=centre(candidates) - expected,
         error=math.sqrt(variance),
-        df=df,
-        launch_sd=math.sqrt(noise.launch.sd**2 + fmean(excess[num:])),
-        each=tuple(value - expected for value in logs),
+        df=variance**2 / math.fsum(share**2 / df for share, df in shares) if variance > 0 else math.inf,
+        launch_sd=one.sd,
+        each=tuple(log - expected for log in candidates),
     )
+
+
+def median_excess(launch: Launch, launch_sd: float) -> float:
+    """By how much more, squared, a launch scatters that ended before its median was known."""
+    return max(0.0, launch.median_error**2 - launch_sd**2)
 
 
 def paired_difference(pairs: Sequence[tuple[Launch, Launch]], noise: Noise) -> Difference:
@@ -110,5 +136,6 @@ def quantile(probability: float, df: float) -> float:
     return float(special.stdtrit(min(df, 1e6), probability))
 
 
-def _centre(values: Sequence[float]) -> float:
+def centre(values: Sequence[float]) -> float:
+    """The mean of up to two, the median of more."""
     return fmean(values) if len(values) <= _MEAN_UP_TO else median(values)

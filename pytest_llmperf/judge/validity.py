@@ -11,18 +11,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pytest_llmperf.judge.evidence_checks import contradictions, undeclarable
+from pytest_llmperf.judge.evidence.evidence_checks import contradictions, undeclarable
 from pytest_llmperf.judge.machine_profile import Experience
+from pytest_llmperf.records.clock_reasons import THROTTLES
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.json_fields import flat
 
-# Clocks lowered for one of these reasons say something of the room or the board, nothing of the software. The power
-# limit is not among them: a chip that trains at full speed lives there.
-_THROTTLES = frozenset(
-    {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
-)
 _THROTTLED_SHARE = 0.1
 
 # A canary this far below the middle one of the stored, of at least so many; two launches a minute apart were seen to
@@ -86,7 +82,7 @@ def injected(launches: Sequence[Launch]) -> tuple[str, ...]:
 
 def _unwell(health: Health) -> Iterator[str]:
     for reason, share in health.clock_reasons.items():
-        if reason in _THROTTLES and share > _THROTTLED_SHARE:
+        if reason in THROTTLES and share > _THROTTLED_SHARE:
             yield (
                 f"clocks were lowered by {reason} in {share * 100:.0f} % of the time "
                 f"({health.temperature_celsius:.0f} °C, {health.sm_clock_mhz:.0f} MHz)"

@@ -14,7 +14,7 @@ from statistics import median_high, median_low
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import METRICS, Metric, Policy
-from pytest_llmperf.judge.sequential_test import Decision, decide
+from pytest_llmperf.judge.sequential_test import Decision, Rule, decide
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
@@ -56,7 +56,7 @@ def judge(
     court = _Court(
         launches,
         Reference.of(baseline),
-        stats.difference(launches, baseline.launches, policy.noise),
+        policy.difference(launches, baseline.launches),
         policy.at(launches, baseline),
     )
     return _judged(court, extra)
@@ -81,7 +81,7 @@ def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
     checks = [court.check(name, metric) for name, metric in METRICS.items()]
     gating = [check for check in checks if check.verdict is not None]
     verdict = worst_of(check.verdict for check in gating)
-    reason = ", ".join(_sentence(check) for check in gating if check.verdict == verdict)
+    reason = ", ".join(sentence(check) for check in gating if check.verdict == verdict)
     if verdict == "pass":
         reason = "within tolerance" if gating else "no metric gates this case"
     # What is lost was shown by as many launches as it takes: another metric's would not mend it.
@@ -93,7 +93,7 @@ def joined(judgement: Judgement, checks: Sequence[Check], *, undecided: bool) ->
     everything = (*judgement.checks, *checks)
     told = [check for check in checks if check.verdict not in (None, "pass", "new")]
     worst = worst_of([judgement.verdict, *(check.verdict for check in told)])
-    sentences = [_sentence(check) for check in told if check.verdict == worst]
+    sentences = [sentence(check) for check in told if check.verdict == worst]
     if worst == judgement.verdict:
         sentences.insert(0, judgement.reason)
     # No launch of one check mends another's loss.
@@ -180,26 +180,20 @@ class _Court:
     def check(self, name: str, metric: Metric) -> Check:
         """The check of one metric; notes where another launch is wanted."""
         bare = _new(name, metric, self._launches, self._policy.tolerances.get(name))
-        by_rule = {"speed": self._speed, "confirmed": self._confirmed, "exact": self._exact}
+        by_rule = {"speed": lambda _, check: self._speed(check), "confirmed": self._confirmed, "exact": self._exact}
         return by_rule[metric.rule](metric, bare)
 
-    def _speed(self, metric: Metric, check: Check) -> Check:
-        ratio = math.exp(-self._difference.log if metric.higher_is_better else self._difference.log)
-        check = replace(check, baseline=check.value / ratio, change=ratio - 1)
-        if check.tolerance is None:
-            return check
-        decision = decide(self._difference, check.tolerance, self._rule)
-        self.undecided |= decision.verdict is None
-        sign = -1 if metric.higher_is_better else 1
-        # Told as the metric changes: a step that takes twice as long is half the rate.
-        slower = decision.detectable
-        return replace(
-            check,
-            limit=check.value / ratio * math.exp(sign * decision.alarm_log),
-            detectable=slower / (1 + slower) if metric.higher_is_better else slower,
-            verdict=decision.verdict or "inconclusive",
-            detail=check.detail or _blind(decision, check.tolerance),
-        )
+    def _speed(self, check: Check) -> Check:
+        check = replace(check, known_tolerance=self._policy.on_known.get(check.metric))
+        speed = speed_check(check, self._difference, self._rule)
+        self.undecided |= speed.undecided or self._wants_confirmation(check)
+        return speed.check
+
+    def _wants_confirmation(self, check: Check) -> bool:
+        """Whether this one launch would not pass if its GPU were known: once it is, one alone condemns nobody."""
+        if check.known_tolerance is None or len(self._launches) >= min(CONFIRMED_BY, self._rule.budget):
+            return False
+        return max(self._difference.each) > math.log1p(check.known_tolerance)
 
     def _confirmed(self, metric: Metric, check: Check) -> Check:
         reference = lasting(metric, self._reference)
@@ -250,6 +244,34 @@ class _Court:
         return "inconclusive"
 
 
+@dataclass(frozen=True)
+class Speed:
+    """What a difference says of one metric."""
+
+    check: Check
+    undecided: bool
+
+
+def speed_check(check: Check, difference: Difference, rule: Rule) -> Speed:
+    """``check``, of which the value and the tolerance are known, by how much slower its launches are."""
+    ratio = math.exp(-difference.log if check.higher_is_better else difference.log)
+    check = replace(check, baseline=check.value / ratio, change=ratio - 1)
+    if check.tolerance is None:
+        return Speed(check, undecided=False)
+    decision = decide(difference, check.tolerance, rule)
+    sign = -1 if check.higher_is_better else 1
+    # Told as the metric changes: a step that takes twice as long is half the rate.
+    slower = decision.detectable
+    check = replace(
+        check,
+        limit=check.value / ratio * math.exp(sign * decision.alarm_log),
+        detectable=slower / (1 + slower) if check.higher_is_better else slower,
+        verdict=decision.verdict or "inconclusive",
+        detail=check.detail or _blind(decision, check.tolerance),
+    )
+    return Speed(check, undecided=decision.verdict is None)
+
+
 def lasting(metric: Metric, held: Reference) -> float:
     """How much of a metric of which more is worse, and that one launch alone may show, a launch usually has."""
     # A loss that was accepted is none any more while it lasts, however many launches are stored from before it.
@@ -293,7 +315,8 @@ def _repeats_itself(launch: Launch) -> bool:
     return len(launch.ranks) == 1 and not launch.evidence.get("compiled_graphs")
 
 
-def _sentence(check: Check) -> str:
+def sentence(check: Check) -> str:
+    """What a check says, for a reason: the figure, and what it is held against."""
     beside = [f"{check.metric} {in_sentence(check.value, check.unit)}"]
     for word, value in (("baseline", check.baseline), ("limit", check.limit)):
         beside += [] if value is None else [f"{word} {in_sentence(value, check.unit)}"]

@@ -25,6 +25,7 @@ _DECIDING = {
     "--perf-launches": 1,
     "--perf-max-launches": None,
     "--perf-trace": "yes",
+    "--perf-calibration": None,
 }
 
 

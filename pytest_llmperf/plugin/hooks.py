@@ -118,7 +118,7 @@ class _Collector:
             self.mind(signals.OF_A_HOST)
         if cases and not session.config.option.collectonly:
             with self.session.outcomes():
-                self.session.begin()
+                self.session.begin(specs_of(session.items))
                 if self.session.settings.static:
                     expect_no_failed_launch(session.items)
                     if not self.session.is_worker:  # each of several asks for its own when it comes to them

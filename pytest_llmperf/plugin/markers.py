@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.engine.terms import CaseTerms
-from pytest_llmperf.judge.evidence_checks import declarable
+from pytest_llmperf.judge.evidence.evidence_checks import declarable
 from pytest_llmperf.judge.scaling_efficiency import Terms
 from pytest_llmperf.plugin.options.run_options import tolerance_metric
 from pytest_llmperf.plugin.outcomes import failed

@@ -11,7 +11,7 @@ from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.preconditions import need_a_narrower_training, need_nats, need_specs, need_the_same_tokens
-from pytest_llmperf.engine.static_check import StaticChecks
+from pytest_llmperf.engine.static.static_check import StaticChecks
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.plugin import benchmark, commands
 from pytest_llmperf.plugin.console import Console

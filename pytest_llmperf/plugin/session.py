@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,9 @@ from pytest_llmperf.run.coverage import Coverage
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings
+
+if TYPE_CHECKING:
+    from pytest_llmperf.engine.whole_run import WholeRun
 
 
 class PerfSession(Context):
@@ -34,6 +38,8 @@ class PerfSession(Context):
         )
         self.config = config
         self.findings = Findings()
+        self.whole_run: WholeRun | None = None
+        """What its cases say of each other, once it is over."""
         self.could_not_collect = False
         self.coverage = Coverage(width=settings.width.gpus if settings.width else None)
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_llmperf.engine.dry_run import exceeds, gpu_hours, plan_lines, skip_lines
 from pytest_llmperf.plugin.benchmark import unwritten
 from pytest_llmperf.plugin.console import Console
+from pytest_llmperf.plugin.options.static_options import without_effect
 from pytest_llmperf.plugin.options.width_options import is_case
 from pytest_llmperf.plugin.second import first, told
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.trouble import Trouble
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.errors import UsageError
+
+if TYPE_CHECKING:
+    from pytest_llmperf.engine.whole_run import WholeRun
 
 
 def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
@@ -30,8 +34,10 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
         where = "nothing is launched"
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
     found = None if session.settings.against else first(session.config)
+    ignored = without_effect(session.config)
     return [
         f"llmperf: {cases} case(s) on {session.machine_kind}, {where}, baselines {baselines}",
+        *([f"llmperf: {ignored}"] if ignored else []),
         *([f"llmperf: {told(session.config, found)}"] if found else []),
     ]
 
@@ -66,10 +72,13 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         session.coverage.parts.add("the run was ended before its end")  # workers of xdist no longer tell
     if not _concerned(session):
         return
+    from pytest_llmperf.engine.whole_run import judged_together
     from pytest_llmperf.report.results_json import write_json
 
     _record_static(session, pytest_session.exitstatus)
-    troubles = list(_troubles(session))
+    whole_run = session.whole_run = judged_together(session, session.findings.results)
+    session.findings.results = list(whole_run.results)
+    troubles = list(_troubles(session, whole_run))
     if troubles:
         _fail(pytest_session)
     path = session.settings.json
@@ -92,15 +101,19 @@ def _record_static(session: PerfSession, exit_code: int) -> None:
     if exit_code == pytest.ExitCode.INTERRUPTED:  # somebody waits for the end
         return
     if any(result.updated for result in results):
-        from pytest_llmperf.engine.static_recording import record_static
+        from pytest_llmperf.engine.static.static_recording import record_static
 
         session.notes += record_static(session, results, Console(session.config))
 
 
-def _troubles(session: PerfSession) -> Iterator[Trouble]:
+def _troubles(session: PerfSession, whole_run: WholeRun) -> Iterator[Trouble]:
     """What no single case can see, and fails the run."""
     from pytest_llmperf.plugin import unused_baselines
 
+    if whole_run.regressed:
+        yield Trouble("regressed, by what the whole run knows", whole_run.regressed)
+    if whole_run.verdict == "regressed":
+        yield Trouble("all cases", [whole_run.line])
     settings, skipped = session.settings, session.findings.skipped
     refused = unused_baselines.prune(session) if settings.update == "prune" else ""
     if refused:
@@ -148,6 +161,7 @@ def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]
     from pytest_llmperf.report.time_spent import longest_lines
     from pytest_llmperf.run.gpu_hours import cost_lines
 
+    whole_run = session.whole_run
     results, width = session.findings.results, reporter._tw.fullwidth if reporter.isatty else None
     spent = session.findings.spent
     table = summary_lines(_priced(session), width, reporter._tw.hasmarkup, sys.stdout.encoding, spent)
@@ -156,7 +170,7 @@ def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]
     longest = [] if most is None else longest_lines(results, most)
     upgrade = upgrade_lines(results) if session.settings.static else []
     return [
-        *filter(None, [host_shift(results)]),
+        *filter(None, [whole_run.line if whole_run and whole_run.change else host_shift(results)]),
         *table,
         *upgrade,
         *costs,
@@ -190,6 +204,8 @@ def _document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict[st
     spent = session.findings.spent
     values = document(session.machine_document(), _priced(session), spent) | {"exit_code": exit_code}
     values |= cost_document(spent.gpu_seconds, session.settings.price)
+    if session.whole_run:
+        values |= session.whole_run.document()
     if session.findings.skipped:
         values["skipped"] = [vars(case) for case in session.findings.skipped]
     if session.settings.dry_run:

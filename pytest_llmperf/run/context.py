@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support import formats
 
 if TYPE_CHECKING:
+    from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
     from pytest_llmperf.judge.machine_profile import Experience
     from pytest_llmperf.judge.sequential_test import Rule
     from pytest_llmperf.launch.machine import Gpu, Machine
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
     from pytest_llmperf.launch.slurm.srun import Srun
     from pytest_llmperf.launch.static_steps import StaticSteps
+    from pytest_llmperf.records.launch import Launch
     from pytest_llmperf.run.model_flops import ModelFlops
     from pytest_llmperf.run.result_cache import ResultCache
     from pytest_llmperf.run.slurm_job import AllNodesLostError, Job
     from pytest_llmperf.run.warm_starts import WarmStarts
+    from pytest_llmperf.spec.train_spec import TrainSpec
 
 #: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
 #: "try again later".
@@ -70,6 +73,8 @@ class Context:
         self._launcher: SlurmLauncher | None = None
         self._all_lost: AllNodesLostError | None = None
         self._is_charged = False
+        self._knowledge: tuple[int, Knowledge] | None = None
+        """What is known once so many launches were judged."""
         self.unfinished = ""
         """What ended this run before its end."""
         self.ends_with = 0
@@ -92,10 +97,33 @@ class Context:
         """What all baselines of this machine kind show; read once, before anything of this run is recorded."""
         from pytest_llmperf.judge.machine_profile import Experience
         from pytest_llmperf.judge.policy import Policy
-        from pytest_llmperf.judge.store import BaselineStore
 
         policy = Policy.for_cpu() if self.on_cpu else Policy.for_gpu()
-        return Experience.of(BaselineStore(self.settings.baselines).launches(self.machine_kind), policy.noise)
+        return Experience.of(self.stored_launches, policy.noise)
+
+    @cached_property
+    def stored_launches(self) -> Sequence[Sequence[Launch]]:
+        """Of every baseline of this machine kind, as they were when the first was asked for."""
+        from pytest_llmperf.judge.store import BaselineStore
+
+        return BaselineStore(self.settings.baselines).launches(self.machine_kind)
+
+    @cached_property
+    def knowledge_stored(self) -> Knowledge | None:
+        """What they show of its GPUs; ``None``: too little to tell GPUs and cases apart, or it is a CPU."""
+        from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
+
+        return None if self.on_cpu or self.settings.against else Knowledge.of(self.stored_launches)
+
+    @property
+    def knowledge(self) -> Knowledge | None:
+        """The same with what this run has seen so far."""
+        stored, launches = self.knowledge_stored, self.result_cache.launches
+        if stored is None:
+            return None
+        if self._knowledge is None or len(launches) != self._knowledge[0]:
+            self._knowledge = len(launches), stored.with_seen(launches)
+        return self._knowledge[1]
 
     @cached_property
     def revision(self) -> Revision:
@@ -133,8 +161,9 @@ class Context:
             raise UsageError(f"--perf-launcher {settings.launcher}: {error}") from None
         return cluster
 
-    def begin(self) -> None:
-        """There are cases: from here on GPU-hours count, and imports run beside what comes before the first launch.
+    def begin(self, specs: Iterable[TrainSpec] = ()) -> None:
+        """There are cases: from here on GPU-hours count, and imports run beside what comes before the first launch, as
+        does what is to be known of ``specs`` by then.
 
         Raises:
             UsageError: see ``cluster`` and ``machine``.
@@ -144,6 +173,17 @@ class Context:
             return
         self.charge()
         self.warm_starts.prepare()
+        if not (self.is_worker or self.settings.dry_run or self.settings.update == "prune"):  # each worker has its own
+            self._prepare_flops(specs)
+
+    def settle(self, *specs: TrainSpec) -> None:
+        """Nothing that may disturb a launch of ``specs``, or make it wait with hardware in its hands, is left to do."""
+        self._prepare_flops(specs)
+        self.model_flops.settle()
+
+    def _prepare_flops(self, specs: Iterable[TrainSpec]) -> None:
+        if not self.on_cpu:
+            self.model_flops.prepare(specs, self.machine.gpus[0].name)
 
     def charge(self) -> None:
         """Let the SLURM job count the GPUs that it holds from now on; on this machine nothing is counted.
@@ -267,6 +307,8 @@ class Context:
             self.warm_starts.close()
         if "static_steps" in self.__dict__:
             self.static_steps.close()
+        if "model_flops" in self.__dict__:
+            self.model_flops.close()
 
     @property
     def num_gpus(self) -> int:

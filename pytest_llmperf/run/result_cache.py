@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.scaling_efficiency import Narrow
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.spec.equivalence import is_narrower
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -58,6 +59,11 @@ class ResultCache:
         """Keep it, but for what cannot be trusted."""
         if measured.result.verdict != "invalid":
             self._measured.append(measured)
+
+    @property
+    def launches(self) -> list[Launch]:
+        """Of all that were judged, each once."""
+        return list({id(launch): launch for one in self._measured for launch in one.result.launches}.values())
 
     def begin_again(self, nodeid: str) -> None:
         """The test is run once more: what it has measured is pooled with what it will, and is its own."""

@@ -16,6 +16,9 @@ MAX_LAUNCHES = 4
 #: How a launch on this machine begins.
 STARTS = ("auto", "warm", "cold")
 
+#: Whether GPUs are calibrated.
+CALIBRATIONS = ("auto", "no")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -38,6 +41,8 @@ class Settings:
     """One of ``STARTS``; ``auto`` is warm where it can be."""
     trace: bool = True
     """Whether launches trace a few steps after those that they time."""
+    calibration: bool = True
+    """Whether GPUs are calibrated, once a day each, by the launches that are held against baselines."""
     static: bool = False
     """Whether cases are judged by what fake tensors tell of their steps, and nothing is launched."""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)

@@ -14,7 +14,7 @@ from pytest_llmperf.engine import launch_retry, runner
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.static_check import StaticChecks
+from pytest_llmperf.engine.static.static_check import StaticChecks
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.launch import machine, static_steps
 from pytest_llmperf.launch.machine import Machine

@@ -23,6 +23,7 @@ OPTIONS = [
     "--perf-against=PYTHON",
     "--perf-start={auto,warm,cold}",
     "--perf-trace={yes,no}",
+    "--perf-calibration={auto,no}",
     "--perf-launcher={auto,local,slurm}",
     "--perf-resume",
     "--perf-budget=GPU_HOURS",
@@ -403,8 +404,15 @@ def test_imports_begin_once_perf_tests_are_collected_to_be_run(
     assert prepared.exists() == prepares
 
 
-def test_an_unknown_start_in_the_ini_file_is_a_usage_error(project: Project) -> None:
-    project.pytester.makeini("[pytest]\nperf_start = warmm\n")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("perf_start = warmm", "auto, warm, cold, did you mean 'warm'?"),
+        ("perf_calibration = never", "auto, no"),
+    ],
+)
+def test_an_unknown_word_in_the_ini_file_is_a_usage_error(project: Project, line: str, expected: str) -> None:
+    project.pytester.makeini(f"[pytest]\n{line}\n")
     result = project.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*ini perf_start = warmm: expected auto, warm, cold, did you mean 'warm'?*"])
+    result.stderr.fnmatch_lines([f"*ini {line}: expected {expected}*"])

@@ -12,6 +12,9 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.cli import main
+from pytest_llmperf.cli.check import command
+from pytest_llmperf.engine.whole_run import WholeRun
+from pytest_llmperf.judge.gpu_effects.common_change import CommonChange
 from tests.fakes import install
 
 SPEC = ("model=llama-tiny", "sequence_length=64", "steps=20")
@@ -59,6 +62,26 @@ def test_what_was_recorded_passes_and_what_got_slower_fails(capsys: pytest.Captu
     assert check("--perf-json", "out.json") == 1
     assert f"{ID}: regressed: " in capsys.readouterr().out
     assert json.loads(Path("out.json").read_text())["exit_code"] == 1
+
+
+def test_what_all_cases_share_fails_the_command_and_is_in_its_document(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check("--update-baselines=new")
+    change = CommonChange(
+        log=0.03, error=0.002, df=9.0, cases=5, gpus=1, is_known=True, is_calibrated=True, together=1.0
+    )
+    monkeypatch.setattr(
+        command, "judged_together", lambda _, results: WholeRun(results, change=change, verdict="regressed")
+    )
+    assert check("--perf-json", "out.json") == 1
+    document = json.loads(Path("out.json").read_text())
+    assert document["exit_code"] == 1
+    assert document["all_cases"]["verdict"] == "regressed"
+    assert document["all_cases"]["slower_by"] == pytest.approx(0.0305, abs=1e-4)
+    out, error = capsys.readouterr()
+    assert "all cases slower, by 3.0 % (2.6 to 3.5), after calibration: 5 cases on 1 GPU; " in out
+    assert "llmperf: all cases slower, by 3.0 %" in error
 
 
 def test_a_launch_that_fails_is_told_and_the_next_spec_still_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.judge.validity import circumstances
 from pytest_llmperf.judge.verdict import judge
+from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Environment, Launch
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.examples import examples
@@ -58,6 +59,14 @@ def accepted(
 BASELINE = accepted(None, launch())
 
 
+def calibration(day: str) -> Calibration:
+    return Calibration(made_at=f"{day}T00:00:00Z", seconds={"copy": 0.0005}, versions={"torch": "2.0"})
+
+
+def calibrated(launch: Launch, made: Calibration) -> Launch:
+    return replace(launch, ranks=tuple(replace(rank, calibration=made) for rank in launch.ranks))
+
+
 class TestJson:
     def test_it_is_sorted_and_ends_with_a_newline(self) -> None:
         text = BASELINE.to_json()
@@ -82,6 +91,38 @@ class TestJson:
         keys = [entry["environment"] for entry in document["launches"]]
         assert keys[0] == keys[1] != keys[2]
         assert all(len(key) == 8 for key in keys)
+
+    def test_a_calibration_is_written_once_and_read_back(self) -> None:
+        mine, others = calibration("2026-01-01"), calibration("2026-01-02")
+        launches = [calibrated(launch(), mine), calibrated(launch(0.101), mine), calibrated(launch(), others)]
+        text = accepted(None, *launches, launch()).to_json()
+        document = json.loads(text)
+        assert len(document["calibrations"]) == 2
+        keys = [record["ranks"][0].get("calibration") for record in document["launches"]]
+        assert keys[0] == keys[1] != keys[2]
+        assert keys[3] is None
+        read = Baseline.from_json(text, "f")
+        assert [each.ranks[0].calibration for each in read.launches] == [mine, mine, others, None]
+        assert read.to_json() == text
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda document: document.pop("calibrations"), "it has no '"),
+            (lambda document: document.update(calibrations={}), "it has no '"),
+            (lambda document: document.update(calibrations=[]), "calibrations is []"),
+            (lambda document: document["launches"][0]["ranks"][0].update(calibration=7), "calibration is 7"),
+            (
+                lambda document: next(iter(document["calibrations"].values()))["seconds"].update(copy=0.0),
+                "a calibration has 'copy' at 0.0 s",
+            ),
+        ],
+    )
+    def test_a_calibration_that_is_none_is_refused(self, change: Callable[[Any], object], said: str) -> None:
+        document = json.loads(accepted(None, calibrated(launch(), calibration("2026-01-01"))).to_json())
+        change(document)
+        with pytest.raises(BaselineError, match=re.escape(said)):
+            Baseline.from_json(json.dumps(document), "f")
 
     def test_more_launches_only_add_lines_to_a_diff(self) -> None:
         before = BASELINE.to_json().splitlines()

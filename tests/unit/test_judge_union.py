@@ -17,6 +17,7 @@ from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, accept_ca
 from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.static.stored_step import StoredStep
 from pytest_llmperf.judge.verdict import judge
+from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -90,6 +91,17 @@ class TestLaunchesOfBothSides:
         ours, theirs = accepted(picked, 3, launch(0.1002)), accepted(picked, 4, launch(0.1003))
         one = united(BASE, ours, theirs)
         assert (days(one), steps(one)) == ([1, 2, 3, 4], [0.1, 0.1001, 0.1002, 0.1003])
+
+    def test_calibrations_of_both_sides_are_kept(self) -> None:
+        def calibrated(day: int) -> Launch:
+            made = Calibration(made_at=f"2026-01-{day:02}T00:00:00Z", seconds={"copy": 0.0005}, versions={})
+            one = launch()
+            return replace(one, ranks=tuple(replace(rank, calibration=made) for rank in one.ranks))
+
+        base = accepted(None, 1, calibrated(1))
+        both = read(united(base, accepted(base, 2, calibrated(2)), accepted(base, 3, launch())))
+        kept = [run.ranks[0].calibration for run in both.launches]
+        assert [one and one.made_at[8:10] for one in kept] == ["01", "02", None]
 
     def test_a_side_that_changed_nothing_adds_nothing(self) -> None:
         theirs = accepted(BASE, 2, launch(0.2), launch(0.2), reason="a slower driver")

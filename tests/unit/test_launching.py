@@ -71,6 +71,21 @@ class TestMachine:
         kind = Machine(gpus=(), cpu_name="Intel(R) Xeon(R) CPU E5-2690 v4 @ 2.60GHz", cores=8).cpu_kind
         assert kind == "cpu-intel-xeon-e5-2690-v4-8c"
 
+    @pytest.mark.parametrize(
+        ("limit", "kind"),
+        [(700_000, "nvidia-h200-140gib"), (699_990, "nvidia-h200-140gib"), (500_000, "nvidia-h200-140gib-500w")],
+    )
+    def test_a_lowered_power_limit_is_another_kind(
+        self, monkeypatch: pytest.MonkeyPatch, limit: int, kind: str
+    ) -> None:
+        assert _gpu_kind_under(monkeypatch, lambda _: limit) == kind
+
+    def test_a_driver_that_tells_no_limit_is_of_the_usual_kind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(_: int) -> int:
+            raise FakeNvml.NVMLError("not supported")
+
+        assert _gpu_kind_under(monkeypatch, refuse) == "nvidia-h200-140gib"
+
     def test_mixed_kinds_are_refused(self) -> None:
         mixed = (GPUS[0], Gpu(1, "GPU-x", "NVIDIA A100", 80 * 10**9))
         with pytest.raises(ValueError, match="different kinds"):
@@ -90,6 +105,25 @@ class TestMachine:
     def test_no_nvml_package_means_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", None)
         assert machine.find_machine().gpus == ()
+
+
+def _gpu_kind_under(monkeypatch: pytest.MonkeyPatch, limit: Callable[[int], int]) -> str:
+    """What a machine is called whose one H200 tells this power limit, in mW."""
+    nvml = SimpleNamespace(
+        NVMLError=FakeNvml.NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda _: "GPU-a",
+        nvmlDeviceGetName=lambda _: "NVIDIA H200",
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=150_754_820_096),
+        nvmlDeviceGetPowerManagementLimit=limit,
+        nvmlDeviceGetPowerManagementDefaultLimit=lambda _: 700_000,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return machine.find_machine().gpu_kind
 
 
 class FakeNvml:

@@ -19,7 +19,7 @@ from pytest_llmperf.launch.progress_reader import ProgressReader
 from pytest_llmperf.launch.stopwatch import Lap, Meter
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.phases import FAILED, OTHER, WAITING, accounted, phases_of, summed, total
+from pytest_llmperf.records.phases import FAILED, HELD, OTHER, WAITING, accounted, phases_of, summed, total
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from tests.fakes import launch_of
@@ -28,7 +28,18 @@ REPOSITORY = Path(__file__).parents[2]
 SPEC = TrainSpec(model="llama-tiny", steps=10)
 BEGAN = 1.7e9
 REACHED = {"importing": BEGAN + 2.0, "building": BEGAN + 9.5, "training": BEGAN + 11.0, "finishing": BEGAN + 20.0}
-WORDS = ("importing", "building", "training", "saving", "gathering", "tracing", "finishing", "nonsense")
+WORDS = (
+    "importing",
+    "building",
+    "calibrating",
+    "assembling",
+    "training",
+    "saving",
+    "gathering",
+    "tracing",
+    "finishing",
+    "nonsense",
+)
 
 
 class TestOfALaunch:
@@ -46,6 +57,14 @@ class TestOfALaunch:
         phases = phases_of(BEGAN, 21.5, {**REACHED, "tracing": BEGAN + 19.0}, 3.25)
         assert (phases["steps"], phases["trace"], phases["end"]) == (4.75, 1.0, 1.5)
 
+    def test_a_calibration_is_no_part_of_the_models(self) -> None:
+        told = {**REACHED, "calibrating": BEGAN + 9.75, "assembling": BEGAN + 10.5}
+        phases = phases_of(BEGAN, 21.5, told, 3.25)
+        assert (phases["imports"], phases["calibration"], phases["model"]) == (7.5, 0.75, 0.75)
+        assert "calibration" not in HELD
+        kept = {name: at for name, at in told.items() if name != "calibrating"}
+        assert phases_of(BEGAN, 21.5, kept, 3.25) == phases_of(BEGAN, 21.5, REACHED, 3.25)
+
     def test_what_is_gathered_before_the_traced_steps_belongs_to_the_end(self) -> None:
         after = {"saving": BEGAN + 20.0, "gathering": BEGAN + 24.0, "tracing": BEGAN + 24.5, "finishing": BEGAN + 25.0}
         phases = phases_of(BEGAN, 26.5, {**REACHED, **after}, 3.25)
@@ -55,6 +74,7 @@ class TestOfALaunch:
     def test_the_guide_names_them_in_their_order(self) -> None:
         guide = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
         every = {**REACHED, "saving": BEGAN + 20.0, "gathering": BEGAN + 21.0, "tracing": BEGAN + 21.5}
+        every |= {"calibrating": BEGAN + 10.0, "assembling": BEGAN + 10.5}
         table = guide.partition("## Where the time went")[2].partition("\n## ")[0]
         assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [WAITING, *phases_of(BEGAN, 25.5, every, 3.25)]
 

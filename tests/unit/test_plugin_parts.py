@@ -224,6 +224,7 @@ class TestRunner:
             job=None,
             settings=SimpleNamespace(launches=1, timeout_seconds=1.0, memory_limit_bytes=0, trace=True),
             warm_starts=SimpleNamespace(start=lambda say: None),
+            settle=lambda _spec: None,
         )
         shown: Any = show
         caller = Caller(context=session, terms=CaseTerms(), findings=Findings(), observer=shown, nodeid="t.py::t")
@@ -354,9 +355,11 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
     )
     made = replace(made, ranks=ranks, environment=replace(made.environment, gpu="NVIDIA H200"))
     session: Any = SimpleNamespace(
-        settings=SimpleNamespace(launches=1, max_launches=1, tolerances={}),
+        settings=SimpleNamespace(launches=1, max_launches=1, tolerances={}, calibration=True),
         rule=Rule(),
         experience=Experience.of([], Policy.for_gpu().noise),
+        knowledge=None,
+        result_cache=SimpleNamespace(launches=[]),
         on_cpu=False,
         machine_kind="m",
         job=None,

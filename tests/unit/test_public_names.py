@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -12,6 +13,12 @@ import pytest
 import pytest_llmperf
 
 REPOSITORY = Path(__file__).parents[2]
+PACKAGE = Path(pytest_llmperf.__file__).parent
+MODULES = sorted(
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    for path in PACKAGE.rglob("*.py")
+    if "worker" not in path.relative_to(PACKAGE).parts and path.stem not in ("__init__", "__main__")
+)
 SUITE = sorted((REPOSITORY / "perf_tests").glob("*.py"))
 
 
@@ -24,6 +31,11 @@ def test_the_guide_lists_every_name() -> None:
 @pytest.mark.parametrize("name", pytest_llmperf.__all__)
 def test_every_name_is_there(name: str) -> None:
     assert getattr(pytest_llmperf, name) is not None
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_but_the_workers_is_imported(name: str) -> None:
+    importlib.import_module(name)
 
 
 def test_another_name_is_an_attribute_error() -> None:

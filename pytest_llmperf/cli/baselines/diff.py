@@ -10,7 +10,7 @@ from pytest_llmperf.cli.baseline_figures import MEMORY, RATE, by_machine, change
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored
 from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.exact_changes import changes
+from pytest_llmperf.judge.evidence.exact_changes import changes
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats

@@ -15,16 +15,17 @@ from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.static_check import StaticChecks
-from pytest_llmperf.engine.static_recording import record_static
+from pytest_llmperf.engine.static.static_check import StaticChecks
+from pytest_llmperf.engine.static.static_recording import record_static
 from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.engine.whole_run import WholeRun, judged_together
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.results_json import document, write_json
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.settings import MAX_LAUNCHES, STARTS, Settings
+from pytest_llmperf.run.settings import CALIBRATIONS, MAX_LAUNCHES, STARTS, Settings
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.quantities import argument
@@ -50,6 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--perf-timeout", type=seconds, default=1800.0, metavar="SECONDS", help="per launch; default: %(default)s")
     add("--perf-start", choices=STARTS, default="auto", help="how a launch begins; default: %(default)s")
     add("--perf-trace", choices=("yes", "no"), default="yes", help="trace three steps after those that are timed")
+    what = "calibrate each GPU once a day, for some seconds inside a launch; default: %(default)s"
+    add("--perf-calibration", choices=CALIBRATIONS, default="auto", help=what)
 
 
 @dataclass
@@ -85,6 +88,7 @@ class Check:
             strict=arguments.perf_strict,
             start=arguments.perf_start,
             trace=arguments.perf_trace == "yes",
+            calibration=arguments.perf_calibration == "auto",
             static=arguments.static,
             timeout_seconds=arguments.perf_timeout,
             launches=arguments.perf_launches,
@@ -94,7 +98,7 @@ class Check:
         context = Context(settings, rootdir=Path.cwd())
         try:
             _ = context.machine_kind
-            context.begin()
+            context.begin(specs)
         except UsageError as error:
             arguments.usage(str(error))
         context.num_gates = len(specs)
@@ -130,8 +134,12 @@ class Check:
                 break
         if self.context.settings.update and not self.arguments.static and not exit_code:
             yield from record_static(self.context, self.findings.results, Terminal())
+        whole_run = judged_together(self.context, self.findings.results)
+        self.findings.results = list(whole_run.results)
+        self.troubles += whole_run.lines
+        yield from filter(None, [whole_run.line])
         yield from ("", *summary_lines(self.findings.results, screen.width, color=False, spent=self.findings.spent))
-        self._write_json(exit_code or int(bool(self.troubles)))
+        self._write_json(exit_code or int(bool(self.troubles)), whole_run)
         if exit_code:
             raise SystemExit(exit_code)
 
@@ -154,13 +162,13 @@ class Check:
         words = ["llmperf", "check", *_words(spec), *where]
         return shlex.join([*words, "--perf-baselines", str(self.arguments.perf_baselines)])
 
-    def _write_json(self, exit_code: int) -> None:
+    def _write_json(self, exit_code: int, whole_run: WholeRun) -> None:
         path = self.context.settings.json
         if path is None:
             return
         try:
             values = document(self.context.machine_document(), self.findings.results, self.findings.spent)
-            write_json(path, values | {"exit_code": exit_code})
+            write_json(path, values | whole_run.document() | {"exit_code": exit_code})
         except OSError as error:
             self.troubles.append(f"--perf-json {path}: not written ({error})")
 

@@ -136,6 +136,7 @@ def read_settings(config: pytest.Config) -> Settings:
         launcher="local" if is_static else option.perf_launcher,
         start=start_options.read(config),
         trace=config.option.perf_trace == "yes",
+        calibration=start_options.read_calibration(config),
         static=is_static,
         slurm=slurm_options.read(config),
         width=width_options.read(option.perf_width, _path(config, "--perf-plan", option.perf_plan)),

@@ -1,0 +1,116 @@
+"""The whole run: what its cases say of each other once all of them are over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from pytest_llmperf.judge.gpu_effects.common_change import CommonChange, common_change
+from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
+from pytest_llmperf.judge.gpu_effects.later_verdict import judged_later
+from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult, Verdict
+from pytest_llmperf.run.context import Context
+
+_RATE = "tokens_per_second_per_gpu"
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """What was found."""
+
+    results: Sequence[CaseResult]
+    """Those of the run, each by what all of it knows."""
+    regressed: Sequence[str] = ()
+    """A line for each that its test passed, and that does not hold by that."""
+    change: CommonChange | None = None
+    """What all cases have in common; ``None``: they are too few, or on GPUs of which too little is known."""
+    verdict: Verdict = "pass"
+    """On that change."""
+
+    @property
+    def line(self) -> str:
+        """``all cases, by 2.9 % (2.3 to 3.5), after calibration: …``; empty where it is no news."""
+        change = self.change
+        if change is None or not change.is_news:
+            return ""
+        low, high = sorted(abs(each) * 100 for each in change.interval)
+        way = "slower" if change.log > 0 else "faster"
+        told = "which their GPUs alone may do (not calibrated)"
+        if change.is_known:
+            told = "after calibration" if change.is_calibrated else "on GPUs that their baselines know"
+        cases = f"{change.cases} cases on {change.gpus} GPU{'s' * (change.gpus > 1)}"
+        return (
+            f"all cases {way}, by {abs(change.ratio) * 100:.1f} % ({low:.1f} to {high:.1f}), {told}: {cases}; "
+            "look at what they share: a library, the driver, the host; --perf-against compares with another "
+            "environment on the same hardware"
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """What fails the run and no test of it."""
+        return [*self.regressed, *([self.line] if self.verdict == "regressed" else [])]
+
+    def document(self) -> dict[str, Any]:
+        """What ``--perf-json`` says of that change; nothing where none was looked for."""
+        if self.change is None:
+            return {}
+        low, high = self.change.interval
+        figures = {"slower_by": self.change.ratio, "low": low, "high": high}
+        facts = {
+            name: getattr(self.change, name) for name in ("cases", "gpus", "is_known", "is_calibrated", "together")
+        }
+        return {"all_cases": {"verdict": self.verdict, **figures, **facts}}
+
+
+def judged_together(context: Context, results: Sequence[CaseResult]) -> WholeRun:
+    """``results`` of a run that is over; no launch is spent for it."""
+    stored = context.knowledge_stored if any(result.launches for result in results) else None
+    if stored is None or context.settings.static:
+        return WholeRun(results)
+    judged = [result for result in results if _is_judged(result, context.machine_kind)]
+    launches = [launch for result in judged for launch in result.launches]
+    # Workers of xdist may have recorded some of them since: nothing is held against itself.
+    own = set(map(_identity, launches))
+    before = [[one for one in each if _identity(one) not in own] for each in context.stored_launches]
+    if list(map(len, before)) != list(map(len, context.stored_launches)):
+        stored = Knowledge.of(before)
+    if stored is None:
+        return WholeRun(results)
+    knowledge = stored.with_seen(launches)
+    settings = context.settings
+    rule = Rule.allowing(settings.alarms_a_month, max(context.num_gates, len(results)), settings.max_launches)
+    baselines = {each[0].digest: each for each in before if each}
+    # As for a case by itself; what failed by itself has failed.
+    failing = FAILING_IF_STRICT if settings.strict else FAILING
+    found, lines = [], []
+    for result in results:
+        baseline = baselines.get(result.digest) if _is_judged(result, context.machine_kind) else None
+        later = judged_later(result, baseline, knowledge, rule) if baseline else result
+        if later.verdict in failing and result.verdict not in failing:
+            lines.append(f"{later.nodeid}: {later.id}: {later.reason}; its test ended as {result.verdict}")
+        found.append(later)
+    change = common_change(knowledge)
+    compared = [result for result in judged if result.digest in baselines]
+    held = [each for result in compared if (each := _tolerance(result)) is not None]
+    # Whoever records what is there already has accepted what it does.
+    is_held = change is not None and held and not any(result.updated for result in compared)
+    return WholeRun(found, lines, change, change.verdict(median(held), rule) if change and is_held else "pass")
+
+
+def _is_judged(result: CaseResult, machine: str) -> bool:
+    """Whether its launches are figures, of this machine kind, that are held against a baseline."""
+    return result.verdict != "invalid" and result.machine == machine and not result.launches_before
+
+
+def _identity(launch: Launch) -> tuple[str, str, str]:
+    """What a baseline, which rounds figures, keeps as it was."""
+    return launch.digest, launch.site, launch.started_at
+
+
+def _tolerance(result: CaseResult) -> float | None:
+    check = result.check(_RATE)
+    return (check.known_tolerance or check.tolerance) if check else None

@@ -1,0 +1,136 @@
+"""The change that all cases of a run have in common, once what their GPUs are known to do is taken off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_llmperf.judge.gpu_effects.knowledge import ROUNDS, USUAL_ERRORS, Knowledge
+from pytest_llmperf.judge.gpu_effects.model import cell_variances, design_of, estimated
+from pytest_llmperf.judge.gpu_effects.observation import Observation
+from pytest_llmperf.judge.gpu_effects.panel import Panel
+from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.judge.stats import quantile
+from pytest_llmperf.records.result import Verdict
+from pytest_llmperf.support.one_thread import one_thread
+
+# Of fewer cases "all" means nothing; so many of them have to have moved by like amounts.
+_FEWEST, _MOST = 4, 0.75
+
+# Of the change: a case that lies further from it has not moved so; one that has not moved at all lies all of it away.
+_ALIKE = 0.5
+
+# Of both sides together, in the interval that is told.
+_INTERVAL = 0.95
+
+# A smaller one is no news: hosts of one kind differ by more in what no factor tells.
+_NEWS = 0.005
+
+# As of one case on a GPU that is not known.
+_UNCALIBRATED = 0.05
+
+# Before anything is seen a change may be as large as it likes.
+_ANY = 1.0
+
+
+@dataclass(frozen=True)
+class CommonChange:
+    """By how much all cases are slower."""
+
+    log: float
+    error: float
+    df: float
+    cases: int
+    gpus: int
+    is_known: bool
+    """Whether a calibration, or stored launches of the very GPUs, tell what each of these would have done."""
+    is_calibrated: bool
+    """Whether calibrations do."""
+    together: float
+    """Share of the cases that moved so, by like amounts."""
+
+    def verdict(self, tolerance: float, rule: Rule) -> Verdict:
+        """By the rule of a single case: beyond ``tolerance`` and the noise; else nothing is said against it.
+
+        A GPU of which nothing tells may move all cases alike: then no less is gated than GPUs of one kind were ever
+        seen apart.
+        """
+        if not self.is_known:
+            tolerance = max(tolerance, _UNCALIBRATED)
+        beyond = max(math.log1p(tolerance), quantile(1 - rule.alpha, self.df) * self.error)
+        if abs(self.log) <= beyond or self.together < _MOST:
+            return "pass"
+        return "regressed" if self.log > 0 else "improved"
+
+    @property
+    def ratio(self) -> float:
+        """By which fraction steps take longer."""
+        return math.expm1(self.log)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the slow-down, 95 %; fractions."""
+        wide = quantile((1 + _INTERVAL) / 2, self.df) * self.error
+        return math.expm1(self.log - wide), math.expm1(self.log + wide)
+
+    @property
+    def is_news(self) -> bool:
+        """Whether a change that somebody would look for is likely."""
+        return self.together >= _MOST and min(map(abs, self.interval)) > _NEWS and self._has_one_sign
+
+    @property
+    def _has_one_sign(self) -> bool:
+        low, high = self.interval
+        return low * high > 0
+
+
+@one_thread()
+def common_change(knowledge: Knowledge) -> CommonChange | None:
+    """Of what the run has seen; ``None``: too few cases that are known from before.
+
+    A change is a shift of all of the run's launches, and of no calibration: its estimate is that of generalised least
+    squares, beside the effects of all GPUs.
+    """
+    import numpy as np  # noqa: PLC0415 - only a judged run pays for it
+
+    known = {each.series for each in knowledge.stored}
+    seen = [each for each in knowledge.seen if each.series in known]
+    launched = [each for each in seen if not each.is_calibration]
+    cases = {each.series for each in launched}
+    if len(cases) < _FEWEST:
+        return None
+    model, panel = knowledge.model, Panel(knowledge.stored, seen)
+    shifted = panel.may_have_changed
+    design = np.column_stack([design_of(model, panel), shifted])
+    prior = np.zeros((design.shape[1],) * 2)
+    prior[:-1, :-1], prior[-1, -1] = model.covariance(panel.units), _ANY**2
+    variances = cell_variances(model, panel)
+    means, covariance, centres = estimated(panel, design, prior, variances)
+    left = panel.logs - centres[panel.of_series] - design @ means
+    for _ in range(ROUNDS):
+        far = np.maximum(1.0, abs(left) / (USUAL_ERRORS * np.sqrt(variances)))
+        means, covariance, centres = estimated(panel, design, prior, np.where(shifted, variances * far, variances))
+        left = panel.logs - centres[panel.of_series] - design @ means
+    log = float(means[-1])
+    devices = {device for each in launched for device in each.unit.devices}
+    told = _told([*knowledge.stored, *(each for each in seen if each.is_calibration)])
+    calibrated = _told([each for each in (*knowledge.stored, *seen) if each.is_calibration])
+    return CommonChange(
+        log=log,
+        error=math.sqrt(float(covariance[-1, -1])),
+        df=model.effects_df,
+        cases=len(cases),
+        gpus=len(devices),
+        is_known=devices <= told,
+        is_calibrated=devices <= calibrated,
+        together=float((abs(left[shifted]) <= _ALIKE * abs(log)).mean()),
+    )
+
+
+def _told(observations: Sequence[Observation]) -> set[str]:
+    """The devices that ``observations`` tell apart from others: what one alone has done says nothing."""
+    of_series: dict[str, set[str]] = {}
+    for each in observations:
+        of_series.setdefault(each.series, set()).update(each.unit.devices)
+    return {device for devices in of_series.values() if len(devices) > 1 for device in devices}

@@ -1,0 +1,136 @@
+"""Knowledge: what is stored of a machine kind's GPUs and what a run has seen on its own; and of a case by that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from pytest_llmperf.judge.gpu_effects.model import (
+    FACTORS,
+    Model,
+    Posterior,
+    cell_variances,
+    design_of,
+    learn,
+    predicted,
+)
+from pytest_llmperf.judge.gpu_effects.observation import Observation, Unit, calibrations_of, observations_of, unit_of
+from pytest_llmperf.judge.gpu_effects.panel import COMPONENTS, Array, Panel
+from pytest_llmperf.judge.noise import Noise, Spread, Squares, log_of, within_sessions, without_outliers
+from pytest_llmperf.judge.stats import Difference, contrasted, median_excess
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support.one_thread import one_thread
+
+#: Other cases of the run may have changed themselves: beyond so many of their errors they count for less (Huber 1964),
+#: found in so many rounds.
+USUAL_ERRORS, ROUNDS = 1.5, 6
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Of the GPUs of one machine kind."""
+
+    model: Model
+    stored: Sequence[Observation]
+    """Of all baselines, from before this run recorded anything."""
+    seen: Sequence[Observation] = field(default=())
+    """By this run so far."""
+    _told: dict[tuple[str, frozenset[Observation]], Posterior] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, cases: Sequence[Sequence[Launch]]) -> Knowledge | None:
+        """From the stored launches of each case; ``None``: too little to tell GPUs and cases apart."""
+        stored = observations_of([launch for launches in cases for launch in launches])
+        model = learn(stored)
+        return cls(model, stored) if model else None
+
+    def with_seen(self, launches: Sequence[Launch]) -> Knowledge:
+        """Beside what a run's ``launches`` show; what a baseline keeps of the same is left out, else it counted twice.
+
+        A calibration of today may be stored by now, and launches that another start of a SLURM job has made.
+        """
+        seen = {each.measurement: each for each in observations_of(launches)}
+        stored = [each for each in self.stored if each.measurement not in seen]
+        return Knowledge(self.model, stored, tuple(seen.values()))
+
+    def difference(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Difference:
+        """``candidates`` of one case against what its ``baseline`` expects on their units.
+
+        What all other cases, and calibrations, tell of the GPUs of both is taken off first: as ``stats.difference``,
+        on what is left, with what they do not tell of it as a part of the error.
+        """
+        series = candidates[0].digest
+        baseline = without_outliers(baseline, self._usual(series))
+        everyone = [*baseline, *candidates]
+        with one_thread():
+            told = self.told(series, calibrations_of(candidates)).of([unit_of(each) for each in everyone])
+            return _difference(self.model, series, everyone, len(baseline), told)
+
+    def told(self, series: str, more: Iterable[Observation] = ()) -> Posterior:
+        """What all but ``series``, and ``more``, tell of the effects of GPUs."""
+        known = {each.measurement for each in (*self.stored, *self.seen)}
+        added = frozenset(each for each in more if each.measurement not in known)
+        key = (series, added)
+        if key not in self._told:
+            seen = (*self.seen, *sorted(added, key=lambda each: (each.series, each.unit.devices, each.at)))
+            groups = ([each for each in group if each.series != series] for group in (self.stored, seen))
+            self._told[key] = robust(self.model, Panel(*groups))
+        return self._told[key]
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """On which this run has launched."""
+        return tuple(dict.fromkeys(each.unit for each in self.seen if not each.is_calibration))
+
+    def _usual(self, series: str) -> Noise:
+        """How launches of one case scatter where nothing is taken off."""
+        model, half = self.model, self.model.own_spread(series).sd / math.sqrt(2)
+        host, device, day = (
+            math.hypot(*(model.effects[factor][component] for factor in FACTORS)) for component in COMPONENTS
+        )
+        spreads = {"host": host, "site": device, "session": math.hypot(day, half), "launch": half}
+        return Noise(**{name: Spread(sd, model.effects_df) for name, sd in spreads.items()})
+
+
+def robust(model: Model, panel: Panel) -> Posterior:
+    """The effects, where cells of the run itself that lie far off count for less: their cases may have changed."""
+    import numpy as np  # noqa: PLC0415 - only a judged case pays for it
+
+    variances, design = cell_variances(model, panel), design_of(model, panel)
+    posterior = predicted(model, panel, variances)
+    for _ in range(ROUNDS if panel.may_have_changed.any() else 0):
+        left = panel.logs - posterior.centres[panel.of_series] - design @ posterior.means
+        far = np.maximum(1.0, abs(left) / (USUAL_ERRORS * np.sqrt(variances)))
+        posterior = predicted(model, panel, np.where(panel.may_have_changed, variances * far, variances))
+    return posterior
+
+
+def _difference(
+    model: Model, series: str, everyone: Sequence[Launch], num: int, told: tuple[Array, Array]
+) -> Difference:
+    import numpy as np  # noqa: PLC0415
+
+    effects, covariance = told
+    loading, own = model.loading(series), model.own_spread(series)
+    # Half of the variance is shared by all launches on a unit, half is the launch's; those that were repeated know
+    # that better.
+    half = Spread(own.sd / math.sqrt(2), own.df)
+    shown = [within_sessions(group) for group in (everyone[:num], everyone[num:])]
+    launch = half.moderated(Squares(sum(each.total for each in shown), sum(each.df for each in shown)))
+    excess = [median_excess(each, launch.sd) for each in everyone]
+    units, size = [unit_of(each) for each in everyone], len(everyone)
+    same = np.array([[float(a == b) for b in units] for a in units])
+    loads = np.kron(loading.mean, np.eye(size))
+    # Of each two factors what both move: their effects, and that these are not known.
+    second = (np.outer(effects, effects) + covariance).reshape(len(FACTORS), size, len(FACTORS), size)
+    parts = [
+        (loads @ covariance @ loads.T, model.effects_df),
+        (np.einsum("ab,aibj->ij", loading.covariance, second), own.df),
+        (half.sd**2 * same, half.df),
+        (launch.sd**2 * np.eye(len(everyone)) + np.diag(excess), launch.df),
+    ]
+    logs = [log_of(each) - float(effect) for each, effect in zip(everyone, loads @ effects, strict=True)]
+    one = Spread(math.sqrt(launch.sd**2 + fmean(excess[num:])), launch.df)
+    return contrasted(logs, num, parts, one, launch)

@@ -1,0 +1,312 @@
+"""Model: what all baselines of a machine kind say of how its GPUs differ, and of how each case feels that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import fmean, median, variance
+
+from pytest_llmperf.judge.gpu_effects.observation import Observation, Unit
+from pytest_llmperf.judge.gpu_effects.panel import Array, Panel, incidence
+from pytest_llmperf.judge.noise import Spread
+from pytest_llmperf.support.one_thread import one_thread
+
+#: What of a GPU is told apart: how fast it is, and by how much more where a case runs at its power limit.
+FACTORS = ("general", "at_power_limit")
+
+# Standard deviations before anything was seen, and what that is worth in hosts, devices and days: eight H200 of one
+# host differ by 0.6 %, hosts by as much; what is at the power limit and what is not were seen to move apart by half.
+_EFFECTS: Mapping[str, Mapping[str, float]] = {
+    "general": {"host": 0.006, "device": 0.006, "day": 0.003},
+    "at_power_limit": {"host": 0.004, "device": 0.004, "day": 0.002},
+}
+_EFFECTS_DF = 4.0
+
+# How far loadings lie about what is expected of them.
+_LOADING_SD = 0.4
+
+# A clock that is lower than the highest by so much is the power limit's.
+_LIMITED = 0.08
+
+# What is left to a case on a unit, before anything was seen, and what that is worth.
+_OWN = Spread(0.003, 4.0)
+_LEAST_DF, _MOST_DF = 3.0, 5.0
+
+# Less is not believed: launches of 40 steps know their own median to no better.
+_LEAST_OWN = 0.001
+
+# It moves no figure by a hundredth of a per cent after half as many.
+_ROUNDS = 15
+
+# Fewer units, or cases that were seen on several, tell GPUs and cases not apart.
+_LEAST_UNITS, _LEAST_SERIES = 3, 3
+
+# What keeps matrices invertible: a millionth of a per cent, squared.
+_NEXT_TO_NOTHING = 1e-16
+
+
+@dataclass(frozen=True)
+class Loading:
+    """By how much of each of a GPU's effects a series moves, and how well that is known."""
+
+    mean: Array
+    covariance: Array
+    expected: Array
+    """Before its launches were compared."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Standard deviations of logarithms."""
+
+    effects: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: dict(_EFFECTS))
+    """By factor: of hosts, of devices of a host, and of a device's days."""
+    effects_df: float = _EFFECTS_DF
+    loadings: Mapping[str, Loading] = field(default_factory=dict)
+    """By series."""
+    own: Mapping[str, Spread] = field(default_factory=dict)
+    """By series: what one launch on another unit is off by itself."""
+    usual: Spread = _OWN
+    """The same of a series that was never seen."""
+
+    def loading(self, series: str) -> Loading:
+        return self.loadings.get(series) or expected_loading(0.0)
+
+    def own_spread(self, series: str) -> Spread:
+        return self.own.get(series, self.usual)
+
+    def covariance(self, units: Sequence[Unit]) -> Array:
+        """Of the effects of ``units``, before any is seen: all of the first factor, then all of the next."""
+        import numpy as np  # noqa: PLC0415 - only a judged case pays for it
+
+        num, shares = len(units), incidence(units)
+        total = np.zeros((num * len(FACTORS),) * 2)
+        for number, factor in enumerate(FACTORS):
+            place = slice(number * num, (number + 1) * num)
+            for component, matrix in shares.items():
+                total[place, place] += self.effects[factor][component] ** 2 * matrix @ matrix.T
+        return total
+
+
+def expected_loading(limited: float) -> Loading:
+    """Of a case that runs at the power limit (1), at the highest clock (0), or of which that is not known (0.5)."""
+    import numpy as np  # noqa: PLC0415
+
+    mean = np.array([1.0, limited - 0.5])
+    return Loading(mean, _LOADING_SD**2 * np.eye(len(FACTORS)), mean)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The effects of a panel's units, as far as its observations tell them."""
+
+    model: Model
+    units: Sequence[Unit]
+    means: Array
+    covariance: Array
+    centres: Array
+    """Of each series of the panel its mean, without effects."""
+
+    def of(self, units: Sequence[Unit]) -> tuple[Array, Array]:
+        """What is expected of ``units``, and the covariance of its errors; also of ones that the panel has not seen."""
+        import numpy as np  # noqa: PLC0415
+
+        num, every = len(self.units), len(self.units) + len(units)
+        prior = self.model.covariance([*self.units, *units])
+        known = np.concatenate([np.arange(num) + number * every for number in range(len(FACTORS))])
+        asked = np.concatenate([np.arange(num, every) + number * every for number in range(len(FACTORS))])
+        towards = prior[np.ix_(known, asked)]
+        by_means, told = self._told
+        return towards.T @ by_means, prior[np.ix_(asked, asked)] - towards.T @ told @ towards
+
+    @cached_property
+    def _told(self) -> tuple[Array, Array]:
+        """What of a covariance with these units' effects becomes an expectation, and what is taken off its error."""
+        inverse = inverted(self.model.covariance(self.units))
+        return inverse @ self.means, inverse - inverse @ self.covariance @ inverse
+
+
+def learn(observations: Sequence[Observation]) -> Model | None:
+    """From what is stored of a machine kind; ``None``: too little to tell its GPUs and its cases apart.
+
+    Expectation maximisation (Dempster, Laird and Rubin 1977) of a mixed model with common factors: given loadings and
+    variances the effects are best linear unbiased predictions (Henderson 1975); given these, a series' loadings are a
+    regression that is shrunk towards what its clock lets expect, what is left of each series moderates what is left of
+    all (Smyth 2004), and variances are what the predictions and their errors show.
+    """
+    panel = Panel(observations)
+    on_units: dict[str, set[Unit]] = {}
+    for each in observations:
+        on_units.setdefault(each.series, set()).add(each.unit)
+    several = [units for units in on_units.values() if len(units) > 1]
+    if len(several) < _LEAST_SERIES or len(set().union(*several)) < _LEAST_UNITS:
+        return None
+    model = Model(loadings=_expected(observations))
+    with one_thread():
+        for _ in range(_ROUNDS):
+            model = _better(model, panel)
+    hosts = incidence(panel.units)["host"].shape[1]
+    return replace(model, effects_df=_EFFECTS_DF + hosts - 1)
+
+
+def _expected(observations: Sequence[Observation]) -> dict[str, Loading]:
+    clocks: dict[str, list[float]] = {}
+    for each in observations:
+        clocks.setdefault(each.series, []).extend([each.clock_mhz] if each.clock_mhz else [])
+    highest = max((clock for several in clocks.values() for clock in several), default=0.0)
+    return {
+        name: expected_loading(min(1.0, (1 - median(several) / highest) / _LIMITED) if several else 0.5)
+        for name, several in clocks.items()
+    }
+
+
+def _better(model: Model, panel: Panel) -> Model:
+    import numpy as np  # noqa: PLC0415
+
+    variances = cell_variances(model, panel)
+    posterior = predicted(model, panel, variances)
+    num = len(panel.units)
+    loadings, squares = {}, {}
+    for number, name in enumerate(panel.series):
+        cells = np.flatnonzero(panel.of_series == number)
+        places = np.concatenate([panel.of_unit[cells] + factor * num for factor in range(len(FACTORS))])
+        fitted = _regressed(
+            panel.logs[cells],
+            posterior.means[places],
+            posterior.covariance[np.ix_(places, places)],
+            1 / variances[cells],
+            model.loading(name).expected,
+        )
+        loadings[name] = fitted.loading
+        squares[name] = (fitted.squares, max(0.0, len(cells) - 1 - fitted.spent))
+    usual = _pooled(list(squares.values()))
+    own = {}
+    for name, (total, df) in squares.items():
+        sd = math.sqrt((usual.df * usual.sd**2 + total) / (usual.df + df))
+        own[name] = Spread(max(sd, _LEAST_OWN), usual.df + df)
+    return Model(effects=_spread(model, panel, posterior), loadings=loadings, own=own, usual=usual)
+
+
+def _pooled(squares: Sequence[tuple[float, float]]) -> Spread:
+    """What is usual, and by how many degrees of freedom it tells of one more series (Smyth 2004, section 6.2).
+
+    Of logarithms: one series that scatters a hundred times as much as the others moves it by no more than it must.
+    """
+    from scipy import special  # noqa: PLC0415
+
+    several = [(total / df, df) for total, df in squares if df >= 1 and total > 0]
+    if len(several) < _LEAST_SERIES:
+        return _OWN
+    logs = [math.log(s2) - float(special.digamma(df / 2)) + math.log(df / 2) for s2, df in several]
+    excess = variance(logs) - fmean(float(special.polygamma(1, df / 2)) for _, df in several)
+    least, most = _LEAST_DF, _MOST_DF
+    for _ in range(20):  # trigamma falls: bisection finds where it is the excess
+        middle = (least + most) / 2
+        least, most = (middle, most) if special.polygamma(1, middle / 2) > excess else (least, middle)
+    centre = fmean(logs) + float(special.digamma(most / 2)) - math.log(most / 2)
+    before, weight = math.log(_OWN.sd**2), _OWN.df / (_OWN.df + len(several))
+    return Spread(max(_LEAST_OWN, math.exp((weight * before + (1 - weight) * centre) / 2)), most)
+
+
+def cell_variances(model: Model, panel: Panel) -> Array:
+    """Of each cell about its series' mean and its unit's effect."""
+    import numpy as np  # noqa: PLC0415
+
+    own = np.array([model.own_spread(panel.series[number]).sd ** 2 for number in panel.of_series])
+    # Half of what is left is the launch's, which several of them average; one that does not know its median has more.
+    launch = own / 2 + np.maximum(0.0, panel.squared_errors - own / 2)
+    return own / 2 + launch / panel.sizes
+
+
+def design_of(model: Model, panel: Panel) -> Array:
+    """Of each cell by how much it moves with each effect of each unit."""
+    import numpy as np  # noqa: PLC0415
+
+    num = len(panel.units)
+    matrix = np.zeros((len(panel.cells), num * len(FACTORS)))
+    for cell, (series, unit) in enumerate(zip(panel.of_series, panel.of_unit, strict=True)):
+        matrix[cell, unit::num] = model.loading(panel.series[series]).mean
+    return matrix
+
+
+def predicted(model: Model, panel: Panel, variances: Array) -> Posterior:
+    """The effects of all units of ``panel``, its series' means being unknown."""
+    means, covariance, centres = estimated(panel, design_of(model, panel), model.covariance(panel.units), variances)
+    return Posterior(model, panel.units, means, covariance, centres)
+
+
+def estimated(panel: Panel, design: Array, prior: Array, variances: Array) -> tuple[Array, Array, Array]:
+    """Best linear unbiased predictions of what ``design`` (cells x unknowns) is about, whose covariance is ``prior``.
+
+    They, the covariance of their errors, and the means of all series of ``panel``, of which nothing is known before.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    weights = 1 / variances
+    of_series = np.zeros((len(panel.series), len(panel.cells)))
+    of_series[panel.of_series, np.arange(len(panel.cells))] = weights
+    each, crossed, sums = of_series.sum(axis=1), of_series @ design, of_series @ panel.logs
+    information = design.T @ (weights[:, None] * design) - crossed.T @ (crossed / each[:, None])
+    towards = design.T @ (weights * panel.logs) - crossed.T @ (sums / each)
+    covariance = inverted(information + inverted(prior))
+    means = covariance @ towards
+    return means, covariance, (sums - crossed @ means) / each
+
+
+@dataclass(frozen=True)
+class _Regression:
+    loading: Loading
+    squares: float
+    """What is left, as of one launch's variance each."""
+    spent: float
+    """Degrees of freedom that the loadings took."""
+
+
+def _regressed(logs: Array, effects: Array, covariance: Array, weights: Array, expected: Array) -> _Regression:
+    """``effects`` and ``covariance`` of each cell, all of the first factor first."""
+    import numpy as np  # noqa: PLC0415
+
+    num, factors = len(logs), len(FACTORS)
+    centred = np.eye(num) - np.outer(np.ones(num), weights / weights.sum())
+    about, moved = centred @ logs, centred @ effects.reshape(factors, num).T
+    blocks = covariance.reshape(factors, num, factors, num)
+    # What is not known of the effects: a part of what they moved, and of what is left.
+    unknown = np.einsum("jk,ajbk->ab", centred.T @ (weights[:, None] * centred), blocks)
+    known = moved.T @ (weights[:, None] * moved) + unknown
+    prior = np.eye(factors) / _LOADING_SD**2
+    spread = inverted(prior + known)
+    mean = spread @ (prior @ expected + moved.T @ (weights * about))
+    left = about - moved @ mean
+    spent = float(np.trace(spread @ known)) if num > 1 else 0.0
+    squares = float(weights @ left**2 + mean @ unknown @ mean) / float(weights.mean())
+    return _Regression(Loading(mean, spread, expected), squares, spent)
+
+
+def _spread(model: Model, panel: Panel, posterior: Posterior) -> dict[str, dict[str, float]]:
+    import numpy as np  # noqa: PLC0415
+
+    num = len(panel.units)
+    inverse = inverted(model.covariance(panel.units))
+    second = np.outer(posterior.means, posterior.means) + posterior.covariance
+    found: dict[str, dict[str, float]] = {}
+    for number, factor in enumerate(FACTORS):
+        place = slice(number * num, (number + 1) * num)
+        for component, shares in incidence(panel.units).items():
+            variance_of = model.effects[factor][component] ** 2
+            gain = variance_of * shares.T @ inverse[place, place]
+            # The expected sum of squares of this component's own deviations.
+            left = shares.shape[1] - np.trace(gain @ shares)
+            total = float(np.trace(gain @ second[place, place] @ gain.T) + variance_of * left)
+            before = _EFFECTS[factor][component] ** 2 * _EFFECTS_DF
+            sd = math.sqrt((before + total) / (_EFFECTS_DF + shares.shape[1]))
+            found.setdefault(factor, {})[component] = sd
+    return found
+
+
+def inverted(covariance: Array) -> Array:
+    """Its inverse, also where nothing varies."""
+    import numpy as np  # noqa: PLC0415
+
+    return np.linalg.inv(covariance + _NEXT_TO_NOTHING * np.eye(len(covariance)))

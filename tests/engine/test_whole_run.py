@@ -1,0 +1,298 @@
+"""What a run that is over says of its cases, each by what all of them know of their GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.engine.whole_run import judged_together
+from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
+from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import CaseResult, Verdict
+from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.settings import Settings
+from tests.engine.conftest import Engine
+from tests.gpu_nights import Cases, World, baseline_of, flat, result_of, spec_of
+from tests.shelf import keep
+
+GPUS = Machine(gpus=(Gpu(0, "GPU-a", "NVIDIA H200", 140 * 2**30),), cpu_name="Fake CPU", cores=8)
+
+# Of a host that no stored launch was on.
+UNSEEN = 99
+
+RATE = "tokens_per_second_per_gpu"
+
+
+class Night:
+    """One run on a GPU that no baseline knows, where case 0 may be slower than it was."""
+
+    def __init__(self, engine: Engine) -> None:
+        engine.on(GPUS)
+        self.engine, self.world = engine, World(seed=9)
+        self.stored: Cases = self.world.history(launches=6, gpus=16)
+        self.knowledge = Knowledge.of(self.stored)
+        assert self.knowledge is not None
+        self.machine = self.context().machine_kind
+        keep(
+            engine.path / "baselines",
+            *(baseline_of(launches, case, self.machine) for case, launches in enumerate(self.stored)),
+        )
+
+    def context(self, **settings: Any) -> Context:
+        return Context(
+            Settings(**{"gpus": 1, "baselines": self.engine.path / "baselines", **settings}), rootdir=self.engine.path
+        )
+
+    def result(self, case: int, slower: float = 0.0, launches: int = 2, gpu: int = UNSEEN) -> CaseResult:
+        """Judged by what was stored alone, as the first of a night is."""
+        policy = replace(Policy.for_gpu(), knowledge=self.knowledge, rule=Rule.allowing(1.0, 10, 4))
+        made = [self.world.launch(case, gpu, slower=slower) for _ in range(launches)]
+        return result_of(made, self.stored[case], policy, self.machine)
+
+    def results(self, slower: float = 0.0, launches: int = 2) -> list[CaseResult]:
+        return [self.result(0, slower, launches), *(self.result(case) for case in range(1, 10))]
+
+
+@pytest.fixture
+def night(engine: Engine) -> Night:
+    return Night(engine)
+
+
+# Less than what an unseen GPU may do, more than what this one does.
+SLOWER = math.log(1.045)
+
+
+def test_a_case_that_passed_is_regressed_by_what_the_others_tell(night: Night) -> None:
+    results = night.results(SLOWER)
+    assert results[0].verdict in ("pass", "inconclusive")
+    found = judged_together(night.context(), results)
+    assert [each.verdict for each in found.results] == ["regressed", *["pass"] * 9]
+    (line,) = found.lines
+    assert line.startswith(f"{results[0].nodeid}: {results[0].id}: {RATE} ")
+    assert line.endswith(f"; its test ended as {results[0].verdict}")
+    assert found.change is not None
+    assert found.verdict == "pass"
+    assert found.document()["all_cases"]["verdict"] == "pass"
+
+
+def test_a_clean_night_says_nothing(night: Night) -> None:
+    found = judged_together(night.context(), night.results())
+    assert {each.verdict for each in found.results} == {"pass"}
+    assert (found.lines, found.line) == ([], "")
+
+
+def test_one_launch_alone_condemns_nobody(night: Night) -> None:
+    found = judged_together(night.context(), night.results(SLOWER, launches=1))
+    assert found.results[0].verdict == "inconclusive"
+    assert found.lines == []
+
+
+def test_what_has_failed_stays_failed_and_is_told_once(night: Night) -> None:
+    results = night.results(math.log(1.2))
+    assert results[0].verdict == "regressed"
+    found = judged_together(night.context(), results)
+    assert found.results[0] == results[0]
+    assert found.lines == []
+
+
+def other_machine(result: CaseResult) -> CaseResult:
+    return replace(result, machine="another")
+
+
+def updated(result: CaseResult) -> CaseResult:
+    return replace(result, updated="recorded")
+
+
+def in_turns(result: CaseResult) -> CaseResult:
+    return replace(result, launches_before=result.launches)
+
+
+def unlaunched(result: CaseResult) -> CaseResult:
+    return replace(result, launches=())
+
+
+def unstored(result: CaseResult) -> CaseResult:
+    launches = tuple(replace(launch, digest="other") for launch in result.launches)
+    return replace(result, digest="other", launches=launches)
+
+
+def worse_elsewhere(result: CaseResult) -> CaseResult:
+    """By what is no metric of the baseline."""
+    return replace(result, verdict="changed")
+
+
+@pytest.mark.parametrize("other", [other_machine, updated, in_turns, unlaunched, unstored, worse_elsewhere])
+def test_what_is_not_held_against_a_baseline_here_is_left_as_it_is(
+    night: Night, other: Callable[[CaseResult], CaseResult]
+) -> None:
+    first, *rest = night.results(SLOWER)
+    found = judged_together(night.context(), [other(first), *rest])
+    assert found.results[0] == other(first)
+    assert found.lines == []
+
+
+@pytest.mark.parametrize("settings", [{"gpus": 0}, {"static": True}, {"against": "/other/python"}])
+def test_nothing_is_said_where_gpus_are_not_what_differs(night: Night, settings: dict[str, Any]) -> None:
+    results = night.results(SLOWER)
+    found = judged_together(night.context(**settings), results)
+    assert (found.results, found.lines, found.change) == (results, [], None)
+
+
+def test_a_baseline_that_cannot_be_read_is_none(night: Night) -> None:
+    path = next(path for path in night.engine.baselines if night.stored[0][0].digest in path.read_text())
+    path.write_text("{", encoding="utf-8")
+    results = night.results(SLOWER)
+    found = judged_together(night.context(), results)
+    assert found.results[0] == results[0]
+    assert {each.verdict for each in found.results[1:]} == {"pass"}
+
+
+def with_steps(launch: Launch, seconds: float) -> Launch:
+    ranks = tuple(replace(rank, step_seconds=(seconds,) * len(rank.step_seconds)) for rank in launch.ranks)
+    return replace(launch, ranks=ranks)
+
+
+@pytest.mark.parametrize("seconds", [0.0, math.nan, math.inf, 1e-5])
+def test_what_is_invalid_tells_of_no_gpu(night: Night, seconds: float) -> None:
+    results = night.results(SLOWER)
+    broken = tuple(with_steps(launch, seconds) for launch in results[5].launches)
+    invalid = replace(results[5], verdict="invalid", checks=(), launches=broken)
+    others = [*results[:5], *results[6:]]
+    found = judged_together(night.context(), [*others, invalid])
+    without = judged_together(night.context(), others)
+    assert (list(found.results), found.change) == ([*without.results, invalid], without.change)
+
+
+def test_a_case_that_two_tests_share_is_told_of_both(night: Night) -> None:
+    first, *rest = night.results(SLOWER)
+    second = replace(first, nodeid="t.py::other", shares=first.nodeid)
+    # As xdist's controller has it: each with a copy of its own.
+    copied = [CaseResult.from_dict(each.to_dict()) for each in (first, second, *rest)]
+    found = judged_together(night.context(), copied)
+    assert [line.split(": ")[0] for line in found.lines] == [first.nodeid, "t.py::other"]
+    assert found.change == judged_together(night.context(), [first, *rest]).change
+
+
+def shifted(night: Night, gpu: int, slower: float, **more: Any) -> list[CaseResult]:
+    results = [night.result(case, slower, gpu=gpu) for case in range(10)]
+    # Each alone was within what it is held to.
+    return [replace(each, **{"verdict": "pass", **more}) for each in results]
+
+
+def test_a_change_that_all_cases_share_fails_the_run(night: Night) -> None:
+    results = shifted(night, 3, math.log(1.04))
+    found = judged_together(night.context(), results)
+    assert found.verdict == "regressed"
+    assert found.line.startswith("all cases slower, by ")
+    assert ", on GPUs that their baselines know: 10 cases on 1 GPU; look at what they share" in found.line
+    assert found.lines[-1] == found.line
+    told = found.document()["all_cases"]
+    assert told["verdict"] == "regressed"
+    assert told["low"] < told["slower_by"] < told["high"]
+    assert (told["cases"], told["gpus"], told["is_known"], told["is_calibrated"]) == (10, 1, True, False)
+
+
+def test_of_gpus_that_nothing_tells_of_it_is_told_and_fails_nothing(night: Night) -> None:
+    found = judged_together(night.context(), shifted(night, UNSEEN, math.log(1.04)))
+    assert "which their GPUs alone may do (not calibrated)" in found.line
+    assert found.line not in found.lines
+    assert found.verdict == "pass"
+
+
+def test_of_gpus_that_nothing_tells_of_what_no_gpu_does_by_itself_fails(night: Night) -> None:
+    found = judged_together(night.context(), shifted(night, UNSEEN, math.log(1.15)))
+    assert found.verdict == "regressed"
+    assert found.line in found.lines
+
+
+def test_a_change_that_is_accepted_fails_nothing(night: Night) -> None:
+    found = judged_together(night.context(), shifted(night, 3, math.log(1.04), updated="recorded"))
+    assert found.verdict == "pass"
+
+
+def test_cases_that_gate_no_throughput_are_held_to_no_change(night: Night) -> None:
+    results = [replace(each, checks=()) for each in shifted(night, 3, math.log(1.04))]
+    assert judged_together(night.context(), results).verdict == "pass"
+
+
+def test_two_that_took_turns_do_not_tighten_what_all_are_held_to(night: Night) -> None:
+    results = [held(each, 0.1) for each in shifted(night, 3, math.log(1.04))]
+    pair = replace(held(results[0], 0.01), digest="pair", launches_before=results[0].launches)
+    assert judged_together(night.context(), [*results, pair]).verdict == "pass"
+
+
+def test_one_case_that_is_held_tightly_does_not_hold_all(night: Night) -> None:
+    results = [held(each, 0.1) for each in shifted(night, 3, math.log(1.04))]
+    assert judged_together(night.context(), [held(results[0], 0.01), *results[1:]]).verdict == "pass"
+    assert judged_together(night.context(), [held(each, 0.01) for each in results]).verdict == "regressed"
+
+
+def test_a_new_case_that_is_recorded_excuses_no_other(night: Night) -> None:
+    results = shifted(night, 3, math.log(1.04))
+    new = replace(results[0], digest="new", verdict="new", updated="recorded")
+    assert judged_together(night.context(), [*results, new]).verdict == "regressed"
+
+
+def test_what_one_gpu_alone_has_done_tells_nothing_of_it(night: Night) -> None:
+    """Its calibration by a version that no other has, say."""
+    context = night.context()
+    alone = replace(night.world.launch(0, UNSEEN), digest="alone", started_at="2026-01-01T00:00:00Z")
+    context.__dict__["stored_launches"] = [*context.stored_launches, [alone]]
+    found = judged_together(context, shifted(night, UNSEEN, math.log(1.04)))
+    assert found.change
+    assert not found.change.is_known
+    assert found.verdict == "pass"
+
+
+def held(result: CaseResult, tolerance: float) -> CaseResult:
+    """To this tolerance, by the user."""
+    checks = [
+        replace(each, tolerance=tolerance, known_tolerance=None) if each.metric == RATE else each
+        for each in result.checks
+    ]
+    return replace(result, checks=tuple(checks))
+
+
+def test_what_workers_have_recorded_meanwhile_is_no_baseline(night: Night) -> None:
+    """The controller of a parallel run reads baselines at its end: by then they hold tonight's launches."""
+    results = night.results(SLOWER)
+    before = judged_together(night.context(), results)
+    for case in (0, 4):
+        recorded = baseline_of([*night.stored[case], *results[case].launches], case, night.machine)
+        keep(night.engine.path / "baselines", recorded)
+    after = judged_together(night.context(), results)
+    assert verdicts(after.results) == verdicts(before.results)
+    assert after.change is not None
+    assert before.change is not None
+    assert after.change.log == pytest.approx(before.change.log, abs=5e-4)
+    assert after.change.error == pytest.approx(before.change.error, rel=0.1)
+
+
+def verdicts(results: Sequence[CaseResult]) -> list[Verdict | Any]:
+    return [each.verdict for each in results]
+
+
+def test_a_run_knows_what_it_has_launched_so_far(night: Night) -> None:
+    context = night.context()
+    assert context.knowledge is not None
+    assert context.knowledge.seen == ()
+    assert context.knowledge is context.knowledge
+    assert night.context(gpus=0).knowledge is None
+    assert night.context(against="/other/python").knowledge is None
+    assert len(context.stored_launches) == 10
+    assert len(flat(context.stored_launches)) == 60
+
+
+def test_a_step_time_that_is_none_is_invalid_on_a_gpu_that_is_to_be_known_too(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMPERF_CACHE_DIR", str(night.engine.path / "cache"))
+    night.engine.fake(step_seconds=0.0)
+    assert night.engine.check(spec_of(0), gpus=1).result.verdict == "invalid"

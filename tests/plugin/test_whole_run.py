@@ -1,0 +1,117 @@
+"""What a whole night knows of its GPU fails the run, also where a test has passed by then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from pytest_llmperf.launch.machine import Gpu, Machine
+from tests.gpu_nights import World, baseline_of, case_log, spec_of
+from tests.plugin.conftest import Project
+from tests.shelf import keep
+
+_CONFTEST = """
+import json
+from pathlib import Path
+from unittest import mock
+
+from pytest_llmperf.engine import runner
+from pytest_llmperf.launch import machine
+from pytest_llmperf.launch.machine import Gpu, Machine
+from tests import fakes, gpu_nights
+
+fakes.install()
+GPUS = tuple(Gpu(index=i, uuid=f"GPU-{i}", name="NVIDIA H200", memory_bytes=140 * 2**30) for i in range(2))
+mock.patch.object(machine, "find_machine", return_value=Machine(gpus=GPUS, cpu_name="Fake CPU", cores=8)).start()
+
+class NightLauncher(fakes.FakeLauncher):
+    def launch(self, request, watch):
+        super().launch(request, watch)
+        asked = Path(f"{request.spec.digest}.txt")
+        with asked.open("a") as count:
+            count.write("x")
+        at = f"{gpu_nights.TONIGHT}T12:00:{asked.stat().st_size:02d}Z"
+        log = json.loads(Path("night.json").read_text())[request.spec.digest]
+        return gpu_nights.launch_at(request.spec, [99], at, log)
+
+mock.patch.object(runner, "LocalLauncher", NightLauncher).start()
+"""
+
+_CASES = """
+import pytest
+
+from tests.gpu_nights import spec_of
+
+@pytest.mark.parametrize("case", range(10))
+def test_case(perf, case):
+    perf.check(spec_of(case))
+"""
+
+# An unseen GPU that is somewhat faster than most.
+_GPU = -0.012
+
+
+@pytest.fixture
+def night(project: Project) -> Project:
+    """Ten cases with baselines of other GPUs."""
+    project.pytester.makeconftest(_CONFTEST)
+    project.pytester.makepyfile(test_mine=_CASES)
+    gpu = Gpu(index=0, uuid="GPU-0", name="NVIDIA H200", memory_bytes=140 * 2**30)
+    kind = Machine(gpus=(gpu,), cpu_name="Fake CPU", cores=8).gpu_kind
+    stored = World(seed=9).history()
+    keep(project.path / "baselines", *(baseline_of(launches, case, kind) for case, launches in enumerate(stored)))
+    return project
+
+
+def run(night: Project, slower: float, *options: str) -> tuple[pytest.RunResult, dict[str, Any]]:
+    """The first case being ``slower`` by this logarithm."""
+    logs = {spec_of(case).digest: case_log(case) + _GPU + slower * (case == 0) for case in range(10)}
+    (night.path / "night.json").write_text(json.dumps(logs), encoding="utf-8")
+    result = night.run("--perf-json", "out.json", "--junit-xml=out.xml", *options, gpus="2")
+    return result, json.loads((night.path / "out.json").read_text())
+
+
+def junit_errors(path: Path) -> list[tuple[str, str]]:
+    cases = [(case, case.find("error")) for case in ET.parse(path).getroot()[0].iter("testcase")]
+    return [(case.attrib["name"], error.attrib["message"]) for case, error in cases if error is not None]
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_a_case_that_its_test_let_pass_fails_the_run_once_its_gpu_is_known(
+    night: Project, workers: tuple[str, ...]
+) -> None:
+    result, document = run(night, 0.034, *workers)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=10, errors=1)
+    name = "regressed, by what the whole run knows"
+    result.stdout.fnmatch_lines(
+        [
+            f"* ERROR at teardown of the run: {name} *",
+            f"test_mine.py::test_case[[]0]: {spec_of(0).id}: tokens_per_second_per_gpu *; * ended as inconclusive",
+            f"*{spec_of(0).id}* regressed*",
+            f"ERROR llmperf::{name} - test_mine.py*",
+        ]
+    )
+    verdicts = {each["nodeid"]: each["verdict"] for each in document["results"]}
+    assert verdicts.pop("test_mine.py::test_case[0]") == "regressed"
+    assert set(verdicts.values()) == {"pass"}
+    assert document["exit_code"] == pytest.ExitCode.TESTS_FAILED
+    assert document["all_cases"]["verdict"] == "pass"
+    assert (document["all_cases"]["cases"], document["all_cases"]["gpus"]) == (10, 1)
+    ((told, message),) = junit_errors(night.path / "out.xml")
+    assert told == name
+    assert spec_of(0).id in message
+
+
+def test_a_night_in_which_nothing_changed_passes(night: Project) -> None:
+    result, document = run(night, 0.0)
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=10)
+    result.stdout.no_fnmatch_line("*all cases*")
+    assert {each["verdict"] for each in document["results"]} == {"pass"}
+    assert document["all_cases"]["verdict"] == "pass"
+    assert junit_errors(night.path / "out.xml") == []

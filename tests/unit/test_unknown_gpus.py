@@ -1,0 +1,116 @@
+"""The figures of docs/verdicts.md on GPUs that nobody knows: the tool that makes them, on small worlds."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import cast
+
+import pytest
+
+from pytest_llmperf.judge.gpu_effects.model import Model, learn
+from pytest_llmperf.judge.gpu_effects.observation import observations_of
+from pytest_llmperf.records.launch import Launch
+from tools.unknown_gpus import (
+    ADDED,
+    JOINT,
+    MANY,
+    NESTED,
+    WITH,
+    WORLDS,
+    Machines,
+    Record,
+    Tally,
+    World,
+    left_out,
+    replay,
+    simulate_world,
+    single_units,
+    stored_records,
+)
+
+BASELINES = Path(__file__).parents[2] / "baselines" / "nvidia-h200-140gib"
+AS_LEARNT, CALIBRATED = WORLDS[:2]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    found = learn(observations_of(cast("list[Launch]", stored_records(BASELINES))))
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def records(model: Model) -> list[Record]:
+    """What is stored of twelve virtual cases, each on one GPU of each of six hosts."""
+    return Machines(replace(AS_LEARNT, cases=(12, 12)), model, random.Random(1)).stored
+
+
+def error(tally: Tally) -> float:
+    return median(abs(log) for log, _ in tally.errors)
+
+
+def test_three_per_cent_is_found_among_ten_cases_on_an_unknown_gpu(model: Model) -> None:
+    found = simulate_world(AS_LEARNT, 4, model, seed=1)
+    assert found.joint.share("regressed", 0.0) == 0
+    assert found.nested.share("regressed", 0.03) < 20
+    assert found.joint.share("regressed", 0.03) > 70
+
+
+def test_what_all_lose_is_gated_after_a_calibration_and_told_without(model: Model) -> None:
+    without, after = (simulate_world(world, 4, model, seed=1).common for world in (AS_LEARNT, CALIBRATED))
+    assert without.told[0.03] >= 3
+    assert without.verdicts[0.03]["regressed"] == 0
+    assert after.verdicts[0.03]["regressed"] >= 3
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+def test_a_night_of_each_world_is_what_the_world_says(world: World, model: Model) -> None:
+    machines = Machines(world, model, random.Random(1))
+    run = machines.tonight(0)
+    assert (len(run) == 1) == world.is_alone
+    assert len({launch.site for _, launches in run for launch in launches}) == world.gpus
+    assert bool(machines.calibrations(machines.stored)) == world.calibrated
+
+
+def test_one_bad_gpu_moves_all_that_runs_on_it(model: Model) -> None:
+    fine, bad = (Machines(replace(AS_LEARNT, bad_stored=share), model, random.Random(1)) for share in (0.0, 0.05))
+    unit = next(each for each in single_units(fine.stored) if each.devices[0].endswith("host 0 GPU 0"))
+    moved = [b - a for a, b in zip(fine.effects(unit), bad.effects(unit), strict=True)]
+    assert moved == pytest.approx([math.log1p(0.05), 0.0])
+    other = next(each for each in single_units(fine.stored) if each.devices[0].endswith("host 1 GPU 0"))
+    assert fine.effects(other) == bad.effects(other)
+
+
+@pytest.mark.parametrize("what", ["GPU", "host"])
+def test_what_is_left_out_is_not_stored(what: str, records: list[Record]) -> None:
+    replayed = [each for kept in left_out(records, what) for night in kept.nights for each in night]
+    assert sorted(map(id, replayed)) == sorted(map(id, records))
+    for kept in left_out(records, what):
+        (night,) = kept.nights
+        stored = {each.site if what == "GPU" else each.host for each in kept.stored}
+        assert not stored & {each.site if what == "GPU" else each.host for each in night}
+
+
+def test_launches_on_several_gpus_are_stored_for_none_of_them(records: list[Record]) -> None:
+    first, second = (next(each for each in records if each.site.endswith(f"host 0 GPU {gpu}")) for gpu in (0, 1))
+    both = replace(first, ranks=(*first.ranks, *second.ranks))
+    for kept in left_out([*records, both], "GPU"):
+        night = kept.nights[0]
+        if any(each.site in (first.site, second.site) for each in night):
+            assert both not in kept.stored
+
+
+def test_a_replay_judges_each_launch_by_each_rule(records: list[Record]) -> None:
+    found = replay(records, "host", seed=1)
+    night = f"{MANY} cases or more"
+    nested, joint, calibrated = (found.gates[night, rule] for rule in (NESTED, JOINT, WITH))
+    assert {len(each.errors) for each in (nested, joint, calibrated)} == {len(records)}
+    assert error(joint) < error(nested) / 1.5
+    assert set(joint.verdicts) == set(ADDED)
+    assert joint.share("regressed", 0.03) > nested.share("regressed", 0.03) + 50
+    assert found.common[night, WITH].verdicts[0.05]["regressed"] >= 5
+    assert found.common[night, JOINT].verdicts[0.03]["regressed"] == 0
