@@ -18,7 +18,10 @@ from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.insight.stragglers import held_up
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline import Baseline, creep
+from pytest_llmperf.judge.evidence import learning_checks
+from pytest_llmperf.judge.evidence.evidence_checks import LEARNING
 from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_kernel
+from pytest_llmperf.judge.evidence.learning_checks import changed_gradients
 from pytest_llmperf.judge.foresight import passing_ranges
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.phase_checks import PhaseChecks, phase_checks
@@ -133,6 +136,8 @@ class BaselineComparison:
         wrong = contradictions(self._spec, self._launches, inactive)
         if "attention" not in inactive and self._spec.sdpa_backend == "auto":  # else it is looked at there
             wrong = (*wrong, *lost_attention_kernel(self._launches, baseline.explained if baseline else ()))
+        if LEARNING not in inactive:
+            wrong = (*wrong, *changed_gradients(self._launches, baseline.explained if baseline else ()))
         troubles = (*wrong, *dict.fromkeys(self._retry.spoilt))
         # What is no figure cannot be computed with.
         extra = () if wrong else figures(self._spec, self._launches, self._caller.context.model_flops)
@@ -174,6 +179,7 @@ class BaselineComparison:
         if scaling and baseline is None:  # else its verdict says so
             notes += filter(None, [scaling.unheld])
         notes += self._phase_checks(baseline).notes
+        notes += learning_checks.notes(launches)
         notes += trace_notes(launches, baseline.trace if baseline else None)
         notes += [f"measured under {fault}" for fault in validity.injected(launches)]
         notes += calibration_troubles(launches)

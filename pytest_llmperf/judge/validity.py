@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pytest_llmperf.judge.evidence.evidence_checks import contradictions, undeclarable
+from pytest_llmperf.judge.evidence.evidence_checks import LEARNING, contradictions, undeclarable
+from pytest_llmperf.judge.evidence.learning_checks import unlearnt
 from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.records.clock_reasons import THROTTLES
 from pytest_llmperf.records.launch import Health, Launch
@@ -41,7 +42,16 @@ def troubles(spec: TrainSpec, launch: Launch, inactive: frozenset[str] = frozens
         *undeclarable(inactive),
         *contradictions(spec, launch.evidence, inactive),
         *_disagreements(launch.evidence),
+        *_unlearnt(spec, launch, is_declared=LEARNING in inactive),
     )
+
+
+def _unlearnt(spec: TrainSpec, launch: Launch, *, is_declared: bool) -> Iterator[str]:
+    lines = tuple(unlearnt(spec, launch))
+    if not is_declared:
+        yield from lines
+    elif launch.learning and not lines:
+        yield f"{LEARNING} was declared to be inactive, and was active"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.launch.starved_process import want_of_memory
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import MEASURED_FILE, RECORD_FILE, Launch
+from pytest_llmperf.records.learning import Learning
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.spec.train_spec import TrainSpec
 
@@ -47,16 +48,15 @@ def _record(path: Path) -> Launch:
 
 
 def _measured(folder: Path, spec: TrainSpec, failure: Failure) -> Launch | Failure:
-    """What was measured before a traced step failed, or hung, on any rank: that costs the trace alone."""
+    """What was measured before a later step failed, or hung, on any rank: that costs what such steps show alone."""
     try:
         launch = _record(folder / MEASURED_FILE)
     except (OSError, ValueError):
         return failure
-    return failure if launch.digest != spec.digest else replace(launch, trace=Trace(none=_untraced(failure)))
-
-
-def _untraced(failure: Failure) -> str:
-    return f"the traced steps failed ({failure.message})"
+    if launch.digest != spec.digest:
+        return failure
+    why = f"a traced or inspected step failed ({failure.message})"
+    return replace(launch, trace=Trace(none=why), learning=Learning(none=why))
 
 
 #: A micro-batch size, and its peak allocated bytes where it trained.

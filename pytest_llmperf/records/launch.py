@@ -14,6 +14,8 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.learning import OLDER as UNINSPECTED
+from pytest_llmperf.records.learning import Learning, from_record
 from pytest_llmperf.records.steady_state import Steady, find_steady
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.json_fields import fields_of
@@ -172,6 +174,11 @@ class Launch:
     Empty where nobody told and in old records; baselines keep what is held (``HELD`` there)."""
     trace: Trace = field(default_factory=lambda: Trace(none=OLDER))
     """What a step of it did, by name. Baselines keep one trace, and not each launch's."""
+    gradient_norms: tuple[float, ...] = ()
+    """Of the first steps, of the whole gradient before it is clipped; empty where losses are scaled, and in old
+    records."""
+    learning: Learning = field(default_factory=lambda: Learning(none=UNINSPECTED))
+    """What one more step showed of its learning."""
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
@@ -266,9 +273,10 @@ class Launch:
         health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
         late = ("boot", "canary", "waiting_seconds", "calibration")
         ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
-        values = {name: value for name, value in values.items() if name not in ("canary", "phases") or value}
-        values = {**values, "health": health, "ranks": ranks, "trace": self.trace.to_dict()}
-        return values if self.trace.none != OLDER else {name: each for name, each in values.items() if name != "trace"}
+        absent = {"trace": self.trace.none == OLDER, "learning": self.learning.none == UNINSPECTED}
+        absent |= {name: not values[name] for name in ("canary", "phases", "gradient_norms")}
+        values |= {"health": health, "ranks": ranks, "trace": self.trace.to_dict(), "learning": self.learning.to_dict()}
+        return {name: value for name, value in values.items() if not absent.get(name)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Launch:
@@ -285,6 +293,8 @@ class Launch:
                 **values,
                 "ranks": ranks,
                 "losses": tuple(float(loss) for loss in values["losses"]),
+                "gradient_norms": tuple(float(norm) for norm in values.get("gradient_norms", ())),
+                "learning": from_record(values),
                 "environment": Environment(**fields_of(Environment, values["environment"], "its environment")),
                 "trace": Trace.from_dict(values.get("trace", {"none": OLDER})),
                 "health": Health(**{**health, "foreign_processes": tuple(health.get("foreign_processes", ()))}),

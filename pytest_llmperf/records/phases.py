@@ -29,6 +29,8 @@ STEPS = "steps"
 CHECKPOINT = "checkpoint"
 #: Steps that are traced, after those that are timed.
 TRACE = "trace"
+#: One more, that is looked at to see whether training learns.
+INSPECTION = "inspection"
 #: Evidence, the record, the end of all processes; what of it comes before the traced steps, too.
 END = "end"
 
@@ -49,6 +51,7 @@ _BEGUN = {
     "saving": CHECKPOINT,
     "gathering": END,
     "tracing": TRACE,
+    "inspecting": INSPECTION,
     "finishing": END,
 }
 

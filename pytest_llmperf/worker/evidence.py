@@ -156,6 +156,11 @@ class _AttentionOps(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ranks share its weights; accelerate shards the layers, and not always what is around them."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
 def attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
     """The attention operators that one more sequence calls, after all steps; empty: plain matrix products.
 
@@ -163,7 +168,7 @@ def attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
     flex_attention is not tried, since it would compile once more for a batch of one; nor is a sharded model, of which
     all ranks must gather the weights: one that failed alone would leave the others waiting.
     """
-    if model.config._attn_implementation == "flex_attention" or isinstance(model, FSDPModule):
+    if model.config._attn_implementation == "flex_attention" or is_sharded(model):
         return "unknown"
     batch = trainer.train_dataset[0]
     inputs = {name: value.unsqueeze(0).to(model.device) for name, value in batch.items()}

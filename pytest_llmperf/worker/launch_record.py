@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from pytest_llmperf.records import learning
 from pytest_llmperf.records.launch import MEASURED_FILE, RECORD_FILE, Launch, RankRecord
 from pytest_llmperf.records.trace import merged
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -66,7 +67,7 @@ class Recorder:
         self._launch: Launch | None = None
 
     def measured(self, trained: Trained) -> None:
-        """All but the traced steps is over: these have to end in time, on each rank, or all are ended.
+        """All that is timed is over: traced and inspected steps have to end in time, on each rank, or all are ended.
 
         A rank that fails in them, or waits for one that did, has nobody to tell; the launcher finds what was measured.
         """
@@ -101,7 +102,12 @@ class Recorder:
             {**share.evidence, "attention_kernel": one.attention_kernel}
             for share, one in zip(self._shares, later, strict=True)
         ]
-        launch = replace(self._launch, evidence=evidence.merged(seen), trace=merged([one.trace for one in later]))
+        launch = replace(
+            self._launch,
+            evidence=evidence.merged(seen),
+            trace=merged([one.trace for one in later]),
+            learning=learning.merged([one.learning for one in later]),
+        )
         write_json(self._folder / name, launch.to_dict())
 
     def _from_ranks(self, own: _Own) -> list[_Own]:
@@ -134,6 +140,7 @@ def launch_record(
         warmup_steps=spec.warmup_steps,
         parameters=trained.parameters,
         losses=trained.losses,
+        gradient_norms=trained.gradient_norms,
         # Of one rank it is the launch's.
         ranks=tuple(
             replace(share.record, canary=share.canary) if len(shares) > 1 else share.record for share in shares

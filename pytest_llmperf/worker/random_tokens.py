@@ -32,6 +32,8 @@ class RandomTokens(Dataset[dict[str, torch.Tensor]]):
         ]
         self._tokens = torch.stack(rows)
         self._length = length
+        #: The first samples, of which all others are repetitions.
+        self.distinct = len(rows)
 
     def __len__(self) -> int:
         return self._length

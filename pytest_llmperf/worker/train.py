@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from transformers import Trainer, set_seed
 
 from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
+from pytest_llmperf.records.learning import uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -21,6 +22,8 @@ from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.environment import place_of
 from pytest_llmperf.worker.faults import Burner
 from pytest_llmperf.worker.heartbeat import Heartbeat
+from pytest_llmperf.worker.learning.inspection import STEPS as INSPECTED_STEPS
+from pytest_llmperf.worker.learning.inspection import Inspection
 from pytest_llmperf.worker.measuring.calibrator import calibrated
 from pytest_llmperf.worker.measuring.canary import sing
 from pytest_llmperf.worker.measuring.gradient_exchange import Exchange
@@ -30,6 +33,7 @@ from pytest_llmperf.worker.measuring.observed_training import ObservedTraining
 from pytest_llmperf.worker.measuring.stopping import Stopping
 from pytest_llmperf.worker.random_tokens import RandomTokens
 from pytest_llmperf.worker.request import Request
+from pytest_llmperf.worker.step_marks import After, StepMarks
 from pytest_llmperf.worker.tracing.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.worker.tracing.tracer import Tracer
 from pytest_llmperf.worker.trained import Trained
@@ -38,9 +42,10 @@ from pytest_llmperf.worker.trained import Trained
 class WatchedTrainer(Trainer):
     """The Trainer, telling of each micro-batch its loss, which stays on its device, and the tokens it was given."""
 
-    def __init__(self, *args: Any, measurement: Measurement, tracer: Tracer | None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, measurement: Measurement, after: After, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._measurement, self._exchange, self._tracer = measurement, measurement.exchange, tracer
+        self._measurement, self._exchange = measurement, measurement.exchange
+        self._tracer, self._inspection = after.tracer, after.inspection
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         if self._tracer:
@@ -53,7 +58,22 @@ class WatchedTrainer(Trainer):
         if self._exchange:
             self._exchange.end_pass()
         self._measurement.end_pass(loss, inputs["input_ids"].numel())
+        if self._inspection and self._inspection.is_running:
+            self._inspection.end_pass(self.model)
         return loss
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        given: dict[str, Any] = super()._prepare_inputs(inputs)
+        if self._inspection and self._inspection.is_running:
+            self._inspection.begin_pass(given)
+        return given
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        self._measurement.end_gradients(norm)
+        if self._inspection and self._inspection.is_running:
+            self._inspection.before_update(self, self.model)
+        return norm
 
     def _get_train_sampler(self, *_args: Any, **_kwargs: Any) -> SequentialSampler:
         """In the order of the indices: a shuffle's depends on how many samples there are, and so on the steps."""
@@ -64,74 +84,6 @@ class WatchedTrainer(Trainer):
         if self._exchange:
             self._exchange.arrive()
         return super()._get_num_items_in_batch(*args, **kwargs)
-
-
-@dataclass(frozen=True)
-class After:
-    """What comes after the timed steps."""
-
-    checkpoint: Checkpoint | None
-    tracer: Tracer | None
-    keep: Callable[[], None]
-    """What was measured, before steps are traced."""
-
-
-class StepMarks(TrainerCallback):
-    """Marks the clock where the first step begins and where every step ends; what comes after them begins here too."""
-
-    def __init__(
-        self, measurement: Measurement, heartbeat: Heartbeat, stopping: Stopping, burner: Burner | None, after: After
-    ) -> None:
-        self._measurement, self._heartbeat = measurement, heartbeat
-        self._stopping, self._burner = stopping, burner
-        self._tracer, self._checkpoint, self._keep = after.tracer, after.checkpoint, after.keep
-
-    def on_step_begin(
-        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, model: Any = None, **_: Any
-    ) -> None:
-        if state.global_step == 0:
-            if self._checkpoint:
-                self._checkpoint.check_room(model)
-            self._heartbeat.enter("training")  # before what is timed
-            self._measurement.begin()
-
-    def on_step_end(
-        self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
-    ) -> None:
-        if self._burner is not None:
-            self._burner.step(state.global_step)
-        if self._tracer and self._tracer.is_running:
-            control.should_training_stop = self._tracer.end_step()
-            return
-        self._measurement.end_step()
-        self._heartbeat.step = state.global_step
-        if not self._stopping.now(state.global_step):
-            return
-        self._measurement.end()
-        if self._checkpoint:
-            self._checkpoint.check_room(trained["model"], trained["optimizer"])
-            self._heartbeat.enter("saving")
-            control.should_save = True
-        else:
-            self._go_on(control)
-
-    def on_save(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._checkpoint:
-            self._checkpoint.end()
-            self._heartbeat.enter("gathering")
-            self._checkpoint.remove()
-            self._go_on(control)
-
-    def _go_on(self, control: TrainerControl) -> None:
-        """With what is neither timed nor saved."""
-        if self._tracer is None:
-            self._heartbeat.enter("finishing")
-            control.should_training_stop = True
-        else:
-            self._heartbeat.enter("gathering")
-            self._keep()
-            self._heartbeat.enter("tracing")
-            self._tracer.begin()
 
 
 def train(
@@ -153,7 +105,8 @@ def train(
 
     # Before the model: it decides TF32 and starts the process group.
     tracer = Tracer(device) if request.trace else None
-    steps = spec.steps + (TRACED_STEPS if tracer else 0)
+    inspection = None if request.search else Inspection(spec)
+    steps = spec.steps + (TRACED_STEPS if tracer else 0) + (INSPECTED_STEPS if inspection else 0)
     arguments = training_arguments(spec, request.folder, device, steps)
     canary = sing(device)
     calibration = _calibrated(request, device, beat)
@@ -175,7 +128,7 @@ def train(
     def keep() -> None:
         observation.keep(trainer)
 
-    after = After(checkpoint, tracer, keep)
+    after = After(checkpoint, tracer, inspection, keep)
     marks = StepMarks(measurement, beat, stopping, _burner(spec, rank, device, clock), after)
     trainer = WatchedTrainer(
         model=model,
@@ -183,13 +136,15 @@ def train(
         train_dataset=_tokens(spec, steps, model.config.get_text_config().vocab_size),
         callbacks=[marks],
         measurement=measurement,
-        tracer=tracer,
+        after=after,
     )
     if device.type == "cuda":
         force_tf32(spec)
-    trace = _trained(trainer, measurement, tracer, alone=spec.gpus == 1)
+    failed = _trained(trainer, measurement, alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
-    return observation.ended(trainer, trace)
+    trace = tracer.trace(failed) if tracer else Trace(none=UNWANTED)
+    learning = inspection.learning(trainer, model, failed) if inspection else uninspected(UNINSPECTED)
+    return observation.ended(trainer, trace, learning)
 
 
 def _calibrated(request: Request, device: torch.device, beat: Heartbeat) -> Calibration | None:
@@ -200,17 +155,16 @@ def _calibrated(request: Request, device: torch.device, beat: Heartbeat) -> Cali
     return calibration
 
 
-def _trained(trainer: Trainer, measurement: Measurement, tracer: Tracer | None, *, alone: bool) -> Trace:
-    """Train, and return what was traced; what breaks in a traced step takes nothing from what was measured before."""
-    failed: Exception | None = None
+def _trained(trainer: Trainer, measurement: Measurement, *, alone: bool) -> Exception | None:
+    """Train, and return what has ended a step that is not timed: that takes nothing from what was measured before."""
     try:
         trainer.train()
     except Exception as error:
         # Ranks that others wait for have to fail; what was measured is kept.
         if not (alone and measurement.is_over):
             raise
-        failed = error
-    return tracer.trace(failed) if tracer else Trace(none=UNWANTED)
+        return error
+    return None
 
 
 def _tokens(spec: TrainSpec, steps: int, vocabulary_size: int) -> RandomTokens:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
+from pytest_llmperf.records.learning import RankLearning, uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
 
 
@@ -17,6 +19,7 @@ class Later:
     attention_kernel: str = "unknown"
     """The operators that attention calls."""
     trace: Trace = field(default_factory=lambda: Trace(none=UNWANTED))
+    learning: RankLearning = field(default_factory=lambda: uninspected(UNINSPECTED))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,8 @@ class Trained:
     step_seconds: tuple[float, ...]
     waiting_seconds: tuple[float, ...]
     losses: tuple[float, ...]
+    gradient_norms: tuple[float, ...] = ()
+    """Of the first steps, before clipping."""
     tokens_per_step: int
     peak_reserved_bytes: int
     peak_allocated_bytes: int

@@ -37,6 +37,20 @@ light = importlib.util.module_from_spec(of_light)
 of_light.loader.exec_module(light)
 """
 
+#: accelerate shards over GPUs alone, and trains with DDP elsewhere without a word: here it is told that these are GPUs.
+AS_ON_GPUS = (
+    "pytest_llmperf.worker.train",
+    """own = module.training_arguments
+    def sharding(*what):
+        from accelerate.state import PartialState
+        from accelerate.utils import DistributedType
+        arguments = own(*what)
+        _ = arguments.device  # makes the state
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        return arguments
+    module.training_arguments = sharding""",
+)
+
 _PATCHABLE = Path(__file__).with_name("patchable")
 
 

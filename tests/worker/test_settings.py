@@ -12,9 +12,10 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.evidence.evidence_checks import contradictions
+from pytest_llmperf.judge.evidence.learning_checks import unlearnt
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
-from tests.worker.import_patch import in_the_rank
+from tests.worker.import_patch import AS_ON_GPUS, in_the_rank
 from tests.worker.launching import launched
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(600)]
@@ -85,18 +86,6 @@ SHARDED: Mapping[str, TrainSpec] = {
 }
 
 
-# accelerate shards over GPUs alone, and trains with DDP elsewhere without a word: here it is told that these are GPUs.
-_AS_ON_GPUS = """own = module.training_arguments
-    def sharding(*what):
-        from accelerate.state import PartialState
-        from accelerate.utils import DistributedType
-        arguments = own(*what)
-        _ = arguments.device  # makes the state
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        return arguments
-    module.training_arguments = sharding"""
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
     """By FSDP on the CPU."""
@@ -105,7 +94,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
         name: launched(
             spec,
             folders[name] / "run",
-            variables=in_the_rank(folders[name], "pytest_llmperf.worker.train", _AS_ON_GPUS),
+            variables=in_the_rank(folders[name], *AS_ON_GPUS),
         )
         for name, spec in SHARDED.items()
     }
@@ -125,6 +114,8 @@ class TestSharded:
     def test_replicas_of_shards(self, trained: dict[str, Launch]) -> None:
         evidence = trained["replicas"].evidence
         assert (evidence["parallelism"], evidence["mesh"]) == ("fsdp_hybrid", [2, 2])
+        assert trained["replicas"].learning
+        assert list(unlearnt(SHARDED["replicas"], trained["replicas"])) == []
 
     def test_the_type_that_weights_are_gathered_in_is_seen(self, trained: dict[str, Launch]) -> None:
         evidence = trained["gathered"].evidence

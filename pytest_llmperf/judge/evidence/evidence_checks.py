@@ -13,15 +13,20 @@ from pytest_llmperf.support.suggestions import hint
 _DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
+#: What no setting asks for and each launch shows; a model of which a part is never trained declares it.
+LEARNING = "learning"
+
+
 def declarable() -> tuple[str, ...]:
     """The settings that can be declared to change nothing, since evidence tells."""
-    return tuple(_CHECKS)
+    return (*_CHECKS, LEARNING)
 
 
 def undeclarable(inactive: frozenset[str]) -> Iterator[str]:
     """A line for each name that cannot be declared inactive."""
-    for name in sorted(inactive - _CHECKS.keys()):
-        yield f"{name!r} cannot be declared inactive{hint(name, _CHECKS) or '; known: ' + ', '.join(_CHECKS)}"
+    known = declarable()
+    for name in sorted(inactive.difference(known)):
+        yield f"{name!r} cannot be declared inactive{hint(name, known) or '; known: ' + ', '.join(known)}"
 
 
 def contradictions(spec: TrainSpec, evidence: Mapping[str, Any], inactive: frozenset[str]) -> Iterator[str]:

@@ -10,6 +10,9 @@ import torch
 from pytest_llmperf.worker.measuring.gradient_exchange import Exchange
 from pytest_llmperf.worker.measuring.instruments import Clock, Memory
 
+# Of which gradients' norms are kept: the first is of weights that are known to the last bit.
+_FIRST_STEPS = 4
+
 
 class Measurement:
     """Filled while the rank trains; its figures are there once it is over."""
@@ -25,6 +28,8 @@ class Measurement:
         self.exchange = exchange
         self.losses: list[torch.Tensor] = []
         """Of each micro-batch, on its device."""
+        self.gradient_norms: list[torch.Tensor] = []
+        """Of the first steps, on their device."""
         self.num_tokens = 0
         self.is_over = False
         self._clock, self._memory = clock, memory
@@ -40,6 +45,11 @@ class Measurement:
         if not self.is_over:
             self.losses.append(loss)
             self.num_tokens += tokens
+
+    def end_gradients(self, norm: Any) -> None:
+        """Of a step: they are clipped, and had this norm before."""
+        if len(self.gradient_norms) < _FIRST_STEPS and isinstance(norm, torch.Tensor):
+            self.gradient_norms.append(norm.detach())
 
     def end_step(self) -> None:
         """All its work has been issued."""

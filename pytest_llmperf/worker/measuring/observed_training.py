@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.learning import RankLearning
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
@@ -43,10 +46,10 @@ class ObservedTraining:
         self._kept = self._seen(trainer)
         self.measured(self._kept)
 
-    def ended(self, trainer: Trainer, trace: Trace) -> Trained:
+    def ended(self, trainer: Trainer, trace: Trace, learning: RankLearning) -> Trained:
         """All is over, and one more sequence may be tried."""
         trained = self._kept or self._seen(trainer)
-        return replace(trained, later=Later(evidence.attention_kernel(trainer, self.model), trace))
+        return replace(trained, later=Later(evidence.attention_kernel(trainer, self.model), trace, learning))
 
     def _seen(self, trainer: Trainer) -> Trained:
         measurement = self.measurement
@@ -54,6 +57,7 @@ class ObservedTraining:
             step_seconds=measurement.step_seconds,
             waiting_seconds=measurement.waiting_seconds,
             losses=_step_losses(measurement.losses, self.spec.gradient_accumulation_steps),
+            gradient_norms=_norms(measurement.gradient_norms),
             tokens_per_step=_per_step(measurement.num_tokens, len(measurement.step_seconds)),
             peak_reserved_bytes=measurement.peak_reserved_bytes,
             peak_allocated_bytes=measurement.peak_allocated_bytes,
@@ -73,6 +77,13 @@ def _step_losses(micro_losses: list[torch.Tensor], per_step: int) -> tuple[float
     """Loss of each optimizer step; the Trainer scales micro-batch losses so that they add up to it."""
     losses = torch.stack(micro_losses).float().cpu()
     return tuple(losses.view(-1, per_step).sum(dim=1).tolist())
+
+
+def _norms(norms: list[torch.Tensor]) -> tuple[float, ...]:
+    """As numbers; of sharded weights ranks add theirs up here. None where the loss's scale made one infinite."""
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    found = tuple(torch.stack(whole).float().tolist()) if whole else ()
+    return found if all(map(math.isfinite, found)) else ()
 
 
 def _per_step(tokens: int, steps: int) -> int:

@@ -57,21 +57,26 @@ class Tracer:
         """Whether that was the last one."""
         self._ends.append(time.time_ns())
         self._left -= 1
-        if self._left == 0 and not self._on_host:
-            torch.cuda.synchronize()
+        if self._left == 0:
+            if not self._on_host:
+                torch.cuda.synchronize()
+            self._stop()  # steps that come after these are not its
         return self._left == 0
 
     def trace(self, error: BaseException | None = None) -> Trace:
         """What was seen, once its steps are over; ``error`` is what has ended them early."""
-        started = self._profile
-        if started is not None:
-            self._tried(started.stop)
-        if error is not None:
+        if error is not None and self.is_running:
+            self._stop()
             self._none = f"a traced step failed ({_said(error)})"
+        started = self._profile
         if self._none or started is None:
             return Trace(none=self._none or "it was not begun")
         found = self._tried(lambda: self._read(started))
         return Trace(none=self._none) if found is None else found
+
+    def _stop(self) -> None:
+        if self._profile is not None:
+            self._tried(self._profile.stop)
 
     def _read(self, stopped: Any) -> Trace:
         found = read(stopped.profiler.kineto_results.events(), on_host=self._on_host)

@@ -1,0 +1,157 @@
+"""What an inspected step says against a launch: that it does not learn as it should. Pure.
+
+All of it is exact, but for what rounding does to a norm or an update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.learning import OLDER, UNWANTED, Learning
+from pytest_llmperf.spec.train_spec import TrainSpec
+
+# Of a norm of gradients in 16 bits, what rounding each element may do to it; clipping rounds them once.
+_CLIPPED = 0.02
+
+# Of a learning rate, and of an update's bound: float32 has seven digits.
+_ROUNDED = 1e-3
+
+# Of what other tokens change where they stand, what they may change before: nothing, but for rounding.
+_FUTURE = 1e-3
+
+# A norm that another launch of the same weights and samples would not have. Sums in another order move it by less than
+# a thousandth in 16 bits; a kernel whose gradient is wrong by more than it should. In fp8 scales follow the data.
+_SAME_NORM, _SAME_NORM_FP8 = 0.02, 0.1
+
+# Losses that are the same to the last digit that a file keeps.
+_SAME_LOSS = 5e-9
+
+_NAMES = 3
+
+
+def unlearnt(spec: TrainSpec, launch: Launch) -> Iterator[str]:
+    """A line for each thing that a training which learns does not do; none where nothing was looked at."""
+    learning = launch.learning
+    yield from _set_up(launch)
+    if learning:
+        yield from _tensors(learning, steps=learning.steps)
+        yield from _ranks(learning)
+        yield from _step(spec, learning)
+        yield from _data(learning)
+
+
+def notes(launches: Sequence[Launch]) -> Iterator[str]:
+    """What is no fault and should be known, of the first launch that shows it; or why nothing is."""
+    for why in dict.fromkeys(launch.learning.none for launch in launches):
+        if why not in ("", OLDER, UNWANTED):
+            yield f"whether it learns was not looked at: {why}"
+    for launch in launches:
+        learning = launch.learning
+        if learning.lost:
+            yield (
+                f"in {learning.lost} of {learning.tensors} tensors no update of {learning.steps} steps was as large as "
+                "the last of their 16 bits: they do not learn at this rate"
+            )
+            return
+
+
+def _set_up(launch: Launch) -> Iterator[str]:
+    setup = launch.evidence.get("setup", {})
+    if setup.get("training") is False:
+        yield "some modules were in evaluation mode while it trained: their dropout was off"
+    tied, asked = setup.get("tied_weights"), setup.get("config", {}).get("tie_word_embeddings")
+    if tied is not None and asked is not None and bool(tied) != bool(asked):
+        yield f"the configuration has tie_word_embeddings={asked}, and the weights were {'' if tied else 'not '}tied"
+
+
+def _tensors(learning: Learning, steps: int) -> Iterator[str]:
+    if not learning.tensors:
+        yield "no parameter asks for a gradient: nothing is trained"
+    if learning.unheld:
+        yield f"the optimizer does not hold {_named(learning.unheld, learning)}"
+    if learning.unreached:
+        yield f"no gradient reached {_named(learning.unreached, learning)}, which did not move in {steps} steps"
+    if learning.still:
+        yield f"{_named(learning.still, learning)} did not move in {steps} steps, though a gradient reached them"
+
+
+def _ranks(learning: Learning) -> Iterator[str]:
+    if learning.differing_gradients:
+        yield f"ranks have different gradients of {_named(learning.differing_gradients, learning)} after their exchange"
+    if learning.differing_weights:
+        names = _named(learning.differing_weights, learning)
+        yield f"ranks hold different weights of {names} after {learning.steps} steps"
+
+
+def _step(spec: TrainSpec, learning: Learning) -> Iterator[str]:
+    if learning.stale:
+        yield f"gradients of {learning.stale} tensors were not zero when a step began"
+    if learning.is_scaled:
+        return  # its steps may be skipped, and its gradients are scaled until they are clipped
+    yield from _clipping(learning)
+    low, high = learning.learning_rates
+    if not math.isclose(low, learning.scheduled_rate, rel_tol=_ROUNDED) or low != high:
+        seen = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        yield f"the learning rate was {seen}, its schedule says {learning.scheduled_rate:g}"
+    if learning.schedule_steps != learning.steps:
+        yield f"the schedule made {learning.schedule_steps} steps in {learning.steps} of the optimizer"
+    if learning.largest_update > learning.update_bound * (1 + _ROUNDED):
+        yield (
+            f"an update was {learning.largest_update:.3g} learning rates, {spec.optimizer} makes none of more than "
+            f"{learning.update_bound:.3g}"
+        )
+
+
+def _clipping(learning: Learning) -> Iterator[str]:
+    if not learning.max_norm or not learning.gradient_norm:
+        return
+    expected = min(1.0, learning.max_norm / learning.gradient_norm)
+    low, high = learning.clip_factors
+    worst = max((low, high), key=lambda factor: abs(math.log(max(factor, 1e-30) / expected)))
+    if not abs(worst / expected - 1) <= _CLIPPED:
+        yield (
+            f"gradients of norm {learning.gradient_norm:.4g} were multiplied by {worst:.4g} when they were clipped to "
+            f"{learning.max_norm:g}, expected {expected:.4g}"
+        )
+
+
+def _data(learning: Learning) -> Iterator[str]:
+    if learning.shared_samples:
+        yield f"{learning.shared_samples} samples of one step were read more than once: ranks share what they read"
+    if learning.foreign_samples:
+        yield f"{learning.foreign_samples} samples on the device are none of the data set: a copy changed them"
+    if not learning.labels:
+        yield "labels are not the inputs, which the model's loss shifts itself"
+    if learning.future is not None and learning.future > _FUTURE:
+        yield (
+            f"what comes later changes what is said before ({learning.future:.2g} of what it changes later): "
+            "the causal mask is lost"
+        )
+
+
+def changed_gradients(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:
+    """A line for a launch that begins with the first loss of ``reference``, and not with its gradient."""
+    for launch in launches:
+        known = [each for each in reference if _begins_alike(launch, each)]
+        if not known or not launch.gradient_norms:
+            continue
+        norm, limit = launch.gradient_norms[0], _SAME_NORM_FP8 if launch.evidence.get("fp8_modules") else _SAME_NORM
+        if not any(abs(norm / each.gradient_norms[0] - 1) <= limit for each in known):
+            yield (
+                f"the first gradient has norm {norm:.4g}, the baseline's {known[-1].gradient_norms[0]:.4g} after the "
+                f"same first loss {launch.losses[0]:.6f}: gradients are not computed as they were"
+            )
+            return
+
+
+def _begins_alike(a: Launch, b: Launch) -> bool:
+    if not (b.gradient_norms and b.gradient_norms[0] > 0 and a.losses and b.losses):
+        return False
+    return math.isclose(a.losses[0], b.losses[0], rel_tol=_SAME_LOSS)
+
+
+def _named(names: Sequence[str], learning: Learning) -> str:
+    told = ", ".join(names[:_NAMES]) + (", …" if len(names) > _NAMES else "")
+    return f"{len(names)} of {learning.tensors} tensors ({told})"

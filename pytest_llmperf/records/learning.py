@@ -1,0 +1,233 @@
+"""Learning: whether a launch learns, as one step shows that is looked at in full; and its JSON.
+
+That step comes after all that is timed or traced. What each rank saw of it is exact: bits, counts and names. What it
+says of all ranks together is made here, without a tolerance; what is right is ``judge/evidence/learning_checks.py``'s
+to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pytest_llmperf.support.json_fields import fields_of
+
+#: Why a record of before such steps has none.
+OLDER = "recorded before a step was inspected"
+#: Why a launch that was asked for none has none.
+UNWANTED = "it was not asked for"
+
+
+@dataclass(frozen=True)
+class TensorSeen:
+    """What one rank saw of one tensor that is to be trained, or of its shard of it."""
+
+    name: str
+    is_updated: bool
+    """Whether the optimizer holds it."""
+    is_reached: bool
+    """Whether it had a gradient in that step, and not one of zeros alone."""
+    has_moved: bool
+    """Whether its bits are others than before the first step."""
+    is_narrow: bool
+    """Whether it has 16 bits: an update may be less than its last one."""
+    weights: int
+    """Sum of its bits after the step, as whole numbers of its width."""
+    gradient: int
+    """The same of its gradient, before that is clipped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLearning:
+    """What one rank saw of the inspected step."""
+
+    shard: int = 0
+    """Ranks of the same one hold the same weights."""
+    tensors: tuple[TensorSeen, ...] = ()
+    stale: int = 0
+    """Tensors whose gradients were not zero as the step began."""
+    squares: float = 0.0
+    """Sum of squares of its gradients, once they are exchanged."""
+    clipped_squares: float = 0.0
+    """The same after they were clipped."""
+    max_norm: float = 0.0
+    """To which they are clipped; 0: they are not."""
+    largest_update: float = 0.0
+    """Of a sample of weights, in learning rates, without the decay and what rounding does."""
+    update_bound: float = math.inf
+    """No update of this optimizer is larger, in learning rates; infinite where nobody knows."""
+    learning_rate: float = 0.0
+    scheduled_rate: float = 0.0
+    """What its schedule says for this step."""
+    steps: int = 0
+    """Of the optimizer, by the Trainer's count."""
+    schedule_steps: int = 0
+    """Of the schedule, in steps of the optimizer."""
+    is_scaled: bool = False
+    """Whether losses are scaled, which may skip steps."""
+    samples: tuple[int, ...] = ()
+    """Of the data set, by index, that it was given; -1: one that is not there."""
+    ambiguous: frozenset[int] = frozenset()
+    """Those of them that the data set has more than once."""
+    labels: bool = True
+    """Whether each label was its own input, or left out of the loss."""
+    future: float | None = None
+    """By how much what comes later changes what is said before, as a share of what it changes later; ``None``: it
+    was not tried."""
+    none: str = ""
+    """Why it was not looked at, if it was not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """The inspected step of a launch, of all its ranks."""
+
+    tensors: int = 0
+    """That are to be trained."""
+    unheld: tuple[str, ...] = ()
+    """Names of those that the optimizer does not hold."""
+    unreached: tuple[str, ...] = ()
+    """Of those that no gradient reached, and that have not moved."""
+    still: tuple[str, ...] = ()
+    """Of those that a gradient reached, and that have not moved though they have more than 16 bits."""
+    lost: int = 0
+    """How many of 16 bits a gradient reached, and have not moved: their updates were less than the last bit."""
+    differing_weights: tuple[str, ...] = ()
+    """Of those that ranks should hold alike, and do not."""
+    differing_gradients: tuple[str, ...] = ()
+    stale: int = 0
+    """Most tensors of one rank whose gradients were not zero as the step began."""
+    gradient_norm: float = 0.0
+    """Of the whole gradient, before it was clipped."""
+    clip_factors: tuple[float, float] = (1.0, 1.0)
+    """By what its norm was multiplied, on the rank where that was least, and most."""
+    max_norm: float = 0.0
+    largest_update: float = 0.0
+    update_bound: float = math.inf
+    learning_rates: tuple[float, float] = (0.0, 0.0)
+    """Least and most of all ranks."""
+    scheduled_rate: float = 0.0
+    steps: int = 0
+    schedule_steps: int = 0
+    is_scaled: bool = False
+    shared_samples: int = 0
+    """Samples of that step that were read more than once."""
+    foreign_samples: int = 0
+    """What ranks were given and the data set does not hold."""
+    labels: bool = True
+    future: float | None = None
+    none: str = ""
+    """Why nothing is known, if nothing is."""
+
+    def __bool__(self) -> bool:
+        return not self.none
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON holds; of a launch where all is well few are not at their defaults, and are left."""
+        if self.none:
+            return {"none": self.none}
+        values = asdict(self)
+        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
+
+    @classmethod
+    def from_dict(cls, values: object) -> Learning:
+        """As ``to_dict`` wrote it.
+
+        Raises:
+            ValueError: it was not.
+        """
+        known: dict[str, Any] = fields_of(cls, values, "what was learnt")
+        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**known)
+
+
+def uninspected(why: str) -> RankLearning:
+    """Of a rank that saw nothing of it."""
+    return RankLearning(none=why)
+
+
+def merged(ranks: Sequence[RankLearning]) -> Learning:
+    """What all ranks saw, as one; nothing where any rank saw nothing."""
+    for rank, seen in enumerate(ranks):
+        if seen.none:
+            return Learning(none=f"rank {rank}: {seen.none}" if len(ranks) > 1 else seen.none)
+    shards = {seen.shard: seen for seen in ranks}
+    squares = sum(seen.squares for seen in shards.values())
+    factors = [_factor(seen.squares, seen.clipped_squares) for seen in ranks]
+    first, rates = ranks[0], [seen.learning_rate for seen in ranks]
+    widest = max(ranks, key=lambda seen: seen.largest_update - seen.update_bound)
+    futures = [seen.future for seen in ranks if seen.future is not None]
+    return Learning(
+        tensors=len(first.tensors),
+        unheld=_named(ranks, lambda each: not each.is_updated),
+        unreached=_of_all(ranks, lambda each: not each.is_reached and not each.has_moved),
+        still=_of_all(ranks, lambda each: not each.has_moved, _is_still),
+        lost=len(_of_all(ranks, lambda each: not each.has_moved, lambda each: each.is_reached and each.is_narrow)),
+        differing_weights=_differing(ranks, lambda each: each.weights),
+        differing_gradients=_differing(ranks, lambda each: each.gradient),
+        stale=max(seen.stale for seen in ranks),
+        gradient_norm=math.sqrt(squares),
+        clip_factors=(min(factors), max(factors)),
+        max_norm=first.max_norm,
+        largest_update=widest.largest_update,
+        update_bound=widest.update_bound,
+        learning_rates=(min(rates), max(rates)),
+        scheduled_rate=first.scheduled_rate,
+        steps=first.steps,
+        schedule_steps=first.schedule_steps,
+        is_scaled=first.is_scaled,
+        shared_samples=_shared(ranks),
+        foreign_samples=sum(sample < 0 for seen in ranks for sample in seen.samples),
+        labels=all(seen.labels for seen in ranks),
+        future=max(futures) if futures else None,
+    )
+
+
+def _factor(before: float, after: float) -> float:
+    """Of two sums of squares; of nothing at all nothing was taken."""
+    return math.sqrt(after / before) if before > 0 else 1.0
+
+
+def _is_still(seen: TensorSeen) -> bool:
+    return seen.is_reached and not seen.is_narrow
+
+
+def _named(ranks: Sequence[RankLearning], wanted: Callable[[TensorSeen], bool]) -> tuple[str, ...]:
+    """Of any rank, in the model's order."""
+    return tuple(dict.fromkeys(each.name for seen in ranks for each in seen.tensors if wanted(each)))
+
+
+def _of_all(
+    ranks: Sequence[RankLearning],
+    wanted: Callable[[TensorSeen], bool],
+    of_one: Callable[[TensorSeen], bool] = lambda _: True,
+) -> tuple[str, ...]:
+    """Names that are ``wanted`` on all ranks, and ``of_one`` on one at least: a shard may be empty."""
+    by_name: dict[str, list[TensorSeen]] = {}
+    for seen in ranks:
+        for each in seen.tensors:
+            by_name.setdefault(each.name, []).append(each)
+    return tuple(name for name, several in by_name.items() if all(map(wanted, several)) and any(map(of_one, several)))
+
+
+def _differing(ranks: Sequence[RankLearning], bits: Callable[[TensorSeen], int]) -> tuple[str, ...]:
+    """Names of what ranks of one shard do not hold alike."""
+    held: dict[tuple[int, str], set[int]] = {}
+    for seen in ranks:
+        for each in seen.tensors:
+            held.setdefault((seen.shard, each.name), set()).add(bits(each))
+    return tuple(dict.fromkeys(name for (_, name), several in held.items() if len(several) > 1))
+
+
+def _shared(ranks: Sequence[RankLearning]) -> int:
+    ambiguous = frozenset[int]().union(*(seen.ambiguous for seen in ranks))
+    read = Counter(sample for seen in ranks for sample in seen.samples if sample >= 0)
+    return sum(times > 1 for sample, times in read.items() if sample not in ambiguous)
+
+
+def from_record(values: Mapping[str, Any]) -> Learning:
+    """Of a launch's record; those of before have none."""
+    return Learning.from_dict(values["learning"]) if "learning" in values else Learning(none=OLDER)

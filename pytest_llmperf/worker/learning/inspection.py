@@ -1,0 +1,212 @@
+"""Inspection: one more step, after all that are timed or traced, of which everything is looked at that shows learning.
+
+Nothing here exchanges anything with other ranks, so that what goes wrong on one leaves none waiting; and whatever goes
+wrong costs the launch no more than this: it says why it was not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate.scheduler import AcceleratedScheduler
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel, Trainer
+
+from pytest_llmperf.records.learning import RankLearning, TensorSeen, uninspected
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.worker.learning import samples
+from pytest_llmperf.worker.learning.future import seen_future
+from pytest_llmperf.worker.learning.tensor_sums import bit_sums, sample, sampled, square_sums, trained
+
+#: Steps that it adds.
+STEPS = 1
+
+
+class Inspection:
+    """Of one rank's training of ``spec``."""
+
+    def __init__(self, spec: TrainSpec) -> None:
+        self._spec = spec
+        self._none = ""
+        self._passes = 0
+        self._digests: list[bytes] = []
+        self._found: dict[str, Any] = {"labels": True}
+        self._is_begun = self._is_over = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its step has begun and is not over."""
+        return self._is_begun and not self._is_over
+
+    def before(self, model: torch.nn.Module) -> None:
+        """The first step: nothing has moved yet."""
+        self._keep(lambda: {"first": bit_sums([each for _, each in trained(model)])})
+
+    def begin(self) -> None:
+        """With the next step."""
+        self._is_begun = True
+
+    def begin_step(self, model: torch.nn.Module) -> None:
+        """Before its first forward pass."""
+        self._keep(lambda: {"stale": sum(each > 0 for each in square_sums([p.grad for _, p in trained(model)]))})
+
+    def begin_pass(self, inputs: dict[str, Any]) -> None:
+        """Of a micro-batch, as the model is given it."""
+        self._keep(lambda: self._batch(inputs))
+
+    def end_pass(self, model: torch.nn.Module) -> None:
+        """With the last one of a step gradients are exchanged."""
+        self._passes += 1
+        if self._passes == self._spec.gradient_accumulation_steps:
+            gradients = [parameter.grad for _, parameter in trained(model)]
+            self._keep(lambda: {"gradients": bit_sums(gradients), "squares": square_sums(gradients)})
+
+    def before_update(self, trainer: Trainer, model: torch.nn.Module) -> None:
+        """Gradients are clipped."""
+        parameters = [each for _, each in trained(model)]
+        self._keep(lambda: {"clipped": square_sums([each.grad for each in parameters]), "weights": sample(parameters)})
+        self._keep(lambda: {"rates": _rates(trainer)})
+
+    def end_step(self) -> bool:
+        """Whether that was the last one, as it is."""
+        self._is_over = True
+        return True
+
+    def learning(self, trainer: Trainer, model: PreTrainedModel, failed: BaseException | None) -> RankLearning:
+        """What was seen, once all is over; ``failed`` is what has ended the step early."""
+        if failed is not None or not self._is_over:
+            self._none = self._none or (_said(failed) if failed else "it was not begun")
+        else:
+            self._keep(lambda: self._ended(trainer, model))
+        return self._found.get("learning") or uninspected(self._none)
+
+    def _batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        self._digests += samples.row_digests(inputs)
+        return {"labels": self._found["labels"] and samples.has_own_labels(inputs)}
+
+    def _ended(self, trainer: Trainer, model: PreTrainedModel) -> dict[str, Any]:
+        found, named = self._found, trained(model)
+        parameters = [each for _, each in named]
+        updated = {id(each) for group in _optimizer(trainer).param_groups for each in group["params"]}
+        now = bit_sums(parameters)
+        tensors = [
+            TensorSeen(
+                name=name,
+                is_updated=id(parameter) in updated,
+                is_reached=squares > 0,
+                has_moved=then != weights,
+                is_narrow=parameter.element_size() <= _NARROW,
+                weights=weights,
+                gradient=gradient,
+            )
+            for (name, parameter), then, weights, gradient, squares in zip(
+                named, found["first"], now, found["gradients"], found["squares"], strict=True
+            )
+        ]
+        rate, scheduled = found["rates"]
+        largest, bound = self._update(trainer, parameters)
+        read, ambiguous = self._samples(trainer)
+        learning = RankLearning(
+            shard=_shard(parameters),
+            tensors=tuple(tensors),
+            stale=found["stale"],
+            squares=sum(found["squares"]),
+            clipped_squares=sum(found["clipped"]),
+            max_norm=float(trainer.args.max_grad_norm),
+            largest_update=largest,
+            update_bound=bound,
+            learning_rate=rate,
+            scheduled_rate=scheduled,
+            steps=trainer.state.global_step,
+            schedule_steps=_schedule_steps(trainer),
+            is_scaled=getattr(trainer.accelerator, "scaler", None) is not None,
+            samples=read,
+            ambiguous=ambiguous,
+            labels=found["labels"],
+            future=seen_future(trainer, model) if self._spec.fp8 == "no" else None,
+        )
+        return {"learning": learning}
+
+    def _update(self, trainer: Trainer, parameters: list[Any]) -> tuple[float, float]:
+        """The largest update of the sample, in learning rates, and what this optimizer's are never larger than."""
+        groups = {id(each): group for group in _optimizer(trainer).param_groups for each in group["params"]}
+        moved = (sample(parameters) - self._found["weights"]).abs().cpu().split([sampled(each) for each in parameters])
+        weights = self._found["weights"].abs().cpu().split([sampled(each) for each in parameters])
+        largest, bound = 0.0, 0.0
+        for parameter, far, weight in zip(parameters, moved, weights, strict=True):
+            group = groups.get(id(parameter))
+            if group is None or not far.numel() or not float(group["lr"]) > 0:
+                continue
+            rate, decay = float(group["lr"]), float(group.get("weight_decay") or 0.0)
+            explained = (rate * decay + torch.finfo(parameter.dtype).eps) * weight
+            largest = max(largest, float((far - explained).max()) / rate)
+            bound = max(bound, _bound(_optimizer(trainer), group))
+        return largest, bound or math.inf
+
+    def _samples(self, trainer: Trainer) -> tuple[tuple[int, ...], frozenset[int]]:
+        num = self._spec.sequences_per_step
+        first = (trainer.state.global_step - STEPS) * num
+        return samples.found(self._digests, trainer.train_dataset, first, num)
+
+    def _keep(self, ask: Callable[[], dict[str, Any]]) -> None:
+        if self._none:
+            return
+        try:
+            self._found |= ask()
+        except Exception as error:  # noqa: BLE001 - whatever stands in the way, what was measured stands
+            self._none = _said(error)
+
+
+# Bytes of types whose last bit an update may be less than.
+_NARROW = 2
+
+
+def _optimizer(trainer: Trainer) -> Any:
+    return getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
+
+
+def _rates(trainer: Trainer) -> tuple[float, float]:
+    """The learning rate of this step, and what its schedule says: of the arguments, not of what was set since."""
+    schedule, rate = _schedule(trainer), float(_optimizer(trainer).param_groups[0]["lr"])
+    if not hasattr(schedule, "lr_lambdas"):
+        return rate, float(schedule.get_last_lr()[0])
+    return rate, float(trainer.args.learning_rate) * float(schedule.lr_lambdas[0](schedule.last_epoch))
+
+
+def _schedule(trainer: Trainer) -> Any:
+    return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+
+
+def _schedule_steps(trainer: Trainer) -> int:
+    """accelerate steps a schedule that it wraps once for each rank."""
+    each = trainer.args.world_size if isinstance(trainer.lr_scheduler, AcceleratedScheduler) else 1
+    return int(_schedule(trainer).last_epoch) // each
+
+
+def _bound(optimizer: Any, group: Any) -> float:
+    """Of Adam's updates, in learning rates; infinite of other optimizers.
+
+    Source: Kingma and Ba, "Adam", section 2.1.
+    """
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        return math.inf
+    mean, square = group["betas"]
+    return max(1.0, (1 - mean) / math.sqrt(1 - square))
+
+
+def _shard(parameters: list[Any]) -> int:
+    """Which of the shards this rank holds."""
+    for parameter in parameters:
+        if isinstance(parameter, DTensor):
+            mesh, number = parameter.device_mesh, 0
+            for size, at, placement in zip(mesh.shape, mesh.get_coordinate() or (), parameter.placements, strict=True):
+                number = number * size + at if placement.is_shard() else number
+            return number
+    return 0
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
