@@ -26,6 +26,8 @@ class Measurement:
         self.losses: list[torch.Tensor] = []
         """Of each micro-batch, on its device."""
         self.num_tokens = 0
+        self.real_tokens: list[int] = []
+        """Of each micro-batch those that are no padding; none are told of one that has no padding."""
         self.is_over = False
         self._clock, self._memory = clock, memory
         self._start = 0.0
@@ -35,11 +37,13 @@ class Measurement:
         self._start = time.perf_counter()
         self._clock.mark()
 
-    def end_pass(self, loss: torch.Tensor, tokens: int) -> None:
+    def end_pass(self, loss: torch.Tensor, tokens: int, real_tokens: int | None = None) -> None:
         """Of a micro-batch."""
         if not self.is_over:
             self.losses.append(loss)
             self.num_tokens += tokens
+            if real_tokens is not None:
+                self.real_tokens.append(real_tokens)
 
     def end_step(self) -> None:
         """All its work has been issued."""

@@ -13,6 +13,7 @@ from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.checkpoint import Checkpoint
+from pytest_llmperf.worker.data.training_data import TrainingData
 from pytest_llmperf.worker.measuring.measurement import Measurement
 from pytest_llmperf.worker.measuring.stopping import Stopping
 from pytest_llmperf.worker.trained import Later, Trained
@@ -31,6 +32,7 @@ class ObservedTraining:
     calibration: Calibration | None
     measured: Callable[[Trained], None]
     """Who is told before steps are traced: what breaks or hangs in these takes nothing from it."""
+    data: TrainingData
     _kept: Trained | None = None
     _autocast: evidence.AutocastWitness = field(init=False)
     _liger: evidence.LigerNotes = field(default_factory=evidence.LigerNotes)
@@ -54,6 +56,7 @@ class ObservedTraining:
             step_seconds=measurement.step_seconds,
             waiting_seconds=measurement.waiting_seconds,
             losses=_step_losses(measurement.losses, self.spec.gradient_accumulation_steps),
+            real_tokens=_by_step(measurement.real_tokens, self.spec.gradient_accumulation_steps),
             tokens_per_step=_per_step(measurement.num_tokens, len(measurement.step_seconds)),
             peak_reserved_bytes=measurement.peak_reserved_bytes,
             peak_allocated_bytes=measurement.peak_allocated_bytes,
@@ -63,6 +66,7 @@ class ObservedTraining:
             calibration=self.calibration,
             evidence={
                 **evidence.collect(trainer, self.model, self._autocast, self._liger),
+                **self.data.evidence(len(measurement.step_seconds) * self.spec.sequences_per_step),
                 **self.stopping.evidence,
                 **(self.checkpoint.evidence if self.checkpoint else {}),
             },
@@ -73,6 +77,10 @@ def _step_losses(micro_losses: list[torch.Tensor], per_step: int) -> tuple[float
     """Loss of each optimizer step; the Trainer scales micro-batch losses so that they add up to it."""
     losses = torch.stack(micro_losses).float().cpu()
     return tuple(losses.view(-1, per_step).sum(dim=1).tolist())
+
+
+def _by_step(numbers: list[int], per_step: int) -> tuple[int, ...]:
+    return tuple(sum(numbers[start : start + per_step]) for start in range(0, len(numbers), per_step))
 
 
 def _per_step(tokens: int, steps: int) -> int:
