@@ -9,6 +9,11 @@ from typing import Any
 from pytest_llmperf.spec.text_files import COLUMN, TextFiles
 from pytest_llmperf.worker.refusal import RefusedError
 
+_NO_ROWS = f"no rows there; expected some, in a column {COLUMN!r}"
+
+# How datasets says that, of parquet and of an empty .txt.
+_SAID_OF_NO_ROWS = ("corresponds to no data", "at least one example")
+
 
 def read(text: TextFiles) -> list[str]:
     """Every row of the slice, empty ones too; of ``.txt`` files a row is a paragraph.
@@ -23,7 +28,8 @@ def read(text: TextFiles) -> list[str]:
             f"data='text' is read by datasets, which cannot be imported ({error}): pip install 'pytest-llmperf[text]'"
         ) from None
     name = _name(text)
-    words = {"sample_by": "paragraph"} if text.format == "text" else {}
+    # A file without rows gives a reader of parquet no size of its own to read by.
+    words = {"sample_by": "paragraph"} if text.format == "text" else {"batch_size": 10_000}
     try:
         datasets.disable_progress_bars()
         # Its own copies are of no use to anybody else: what comes of them, tokens, is kept.
@@ -41,7 +47,7 @@ def read(text: TextFiles) -> list[str]:
     except Exception as error:  # noqa: BLE001 - readers of many formats raise as many errors, in words of their own
         raise RefusedError(f"{name}: {_why(error)}") from None
     if not rows:
-        raise RefusedError(f"{name}: no rows; expected some, in a column {COLUMN!r}")
+        raise RefusedError(f"{name}: {_NO_ROWS}")
     if not any(map(str.strip, rows)):
         raise RefusedError(f"{name}: {len(rows)} rows, and nothing stands in any of them")
     return rows
@@ -68,6 +74,8 @@ def _why(error: BaseException) -> str:
     for cause in causes:
         if isinstance(cause, UnicodeDecodeError):
             return f"no UTF-8 at byte {cause.start} ({cause.reason}); expected text in UTF-8"
+    if any(words in str(cause) for cause in causes for words in _SAID_OF_NO_ROWS):
+        return _NO_ROWS
     told = next((cause for cause in reversed(causes) if str(cause).strip()), error)
     return f"cannot be read ({' '.join(str(told).split())[:200]})"
 
