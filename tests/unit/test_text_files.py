@@ -143,7 +143,7 @@ def test_a_text_that_is_written_anew_is_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [{"split": "train[:50%]"}, {"split": "test"}, {"rows": "padded"}])
-def test_what_is_read_and_how_is_part_of_digest_id_and_training(values: dict[str, str]) -> None:
+def test_what_is_read_and_how_is_part_of_digest_id_and_training(values: dict[str, Any]) -> None:
     other = replace(SPEC, **values)
     assert other.digest != SPEC.digest
     assert other.id != SPEC.id

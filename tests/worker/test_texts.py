@@ -304,8 +304,13 @@ def test_ranks_share_an_epoch_without_a_row_in_common(ranks: int) -> None:
 def test_tokens_are_made_once_and_made_anew_where_the_cache_is_broken(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    texts = []
-    monkeypatch.setattr(training_data, "read", lambda text: texts.append(text) or read(text))
+    texts: list[text_files.TextFiles] = []
+
+    def watched(text: text_files.TextFiles) -> list[str]:
+        texts.append(text)
+        return read(text)
+
+    monkeypatch.setattr(training_data, "read", watched)
     first, second = (data_of().samples[0]["input_ids"].tolist() for _ in range(2))
     assert first == second
     assert len(texts) == 1
