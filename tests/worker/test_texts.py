@@ -344,3 +344,15 @@ def test_what_was_read_is_told(tmp_path: Path) -> None:
         "num_tokens": 9,
         "num_tokens_left_out": 2,
     }
+
+
+# -- what is told without a launch
+
+
+def test_packed_rows_are_planned_as_random_ones_and_padded_ones_refused() -> None:
+    from pytest_llmperf.worker.estimate.memory_estimator import plan  # noqa: PLC0415 - it alone needs fake tensors
+
+    config = SPEC.architecture.config
+    assert plan(SPEC, config) == plan(replace(SPEC, data="random"), config)
+    with pytest.raises(ValueError, match="rows='padded' are not modelled: their mask has a value for each score"):
+        plan(replace(SPEC, rows="padded"), config)
