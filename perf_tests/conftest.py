@@ -11,6 +11,7 @@ from perf_tests.families import FAMILIES, Family
 from perf_tests.gains import GAINS, Gain, specs_of
 from perf_tests.ladder import LADDER, Rung
 from perf_tests.optimisations import OPTIMISATIONS, Optimisation
+from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU, TextCase
 from perf_tests.scaling import SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
 from pytest_llmperf import GIB, DidNotTrain, is_active, on_cpu
 
@@ -37,6 +38,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "family" in metafunc.fixturenames:
         cpu = on_cpu(metafunc.config)
         metafunc.parametrize("family", [_family(one.on_cpu() if cpu else one) for one in FAMILIES])
+    if "text_case" in metafunc.fixturenames:
+        cases = REAL_DATA_ON_CPU if on_cpu(metafunc.config) else REAL_DATA
+        metafunc.parametrize("text_case", [_text_case(one) for one in cases])
     # On a CPU accelerate does not shard.
     nowhere: list[Width] = []
     lists = (("weak", WEAK, WEAK_ON_CPU), ("strong", STRONG, STRONG_ON_CPU), ("sharded", SHARDED, nowhere))
@@ -70,6 +74,14 @@ def _case(rung: Rung) -> Any:
 def _family(family: Family) -> Any:
     marks = [pytest.mark.expects_inactive(*family.inactive)] if family.inactive else []
     return pytest.param(family, id=family.spec.id, marks=marks)
+
+
+def _text_case(case: TextCase) -> Any:
+    marks = [pytest.mark.expects_inactive(*case.inactive)] if case.inactive else []
+    if case.published is not None:
+        source = "lab 10, MareNostrum 5 (H100 64 GB)"
+        marks.append(pytest.mark.reference(source=source, tokens_per_second_per_gpu=case.published))
+    return pytest.param(case, id=case.spec.id, marks=marks)
 
 
 def _width(width: Width) -> Any:

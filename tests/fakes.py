@@ -111,6 +111,14 @@ def trace_of(counts: Mapping[str, Mapping[str, float]]) -> Trace:
     return Trace(rows=tuple(sorted(rows)), steps=3, step_seconds=busy, busy_seconds=busy)
 
 
+def _data(spec: TrainSpec) -> dict[str, Any]:
+    """What was read of a text."""
+    if spec.data == "random":
+        return {}
+    read = {"text": spec.text_files.fingerprint, "tokenizer": spec.tokenizer_files.fingerprint}
+    return {"data": {**read, "split": spec.split, "rows": spec.rows}, "epochs": 0.5}
+
+
 def evidence_of(spec: TrainSpec) -> dict[str, Any]:
     """Evidence that everything asked for was active."""
     dtype = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -127,6 +135,7 @@ def evidence_of(spec: TrainSpec) -> dict[str, Any]:
         "liger_note": "",
         "optimizer": "AdamW",
         "optimizer_fused": spec.optimizer == "adamw_torch_fused",
+        **_data(spec),
         **({"checkpoint_bytes": 2**30} if spec.save_checkpoint else {}),
         "gradient_checkpointing": spec.gradient_checkpointing,
         "checkpointing_policy": spec.checkpointing_policy if spec.gradient_checkpointing else "",

@@ -30,6 +30,7 @@ def figures(spec: TrainSpec, launches: tuple[Launch, ...], model_flops: ModelFlo
         *_traffic(spec, launches, gpu),
         *_energy(launches),
         *_accumulated(spec, launches),
+        *_unpadded(launches),
         *_waited(launches),
         *_saved(launches),
     )
@@ -39,6 +40,15 @@ def _saved(launches: tuple[Launch, ...]) -> Iterator[Check]:
     sizes = [size for launch in launches if (size := launch.evidence.get("checkpoint_bytes"))]
     if sizes:
         yield Check(metric="checkpoint_bytes", value=float(max(sizes)), unit="bytes")
+
+
+def _unpadded(launches: tuple[Launch, ...]) -> Iterator[Check]:
+    """The rate without what only fills rows up, and how much of each row is text."""
+    if any(rank.real_tokens for launch in launches for rank in launch.ranks):
+        share = fmean(launch.real_share for launch in launches)
+        rate = METRICS["tokens_per_second_per_gpu"].of(launches)
+        yield Check(metric="real_tokens_per_second_per_gpu", value=share * rate, unit="tokens/s", higher_is_better=True)
+        yield Check(metric="real_token_share", value=share, unit="1")
 
 
 def _waited(launches: tuple[Launch, ...]) -> Iterator[Check]:

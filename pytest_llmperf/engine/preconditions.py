@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.spec.choices import OF_A_TEXT
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.quantities import is_positive
 
@@ -42,7 +43,7 @@ def need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:
 
     How many steps each side takes decides only how many losses there are to compare.
     """
-    for name in ("gpus", "sequences_per_step", "sequence_length", "seed", "data"):
+    for name in ("gpus", "sequences_per_step", "sequence_length", "seed", "data", *OF_A_TEXT):
         a, b = getattr(before, name), getattr(after, name)
         if a != b:
             raise CaseFailedError(

@@ -26,11 +26,11 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.phases import FAILED, OTHER, SEARCHING, WAITING, accounted
 from pytest_llmperf.records.result import Spent
-from pytest_llmperf.run.cache_folder import cache_folder
 from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.observer import LaunchObserver
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.cache_folder import cache_folder
 
 # File systems allow 255 bytes, and a number follows.
 _LONGEST_NAME = 200

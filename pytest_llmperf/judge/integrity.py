@@ -27,7 +27,7 @@ _RAW: Mapping[str, Callable[[Sequence[Launch]], float]] = {
 
 
 def same_settings(document: Mapping[str, Any]) -> None:
-    """That the spec in a file is the one that its digest is of; a model's own file may be gone, or another by now.
+    """That the spec in a file is the one that its digest is of; a user's own file may be gone, or another by now.
 
     Raises:
         ValueError: it is not.
@@ -36,7 +36,8 @@ def same_settings(document: Mapping[str, Any]) -> None:
         spec = TrainSpec.from_dict(document["spec"])
     except SpecError:
         return
-    if "/" not in spec.model and spec.digest != document["digest"]:
+    is_ours = "/" not in spec.model and spec.text is None and spec.tokenizer is None
+    if is_ours and spec.digest != document["digest"]:
         raise ValueError(f"its spec ({spec.id}) is of other settings than its digest")
 
 

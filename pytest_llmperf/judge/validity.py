@@ -131,6 +131,8 @@ def unusable(launch: Launch) -> Iterator[str]:
             yield f"what was waited in a step is no time{where}"
         if not 0 < rank.tokens_per_step < math.inf:
             yield f"no tokens were counted{where}"
+        if not all(0 <= real <= rank.tokens_per_step for real in rank.real_tokens):
+            yield f"more real tokens were counted than there were tokens, or fewer than none{where}"
         if not all(0 <= peak < math.inf for peak in (rank.peak_reserved_bytes, rank.peak_allocated_bytes)):
             yield f"a memory peak is not a number of bytes{where}"
     if not any(rank.peak_reserved_bytes > 0 for rank in launch.ranks):

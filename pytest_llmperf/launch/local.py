@@ -224,7 +224,12 @@ def _forked(
 
 def needs(spec: TrainSpec) -> tuple[str, ...]:
     """What ``spec`` makes a rank import beyond what all import."""
-    wanted = {"liger": spec.liger, "fp8": spec.fp8 != "no", "flash_attention_2": spec.attention == "flash_attention_2"}
+    wanted = {
+        "liger": spec.liger,
+        "fp8": spec.fp8 != "no",
+        "flash_attention_2": spec.attention == "flash_attention_2",
+        "text": spec.data == "text",
+    }
     return (f"family:{spec.architecture.config['model_type']}", *(name for name in wanted if wanted[name]))
 
 

@@ -77,6 +77,8 @@ class RankRecord:
     gradient to the end of the exchange. Empty of one rank alone, where ranks share weights, and in old records."""
     calibration: Calibration | None = None
     """Of its device, of that day; ``None`` where none was asked for, and in old records."""
+    real_tokens: tuple[int, ...] = ()
+    """Of every step, those of its tokens that were no padding; empty where rows have none, and in old records."""
 
     @property
     def place(self) -> Place:
@@ -253,6 +255,15 @@ class Launch:
         return self.tokens_per_second / len(self.ranks)
 
     @property
+    def real_share(self) -> float:
+        """Of all tokens that went through the model, those that were no padding."""
+        real = [
+            sum(rank.real_tokens) if rank.real_tokens else rank.tokens_per_step * len(rank.step_seconds)
+            for rank in self.ranks
+        ]
+        return sum(real) / (self.tokens_per_step * len(self.step_seconds))
+
+    @property
     def peak_reserved_bytes(self) -> int:
         """Of the worst rank."""
         return self.fullest_rank.peak_reserved_bytes
@@ -271,7 +282,7 @@ class Launch:
         """Plain values; what an older version did not record is left out, as that version did."""
         values = asdict(self)
         health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
-        late = ("boot", "canary", "waiting_seconds", "calibration")
+        late = ("boot", "canary", "waiting_seconds", "calibration", "real_tokens")
         ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
         absent = {"trace": self.trace.none == OLDER, "learning": self.learning.none == UNINSPECTED}
         absent |= {name: not values[name] for name in ("canary", "phases", "gradient_norms")}
@@ -317,8 +328,11 @@ def _rank_of(values: object) -> RankRecord:
             **checked,
             **{name: tuple(float(second) for second in each) for name, each in times.items()},
             "calibration": None if calibration is None else Calibration.from_dict(calibration),
+            "real_tokens": tuple(checked.get("real_tokens", ())),
         }
     )
+    if rank.real_tokens and len(rank.real_tokens) != len(rank.step_seconds):
+        raise ValueError(f"rank {rank.rank} counted real tokens in other steps than it took")
     if rank.waiting_seconds and len(rank.waiting_seconds) != len(rank.step_seconds):
         raise ValueError(f"rank {rank.rank} waited in other steps than it took")
     return rank

@@ -75,6 +75,7 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
         Column("change", changes("peak_reserved_bytes")),
         Column("MFU", cells("mfu")),
         Column("efficiency", cells("scaling_efficiency")),
+        Column("real tokens", cells("real_tokens_per_second_per_gpu")),
         Column("communication", cells("communication_share")),
         Column("operators", [_operators(result) for result in results]),
         Column("arithmetic", cells("flops_per_step")),

@@ -14,9 +14,9 @@ from typing import Any
 
 from pytest_llmperf.insight.chip_utilisation import peak_flops
 from pytest_llmperf.launch.flop_count import CountError, FlopCounts
-from pytest_llmperf.run.cache_folder import cache_folder
 from pytest_llmperf.spec.models import Model
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.cache_folder import cache_folder
 from pytest_llmperf.support.files import write_text
 
 _COUNTER = [

@@ -29,7 +29,12 @@ LIGER_KERNELS = (
     "cross_entropy",
     "fused_linear_cross_entropy",
 )
-DATA = ("random",)
+DATA = ("random", "text")
+#: The fields that say which text, and how it is read.
+OF_A_TEXT = ("text", "split", "tokenizer", "rows")
+#: How a text becomes rows of ``sequence_length``: one stream cut into ``packed`` ones; or a document a row, ``padded``
+#: with what counts in no loss, or, as many a course has it, with padding that counts like any other token.
+ROWS = ("packed", "padded", "padded_in_loss")
 
 #: One word for the pair (model_precision, mixed_precision) and TF32, the chapter's steps first.
 PRECISIONS: Mapping[str, tuple[str, str, bool]] = {

@@ -36,6 +36,10 @@ def _attentions(spec: TrainSpec) -> str | None:
         return "flash_attention_2 has no fp32 kernels; use bf16 or fp16, or attention='sdpa'"
     if spec.sdpa_backend != "auto" and spec.attention != "sdpa":
         return f"sdpa_backend={spec.sdpa_backend!r} acts on attention='sdpa', and this is {spec.attention}"
+    if spec.sdpa_backend == "flash" and spec.has_padding:
+        return (
+            f"sdpa's flash kernel takes no mask, and rows={spec.rows!r} have one; use another backend, or rows='packed'"
+        )
     heads = spec.architecture.geometry
     if spec.sdpa_backend == "efficient" and heads and heads.num_key_value_heads != heads.num_heads:
         return "sdpa's efficient kernel takes no shared key-value heads, and this model has them; use another backend"

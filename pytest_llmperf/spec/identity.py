@@ -37,10 +37,19 @@ def id_of(spec: TrainSpec) -> str:
         f"seq{spec.sequence_length}" if differs("sequence_length") else "",
         f"mbs{spec.micro_batch_size}",
         f"accum{spec.gradient_accumulation_steps}" if differs("gradient_accumulation_steps") else "",
-        *(f.metadata["in_id"].format(getattr(spec, f.name)) for f in fields(spec) if _tells(f) and differs(f.name)),
+        *(f.metadata["in_id"].format(_in_words(spec, f.name)) for f in fields(spec) if _tells(f) and differs(f.name)),
         f"gpus{spec.gpus}",
     ]
     return "-".join(part for part in parts if part)
+
+
+def _in_words(spec: TrainSpec, name: str) -> object:
+    """The value of a field; of one that names files, what these are called and say."""
+    if name == "text":
+        return spec.text_files.slug
+    if name == "split":
+        return spec.text_files.split.slug
+    return spec.tokenizer_files.slug if name == "tokenizer" else getattr(spec, name)
 
 
 def _tells(f: Field[Any]) -> bool:
@@ -50,9 +59,9 @@ def _tells(f: Field[Any]) -> bool:
 def digest_of(spec: TrainSpec) -> str:
     """16 hex digits, the same on every Python, machine and path.
 
-    The model enters by what its configuration says, weights by whether there are any, and fields that only say how
-    long to measure do not enter. A field added later stays out while it has its default, so that digests stored before
-    keep their meaning.
+    The model enters by what its configuration says, a text and its tokenizer by what they say, weights by whether there
+    are any, and fields that only say how long to measure do not enter. A field added later stays out while it has its
+    default, so that digests stored before keep their meaning.
     """
 
     def enters(name: str, default: object, about: Mapping[Any, Any]) -> bool:
@@ -61,6 +70,8 @@ def digest_of(spec: TrainSpec) -> str:
     work = {f.name: getattr(spec, f.name) for f in fields(spec) if enters(f.name, f.default, f.metadata)}
     work["model"] = spec.architecture.fingerprint
     work["weights"] = spec.weights is not None
+    if spec.data == "text":
+        work |= {"text": spec.text_files.fingerprint, "tokenizer": spec.tokenizer_files.fingerprint}
     return _hashed(json.dumps(work, sort_keys=True, separators=(",", ":")))
 
 

@@ -63,6 +63,8 @@ def missing_package(spec: TrainSpec) -> str | None:
         return f"{spec.id} needs flash-attn: pip install 'pytest-llmperf[flash-attn]'"
     if spec.fp8 != "no" and find_spec("torchao") is None:
         return f"{spec.id} needs torchao: pip install 'pytest-llmperf[fp8]'"
+    if spec.data == "text" and find_spec("datasets") is None:
+        return f"{spec.id} needs datasets, which reads texts: pip install 'pytest-llmperf[text]'"
     for module, (distribution, optimizers) in _OPTIMIZER_PACKAGES.items():
         if spec.optimizer in optimizers.split() and find_spec(module) is None:
             return f"{spec.id} needs {distribution}: pip install {distribution}"

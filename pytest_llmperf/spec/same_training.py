@@ -19,10 +19,18 @@ def training_of(spec: TrainSpec) -> str:
         "" if spec.fp8 == "no" else f"fp8 {spec.fp8}",
         _mathematics(spec.optimizer),
         f"{spec.sequence_length} tokens",
-        "" if spec.data == "random" else spec.data,
+        *_data(spec),
         "pretrained" if spec.weights else "",
     ]
     return ", ".join(filter(None, words))
+
+
+def _data(spec: TrainSpec) -> tuple[str, ...]:
+    """What is read, and how: another text, tokenizer or padding is another training."""
+    if spec.data == "random":
+        return ()
+    text, tokenizer = spec.text_files, spec.tokenizer_files
+    return (f"text {text.slug}".rstrip(), text.split.words, f"{tokenizer.slug} tokens", f"{spec.rows} rows")
 
 
 # Other names of the same arithmetic: bitsandbytes says how wide its states are, and 32 bits are what others have.

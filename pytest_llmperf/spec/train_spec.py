@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from pytest_llmperf.spec import combination_checks, identity, models
+from pytest_llmperf.spec import combination_checks, identity, models, text_files, tokenizer_files
 from pytest_llmperf.spec import value_checks as values
 from pytest_llmperf.spec.choices import (
     ATTENTIONS,
@@ -16,6 +16,8 @@ from pytest_llmperf.spec.choices import (
     PRECISIONS,
     UNSUPPORTED_OPTIMIZERS,
 )
+from pytest_llmperf.spec.text_files import TextFiles
+from pytest_llmperf.spec.tokenizer_files import TokenizerFiles
 from pytest_llmperf.support.suggestions import hint
 
 # A field that says how long to measure, not what work is done.
@@ -93,6 +95,17 @@ class TrainSpec:
     parallelism: str = field(default="ddp", metadata=_in_id("{}"))
     """``ddp``, or FSDP2 through accelerate: ``fsdp`` (over all ranks), ``fsdp_hybrid`` (replicas of shards)."""
     data: str = field(default="random", metadata=_in_id("{}"))
+    """``random`` tokens, or a ``text``."""
+    text: str | None = field(default=None, metadata={**_LATER, **_in_id("{}")})
+    """A folder of parquet or ``.txt``, one such file, or the name of a cached dataset; left out: the one shipped here.
+
+    Its identity is what it says, not where it is."""
+    split: str = field(default="train", metadata={**_LATER, **_in_id("{}")})
+    """Which rows of it, as ``datasets`` has it: ``train``, ``train[:10%]``."""
+    tokenizer: str | None = field(default=None, metadata={**_LATER, **_in_id("{}")})
+    """A folder as ``save_pretrained`` writes it, or a ``tokenizer.json``; left out: a token for each byte."""
+    rows: str = field(default="packed", metadata={**_LATER, **_in_id("{}")})
+    """How it becomes rows of ``sequence_length``: ``packed``, or a text a row, ``padded`` or ``padded_in_loss``."""
     weights: str | None = field(default=None, metadata=_in_id("pretrained"))
     """A local folder of pretrained weights; random ones otherwise (speed does not depend on them)."""
     seed: int = field(default=42, metadata=_in_id("seed{}"))
@@ -135,6 +148,35 @@ class TrainSpec:
             return models.resolve(self.model)
         except ValueError as error:
             raise SpecError(str(error)) from None
+
+    @property
+    def text_files(self) -> TextFiles:
+        """What ``data="text"`` reads.
+
+        Raises:
+            SpecError: there is no such text, or no such split of it.
+        """
+        try:
+            return text_files.resolve(self.text, self.split)
+        except ValueError as error:
+            raise SpecError(f"TrainSpec: {error}") from None
+
+    @property
+    def tokenizer_files(self) -> TokenizerFiles:
+        """By what ``data="text"`` is made tokens.
+
+        Raises:
+            SpecError: there is no such tokenizer.
+        """
+        try:
+            return tokenizer_files.resolve(self.tokenizer)
+        except ValueError as error:
+            raise SpecError(f"TrainSpec: {error}") from None
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether its rows are filled up, and come with a mask."""
+        return self.data == "text" and self.rows != "packed"
 
     @property
     def precision(self) -> str:

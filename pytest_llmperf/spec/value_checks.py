@@ -16,7 +16,9 @@ from pytest_llmperf.spec.choices import (
     FP8_RECIPES,
     MIXED_PRECISIONS,
     MODEL_PRECISIONS,
+    OF_A_TEXT,
     PARALLELISMS,
+    ROWS,
     RUNNABLE_OPTIMIZERS,
     SDPA_BACKENDS,
     UNSUPPORTED_OPTIMIZERS,
@@ -47,6 +49,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "checkpointing_policy": CHECKPOINTING_POLICIES,
     "parallelism": PARALLELISMS,
     "data": DATA,
+    "rows": ROWS,
 }
 
 _COUNTS = ("gpus", "micro_batch_size", "sequence_length", "gradient_accumulation_steps", "steps", "min_steps")
@@ -59,10 +62,11 @@ def problems(spec: TrainSpec) -> Iterator[str]:
     """Why a value cannot be, a line each; a later one may only be asked for where no earlier one was found.
 
     Raises:
-        SpecError: there is no such model.
+        SpecError: there is no such model, text or tokenizer.
     """
     yield from _types(spec)
     yield from _names(spec)
+    yield from _texts(spec)
     yield from _numbers(spec)
     yield from _steps(spec)
 
@@ -84,6 +88,20 @@ def _names(spec: TrainSpec) -> Iterator[str]:
             yield f"TrainSpec: unknown {name} {value!r}{hint(value, known)}; known: {_some(known)}"
     if spec.weights is not None and not _is_folder(spec.weights):
         yield f"TrainSpec: weights={spec.weights!r} names no folder, expected one as save_pretrained writes it"
+
+
+def _texts(spec: TrainSpec) -> Iterator[str]:
+    """Where no text is asked for, what says which one changes nothing, and would look as if it did."""
+    if spec.data == "text":
+        try:
+            _ = spec.text_files.fingerprint, spec.tokenizer_files.fingerprint
+        except OSError as error:
+            yield f"TrainSpec: {error.filename}: cannot be read ({error.strerror})"
+        return
+    for f in fields(spec):
+        value = getattr(spec, f.name)
+        if f.name in OF_A_TEXT and value != f.default:
+            yield f"TrainSpec: {f.name}={value!r} without data='text' changes nothing"
 
 
 def _numbers(spec: TrainSpec) -> Iterator[str]:

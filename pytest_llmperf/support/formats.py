@@ -36,6 +36,8 @@ _LABELS = {
     "max_micro_batch_size": "max micro batch",
     "scaling_efficiency": "scaling efficiency",
     "communication_share": "communication",
+    "real_tokens_per_second_per_gpu": "real tokens",
+    "real_token_share": "no padding",
     "joules_per_token": "energy",
     "price_per_million_tokens": "a million tokens",
     "speed_up": "speed-up",
@@ -49,7 +51,9 @@ _LABELS = {
     "flops_per_step": "arithmetic",
     "predicted_peak_bytes": "predicted memory",
 }
-_SHARES = frozenset({"mfu", "least_memory_traffic", "scaling_efficiency", "communication_share", "stall_share"})
+_SHARES = frozenset(
+    {"mfu", "least_memory_traffic", "scaling_efficiency", "communication_share", "stall_share", "real_token_share"}
+)
 
 
 def label(metric: str) -> str:

@@ -41,6 +41,7 @@ def _rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecor
         host=place.host,
         device=place.device,
         tokens_per_step=trained.tokens_per_step,
+        real_tokens=trained.real_tokens,
         step_seconds=trained.step_seconds,
         waiting_seconds=trained.waiting_seconds,
         peak_reserved_bytes=trained.peak_reserved_bytes,

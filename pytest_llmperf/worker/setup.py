@@ -25,7 +25,6 @@ from transformers import PreTrainedModel, Trainer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pytest_llmperf.worker import callables
-from pytest_llmperf.worker.random_tokens import ORDER, RandomTokens
 
 # What a configuration says of its file, of who wrote it, of other tasks, or of what evidence tells by itself.
 _NOT_WORK = frozenset(
@@ -54,7 +53,7 @@ _AT_START = ("sitecustomize", "usercustomize")
 def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str, Any]:
     """By topic; every value is plain data that JSON holds unchanged."""
     return {
-        "samples": ORDER if isinstance(trainer.train_dataset, RandomTokens) else _name(type(trainer.train_dataset)),
+        "samples": getattr(trainer.train_dataset, "order", _name(type(trainer.train_dataset))),
         "collator": _name(trainer.data_collator),
         "callbacks": sorted(_name(type(callback)) for callback in trainer.callback_handler.callbacks),
         "config": _plain({k: v for k, v in model.config.to_dict().items() if k not in _NOT_WORK}),

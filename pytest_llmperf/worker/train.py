@@ -19,6 +19,8 @@ from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
 from pytest_llmperf.worker.checkpoint import Checkpoint
+from pytest_llmperf.worker.data.text_samples import REAL_TOKENS
+from pytest_llmperf.worker.data.training_data import training_data
 from pytest_llmperf.worker.environment import place_of
 from pytest_llmperf.worker.faults import Burner
 from pytest_llmperf.worker.heartbeat import Heartbeat
@@ -31,7 +33,6 @@ from pytest_llmperf.worker.measuring.instruments import Clock, CudaClock, CudaMe
 from pytest_llmperf.worker.measuring.measurement import Measurement
 from pytest_llmperf.worker.measuring.observed_training import ObservedTraining
 from pytest_llmperf.worker.measuring.stopping import Stopping
-from pytest_llmperf.worker.random_tokens import RandomTokens
 from pytest_llmperf.worker.request import Request
 from pytest_llmperf.worker.step_marks import After, StepMarks
 from pytest_llmperf.worker.tracing.tracer import STEPS as TRACED_STEPS
@@ -54,10 +55,11 @@ class WatchedTrainer(Trainer):
             self._exchange.watch(model.parameters())
         if self._exchange:
             self._exchange.leave()
+        real_tokens = inputs.pop(REAL_TOKENS, None)  # the host's own number, and no input of the model's
         loss = super().training_step(model, inputs, *args, **kwargs)
         if self._exchange:
             self._exchange.end_pass()
-        self._measurement.end_pass(loss, inputs["input_ids"].numel())
+        self._measurement.end_pass(loss, inputs["input_ids"].numel(), real_tokens)
         if self._inspection and self._inspection.is_running:
             self._inspection.end_pass(self.model)
         return loss
@@ -123,7 +125,9 @@ def train(
     is_saved = spec.save_checkpoint and not request.search
     checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir))) if is_saved else None
 
-    observation = ObservedTraining(spec, model, measurement, stopping, checkpoint, canary, calibration, measured)
+    data = training_data(spec, steps, model.config.get_text_config().vocab_size)
+
+    observation = ObservedTraining(spec, model, measurement, stopping, checkpoint, canary, calibration, measured, data)
 
     def keep() -> None:
         observation.keep(trainer)
@@ -133,7 +137,8 @@ def train(
     trainer = WatchedTrainer(
         model=model,
         args=arguments,
-        train_dataset=_tokens(spec, steps, model.config.get_text_config().vocab_size),
+        train_dataset=data.samples,
+        data_collator=data.collator,
         callbacks=[marks],
         measurement=measurement,
         after=after,
@@ -165,16 +170,6 @@ def _trained(trainer: Trainer, measurement: Measurement, *, alone: bool) -> Exce
             raise
         return error
     return None
-
-
-def _tokens(spec: TrainSpec, steps: int, vocabulary_size: int) -> RandomTokens:
-    return RandomTokens(
-        # A step fetches the batch of the next one: the last step should too, as all before.
-        length=spec.sequences_per_step * (steps + 1),
-        sequence_length=spec.sequence_length,
-        vocabulary_size=vocabulary_size,
-        seed=spec.seed,
-    )
 
 
 def _exchanges_at_the_end(spec: TrainSpec) -> bool:

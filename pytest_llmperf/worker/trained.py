@@ -38,6 +38,8 @@ class Trained:
     parameters: int
     canary: Mapping[str, float]
     calibration: Calibration | None = None
+    real_tokens: tuple[int, ...] = ()
+    """Of every step, those that were no padding; empty where there is none."""
     evidence: Mapping[str, Any]
     """But for what is seen ``later``."""
     later: Later = field(default_factory=Later)

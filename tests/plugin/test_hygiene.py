@@ -8,7 +8,7 @@ import pytest
 
 from tests.plugin.conftest import Project
 
-HEAVY = ("torch", "transformers", "accelerate", "liger_kernel", "flash_attn")
+HEAVY = ("torch", "transformers", "accelerate", "liger_kernel", "flash_attn", "datasets", "pyarrow")
 
 
 def test_the_pytest_process_never_imports_torch(project: Project) -> None:

@@ -16,7 +16,9 @@ from tools import side_by_side
 REPOSITORY = Path(__file__).parents[2]
 TESTS = REPOSITORY / "tests"
 FOLDERS = sorted({path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")})
-OF_TORCH = frozenset("accelerate liger_kernel safetensors torch torchao transformers triton".split())
+OF_TORCH = frozenset(
+    "accelerate datasets liger_kernel pyarrow safetensors tokenizers torch torchao transformers triton".split()
+)
 
 
 def runs(environment: str) -> list[tuple[list[str], str]]:

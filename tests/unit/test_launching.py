@@ -354,7 +354,7 @@ class TestOutcomes:
         record = json.dumps(launch_of(SPEC).to_dict())
         launch = run(f"(folder / 'measured.json').write_text({record!r}); {end}", tmp_path / "run")
         assert isinstance(launch, Launch)
-        assert launch.trace.none.startswith("the traced steps failed (")
+        assert launch.trace.none.startswith("a traced or inspected step failed (")
 
     def test_a_checkpoint_that_was_half_written_is_not_kept(self, tmp_path: Path) -> None:
         half = tmp_path / "trainer" / "checkpoint-20"

@@ -12,6 +12,7 @@ from perf_tests.capacity import CAPACITIES
 from perf_tests.families import FAMILIES
 from perf_tests.gains import GAINS, specs_of
 from perf_tests.optimisations import OPTIMISATIONS
+from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -21,13 +22,15 @@ def test_it_is_collected_on_a_cpu() -> None:
     command = [sys.executable, "-m", "pytest", "perf_tests", "--collect-only", "-q", "--gpus", "0"]
     done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
-    for module in ("ladder", "gains", "scaling", "optimisations", "capacity", "families"):
+    for module in ("ladder", "gains", "scaling", "optimisations", "capacity", "families", "real_data"):
         assert f"perf_tests/test_{module}.py" in done.stdout
 
 
 def test_no_two_cases_are_the_same() -> None:
     digests = [spec.digest for spec in (*(one.spec for one in OPTIMISATIONS), *(one.spec for one in FAMILIES))]
     assert len(set(digests)) == len(digests)
+    for cases in (REAL_DATA, REAL_DATA_ON_CPU):
+        assert len({case.spec.digest for case in cases}) == len(cases)
     assert len({spec.capacity_digest for spec in CAPACITIES}) == 4
 
 

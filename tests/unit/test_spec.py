@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.spec.choices import OF_A_TEXT
 from pytest_llmperf.spec.train_spec import (
     ATTENTIONS,
     OPTIMIZERS,
@@ -45,7 +46,13 @@ SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch
         ({"model_precision": "bf61"}, "did you mean 'bf16'"),
         ({"mixed_precision": "yes"}, "known: no, bf16, fp16"),
         ({"parallelism": "dpp"}, "did you mean 'ddp'"),
-        ({"data": "texts"}, "unknown data 'texts'"),
+        ({"data": "texts"}, "unknown data 'texts', did you mean 'text'?"),
+        ({"text": "mine.txt"}, "text='mine.txt' without data='text' changes nothing"),
+        ({"split": "test"}, "split='test' without data='text' changes nothing"),
+        ({"tokenizer": "mine"}, "tokenizer='mine' without data='text' changes nothing"),
+        ({"rows": "padded"}, "rows='padded' without data='text' changes nothing"),
+        ({"data": "text", "rows": "pad"}, "unknown rows 'pad', did you mean 'padded'?"),
+        ({"data": "text", "rows": "padded", "sdpa_backend": "flash"}, "flash kernel takes no mask"),
         ({"model_precision": "fp16", "mixed_precision": "fp16"}, "the gradient scaler refuses fp16 gradients"),
         ({"model_precision": "bf16", "mixed_precision": "fp16"}, "use one 16-bit type"),
         (
@@ -202,6 +209,7 @@ CHANGES_OF_WORK: list[dict[str, Any]] = [
     {"fp8": "rowwise"},
     {"gpus": 2, "mixed_precision": "no", "parallelism": "fsdp"},
     {"weights": str(Path(__file__).parent)},
+    {"data": "text"},
     {"seed": 1},
     {"save_checkpoint": True},
 ]
@@ -217,7 +225,7 @@ def test_whatever_changes_the_work_changes_digest_and_id(values: dict[str, Any])
 def test_no_field_of_the_work_is_left_out_above() -> None:
     work = {f.name for f in fields(TrainSpec) if f.metadata.get("work", True)}
     tried = {name for values in CHANGES_OF_WORK for name in values}
-    assert work - tried == {"data"}  # of which there is one kind
+    assert work - tried == {*OF_A_TEXT}  # what says which one: test_text_files.py
 
 
 @pytest.mark.parametrize(

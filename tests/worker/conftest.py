@@ -69,8 +69,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_leases(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Of each process: whoever else trains on this host, one of these tests in another too, keeps nobody waiting."""
+    """Of each process: whoever else trains on this host, one of these tests in another too, keeps nobody waiting.
+
+    Tokens of texts are no user's either.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMPERF_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("LLMPERF_LEASE_DIR", str(tmp_path_factory.mktemp("leases")))
         yield
 

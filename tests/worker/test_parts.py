@@ -27,9 +27,9 @@ from transformers.training_args import OptimizerNames  # noqa: E402
 
 from pytest_llmperf.worker import callables, environment, evidence, setup  # noqa: E402
 from pytest_llmperf.worker.build import build_model  # noqa: E402
+from pytest_llmperf.worker.data.random_tokens import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.measuring import canary, instruments  # noqa: E402
 from pytest_llmperf.worker.measuring.gradient_exchange import Exchange  # noqa: E402
-from pytest_llmperf.worker.random_tokens import RandomTokens  # noqa: E402
 from tests.worker.ligered import CHOICES  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]

@@ -163,6 +163,7 @@ def test_what_a_prediction_does_not_look_at_is_predicted_once() -> None:
         {"torch_compile": True},
         {"tf32": False},
         {"optimizer": "adamw_torch_fused"},
+        {"data": "text", "split": "test"},
     ]
     assert {identity(request(**values)) for values in same} == {identity(request())}
     assert identity(request(gpus=4)) == identity(request(gpus=8)) != identity(request())

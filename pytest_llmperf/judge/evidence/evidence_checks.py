@@ -210,6 +210,20 @@ def _equal(what: str, asked: object, seen: object) -> str | None:
     return None if asked == seen else f"asked for {what} {asked}, the run had {seen}"
 
 
+def _data(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
+    seen = evidence.get("data")
+    if spec.data == "random":  # of which nothing is told
+        return None if seen is None else f"asked for random tokens, the run read the text {seen.get('text')}"
+    asked = {
+        "text": spec.text_files.fingerprint,
+        "split": spec.split,
+        "tokenizer": spec.tokenizer_files.fingerprint,
+        "rows": spec.rows,
+    }
+    seen = evidence["data"]
+    return next((line for name in asked if (line := _equal(f"the data's {name}", asked[name], seen[name]))), None)
+
+
 _CHECKS: Mapping[str, Callable[[TrainSpec, Mapping[str, Any]], str | None]] = {
     "liger": _liger,
     "attention": _attention,
@@ -223,4 +237,5 @@ _CHECKS: Mapping[str, Callable[[TrainSpec, Mapping[str, Any]], str | None]] = {
     "fp8": _fp8,
     "parallelism": _parallelism,
     "optimizer": _optimizer,
+    "data": _data,
 }

@@ -17,9 +17,11 @@ from pytest_llmperf.support.json_fields import flat
 
 # Told by itself: a fault that was asked for, what ranks saw differently from one another, how losses compare. And
 # circumstances, which are no property of the training: where a scheduler placed the ranks, how they were started, and
-# why they ended. A checkpoint has a figure for its size, of which a few bytes say in which step it was written.
+# why they ended. A checkpoint has a figure for its size, of which a few bytes say in which step it was written. Epochs
+# follow from the number of steps.
 _TOLD_ELSEWHERE = frozenset(
     {"injected", "other_ranks", "setup.samples", *PLACEMENT, "start", "ended", "allocator_retries", "checkpoint_bytes"}
+    | {"epochs"}
 )
 
 # What one launch could not see is no change.

@@ -44,8 +44,8 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
     """Bytes of one rank at its peak, by part; ``operators`` counts what the step runs.
 
     Raises:
-        ValueError: an optimizer whose memory is not modelled, fp8, an attention that stands for no other here, or a
-            model that transformers does not have, or not so (a ``RefusedError``).
+        ValueError: an optimizer whose memory is not modelled, fp8, rows with padding, an attention that stands for no
+            other here, or a model that transformers does not have, or not so (a ``RefusedError``).
     """
     if spec.optimizer not in _OPTIMIZERS:
         raise ValueError(f"optimizer {spec.optimizer} is not modelled; known: {', '.join(_OPTIMIZERS)}")
@@ -53,6 +53,11 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
         raise ValueError(
             f"fp8 {spec.fp8} is not modelled: its modules keep 16-bit values for the backward pass, and compiled, as "
             "they are used, 8-bit ones; known: no"
+        )
+    if spec.has_padding:
+        raise ValueError(
+            f"rows={spec.rows!r} are not modelled: their mask has a value for each score, and takes its causal kernel "
+            "from fused attention; known: packed"
         )
     hf_config = hf_config_of(config)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]

@@ -12,7 +12,7 @@ from typing import Any
 # a compiler or the matrix units make of the same step.
 _WITHOUT_EFFECT = frozenset(
     "steps min_steps warmup_steps throughput_tolerance memory_tolerance seed data weights tf32 torch_compile "
-    "torch_compile_mode torch_compile_scope".split()
+    "torch_compile_mode torch_compile_scope text split tokenizer".split()
 )
 
 

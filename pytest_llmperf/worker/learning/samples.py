@@ -38,7 +38,7 @@ def found(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> tuple
         digest = _digest(dataset[index])
         index_of.setdefault(digest, index)
         times[digest] += 1
-    again = num > distinct  # a step takes it from the beginning once more
+    again = first // distinct != (first + num - 1) // distinct  # the step goes on with another epoch
     ambiguous = frozenset(index_of[digest] for digest in digests if digest in index_of and (again or times[digest] > 1))
     return tuple(index_of.get(digest, -1) for digest in digests), ambiguous
 

@@ -31,6 +31,8 @@ class Measurement:
         self.gradient_norms: list[torch.Tensor] = []
         """Of the first steps, on their device."""
         self.num_tokens = 0
+        self.real_tokens: list[int] = []
+        """Of each micro-batch those that are no padding; none are told of one that has no padding."""
         self.is_over = False
         self._clock, self._memory = clock, memory
         self._start = 0.0
@@ -40,11 +42,13 @@ class Measurement:
         self._start = time.perf_counter()
         self._clock.mark()
 
-    def end_pass(self, loss: torch.Tensor, tokens: int) -> None:
+    def end_pass(self, loss: torch.Tensor, tokens: int, real_tokens: int | None = None) -> None:
         """Of a micro-batch."""
         if not self.is_over:
             self.losses.append(loss)
             self.num_tokens += tokens
+            if real_tokens is not None:
+                self.real_tokens.append(real_tokens)
 
     def end_gradients(self, norm: Any) -> None:
         """Of a step: they are clipped, and had this norm before."""

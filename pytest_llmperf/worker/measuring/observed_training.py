@@ -16,6 +16,7 @@ from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.checkpoint import Checkpoint
+from pytest_llmperf.worker.data.training_data import TrainingData
 from pytest_llmperf.worker.measuring.measurement import Measurement
 from pytest_llmperf.worker.measuring.stopping import Stopping
 from pytest_llmperf.worker.trained import Later, Trained
@@ -34,6 +35,7 @@ class ObservedTraining:
     calibration: Calibration | None
     measured: Callable[[Trained], None]
     """Who is told before steps are traced: what breaks or hangs in these takes nothing from it."""
+    data: TrainingData
     _kept: Trained | None = None
     _autocast: evidence.AutocastWitness = field(init=False)
     _liger: evidence.LigerNotes = field(default_factory=evidence.LigerNotes)
@@ -58,6 +60,7 @@ class ObservedTraining:
             waiting_seconds=measurement.waiting_seconds,
             losses=_step_losses(measurement.losses, self.spec.gradient_accumulation_steps),
             gradient_norms=_norms(measurement.gradient_norms),
+            real_tokens=_by_step(measurement.real_tokens, self.spec.gradient_accumulation_steps),
             tokens_per_step=_per_step(measurement.num_tokens, len(measurement.step_seconds)),
             peak_reserved_bytes=measurement.peak_reserved_bytes,
             peak_allocated_bytes=measurement.peak_allocated_bytes,
@@ -67,6 +70,7 @@ class ObservedTraining:
             calibration=self.calibration,
             evidence={
                 **evidence.collect(trainer, self.model, self._autocast, self._liger),
+                **self.data.evidence(len(measurement.step_seconds) * self.spec.sequences_per_step),
                 **self.stopping.evidence,
                 **(self.checkpoint.evidence if self.checkpoint else {}),
             },
@@ -84,6 +88,10 @@ def _norms(norms: list[torch.Tensor]) -> tuple[float, ...]:
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     found = tuple(torch.stack(whole).float().tolist()) if whole else ()
     return found if all(map(math.isfinite, found)) else ()
+
+
+def _by_step(numbers: list[int], per_step: int) -> tuple[int, ...]:
+    return tuple(sum(numbers[start : start + per_step]) for start in range(0, len(numbers), per_step))
 
 
 def _per_step(tokens: int, steps: int) -> int:

@@ -55,11 +55,16 @@ def _fp8(_: str) -> None:
     importlib.import_module("torchao.float8")
 
 
+def _text(_: str) -> None:
+    importlib.import_module("datasets")
+
+
 _IMPORTS: Mapping[str, Callable[[str], None]] = {
     "family": _family,
     "liger": _liger,
     "flash_attention_2": _flash_attention,
     "fp8": _fp8,
+    "text": _text,
 }
 
 

@@ -24,6 +24,8 @@ _STRIDE = 1_000_003
 class RandomTokens(Dataset[dict[str, torch.Tensor]]):
     """``length`` sequences of ``sequence_length`` token ids, uniform over the vocabulary; labels are the inputs."""
 
+    order = ORDER
+
     def __init__(self, *, length: int, sequence_length: int, vocabulary_size: int, seed: int) -> None:
         generator = torch.Generator()
         rows = [

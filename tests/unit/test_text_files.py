@@ -1,0 +1,206 @@
+"""Which text a spec names, what of it enters its identity, and what is refused before anything is launched."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.judge.integrity import same_settings
+from pytest_llmperf.judge.validity import troubles
+from pytest_llmperf.spec import requirements, text_files
+from pytest_llmperf.spec.same_training import training_of
+from pytest_llmperf.spec.text_split import Split
+from pytest_llmperf.spec.train_spec import SpecError
+from tests.fakes import Fake, launch_of
+
+SPEC = TrainSpec(model="llama-tiny", data="text", sequence_length=64)
+
+
+def written(folder: Path, *names: str, text: str = "One.\n\nTwo.\n") -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text + name)
+    return folder
+
+
+def refusal(**values: Any) -> str:
+    with pytest.raises(SpecError) as refused:
+        replace(SPEC, **values)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "slug"),
+    [
+        ("train", "train"),
+        ("train[:10%]", "train-to10pct"),
+        ("train[10%:20%]", "train-10pctto20pct"),
+        ("test[-100:]", "test-minus100to"),
+        ("train[5:-5]", "train-5tominus5"),
+        ("train[10%:2000]", "train-10pctto2000"),
+    ],
+)
+def test_a_split_is_as_datasets_has_it_and_an_id_spells_it_out(words: str, slug: str) -> None:
+    assert Split.parse(words).slug == slug
+
+
+@pytest.mark.parametrize(
+    "words", ["", "train[", "train[10%]", "train[:10]+test", "train[:1.5%]", "train [:10]", "[:10]", "train[a:b]"]
+)
+def test_a_malformed_slice_is_answered_with_what_is_expected(words: str) -> None:
+    assert refusal(split=words).startswith(f"TrainSpec: split={words!r} is none; expected a split, or a slice of one")
+
+
+@pytest.mark.parametrize("words", ["train[:0]", "train[:0%]", "train[20:10]", "train[50%:50%]", "train[-5:-9]"])
+def test_a_slice_that_is_empty_whatever_the_text_is_refused(words: str) -> None:
+    assert f"split={words!r} is empty" in refusal(split=words)
+
+
+def test_a_slice_beyond_all_is_refused() -> None:
+    assert "goes beyond 100 %" in refusal(split="train[:110%]")
+
+
+def test_the_text_that_ships_is_read_where_none_is_named() -> None:
+    files = SPEC.text_files
+    assert [path.name for path in files.files] == ["train-00000-of-00001.parquet"]
+    assert SPEC.id == "llama-tiny-bf16-sdpa-seq64-mbs1-text-gpus1"
+    assert sum(path.stat().st_size for path in files.files[0].parent.iterdir()) < 2**17
+
+
+def test_files_belong_to_the_split_that_their_names_begin_with(tmp_path: Path) -> None:
+    names = ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "valid.parquet", "test_a.parquet"]
+    written(tmp_path, *names, "README.txt")
+    of = {split: [p.name for p in text_files.resolve(str(tmp_path), split).files] for split in ("train", "validation")}
+    assert of == {"train": names[:2], "validation": names[2:3]}
+    assert [p.name for p in text_files.resolve(str(tmp_path), "test[:5]").files] == names[3:]
+
+
+@pytest.mark.parametrize("name", ["data/train-0.parquet", "train/0000.parquet", "train.txt", "anything.txt"])
+def test_each_layout_of_a_folder_is_found(tmp_path: Path, name: str) -> None:
+    assert text_files.resolve(str(written(tmp_path, name)), "train").files == (tmp_path / name,)
+
+
+def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    written(tmp_path, "train-0.parquet", "test-0.parquet")
+    assert refusal(text=str(tmp_path), split="validation").endswith(
+        "no split 'validation', expected one of: test, train"
+    )
+    assert "one file is one split, train" in refusal(text=str(tmp_path / "train-0.parquet"), split="test")
+
+
+def test_a_folder_of_configurations_names_them(tmp_path: Path) -> None:
+    written(tmp_path, "wikitext-2-raw-v1/train-0.parquet", "wikitext-103-v1/train-0.parquet")
+    assert "expected one of them: wikitext-103-v1, wikitext-2-raw-v1" in refusal(text=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nowhere", "no such file or folder; expected parquet, .txt"),
+        ("./owner/name", "no such file or folder"),
+        ("owner/name.parquet", "no such file or folder"),
+        ("~nobody-of-that-name/text", "cannot be looked up"),
+        ("x" * 5000, "cannot be looked up (File name too long)"),
+    ],
+)
+def test_a_path_that_is_missing_is_told_in_one_line(text: str, said: str) -> None:
+    assert said in refusal(text=text)
+
+
+def test_an_empty_folder_and_another_format_are_told_in_one_line(tmp_path: Path) -> None:
+    assert "holds neither .parquet nor .txt files" in refusal(text=str(tmp_path))
+    assert "neither .parquet nor .txt" in refusal(text=str(written(tmp_path, "a.json") / "a.json"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_told_in_one_line(tmp_path: Path) -> None:
+    (written(tmp_path, "a.txt") / "a.txt").chmod(0)
+    assert "cannot be read (Permission denied)" in refusal(text=str(tmp_path))
+
+
+def test_a_texts_identity_is_what_it_says(tmp_path: Path) -> None:
+    here, there, other = (written(tmp_path / name, "train.txt", text=name[0]) for name in ("a/x", "a/y", "b/x"))
+    specs = [replace(SPEC, text=str(folder)) for folder in (here, there, other)]
+    assert specs[0].digest == specs[1].digest != specs[2].digest
+    assert specs[0].digest != SPEC.digest
+    assert specs[0].id.startswith("llama-tiny-bf16-sdpa-seq64-mbs1-text-x-")
+    assert len({spec.id for spec in specs}) == 3  # x and x by what they say, x and y by their names
+
+
+def test_a_text_that_is_written_anew_is_another(tmp_path: Path) -> None:
+    spec = replace(SPEC, text=str(written(tmp_path, "a.txt")))
+    before = spec.digest
+    written(tmp_path, "a.txt", text="Another, longer one.")
+    assert spec.digest != before
+
+
+@pytest.mark.parametrize("values", [{"split": "train[:50%]"}, {"split": "test"}, {"rows": "padded"}])
+def test_what_is_read_and_how_is_part_of_digest_id_and_training(values: dict[str, Any]) -> None:
+    other = replace(SPEC, **values)
+    assert other.digest != SPEC.digest
+    assert other.id != SPEC.id
+    assert training_of(other) != training_of(SPEC)
+    assert TrainSpec.from_dict(json.loads(json.dumps(other.to_dict()))).digest == other.digest
+
+
+def test_a_tokenizers_identity_is_what_it_says(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        written(tmp_path / name, "tokenizer.json", text="{}")
+        (tmp_path / name / "README.md").write_text(name)
+    here, there = (replace(SPEC, tokenizer=str(tmp_path / name)) for name in ("here", "there"))
+    assert here.digest == there.digest != SPEC.digest
+    assert here.id.endswith(f"-text-here-{here.tokenizer_files.fingerprint[:6]}-gpus1")
+    alone = replace(SPEC, tokenizer=str(tmp_path / "here" / "tokenizer.json"))
+    assert alone.digest == here.digest  # nothing else in the folder has a say
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        ("", "no such file or folder, expected a folder as save_pretrained writes it"),
+        ("tokenizer/README.md", "the folder holds no tokenizer, expected"),
+    ],
+)
+def test_a_tokenizer_that_is_none_is_told_in_one_line(tmp_path: Path, make: str, said: str) -> None:
+    if make:
+        written(tmp_path, make)
+    assert said in refusal(tokenizer=str(tmp_path / "tokenizer"))
+
+
+def test_without_datasets_a_text_is_skipped_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None if name == "datasets" else find_spec(name))
+    why = requirements.why_skip(SPEC, num_gpus=0, num_cores=2)
+    assert why == f"{SPEC.id} needs datasets, which reads texts: pip install 'pytest-llmperf[text]'"
+    assert requirements.why_skip(replace(SPEC, data="random"), num_gpus=0, num_cores=2) is None
+
+
+def test_a_launch_that_read_another_text_is_invalid() -> None:
+    random = replace(SPEC, data="random")
+    assert troubles(SPEC, launch_of(SPEC)) == ()
+    asked, ran = SPEC.text_files.fingerprint, replace(SPEC, split="test").text_files.fingerprint
+    read = launch_of(SPEC).evidence["data"]
+    other = launch_of(SPEC, Fake(evidence={"data": {**read, "text": ran}}))
+    assert troubles(SPEC, other) == (f"asked for the data's text {asked}, the run had {ran}",)
+    assert troubles(SPEC, replace(launch_of(SPEC), evidence=launch_of(random).evidence)) == (
+        "no evidence of data was recorded",
+    )
+    assert troubles(random, replace(launch_of(random), evidence=launch_of(SPEC).evidence)) == (
+        f"asked for random tokens, the run read the text {asked}",
+    )
+
+
+def test_a_baseline_of_a_text_that_is_another_by_now_can_still_be_read(tmp_path: Path) -> None:
+    spec = replace(SPEC, text=str(written(tmp_path, "a.txt")))
+    document = {"spec": spec.to_dict(), "digest": spec.digest}
+    written(tmp_path, "a.txt", text="By now.")
+    same_settings(document)
+    with pytest.raises(ValueError, match="other settings than its digest"):
+        same_settings({"spec": SPEC.to_dict(), "digest": spec.digest})
