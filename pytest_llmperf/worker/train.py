@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
-from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.calibration import OF_THE_RUN, Calibration
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -195,7 +195,8 @@ def train(
 def _calibrated(request: Request, device: torch.device, beat: Heartbeat) -> Calibration | None:
     if not request.calibrations:
         return None
-    calibration = calibrated(device, Path(request.calibrations), lambda: beat.enter("calibrating"))
+    of_run = request.folder.parent / OF_THE_RUN
+    calibration = calibrated(device, Path(request.calibrations), lambda: beat.enter("calibrating"), of_run)
     beat.enter("assembling")
     return calibration
 
