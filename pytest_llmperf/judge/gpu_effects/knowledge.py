@@ -109,6 +109,8 @@ def _difference(
     shown = [within_sessions(group) for group in (everyone[:num], everyone[num:])]
     launch = half.moderated(Squares(sum(each.total for each in shown), sum(each.df for each in shown)))
     excess = [median_excess(each, launch.sd) for each in everyone]
+    # What keeps a launch from knowing its median, a host that it waits for say, is there in the next one too.
+    unsure = np.sqrt(excess)
     units, size = [unit_of(each) for each in everyone], len(everyone)
     same = np.array([[float(a == b) for b in units] for a in units])
     loads = np.kron(loading.mean, np.eye(size))
@@ -118,7 +120,7 @@ def _difference(
         (loads @ covariance @ loads.T, model.effects_df),
         (np.einsum("ab,aibj->ij", loading.covariance, second), own.df),
         (half.sd**2 * same, half.df),
-        (launch.sd**2 * np.eye(len(everyone)) + np.diag(excess), launch.df),
+        (launch.sd**2 * np.eye(size) + np.outer(unsure, unsure) * same, launch.df),
     ]
     logs = [log_of(each) - float(effect) for each, effect in zip(everyone, loads @ effects, strict=True)]
     one = Spread(math.sqrt(launch.sd**2 + fmean(excess[num:])), launch.df)

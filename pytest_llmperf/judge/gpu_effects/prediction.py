@@ -1,6 +1,6 @@
 """Prediction: what a panel's observations tell of unknowns whose covariance is known before (Henderson 1975).
 
-Nothing inverts that covariance: what several GPUs do together is the mean of what each does, so it is singular.
+Nothing inverts that covariance: it may be singular, where several GPUs do no more than the mean of what each does.
 """
 
 from __future__ import annotations
