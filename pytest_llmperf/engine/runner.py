@@ -101,6 +101,9 @@ class Runner:
             outcome = watched.broken_off or outcome
             if isinstance(outcome, Launch):
                 live.finished(outcome)
+                unkept = self._context.calibrations_unkept() if calibrate else ""
+                if unkept:
+                    self._observer.say(unkept)
             elif outcome.lost_nodes and self._context.settings.resume:  # else nobody would go on with it
                 lost = f"node {listed(outcome.lost_nodes)} failed"
                 self._end(f"{lost}, and {spec.id} was not judged: {outcome.message}", UNFINISHED)

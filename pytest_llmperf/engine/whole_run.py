@@ -13,6 +13,7 @@ from pytest_llmperf.judge.gpu_effects.later_verdict import judged_later
 from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult, Verdict
+from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.context import Context
 
 _RATE = "tokens_per_second_per_gpu"
@@ -30,6 +31,8 @@ class WholeRun:
     """What all cases have in common; ``None``: they are too few, or on GPUs of which too little is known."""
     verdict: Verdict = "pass"
     """On that change."""
+    unjudged: str = ""
+    """Why nothing of this is known, where that went wrong."""
 
     @property
     def line(self) -> str:
@@ -52,10 +55,12 @@ class WholeRun:
     @property
     def lines(self) -> list[str]:
         """What fails the run and no test of it."""
-        return [*self.regressed, *([self.line] if self.verdict == "regressed" else [])]
+        return [*self.regressed, *([self.line] if self.verdict == "regressed" else []), *filter(None, [self.unjudged])]
 
     def document(self) -> dict[str, Any]:
         """What ``--perf-json`` says of that change; nothing where none was looked for."""
+        if self.unjudged:
+            return {"unjudged": self.unjudged}
         if self.change is None:
             return {}
         low, high = self.change.interval
@@ -63,11 +68,22 @@ class WholeRun:
         facts = {
             name: getattr(self.change, name) for name in ("cases", "gpus", "is_known", "is_calibrated", "together")
         }
-        return {"all_cases": {"verdict": self.verdict, **figures, **facts}}
+        return {"all_cases": {"verdict": self.verdict, "told": self.line, **figures, **facts}}
 
 
 def judged_together(context: Context, results: Sequence[CaseResult]) -> WholeRun:
-    """``results`` of a run that is over; no launch is spent for it."""
+    """``results`` of a run that is over; no launch is spent for it.
+
+    Its figures outlive whatever goes wrong here: they are as they were, and the run fails by a line that says why.
+    """
+    try:
+        return _judged_together(context, results)
+    except Exception as error:  # noqa: BLE001 - whatever it is, what was measured is written and told
+        why = one_line(f"{type(error).__name__}: {error}")
+        return WholeRun(results, unjudged=f"the whole run was not judged: {why}; each case stands by itself")
+
+
+def _judged_together(context: Context, results: Sequence[CaseResult]) -> WholeRun:
     stored = context.knowledge_stored if any(result.launches for result in results) else None
     if stored is None or context.settings.static:
         return WholeRun(results)

@@ -114,6 +114,8 @@ def _troubles(session: PerfSession, whole_run: WholeRun) -> Iterator[Trouble]:
         yield Trouble("regressed, by what the whole run knows", whole_run.regressed)
     if whole_run.verdict == "regressed":
         yield Trouble("all cases", [whole_run.line])
+    if whole_run.unjudged:
+        yield Trouble("the whole run", [whole_run.unjudged])
     settings, skipped = session.settings, session.findings.skipped
     refused = unused_baselines.prune(session) if settings.update == "prune" else ""
     if refused:

@@ -17,6 +17,9 @@ from pytest_llmperf.support.json_fields import fields_of
 #: The work that is timed: products of matrices, a copy within the memory, and where there are peers an exchange.
 BF16_PRODUCT, FP32_PRODUCT, COPY, ALL_REDUCE = "bf16_product", "fp32_product", "copy", "all_reduce"
 
+#: In the folder of a run: the calibrations that could be kept nowhere else, and the file beside them that says why.
+OF_THE_RUN, UNKEPT = "calibrations", "unkept.txt"
+
 #: How every time of a record is written: UTC, ISO 8601.
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 

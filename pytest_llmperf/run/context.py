@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.launch.slurm.allocation import job_key, uses_slurm
+from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.folders import prune
 from pytest_llmperf.run.revision import Revision, find_revision
@@ -75,6 +76,7 @@ class Context:
         self._is_charged = False
         self._knowledge: tuple[int, Knowledge] | None = None
         """What is known once so many launches were judged."""
+        self._has_told_unkept = False
         self.unfinished = ""
         """What ended this run before its end."""
         self.ends_with = 0
@@ -371,6 +373,20 @@ class Context:
             "cores": self.machine.cores,
             "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes, "uuid": gpu.uuid} for gpu in gpus],
         }
+
+    def calibrations_unkept(self) -> str:
+        """Why calibrations cannot be kept from run to run, the first time that this is asked for since; else empty."""
+        if self._has_told_unkept:
+            return ""
+        try:
+            why = (self.run_folder / OF_THE_RUN / UNKEPT).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            return ""
+        self._has_told_unkept = True
+        return (
+            f"calibrations of GPUs cannot be kept in {why}; each run makes its own, some seconds for each GPU "
+            "(LLMPERF_CACHE_DIR names another cache)"
+        )
 
     @cached_property
     def run_folder(self) -> Path:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, set_seed
 
-from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.calibration import OF_THE_RUN, Calibration
 from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
 from pytest_llmperf.records.learning import uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
@@ -155,7 +155,8 @@ def train(
 def _calibrated(request: Request, device: torch.device, beat: Heartbeat) -> Calibration | None:
     if not request.calibrations:
         return None
-    calibration = calibrated(device, Path(request.calibrations), lambda: beat.enter("calibrating"))
+    of_run = request.folder.parent / OF_THE_RUN
+    calibration = calibrated(device, Path(request.calibrations), lambda: beat.enter("calibrating"), of_run)
     beat.enter("assembling")
     return calibration
 

@@ -10,6 +10,7 @@ import pytest
 from pytest_llmperf.engine import runner
 from pytest_llmperf.launch.local import LaunchRequest, write_request
 from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.worker.request import Request
@@ -53,3 +54,31 @@ def test_what_is_not_is_not(engine: Engine, asked: list[LaunchRequest]) -> None:
     assert {request.calibrations for request in asked} == {None}
     write_request(asked[0])
     assert Request.read(asked[0].folder).calibrations == ""
+
+
+def test_what_cannot_be_kept_is_said_once_a_run(
+    engine: Engine, asked: list[LaunchRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unkept(FakeLauncher):
+        def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+            folder = request.folder.parent / OF_THE_RUN
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / UNKEPT).write_text("/cache/calibrations: Read-only file system\n")
+            asked.append(request)
+            return super().launch(request, watch)
+
+    monkeypatch.setattr(runner, "LocalLauncher", Unkept)
+    run = engine.run(gpus=1)
+    run.check(SPEC)
+    run.check(EAGER)
+    assert len(asked) >= 2
+    said = [line for line in engine.heard.said if "calibrations" in line]
+    (line,) = said
+    assert line.startswith("calibrations of GPUs cannot be kept in /cache/calibrations: Read-only file system; ")
+
+
+def test_a_run_that_calibrates_nothing_says_nothing(engine: Engine, asked: list[LaunchRequest]) -> None:
+    run = engine.run(gpus=1)
+    run.check(SPEC)
+    assert asked
+    assert [line for line in engine.heard.said if "calibrations" in line] == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.engine import whole_run
 from pytest_llmperf.engine.whole_run import judged_together
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
 from pytest_llmperf.judge.policy import Policy
@@ -100,6 +101,20 @@ def test_what_has_failed_stays_failed_and_is_told_once(night: Night) -> None:
     found = judged_together(night.context(), results)
     assert found.results[0] == results[0]
     assert found.lines == []
+
+
+def test_what_goes_wrong_in_it_takes_no_result_and_fails_the_run_by_a_line(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ArithmeticError("Singular\nmatrix")
+
+    monkeypatch.setattr(whole_run, "common_change", broken)
+    results = night.results(SLOWER)
+    found = judged_together(night.context(), results)
+    assert found.results == results
+    line = "the whole run was not judged: ArithmeticError: Singular matrix; each case stands by itself"
+    assert (found.lines, found.line, found.document()) == ([line], "", {"unjudged": line})
 
 
 def other_machine(result: CaseResult) -> CaseResult:

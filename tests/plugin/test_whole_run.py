@@ -67,9 +67,9 @@ def night(project: Project) -> Project:
     return project
 
 
-def run(night: Project, slower: float, *options: str) -> tuple[pytest.RunResult, dict[str, Any]]:
-    """The first case being ``slower`` by this logarithm."""
-    logs = {spec_of(case).digest: case_log(case) + _GPU + slower * (case == 0) for case in range(10)}
+def run(night: Project, slower: float, *options: str, gpu: float = _GPU) -> tuple[pytest.RunResult, dict[str, Any]]:
+    """The first case being ``slower`` by this logarithm, all by ``gpu``."""
+    logs = {spec_of(case).digest: case_log(case) + gpu + slower * (case == 0) for case in range(10)}
     (night.path / "night.json").write_text(json.dumps(logs), encoding="utf-8")
     result = night.run("--perf-json", "out.json", "--junit-xml=out.xml", *options, gpus="2")
     return result, json.loads((night.path / "out.json").read_text())
@@ -107,8 +107,33 @@ def test_a_case_that_its_test_let_pass_fails_the_run_once_its_gpu_is_known(
     assert spec_of(0).id in message
 
 
-def test_a_night_in_which_nothing_changed_passes(night: Project) -> None:
+_FAULT = """
+from pytest_llmperf.engine import whole_run
+
+def broken(*_):
+    raise ArithmeticError("no figure")
+
+mock.patch.object(whole_run, "common_change", broken).start()
+"""
+
+
+def test_a_fault_in_it_costs_the_run_neither_its_json_nor_its_table(night: Project) -> None:
+    night.pytester.makeconftest(_CONFTEST + _FAULT)
     result, document = run(night, 0.0)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=10, errors=1)
+    line = "the whole run was not judged: ArithmeticError: no figure; each case stands by itself"
+    result.stdout.fnmatch_lines(["* ERROR at teardown of the run: the whole run *", line, f"*{spec_of(0).id}* pass*"])
+    result.stdout.no_fnmatch_line("*INTERNALERROR*")
+    assert {each["verdict"] for each in document["results"]} == {"pass"}
+    assert (document["unjudged"], document["exit_code"]) == (line, pytest.ExitCode.TESTS_FAILED)
+    ((told, message),) = junit_errors(night.path / "out.xml")
+    assert told == "the whole run"
+    assert line in message
+
+
+def test_a_night_in_which_nothing_changed_passes(night: Project) -> None:
+    result, document = run(night, 0.0, gpu=-0.005)
     assert result.ret == pytest.ExitCode.OK
     result.assert_outcomes(passed=10)
     result.stdout.no_fnmatch_line("*all cases*")

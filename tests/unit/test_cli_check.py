@@ -13,6 +13,7 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.check import command
+from pytest_llmperf.engine import whole_run
 from pytest_llmperf.engine.whole_run import WholeRun
 from pytest_llmperf.judge.gpu_effects.common_change import CommonChange
 from tests.fakes import install
@@ -82,6 +83,23 @@ def test_what_all_cases_share_fails_the_command_and_is_in_its_document(
     out, error = capsys.readouterr()
     assert "all cases slower, by 3.0 % (2.6 to 3.5), after calibration: 5 cases on 1 GPU; " in out
     assert "llmperf: all cases slower, by 3.0 %" in error
+
+
+def test_a_fault_in_judging_the_whole_run_costs_no_result(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ArithmeticError("no figure")
+
+    check("--update-baselines=new")
+    monkeypatch.setattr(whole_run, "_judged_together", broken)
+    capsys.readouterr()
+    assert check("--perf-json", "out.json") == 1
+    document = json.loads(Path("out.json").read_text())
+    assert ([each["verdict"] for each in document["results"]], document["exit_code"]) == (["pass"], 1)
+    out, error = capsys.readouterr()
+    assert f"{ID}" in out
+    assert "llmperf: the whole run was not judged: ArithmeticError: no figure; each case stands by itself" in error
 
 
 def test_a_launch_that_fails_is_told_and_the_next_spec_still_runs(capsys: pytest.CaptureFixture[str]) -> None:

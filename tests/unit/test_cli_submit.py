@@ -375,6 +375,30 @@ class TestMerge:
         assert (night.headline, night.troubles) == ("green: 3 pass", ())
         assert night.document()["machine"] == {"kind": "h100"}
 
+    def test_what_all_cases_of_a_run_share_is_told_and_kept(self, tmp_path: Path) -> None:
+        slower = {"verdict": "regressed", "told": "all cases slower, by 3.0 %", "slower_by": 0.03}
+        faster = {"verdict": "pass", "told": "all cases faster, by 1.4 %"}
+        write(tmp_path, 1, result("a"), exit_code=1, all_cases=slower)
+        write(tmp_path, 2, result("b"), all_cases=faster)
+        write(tmp_path, 4, result("c"), all_cases={"verdict": "pass", "told": ""})
+        write(tmp_path, 8, result("d"), exit_code=1, unjudged="the whole run was not judged: why")
+        night = night_results.gather([tmp_path], [])
+        assert "gpus-1.json: all cases slower, by 3.0 %" in night.troubles
+        assert "gpus-8.json: the whole run was not judged: why" in night.troubles
+        assert night.notes == ("gpus-2.json: all cases faster, by 1.4 %",)
+        assert night.document()["all_cases"]["gpus-1.json"] == slower
+        assert set(night.document()["all_cases"]) == {"gpus-1.json", "gpus-2.json", "gpus-4.json"}
+
+    def test_of_a_run_that_did_not_tell_of_all_cases_the_verdict_is_told(self, tmp_path: Path) -> None:
+        write(tmp_path, 1, result("a"), all_cases={"verdict": "regressed"})
+        assert night_results.gather([tmp_path], []).troubles == ("gpus-1.json: all cases: regressed",)
+
+    @pytest.mark.parametrize("wrong", [7, {"verdict": "so"}, {"verdict": []}, {"verdict": "pass", "told": 1}])
+    def test_all_cases_that_are_no_verdict_are_refused(self, tmp_path: Path, wrong: Any) -> None:
+        write(tmp_path, 1, result("a"), all_cases=wrong)
+        (trouble, *_) = night_results.gather([tmp_path], []).troubles
+        assert "not a --perf-json file (expected " in trouble
+
     def test_a_red_case_comes_first(self, tmp_path: Path) -> None:
         write(tmp_path, 1, result("a"))
         write(tmp_path, 8, result("b"), result("c", "regressed", -0.1), exit_code=1)

@@ -81,6 +81,28 @@ def test_effects_of_gpus_are_recovered_as_each_kind_of_case_feels_them() -> None
     assert (covariance.diagonal() > 0).all()
 
 
+def waiting(launch: Launch, seed: int) -> Launch:
+    """The same where each step waits for its host, which is busy for some steps and then is not."""
+    source, pace, steps = random.Random(seed), 0.0, []
+    for _ in range(40):
+        pace = 0.8 * pace + source.gauss(0.0, 0.04)
+        steps.append(launch.median_step_seconds * math.exp(pace))
+    ranks = tuple(replace(rank, step_seconds=(1.0, *steps)) for rank in launch.ranks)
+    return replace(launch, ranks=ranks)
+
+
+def test_what_a_launch_does_not_know_of_itself_the_next_one_there_does_not_either(
+    world: World, knowledge: Knowledge, stored: Cases
+) -> None:
+    launches = [waiting(world.launch(0, UNSEEN), seed) for seed in range(3)]
+    least = min(launch.median_error for launch in launches)
+    assert least > 0.008
+    assert knowledge.difference(launches, stored[0]).error > least
+    elsewhere = [waiting(world.launch(0, UNSEEN + 8 * seed), seed) for seed in range(3)]
+    apart = knowledge.difference(elsewhere, stored[0]).error
+    assert apart < 0.8 * knowledge.difference(launches, stored[0]).error
+
+
 def test_what_runs_at_the_power_limit_feels_that_part_of_an_effect_more() -> None:
     world = World(seed=2, host_sd=0.01, device_sd=0.01, own_sd=0.001)
     model = known(world.history(cases=12, launches=24)).model

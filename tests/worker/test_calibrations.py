@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT, Calibration
 from pytest_llmperf.records.launch import Launch
 from tests.worker.launching import launched
 
@@ -67,6 +67,16 @@ def test_the_first_launch_makes_it_and_the_second_has_the_same(tmp_path: Path, g
     # A host's memory of two launches that are alike lies up to 11 MiB apart at times.
     assert first.peak_reserved_bytes == pytest.approx(plain.peak_reserved_bytes, abs=16 * 2**20)
     assert Launch.from_dict(json.loads(json.dumps(first.to_dict()))) == first
+
+
+def test_launches_of_one_run_share_what_the_cache_cannot_keep(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = tmp_path / "file" / "calibrations"
+    first, second = (launched(SPEC, tmp_path / "run" / name, calibrations=cache) for name in ("first", "second"))
+    assert made_at(second) == made_at(first) != [""]
+    assert "calibration" in first.phases
+    assert "calibration" not in second.phases
+    assert str(cache) in (tmp_path / "run" / OF_THE_RUN / UNKEPT).read_text()
 
 
 def test_the_random_numbers_of_the_training_are_untouched() -> None:
@@ -188,6 +198,22 @@ class TestKept:
         (tmp_path / "file").touch()
         for number in range(2):
             assert calibrated(CPU, tmp_path / "file" / "calibrations") == made[number]
+
+    def test_where_the_folder_cannot_be_written_the_run_keeps_it_and_the_reason(
+        self, tmp_path: Path, made: list[Calibration]
+    ) -> None:
+        (tmp_path / "file").touch()
+        folder, of_run = tmp_path / "file" / "calibrations", tmp_path / "run" / "calibrations"
+        for _ in range(3):
+            assert calibrated(CPU, folder, of_run=of_run) == made[0]
+        assert len(made) == 1
+        assert (of_run / UNKEPT).read_text() == f"{folder}: Not a directory\n"
+        (tmp_path / "file").unlink()
+        assert calibrated(CPU, folder) == made[1]
+
+    def test_what_is_kept_is_not_kept_in_the_run(self, tmp_path: Path) -> None:
+        calibrated(CPU, tmp_path / "cache", of_run=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
 
     def test_one_with_a_trouble_is_told_and_not_kept(self, tmp_path: Path, made: list[Calibration]) -> None:
         self.now["trouble"] = "2 other process(es) on the GPU"

@@ -13,7 +13,7 @@ from pytest_llmperf.cli.merge.job_log import ended
 from pytest_llmperf.cli.merge.results_file import Part
 from pytest_llmperf.cli.merge.unjudged import Tests, silent, some_of, unjudged
 from pytest_llmperf.cli.merge.unused import is_strict, unused
-from pytest_llmperf.records.result import VERDICTS
+from pytest_llmperf.records.result import FAILING, VERDICTS
 from pytest_llmperf.report.exports import escaped, markdown
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.run.coverage import is_whole
@@ -55,8 +55,15 @@ class Night:
             "machine": machines[0] if machines and all(each == machines[0] for each in machines) else {},
             "machines": {part.path.name: part.document["machine"] for part in self.parts},
             "troubles": list(self.troubles),
+            **({"all_cases": common} if (common := self._all_cases) else {}),
             "results": self.results,
         }
+
+    @property
+    def _all_cases(self) -> dict[str, Any]:
+        """By file what all its cases have in common: each is of a run, and of GPUs, of its own."""
+        found = {part.path.name: part.document.get("all_cases") for part in self.parts}
+        return {name: common for name, common in found.items() if common}
 
     def page(self) -> list[str]:
         """Markdown: the headline, what is missing, and a line for each case."""
@@ -98,10 +105,13 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     if not parts and not troubles:
         troubles.append(f"no gpus-*.json in {', '.join(map(str, named))}; name a results folder or --perf-json files")
     troubles += filter(None, (_trouble(part, tests) for part in parts))
+    failing, told = _of_whole_runs(parts)
+    troubles += failing
     ended_early = {part.width for part in parts if "unfinished" in part.document} | set(map(_width_of, missing))
     widths = {part.width for part in parts} | set(map(_width_of, expected))
     missed, notes = unjudged(tests, _known(widths), _known(ended_early), without or LeftOut())
     troubles += missed
+    notes = told + notes
     documents = [part.document for part in (*parts, *plans)]
     left, doubts = unused(documents)
     gaps = sorted({gap for suite in map(_suite, documents) for gap in suite.get("coverage", {}).get("gaps", [])})
@@ -138,6 +148,20 @@ def _trouble(part: Part, tests: Tests) -> str:
     if is_empty and width is not None and tests.planned and not tests.of_width(width):
         return f"{part.path.name}: no test asks for {width} GPU(s); leave {width} out of [suite] gpus"
     return part.trouble + (_left(part.width, tests) if "unfinished" in part.document else "")
+
+
+def _of_whole_runs(parts: Sequence[Part]) -> tuple[list[str], list[str]]:
+    """A line for each run about all its cases together: of what has failed it, and of what is only told."""
+    failing, notes = [], []
+    for part in parts:
+        common, unjudged_why = part.document.get("all_cases", {}), part.document.get("unjudged", "")
+        told, has_failed = common.get("told", ""), common.get("verdict") in FAILING
+        if has_failed:
+            failing.append(f"{part.path.name}: {told or 'all cases: ' + common['verdict']}")
+        elif told:
+            notes.append(f"{part.path.name}: {told}")
+        failing += [f"{part.path.name}: {unjudged_why}"] if unjudged_why else []
+    return failing, notes
 
 
 def _missing(name: str, folders: Sequence[Path], tests: Tests) -> str:

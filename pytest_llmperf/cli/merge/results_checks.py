@@ -38,6 +38,7 @@ def check(values: object) -> None:
         raise ValueError("expected exit_code as a whole number, and unfinished as text")
     for result in values["results"]:
         _check_result(result)
+    _check_whole_run(values)
     _check_suite(values)
 
 
@@ -61,6 +62,15 @@ def _check_result(result: object) -> None:
     for name, metric in metrics.items():
         if not all(_is_figure(metric.get(figure)) for figure in _FIGURES):
             raise ValueError(f"{result['id']}: {name} has a figure that is no number")
+
+
+def _check_whole_run(values: dict[str, Any]) -> None:
+    """What a run says of all its cases together, where it does."""
+    common = values.get("all_cases", {"verdict": "pass"})
+    if not isinstance(common, dict) or common.get("verdict") not in VERDICTS:
+        raise ValueError(f"expected all_cases with a verdict, one of {', '.join(VERDICTS)}")
+    if not isinstance(common.get("told", ""), str) or not isinstance(values.get("unjudged", ""), str):
+        raise ValueError("expected what is told of all cases, and why they are unjudged, as text")
 
 
 def _check_suite(values: dict[str, Any]) -> None:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.judge.gpu_effects.knowledge import ROUNDS, USUAL_ERRORS, Knowledge
-from pytest_llmperf.judge.gpu_effects.model import cell_variances, design_of, estimated
+from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
+from pytest_llmperf.judge.gpu_effects.model import cell_variances, design_of
 from pytest_llmperf.judge.gpu_effects.observation import Observation
 from pytest_llmperf.judge.gpu_effects.panel import Panel
+from pytest_llmperf.judge.gpu_effects.prediction import doubted, residuals
 from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.result import Verdict
@@ -106,19 +107,15 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
     prior = np.zeros((design.shape[1],) * 2)
     prior[:-1, :-1], prior[-1, -1] = model.covariance(panel.units), _ANY**2
     variances = cell_variances(model, panel)
-    means, covariance, centres = estimated(panel, design, prior, variances)
-    left = panel.logs - centres[panel.of_series] - design @ means
-    for _ in range(ROUNDS):
-        far = np.maximum(1.0, abs(left) / (USUAL_ERRORS * np.sqrt(variances)))
-        means, covariance, centres = estimated(panel, design, prior, np.where(shifted, variances * far, variances))
-        left = panel.logs - centres[panel.of_series] - design @ means
-    log = float(means[-1])
+    found = doubted(panel, design, prior, variances)
+    left = residuals(panel, design, found)
+    log = float(found.means[-1])
     devices = {device for each in launched for device in each.unit.devices}
     told = _told([*knowledge.stored, *(each for each in seen if each.is_calibration)])
     calibrated = _told([each for each in (*knowledge.stored, *seen) if each.is_calibration])
     return CommonChange(
         log=log,
-        error=math.sqrt(float(covariance[-1, -1])),
+        error=math.sqrt(float(found.covariance[-1, -1])),
         df=model.effects_df,
         cases=len(cases),
         gpus=len(devices),

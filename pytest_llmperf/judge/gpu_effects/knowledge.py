@@ -14,18 +14,14 @@ from pytest_llmperf.judge.gpu_effects.model import (
     cell_variances,
     design_of,
     learn,
-    predicted,
 )
 from pytest_llmperf.judge.gpu_effects.observation import Observation, Unit, calibrations_of, observations_of, unit_of
 from pytest_llmperf.judge.gpu_effects.panel import COMPONENTS, Array, Panel
+from pytest_llmperf.judge.gpu_effects.prediction import doubted
 from pytest_llmperf.judge.noise import Noise, Spread, Squares, log_of, within_sessions, without_outliers
 from pytest_llmperf.judge.stats import Difference, contrasted, median_excess
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.one_thread import one_thread
-
-#: Other cases of the run may have changed themselves: beyond so many of their errors they count for less (Huber 1964),
-#: found in so many rounds.
-USUAL_ERRORS, ROUNDS = 1.5, 6
 
 
 @dataclass(frozen=True)
@@ -95,16 +91,9 @@ class Knowledge:
 
 
 def robust(model: Model, panel: Panel) -> Posterior:
-    """The effects, where cells of the run itself that lie far off count for less: their cases may have changed."""
-    import numpy as np  # noqa: PLC0415 - only a judged case pays for it
-
-    variances, design = cell_variances(model, panel), design_of(model, panel)
-    posterior = predicted(model, panel, variances)
-    for _ in range(ROUNDS if panel.may_have_changed.any() else 0):
-        left = panel.logs - posterior.centres[panel.of_series] - design @ posterior.means
-        far = np.maximum(1.0, abs(left) / (USUAL_ERRORS * np.sqrt(variances)))
-        posterior = predicted(model, panel, np.where(panel.may_have_changed, variances * far, variances))
-    return posterior
+    """The effects, where other cases of the run itself are doubted."""
+    prior, variances = model.covariance(panel.units), cell_variances(model, panel)
+    return Posterior(model, panel.units, doubted(panel, design_of(model, panel), prior, variances))
 
 
 def _difference(
@@ -120,6 +109,8 @@ def _difference(
     shown = [within_sessions(group) for group in (everyone[:num], everyone[num:])]
     launch = half.moderated(Squares(sum(each.total for each in shown), sum(each.df for each in shown)))
     excess = [median_excess(each, launch.sd) for each in everyone]
+    # What keeps a launch from knowing its median, a host that it waits for say, is there in the next one too.
+    unsure = np.sqrt(excess)
     units, size = [unit_of(each) for each in everyone], len(everyone)
     same = np.array([[float(a == b) for b in units] for a in units])
     loads = np.kron(loading.mean, np.eye(size))
@@ -129,7 +120,7 @@ def _difference(
         (loads @ covariance @ loads.T, model.effects_df),
         (np.einsum("ab,aibj->ij", loading.covariance, second), own.df),
         (half.sd**2 * same, half.df),
-        (launch.sd**2 * np.eye(len(everyone)) + np.diag(excess), launch.df),
+        (launch.sd**2 * np.eye(size) + np.outer(unsure, unsure) * same, launch.df),
     ]
     logs = [log_of(each) - float(effect) for each, effect in zip(everyone, loads @ effects, strict=True)]
     one = Spread(math.sqrt(launch.sd**2 + fmean(excess[num:])), launch.df)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from statistics import fmean, median, variance
 
 from pytest_llmperf.judge.gpu_effects.observation import Observation, Unit
 from pytest_llmperf.judge.gpu_effects.panel import Array, Panel, incidence
+from pytest_llmperf.judge.gpu_effects.prediction import Prediction, predicted
 from pytest_llmperf.judge.noise import Spread
 from pytest_llmperf.support.one_thread import one_thread
 
@@ -42,9 +42,6 @@ _ROUNDS = 15
 
 # Fewer units, or cases that were seen on several, tell GPUs and cases not apart.
 _LEAST_UNITS, _LEAST_SERIES = 3, 3
-
-# What keeps matrices invertible: a millionth of a per cent, squared.
-_NEXT_TO_NOTHING = 1e-16
 
 
 @dataclass(frozen=True)
@@ -104,10 +101,7 @@ class Posterior:
 
     model: Model
     units: Sequence[Unit]
-    means: Array
-    covariance: Array
-    centres: Array
-    """Of each series of the panel its mean, without effects."""
+    prediction: Prediction
 
     def of(self, units: Sequence[Unit]) -> tuple[Array, Array]:
         """What is expected of ``units``, and the covariance of its errors; also of ones that the panel has not seen."""
@@ -117,15 +111,7 @@ class Posterior:
         prior = self.model.covariance([*self.units, *units])
         known = np.concatenate([np.arange(num) + number * every for number in range(len(FACTORS))])
         asked = np.concatenate([np.arange(num, every) + number * every for number in range(len(FACTORS))])
-        towards = prior[np.ix_(known, asked)]
-        by_means, told = self._told
-        return towards.T @ by_means, prior[np.ix_(asked, asked)] - towards.T @ told @ towards
-
-    @cached_property
-    def _told(self) -> tuple[Array, Array]:
-        """What of a covariance with these units' effects becomes an expectation, and what is taken off its error."""
-        inverse = inverted(self.model.covariance(self.units))
-        return inverse @ self.means, inverse - inverse @ self.covariance @ inverse
+        return self.prediction.of(prior[np.ix_(known, asked)], prior[np.ix_(asked, asked)])
 
 
 def learn(observations: Sequence[Observation]) -> Model | None:
@@ -166,7 +152,7 @@ def _better(model: Model, panel: Panel) -> Model:
     import numpy as np  # noqa: PLC0415
 
     variances = cell_variances(model, panel)
-    posterior = predicted(model, panel, variances)
+    found = predicted(panel, design_of(model, panel), model.covariance(panel.units), variances)
     num = len(panel.units)
     loadings, squares = {}, {}
     for number, name in enumerate(panel.series):
@@ -174,8 +160,8 @@ def _better(model: Model, panel: Panel) -> Model:
         places = np.concatenate([panel.of_unit[cells] + factor * num for factor in range(len(FACTORS))])
         fitted = _regressed(
             panel.logs[cells],
-            posterior.means[places],
-            posterior.covariance[np.ix_(places, places)],
+            found.means[places],
+            found.covariance[np.ix_(places, places)],
             1 / variances[cells],
             model.loading(name).expected,
         )
@@ -186,7 +172,7 @@ def _better(model: Model, panel: Panel) -> Model:
     for name, (total, df) in squares.items():
         sd = math.sqrt((usual.df * usual.sd**2 + total) / (usual.df + df))
         own[name] = Spread(max(sd, _LEAST_OWN), usual.df + df)
-    return Model(effects=_spread(model, panel, posterior), loadings=loadings, own=own, usual=usual)
+    return Model(effects=_spread(model, panel, found), loadings=loadings, own=own, usual=usual)
 
 
 def _pooled(squares: Sequence[tuple[float, float]]) -> Spread:
@@ -231,30 +217,6 @@ def design_of(model: Model, panel: Panel) -> Array:
     return matrix
 
 
-def predicted(model: Model, panel: Panel, variances: Array) -> Posterior:
-    """The effects of all units of ``panel``, its series' means being unknown."""
-    means, covariance, centres = estimated(panel, design_of(model, panel), model.covariance(panel.units), variances)
-    return Posterior(model, panel.units, means, covariance, centres)
-
-
-def estimated(panel: Panel, design: Array, prior: Array, variances: Array) -> tuple[Array, Array, Array]:
-    """Best linear unbiased predictions of what ``design`` (cells x unknowns) is about, whose covariance is ``prior``.
-
-    They, the covariance of their errors, and the means of all series of ``panel``, of which nothing is known before.
-    """
-    import numpy as np  # noqa: PLC0415
-
-    weights = 1 / variances
-    of_series = np.zeros((len(panel.series), len(panel.cells)))
-    of_series[panel.of_series, np.arange(len(panel.cells))] = weights
-    each, crossed, sums = of_series.sum(axis=1), of_series @ design, of_series @ panel.logs
-    information = design.T @ (weights[:, None] * design) - crossed.T @ (crossed / each[:, None])
-    towards = design.T @ (weights * panel.logs) - crossed.T @ (sums / each)
-    covariance = inverted(information + inverted(prior))
-    means = covariance @ towards
-    return means, covariance, (sums - crossed @ means) / each
-
-
 @dataclass(frozen=True)
 class _Regression:
     loading: Loading
@@ -276,7 +238,7 @@ def _regressed(logs: Array, effects: Array, covariance: Array, weights: Array, e
     unknown = np.einsum("jk,ajbk->ab", centred.T @ (weights[:, None] * centred), blocks)
     known = moved.T @ (weights[:, None] * moved) + unknown
     prior = np.eye(factors) / _LOADING_SD**2
-    spread = inverted(prior + known)
+    spread = np.linalg.inv(prior + known)
     mean = spread @ (prior @ expected + moved.T @ (weights * about))
     left = about - moved @ mean
     spent = float(np.trace(spread @ known)) if num > 1 else 0.0
@@ -284,29 +246,16 @@ def _regressed(logs: Array, effects: Array, covariance: Array, weights: Array, e
     return _Regression(Loading(mean, spread, expected), squares, spent)
 
 
-def _spread(model: Model, panel: Panel, posterior: Posterior) -> dict[str, dict[str, float]]:
-    import numpy as np  # noqa: PLC0415
-
+def _spread(model: Model, panel: Panel, found: Prediction) -> dict[str, dict[str, float]]:
     num = len(panel.units)
-    inverse = inverted(model.covariance(panel.units))
-    second = np.outer(posterior.means, posterior.means) + posterior.covariance
-    found: dict[str, dict[str, float]] = {}
+    spreads: dict[str, dict[str, float]] = {}
     for number, factor in enumerate(FACTORS):
         place = slice(number * num, (number + 1) * num)
         for component, shares in incidence(panel.units).items():
             variance_of = model.effects[factor][component] ** 2
-            gain = variance_of * shares.T @ inverse[place, place]
             # The expected sum of squares of this component's own deviations.
-            left = shares.shape[1] - np.trace(gain @ shares)
-            total = float(np.trace(gain @ second[place, place] @ gain.T) + variance_of * left)
+            total = shares.shape[1] * variance_of + variance_of**2 * found.excess(shares, place)
             before = _EFFECTS[factor][component] ** 2 * _EFFECTS_DF
             sd = math.sqrt((before + total) / (_EFFECTS_DF + shares.shape[1]))
-            found.setdefault(factor, {})[component] = sd
-    return found
-
-
-def inverted(covariance: Array) -> Array:
-    """Its inverse, also where nothing varies."""
-    import numpy as np  # noqa: PLC0415
-
-    return np.linalg.inv(covariance + _NEXT_TO_NOTHING * np.eye(len(covariance)))
+            spreads.setdefault(factor, {})[component] = sd
+    return spreads

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_llmperf.records.calibration import Calibration
+from pytest_llmperf.records.calibration import UNKEPT, Calibration
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.json_fields import typed
 
@@ -37,8 +37,14 @@ def read(path: Path) -> Kept | None:
         return None
 
 
-def write(path: Path, calibration: Calibration, boot: str) -> None:
-    """Keep it; where nothing can be written the next launch makes its own."""
+def write(path: Path, calibration: Calibration, boot: str, of_run: Path | None = None) -> None:
+    """Keep it at ``path``; where that cannot be written at ``of_run``, for this run, with the reason beside it."""
     text = json.dumps({"boot": boot, "calibration": calibration.to_dict()}, indent=1, sort_keys=True) + "\n"
-    with suppress(OSError):
+    try:
         write_text(path, text, lasts=False)
+    except OSError as error:
+        if of_run is not None:
+            # Where not even this can be written the launch's own record cannot be, which says so itself.
+            with suppress(OSError):
+                write_text(of_run, text, lasts=False)
+                write_text(of_run.with_name(UNKEPT), f"{path.parent}: {error.strerror or error}\n", lasts=False)

@@ -90,18 +90,22 @@ _CPU = _Sizes(
 )
 
 
-def calibrated(device: torch.device, folder: Path, begin: Callable[[], None] = lambda: None) -> Calibration | None:
+def calibrated(
+    device: torch.device, folder: Path, begin: Callable[[], None] = lambda: None, of_run: Path | None = None
+) -> Calibration | None:
     """The calibration of ``device`` of this UTC day, kept in ``folder``; made now, by all ranks, if one has none.
 
     ``begin`` is called before it is made. One that has a trouble is not kept; a folder that cannot be written is no
-    error. ``None``: the device has no room for it, which says nothing of what is to be trained.
+    error: then it is kept in ``of_run``, for the launches of this run. ``None``: the device has no room for it, which
+    says nothing of what is to be trained.
     """
-    path = folder / f"{_name(device)}.json"
+    file = f"{_name(device)}.json"
+    paths = [each / file for each in (folder, of_run) if each is not None]
     with sensors(device) as sensed:
         limit = sensed.power_limit_watts
     today, versions, boot = time.strftime("%Y-%m-%d", time.gmtime()), _versions(device), boot_id()
-    kept = read(path)
-    found = kept.calibration if kept and kept.serves(today, boot, limit, versions) else None
+    kept = (each for each in map(read, paths) if each and each.serves(today, boot, limit, versions))
+    found = next((each.calibration for each in kept), None)
     # All or none: an exchange needs all, and GPUs that work side by side are calibrated side by side.
     is_needed = _of_all(float(found is None), device) > 0
     if found is not None and not is_needed:
@@ -111,7 +115,7 @@ def calibrated(device: torch.device, folder: Path, begin: Callable[[], None] = l
         return None
     made = calibrate(device)
     if not made.trouble:
-        write(path, made, boot)
+        write(paths[0], made, boot, *paths[1:])
     return made
 
 
