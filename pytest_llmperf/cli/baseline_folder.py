@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from pytest_llmperf.cli.errors import CaseError, NotStoredError
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
@@ -23,14 +24,6 @@ _DIGEST = re.compile(r"[0-9a-f]{6,16}")
 
 # What a field of the wrong type or size raises where something is computed from it.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
-
-class CaseError(Exception):
-    """No baselines, or no such case: one line with who, what was expected, the nearest known name and what to do."""
-
-
-class NotStoredError(CaseError):
-    """Nothing of that name is stored, or nothing at all: what its settings name can do without."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from pytest_llmperf.cli.baseline_figures import RATE, figure
-from pytest_llmperf.cli.baseline_folder import CaseError, Shelf, Stored
+from pytest_llmperf.cli.baseline_folder import Shelf, Stored
+from pytest_llmperf.cli.errors import CaseError
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.spec.train_spec import TrainSpec

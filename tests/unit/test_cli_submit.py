@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.cli.errors import ClusterError
 from pytest_llmperf.cli.merge import night_results
-from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterError, ClusterFile
+from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterFile
 from pytest_llmperf.cli.submit.sbatch_jobs import Job, check_budget, cost, jobs, shares
 from pytest_llmperf.cli.submit.sbatch_script import filled
 from pytest_llmperf.launch.slurm.allocation import place

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main
+from pytest_llmperf.cli.errors import ClusterError
 from pytest_llmperf.cli.submit import templates
-from pytest_llmperf.cli.submit.cluster_file import ClusterError
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = sorted((REPOSITORY / "slurm" / "clusters").glob("*.ini"))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import named
@@ -36,6 +38,7 @@ NODEID = "llmperf check"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those that pytest has too mean the same here."""
+    add_place(parser)
     add = parser.add_argument
     add("specs", metavar="SPEC", nargs="+", help="ids of stored cases, or one spec in key=value pairs")
     add("--static", action="store_true", help="launch nothing: judge operators, arithmetic and predicted memory")
@@ -53,6 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--perf-trace", choices=("yes", "no"), default="yes", help="trace three steps after those that are timed")
     what = "calibrate each GPU once a day, for some seconds inside a launch; default: %(default)s"
     add("--perf-calibration", choices=CALIBRATIONS, default="auto", help=what)
+    parser.set_defaults(answer=_answer, usage=parser.error)
 
 
 @dataclass
@@ -180,11 +184,6 @@ def _words(spec: TrainSpec) -> Sequence[str]:
     return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
 
 
-def answer(arguments: argparse.Namespace, screen: Screen) -> tuple[Iterator[str], list[str]]:
-    """The lines of the command, and what fails it: that grows while they are read.
-
-    Raises:
-        CaseError: no such spec.
-    """
+def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     check = Check.of(arguments)
-    return check.lines(screen), check.troubles
+    return Answer(check.lines(screen), check.troubles, acts=True)

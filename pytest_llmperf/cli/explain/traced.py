@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.baseline_folder import CaseError, find
+from pytest_llmperf.cli.baseline_folder import find
+from pytest_llmperf.cli.errors import CaseError
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.suggestions import hint

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_llmperf.cli.baseline_folder import CaseError, Shelf
+from pytest_llmperf.cli.baseline_folder import Shelf
+from pytest_llmperf.cli.errors import CaseError
 from pytest_llmperf.cli.scaling_series import Series, all_series, series_of
 from pytest_llmperf.cli.screen import plain
 from pytest_llmperf.cli.spec_arguments import named

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pytest_llmperf.cli.option_types import points, width, widths
-from pytest_llmperf.cli.predict.forecast import GPUS_PER_NODE, Outlook
+from pytest_llmperf.cli.predict.forecast import Outlook
 from pytest_llmperf.cli.screen import Screen, table
-from pytest_llmperf.insight import communication_model, scaling_model
-from pytest_llmperf.report.exports import FORMATS, comma_separated, escaped, markdown
+from pytest_llmperf.insight import scaling_model
+from pytest_llmperf.report.exports import comma_separated, escaped, markdown
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats
 
 _BILLION = 1e9
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of ``llmperf predict``."""
-    add = parser.add_argument
-    add("case", metavar="CASE", nargs="*", help="a stored case of the series, or one spec in key=value pairs")
-    add("--gpus", metavar="N,…", type=widths, required=True, help="numbers of GPUs to predict, e.g. 16,32,256")
-    add("--points", metavar="N:RATE,…", type=points, help="GPUs and tokens/s per GPU, in place of baselines")
-    add("--fit-up-to", metavar="N", type=width, help="hold wider points back, and show the error at them")
-    add("--gpus-per-node", metavar="N", type=width, help=f"default: as stored of several hosts, else {GPUS_PER_NODE}")
-    add(
-        "--algorithm",
-        choices=communication_model.ALGORITHMS,
-        default="auto",
-        help="of the all-reduce; auto: the faster",
-    )
-    add("--network-from", metavar="CASE", help="another training here whose widths say what the network is")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="with the fit")
-    how.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
 
 
 def columns(found: Outlook) -> list[Column]:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.cli.baseline_figures import MEMORY, RATE, figure
-from pytest_llmperf.cli.baseline_folder import CaseError, Shelf
+from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.baselines.diff import settings_differences
+from pytest_llmperf.cli.errors import CaseError
 from pytest_llmperf.cli.report import scaling_tables
 from pytest_llmperf.cli.report.scaling_tables import Scaling
 from pytest_llmperf.cli.screen import Screen, plain, table

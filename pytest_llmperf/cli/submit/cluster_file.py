@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_llmperf.cli.errors import ClusterError
 from pytest_llmperf.cli.left_out_widths import LeftOut, left_out
 from pytest_llmperf.cli.submit.reserved_options import RESERVED, reserved_in
 from pytest_llmperf.support import quantities
@@ -65,10 +66,6 @@ _LONG = (
 # It names files, and is a word of sbatch's and of a mail's.
 _NAME = re.compile(r"[\w.-]+")
 _TIME = re.compile(r"(?:(?P<days>[0-9]{1,6})-)?(?P<rest>[0-9]{1,9}(?::[0-9]{1,6}){0,2})")
-
-
-class ClusterError(Exception):
-    """A cluster file that cannot serve: one line with the file, what is wrong and what was expected."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+from pytest_llmperf.cli.errors import ClusterError
 from pytest_llmperf.cli.merge.night_results import Night
 from pytest_llmperf.cli.merge.notice import Notice
 from pytest_llmperf.cli.submit import readiness, sbatch, templates
-from pytest_llmperf.cli.submit.cluster_file import ClusterError, ClusterFile
+from pytest_llmperf.cli.submit.cluster_file import ClusterFile
 from pytest_llmperf.cli.submit.listing import listing
 from pytest_llmperf.cli.submit.sbatch import merge_arguments
 from pytest_llmperf.cli.submit.sbatch_jobs import Job, check_budget, cost, jobs, shares

@@ -1,0 +1,99 @@
+"""The command: the options of each of its own commands, and what they answer."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.arguments import add_place
+from pytest_llmperf.cli.baseline_folder import Shelf, Stored, find, find_any
+from pytest_llmperf.cli.baselines import conflict
+from pytest_llmperf.cli.baselines.diff import against_page, diff_page, pairs_of
+from pytest_llmperf.cli.baselines.views import (
+    capacity_page,
+    history_capacity_page,
+    history_page,
+    list_page,
+    show_capacity_page,
+    show_page,
+)
+from pytest_llmperf.cli.screen import Screen
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of ``llmperf baselines``."""
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    one = commands.add_parser("list", help="every baseline on a line")
+    add_place(one)
+    one.set_defaults(answer=_list)
+    case_help = "a spec's id, 6 digits or more of its digest, or a baseline's file"
+    for name, answer, text in (
+        ("show", _show, "one baseline: settings, launches, environment"),
+        ("history", _history, "every acceptance of one baseline, and why"),
+    ):
+        one = commands.add_parser(name, help=text, description=text)
+        add_place(one)
+        one.add_argument("case", metavar="CASE", help=case_help)
+        one.set_defaults(answer=answer)
+    one = commands.add_parser("diff", help="two baselines side by side, or all of two folders")
+    add_place(one)
+    one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")
+    one.add_argument("--against", metavar="DIR", type=Path, help="A is this folder's: every case, or the one CASE")
+    one.set_defaults(answer=_diff, usage=one.error)
+    text = "what two branches accepted of one case, as one file: git's merge driver, or for a FILE that is in conflict"
+    one = commands.add_parser("merge", help=text, description=text)
+    sides = "a file in conflict, whose sides git has; or %%O %%A %%B, and %%P for its name, of a merge driver"
+    one.add_argument("files", metavar="FILE", type=Path, nargs="+", help=sides)
+    one.set_defaults(answer=_unite, usage=one.error)
+
+
+def _list(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
+    pages = [*list_page(shelf.stored, screen), *capacity_page(shelf.capacities, screen)]
+    return Answer(pages, shelf.troubles)
+
+
+def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    found = find_any(arguments.case, arguments.perf_baselines, arguments.machine)
+    return Answer(show_page(found, screen) if isinstance(found, Stored) else show_capacity_page(found))
+
+
+def _history(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    found = find_any(arguments.case, arguments.perf_baselines, arguments.machine)
+    if isinstance(found, Stored):
+        return Answer(history_page(found, screen))
+    return Answer(history_capacity_page(found, screen))
+
+
+def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    root, machine = arguments.perf_baselines, arguments.machine
+    match arguments.cases, arguments.against:
+        case [a, b], None:
+            return Answer(diff_page(find(a, root, machine), find(b, root, machine), screen))
+        case [one], Path() as other:
+            return Answer(diff_page(find(one, other, machine), find(one, root, machine), screen))
+        case [], Path() as other:
+            return _against(Shelf.read(other, machine), Shelf.read(root, machine), screen)
+    usage: Callable[[str], NoReturn] = arguments.usage
+    return usage("expected two cases, or --against DIR and at most one case")
+
+
+def _against(a: Shelf, b: Shelf, screen: Screen) -> Answer:
+    troubles = [*a.troubles, *b.troubles]
+    if not pairs_of(a, b):
+        line = f"{a.root}: no case in common with {b.root}, expected the same digests and machines; name two cases"
+        return Answer([], [*troubles, line])
+    return Answer(against_page(a, b, screen), troubles)
+
+
+def _unite(arguments: argparse.Namespace, _screen: Screen) -> Answer:
+    usage: Callable[[str], NoReturn] = arguments.usage
+    match arguments.files:
+        case [path]:
+            return Answer([conflict.resolve(path)])
+        case [base, ours, theirs, *name] if len(name) <= 1:
+            return Answer([], conflict.drive(base, ours, theirs, str([*name, ours][0])))
+    return usage("expected a FILE in conflict, or BASE OURS THEIRS and at most a name, as a merge driver gets them")

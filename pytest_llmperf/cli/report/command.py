@@ -1,0 +1,74 @@
+"""The command: its options, and what it answers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NoReturn
+
+from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.arguments import add_place
+from pytest_llmperf.cli.baseline_folder import Shelf
+from pytest_llmperf.cli.errors import CaseError
+from pytest_llmperf.cli.option_types import amount, count
+from pytest_llmperf.cli.report import ladder_tables, purpose, purpose_pages, scaling_tables
+from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.insight import cost
+from pytest_llmperf.insight.chapter15 import STEPS
+from pytest_llmperf.insight.ladder import Extent
+from pytest_llmperf.report.exports import FORMATS
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of ``llmperf report``."""
+    add_place(parser)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--tables", action="store_true", help="tables 15.1 to 15.9, and 15.10 to 15.12 of several GPUs")
+    what.add_argument("--purpose", choices=tuple(cost.PURPOSES), help="which case and how many GPUs serve it best")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
+    parser.add_argument("--samples", metavar="N", type=count, help="also the epochs that a training over N covers")
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--steps", metavar="N", type=count, help=f"of that training, default: {STEPS}")
+    extent.add_argument("--hours", metavar="H", type=amount, help="instead of --steps")
+    purpose.add_options(parser)
+    parser.set_defaults(answer=_answer, usage=parser.error)
+
+
+def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    misplaced = purpose.misplaced(arguments)
+    if misplaced:
+        arguments.usage(f"{misplaced} says nothing to {'--purpose' if arguments.purpose else '--tables'}")
+    if arguments.purpose is not None:
+        return _purpose(arguments, screen)
+    extent = _extent(arguments)
+    shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
+    troubles = shelf.troubles
+    try:
+        machine, found = ladder_tables.ladders(shelf)
+    except CaseError as error:
+        return Answer([], [*troubles, str(error)])
+    scaled = scaling_tables.scalings(shelf)
+    match arguments.format:
+        case "csv":
+            return Answer(ladder_tables.csv_page(machine, found, extent, scaled), troubles, for_programs=True)
+        case "markdown":
+            return Answer(ladder_tables.markdown_page(machine, found, extent, scaled), troubles, for_programs=True)
+    return Answer(ladder_tables.text_page(machine, found, extent, screen, scaled), troubles)
+
+
+def _purpose(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    found, troubles = purpose.asked(arguments)
+    match arguments.format:
+        case "csv":
+            return Answer(purpose_pages.csv_page(found), troubles, for_programs=True)
+        case "markdown":
+            return Answer(purpose_pages.markdown_page(found), troubles, for_programs=True)
+    return Answer(purpose_pages.text_page(found, screen), troubles)
+
+
+def _extent(arguments: argparse.Namespace) -> Extent | None:
+    samples, steps, hours = arguments.samples, arguments.steps, arguments.hours
+    if samples is not None:
+        return Extent(samples, STEPS if steps is None else steps, hours)
+    usage: Callable[[str], NoReturn] = arguments.usage
+    return None if steps is None and hours is None else usage("--steps and --hours need --samples: epochs of what?")
