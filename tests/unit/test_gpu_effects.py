@@ -64,6 +64,7 @@ def knowledge(stored: Cases) -> Knowledge:
     return known(stored)
 
 
+@pytest.mark.simulated
 def test_effects_of_gpus_are_recovered_as_each_kind_of_case_feels_them() -> None:
     world = World(seed=1, host_sd=0.01, device_sd=0.01, day_sd=0.0, own_sd=0.001)
     knowledge = known(world.history(cases=12, launches=24, gpus=24))
@@ -103,6 +104,7 @@ def test_what_a_launch_does_not_know_of_itself_the_next_one_there_does_not_eithe
     assert apart < 0.8 * knowledge.difference(launches, stored[0]).error
 
 
+@pytest.mark.simulated
 def test_what_runs_at_the_power_limit_feels_that_part_of_an_effect_more() -> None:
     world = World(seed=2, host_sd=0.01, device_sd=0.01, own_sd=0.001)
     model = known(world.history(cases=12, launches=24)).model
@@ -361,6 +363,7 @@ def test_differences_of_launches_that_are_all_alike_or_wild_are_finite() -> None
         knowledge.difference(tonight[0][:1], one_each[0])
 
 
+@pytest.mark.simulated
 def test_intervals_hold_what_they_promise_and_nothing_is_an_alarm() -> None:
     """200 nights: of each one case against what nine others tell; nothing has changed."""
     inside = close = alarms = common = 0
@@ -384,6 +387,7 @@ def test_intervals_hold_what_they_promise_and_nothing_is_an_alarm() -> None:
     assert (alarms, common) == (0, 0)
 
 
+@pytest.mark.simulated
 def test_three_per_cent_in_one_case_are_found_on_a_gpu_that_no_baseline_knows() -> None:
     found = alone = 0
     for seed in range(8):

@@ -32,6 +32,8 @@ from tools.unknown_gpus import (
     stored_records,
 )
 
+pytestmark = pytest.mark.simulated
+
 BASELINES = Path(__file__).parents[2] / "baselines" / "nvidia-h200-140gib"
 AS_LEARNT, CALIBRATED = WORLDS[:2]
 

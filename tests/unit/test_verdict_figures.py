@@ -10,6 +10,8 @@ import pytest
 
 from tools.verdicts import UNCONFIRMED, WORLDS, Replays, read, replay, simulate_world
 
+pytestmark = pytest.mark.simulated
+
 DATA = Path(__file__).parents[2] / "docs" / "data"
 
 
