@@ -37,9 +37,15 @@ _OTHER = frozenset(
 _EARLIER = "hypothesis.internal.observability"
 # What a run imports sooner or later, and no plugin does at once.
 _LATER = (
+    "faulthandler",
     "pdb",
+    "pynvml",
     "pytest_benchmark.storage.file",
+    "pytest_llmperf.engine.static.static_recording",
+    "pytest_llmperf.engine.whole_run",
+    "pytest_llmperf.judge.gpu_effects.later_verdict",
     "pytest_llmperf.judge.host_shift",
+    "pytest_llmperf.judge.static.upgrade_news",
     "pytest_llmperf.plugin.perf",
     "pytest_llmperf.plugin.selection",
     "pytest_llmperf.plugin.summary",
