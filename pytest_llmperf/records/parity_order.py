@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: Trainings of the plain form, each with weights and rows of its own, from which the measure of its rounding is taken.
-SEEDS = 4
+#: Trainings of the plain form, each with weights and rows of its own, from which the measure of its rounding is taken;
+#: and of these as many as are made of a spec beside them.
+SEEDS, BESIDE = 5, 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Faults that leave speed and memory as they are, each as the stack would have it: where it is put, and what finds it."""
+"""Faults that leave speed and memory as they are: where in the stack each is put, and what finds it."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ FAULTS: Mapping[str, Fault] = {
     "the causal mask is lost": Fault(LLAMA, _IN_ATTENTION.format(change="how['is_causal'] = False"), "gradient of"),
     "key-value heads go to other heads": Fault(
         LLAMA,
-        _IN_ATTENTION.format(change="key, value = key.repeat(1, 2, 1, 1), value.repeat(1, 2, 1, 1)")
-        .replace("return own(layer, ", "import types\n        layer = types.SimpleNamespace(is_causal=True)\n"
-                 "        return own(layer, "),
+        _IN_ATTENTION.format(change="key, value = key.repeat(1, 2, 1, 1), value.repeat(1, 2, 1, 1)").replace(
+            "return own(layer, ",
+            "import types\n        layer = types.SimpleNamespace(is_causal=True)\n        return own(layer, ",
+        ),
         "points elsewhere",
     ),
     "a gradient is half as long again": Fault(
@@ -68,18 +69,12 @@ FAULTS: Mapping[str, Fault] = {
             kind="LlamaDecoderLayer",
             change="self.input_layernorm.weight.register_hook(lambda g: -g) if args[1] == 1 else None",
         ),
-        "layers.1.input_layernorm.weight points elsewhere: cosine -1",
+        "layers.1.input_layernorm.weight points elsewhere: cosine -1.0",
     ),
     "a gradient is lost": Fault(
         LLAMA,
-        _IN_FORWARD.format(
-            kind="LlamaRMSNorm",
-            change="weight = self.weight; del self._parameters['weight']; self.weight = weight.detach()\n"
-            "        out = own(self, *args, **kwargs)\n"
-            "        del self.weight; self._parameters['weight'] = weight\n"
-            "        return out",
-        ),
-        "is zero, expected one of norm",
+        _IN_INIT.format(kind="LlamaMLP", change="self.up_proj.weight.register_hook(lambda g: 0 * g)"),
+        "mlp.up_proj.weight is zero, expected one of norm",
     ),
     "accumulated losses are averaged by pass and not by token": Fault(
         _TRAINER,
@@ -129,13 +124,9 @@ FAULTS: Mapping[str, Fault] = {
         ),
         "products of model.layers.0.mlp.gate_proj come out in float32, those of the plain form in bfloat16",
     ),
-    "AdamW has another epsilon": Fault(
-        _TRAINER, _IN_OPTIMIZER.format(name="eps", value="1e-6"), "update of"
-    ),
+    "AdamW has another epsilon": Fault(_TRAINER, _IN_OPTIMIZER.format(name="eps", value="1e-6"), "update of"),
     "weights do not decay": Fault(_TRAINER, _IN_OPTIMIZER.format(name="weight_decay", value="0.0"), "update of"),
-    "AdamW has another beta": Fault(
-        _TRAINER, _IN_OPTIMIZER.format(name="betas", value="(0.9, 0.95)"), "step 2"
-    ),
+    "AdamW has another beta": Fault(_TRAINER, _IN_OPTIMIZER.format(name="betas", value="(0.9, 0.95)"), "step 2"),
     "the learning rate is another": Fault(_TRAINER, _IN_OPTIMIZER.format(name="lr", value="0.9e-3"), "times as long"),
     "gradients are not set to zero": Fault(
         "accelerate.optimizer",
@@ -173,20 +164,15 @@ FAULTS: Mapping[str, Fault] = {
         {"gpus": 2},
     ),
     "FSDP divides by another number of ranks": Fault(
-        "torch.distributed.fsdp",
-        AS_ON_GPUS + "\n"
-        "    own_init = small_trainer.SmallTrainer._wrap_model if False else None\n"
-        "    from accelerate.utils import fsdp_utils\n"
-        "    import accelerate.accelerator as accelerator\n"
-        "    prepare = accelerator.fsdp2_prepare_model\n"
-        "    def changed(*args, **kwargs):\n"
-        "        model = prepare(*args, **kwargs)\n"
-        "        model.set_gradient_divide_factor(4.0)\n"
-        "        for layer in model.model.layers:\n"
-        "            layer.set_gradient_divide_factor(4.0)\n"
-        "        return model\n"
-        "    accelerator.fsdp2_prepare_model = changed",
-        "times as long",
+        "torch.distributed.fsdp._fully_shard._fsdp_collectives",
+        AS_ON_GPUS
+        + """
+    divided = module._get_gradient_divide_factors
+    def changed(*args, **kwargs):
+        _, _, reduce_scatter, all_reduce = divided(*args, **kwargs)
+        return 2.0, None, reduce_scatter, all_reduce
+    module._get_gradient_divide_factors = changed""",
+        "is 0.5 times as long",
         {"gpus": 2, "parallelism": "fsdp", "mixed_precision": "no"},
     ),
 }

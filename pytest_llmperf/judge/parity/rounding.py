@@ -5,18 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from pytest_llmperf.records.training_errors import GRADIENT, UPDATE, TensorError, TrainingErrors
+
+_Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Of the plain form in one precision, from several trainings of different weights and rows."""
+    """Of the plain form in one precision, from several trainings of different weights and rows.
 
-    tensors: Mapping[tuple[str, str, int], float]
-    """The largest relative error of each tensor by kind, name and step."""
+    Of these the middle one counts, and how far it is above the smallest: where rounding takes a ReLU over its edge, an
+    error is a thousand times what it is elsewhere, and would allow everything.
+    """
+
+    tensors: Mapping[_Key, float]
+    """The usual relative error of each tensor by kind, name and step."""
     factors: Mapping[tuple[str, int], float]
-    """By kind and step: how much further another training may be off than that; see ``_factor``."""
+    """By kind and step: how many times that another training may have; see ``_factor``."""
     loss: float
     """The largest error of any step's loss, as a fraction of it."""
     clipping: float
@@ -25,20 +32,20 @@ class Rounding:
     @classmethod
     def of(cls, trainings: Sequence[TrainingErrors]) -> Rounding:
         """What ``trainings`` of the plain form, all in one precision, tell."""
-        by_tensor: dict[tuple[str, str, int], list[float]] = {}
-        alike: dict[tuple[str, int], dict[tuple[str, bool], list[float]]] = {}
-        for training in trainings:
-            for tensor in training.tensors:
-                if _shows_no_rounding(training, tensor):
-                    continue
-                share = relative(training, tensor)
-                by_tensor.setdefault((tensor.kind, tensor.tensor, tensor.step), []).append(share)
-                if tensor.true_norm > _least(training, tensor):
-                    of_step = alike.setdefault((tensor.kind, tensor.step), {})
-                    of_step.setdefault((tensor.tensor, training.true_optimizer), []).append(share)
+        usual: dict[_Key, float] = {}
+        factors: dict[tuple[str, int], float] = {}
+        # Optimizers that round their states are another kind than those that do not; the wider one is the limit.
+        for exact in sorted({training.true_optimizer for training in trainings}):
+            alike = [training for training in trainings if training.true_optimizer is exact]
+            by_seed = _by_seed(alike)
+            for key, seeds in by_seed.items():
+                usual[key] = max(usual.get(key, 0.0), median_low(seeds))
+            for kind, step in {(kind, step) for kind, _, step in by_seed}:
+                clear = [by_seed[key] for key in by_seed if key[::2] == (kind, step) and _is_clear(key, alike)]
+                factors[kind, step] = max(factors.get((kind, step), 1.0), _factor(clear))
         return cls(
-            tensors={key: max(shares) for key, shares in by_tensor.items()},
-            factors={key: _factor(list(of.values())) for key, of in alike.items()},
+            tensors=usual,
+            factors=factors,
             loss=max(share for training in trainings for share in loss_errors(training)),
             clipping=max(abs(error) for training in trainings for error in training.clipping_errors),
             product_types=trainings[0].product_types,
@@ -72,21 +79,38 @@ def loss_errors(training: TrainingErrors) -> Iterator[float]:
         yield abs(loss - true) / abs(true)
 
 
+def _by_seed(trainings: Sequence[TrainingErrors]) -> dict[_Key, list[float]]:
+    """The relative errors of each tensor, one of each seed: the largest that it has."""
+    found: dict[_Key, dict[int, float]] = {}
+    for training in trainings:
+        for tensor in training.tensors:
+            # Short states are short from the second step on: what the first one shows is no rounding of theirs.
+            if tensor.kind == UPDATE and tensor.step == 1 and not training.true_optimizer:
+                continue
+            seeds = found.setdefault((tensor.kind, tensor.tensor, tensor.step), {})
+            seeds[training.seed] = max(seeds.get(training.seed, 0.0), relative(training, tensor))
+    return {key: list(seeds.values()) for key, seeds in found.items()}
+
+
+def _is_clear(key: _Key, trainings: Sequence[TrainingErrors]) -> bool:
+    """Whether the tensor is more than one rounding of all gradients together."""
+    of_key = ((one, tensor) for one in trainings for tensor in one.tensors if key == _key(tensor))
+    return all(tensor.true_norm > _least(training, tensor) for training, tensor in of_key)
+
+
+def _key(tensor: TensorError) -> _Key:
+    return tensor.kind, tensor.tensor, tensor.step
+
+
 def _least(training: TrainingErrors, tensor: TensorError) -> float:
     """A gradient of this norm is no more than one rounding of all gradients together; updates have no such floor."""
     return training.roundoff * training.true_norms[tensor.step - 1] if tensor.kind == GRADIENT else 0.0
 
 
 def _factor(tensors: Sequence[Sequence[float]]) -> float:
-    """The square of how far one tensor's largest error is above its smallest, of the tensor where that is most.
+    """The cube of how far one tensor's usual error is above its smallest, of the tensor where that is most.
 
-    The plain form's own trainings are this far apart; another's sums are in another order besides, which may move
-    them once as far again.
+    From the usual one to the largest is as far again, and another kernel's sums may be once as far beyond.
     """
-    ratios = [max(shares) / min(shares) for shares in tensors if min(shares) > 0]
-    return max(ratios, default=1.0) ** 2
-
-
-def _shows_no_rounding(training: TrainingErrors, tensor: TensorError) -> bool:
-    # Short states are short from the second step on: what the first one shows is no rounding of theirs.
-    return tensor.kind == UPDATE and tensor.step == 1 and not training.true_optimizer
+    ratios = [median_low(seeds) / min(seeds) for seeds in tensors if min(seeds) > 0]
+    return max(ratios, default=1.0) ** 3

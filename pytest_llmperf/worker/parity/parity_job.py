@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_llmperf.records.parity_order import SEEDS, ParityOrder
+from pytest_llmperf.records.parity_order import BESIDE, SEEDS, ParityOrder
 from pytest_llmperf.records.training_errors import FILE, FP32, OWN, TrainingErrors, merged
 from pytest_llmperf.spec.small_config import small_config
 from pytest_llmperf.spec.small_spec import in_fp32, in_pieces, keeps_states_short, true_optimizer
@@ -57,7 +57,7 @@ def _plain(
     """
     spec = replace(plain, seed=plain.seed + number)
     exact = replace(spec, optimizer=true_optimizer(spec) or spec.optimizer)
-    seen = train(in_fp32(replace(exact, optimizer=true_optimizer(spec) or "adamw_torch")), double=True)
+    seen = train(in_fp32(replace(exact, optimizer=true_optimizer(spec) or "adamw_torch")), is_plain=True, double=True)
     truth = Truth(seen.losses, seen.gradients)
     truth.save(_truth_file(folder, spec.seed))
     # FSDP computes with copies of the weights in 16 bits where others compute under autocast.
@@ -68,22 +68,28 @@ def _plain(
     for form, whole, gathered in forms:
         pieces = in_pieces(replace(whole, optimizer=spec.optimizer))
         for each in (whole, pieces) if form == OWN or keeps_states_short(spec) else (whole,):
-            yield errors_of(form, each, train(each, gathered=gathered), truth)
+            yield errors_of(form, each, train(each, is_plain=True, gathered=gathered), truth)
 
 
 def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps]) -> Iterator[TrainingErrors]:
     """``spec`` in its own precision and in fp32, of all ranks; on other ranks than the first one nothing."""
-    truth = Truth.load(_truth_file(folder, spec.seed))
     forms = {OWN: spec, FP32: in_fp32(spec)}
     if forms[FP32].digest == spec.digest:
         del forms[FP32]
-    for form, one in forms.items():
-        own = errors_of(form, one, train(one), truth)
-        if not dist.is_initialized():
-            yield own
-            continue
-        rank = dist.get_rank()
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.gather_object(own, found if rank == 0 else None)
-        if rank == 0:
-            yield merged(found)
+    for number in range(BESIDE):
+        seed = spec.seed + number
+        truth = Truth.load(_truth_file(folder, seed))
+        for form, one in forms.items():
+            of_seed = replace(one, seed=seed)
+            yield from _from_ranks(errors_of(form, of_seed, train(of_seed), truth))
+
+
+def _from_ranks(own: TrainingErrors) -> Iterator[TrainingErrors]:
+    if not dist.is_initialized():
+        yield own
+        return
+    rank = dist.get_rank()
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object(own, found if rank == 0 else None)
+    if rank == 0:
+        yield merged(found)

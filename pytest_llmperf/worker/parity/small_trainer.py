@@ -131,12 +131,13 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
     folder: Path,
     device: torch.device,
     *,
+    is_plain: bool = False,
     double: bool = False,
     gathered: str = "no",
 ) -> SmallSteps:
     """What the steps of ``spec``, small already, did with a model of ``config``.
 
-    ``double``: in double precision, whatever the spec says. ``gathered``: with copies of its weights in that type,
+    ``is_plain``: of experts, each computes by itself, as attention does that is eager. ``double``: in double precision, whatever the spec says. ``gathered``: with copies of its weights in that type,
     as ``as_gathered`` makes them.
     """
     torch.compiler.reset()
@@ -147,6 +148,8 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
     choose_sdpa(spec.sdpa_backend)
     with DoublePrecision() if double else nullcontext():
         model = build_model(spec, config, device)
+        if is_plain:
+            model.config._experts_implementation = "eager"  # noqa: SLF001 - as transformers' own loading sets it
         set_initial_weights(model, spec.seed)
         if double:
             model.double()
