@@ -15,6 +15,7 @@ from pytest_llmperf.engine.dry_run import Planner
 from pytest_llmperf.engine.max_batch_size import LAUNCHES, MaxBatchSize
 from pytest_llmperf.engine.memory_failure import runs_out, should_run_out
 from pytest_llmperf.engine.paired_comparison import PairedComparison
+from pytest_llmperf.engine.parity_check import ParityCheck, small_case
 from pytest_llmperf.engine.recorder import Recorder
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.scaling_reference import Scaling, reference_width
@@ -65,6 +66,9 @@ class CaseChecks:
             CaseFailedError: its baseline cannot be used, or a launch yields no record (``DidNotTrainError``).
         """
         case, context = Case.of(spec), self._caller.context
+        differs = self._held(spec)
+        if differs is not None:
+            return differs
         concluded = self._earlier(case)
         if concluded is not None:
             context.result_cache.add(Measured(spec, concluded.result, self._recorder.find(spec)))
@@ -120,6 +124,36 @@ class CaseChecks:
         with self._conclusions.failures(case):
             result = PairedComparison(self._caller, self._runner, after).gain(case, bounds)
         return self._conclusions.conclude(result, "turns with the other spec")
+
+    def same_training(self, *specs: TrainSpec) -> Conclusion:
+        """Whether the last of ``specs`` learns what the one before it does, or what its plain form does if it is alone.
+
+        Raises:
+            CannotRunError: it cannot run here.
+            DidNotTrainError: a launch ends without a word of what it did.
+        """
+        case = small_case(*specs)
+        concluded = self._earlier(case)
+        if concluded is not None:
+            return concluded
+        withheld = self._planner.ask(case, len(specs) + 1)
+        if withheld:
+            return self._conclusions.planned(case, withheld)
+        if self._caller.context.cluster is not None:
+            raise CannotRunError(
+                f"{case.id}: small trainings are launched on this machine alone: --perf-launcher local"
+            )
+        with self._conclusions.failures(case):
+            result = ParityCheck(self._caller, self._runner, self._caller.context.small_trainings).check(case, specs)
+        return self._conclusions.conclude(result, "the plain form in double precision")
+
+    def _held(self, spec: TrainSpec) -> Conclusion | None:
+        """That ``spec`` does not learn what its plain form does, where somebody asks for that first."""
+        asked = self._caller.terms.parity or self._caller.context.settings.parity
+        if not asked or should_run_out(self._caller):
+            return None
+        held = self.same_training(spec)
+        return held if held.fails else None
 
     def max_micro_batch(self, spec: TrainSpec) -> Conclusion:
         """The largest micro-batch of ``spec`` that trains, against its baseline.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.spec.choices import OF_A_TEXT
+from pytest_llmperf.spec.small_spec import true_optimizer
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.quantities import is_positive
 
@@ -48,4 +50,22 @@ def need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:
         if a != b:
             raise CaseFailedError(
                 f"perf.compare: loss_within needs the same {name} on both sides, and they have {a} and {b}"
+            )
+
+
+# What decides what is learnt, but for how it rounds.
+_LEARNT: Mapping[str, Callable[[TrainSpec], object]] = {
+    "model": lambda spec: spec.model,
+    "optimizer": lambda spec: true_optimizer(spec) or spec.optimizer,
+    "sequence_length": lambda spec: spec.sequence_length,
+    "seed": lambda spec: spec.seed,
+}
+
+
+def need_the_same_training(a: TrainSpec, b: TrainSpec) -> None:
+    """Two that are to learn the same are of one plain form, but for their precision."""
+    for what, of in _LEARNT.items():
+        if of(a) != of(b):
+            raise CaseFailedError(
+                f"perf.same_training: {what} of {a.id} is {of(a)}, and of {b.id} {of(b)}; expected the same"
             )

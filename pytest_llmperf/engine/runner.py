@@ -24,11 +24,14 @@ from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
-from pytest_llmperf.records.phases import FAILED, OTHER, SEARCHING, WAITING, accounted
+from pytest_llmperf.records.parity_order import ParityOrder
+from pytest_llmperf.records.phases import COMPARING, FAILED, OTHER, SEARCHING, WAITING, accounted
 from pytest_llmperf.records.result import Spent
+from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.observer import LaunchObserver
+from pytest_llmperf.run.small_trainings import MadeTrainings
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.cache_folder import cache_folder
 
@@ -133,6 +136,25 @@ class Runner:
             self._observer.say(f"{spec.capacity_id}: {outcome.message}; logs: {outcome.folder}")
         return tried  # nothing, where even the process was lost: fresh launches search alone
 
+    def small_trainings(self, spec: TrainSpec, order: ParityOrder) -> MadeTrainings:
+        """What the small trainings that ``order`` asks for did, in one launch on this machine.
+
+        Raises:
+            LaunchFailed: nothing is known of them.
+        """
+        meter = Meter()
+        side = "parity" if order.truth else "the plain form's parity"
+        with self._lease(spec.gpus, meter) as gpus, self._observer.launch(f"{spec.id} {side}", 1, 1) as live:
+            request = replace(self._request(spec, gpus, meter), parity=order, trace=False)
+            outcome: list[TrainingErrors] | Failure = []
+            with self._watched(request, live) as watched:
+                outcome = LocalLauncher().training_errors(request, watched.watch)
+            live.clear()
+        outcome = watched.broken_off or outcome
+        if isinstance(outcome, Failure):
+            raise LaunchFailed(spec.id, outcome)
+        return MadeTrainings(str(request.folder), tuple(outcome))
+
     def _chosen_launcher(self) -> Launcher:
         if self._launcher is None:
             self._launcher = self._context.launcher(self._observer.say) or LocalLauncher()
@@ -167,7 +189,7 @@ class Runner:
             gpus = 0 if self._context.on_cpu else request.spec.gpus
             self._findings.spent += Spent(
                 launches=1 if seconds else 0,  # else nothing was started
-                phases=watched.phases(SEARCHING if request.search else FAILED),
+                phases=watched.phases(_spent_on(request)),
                 gpu_seconds=gpus * seconds,
             )
 
@@ -263,6 +285,13 @@ class _Watched:
             record = self._outcome.phases
             remainder = remainder if record else OTHER
         return accounted(record, self._meter.waited_seconds, self._meter.seconds, remainder)
+
+
+def _spent_on(request: LaunchRequest) -> str:
+    """What the seconds of a launch without a record went to."""
+    if request.parity:
+        return COMPARING
+    return SEARCHING if request.search else FAILED
 
 
 def _telling(request: LaunchRequest, deadline: SearchDeadline) -> Callable[[], None]:

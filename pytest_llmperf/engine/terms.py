@@ -20,3 +20,5 @@ class CaseTerms:
     oom_below_gib: float | None = None
     inactive: frozenset[str] = frozenset()
     efficiency: Terms = field(default_factory=Terms)
+    parity: bool = False
+    """Whether what it trains is held beside its plain form first."""

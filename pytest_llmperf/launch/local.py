@@ -24,7 +24,9 @@ from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.launch_end import PassingRanges
+from pytest_llmperf.records.parity_order import ParityOrder
 from pytest_llmperf.records.phases import phases_of
+from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.support.files import write_text
@@ -92,6 +94,8 @@ class LaunchRequest:
     """Whether a few steps are traced after those that are timed."""
     calibrations: Path | None = None
     """Where the GPUs' calibrations are kept; ``None``: none is asked for."""
+    parity: ParityOrder | None = None
+    """For ``training_errors``: which small trainings to make."""
     meter: Meter = field(default_factory=Meter, compare=False)
     """Counts while processes of this launch run, and apart from that while it waits for hardware."""
     warm: WarmStart | None = field(default=None, compare=False)
@@ -145,6 +149,16 @@ class LocalLauncher:
         """The micro-batch sizes that one process tried as ``request.search`` asks, or why it told of none."""
         run = self._run(request, watch)
         return run if isinstance(run, Failure) else outcome.read_sizes(request.folder, run.ended, run.progress)
+
+    def training_errors(
+        self, request: LaunchRequest, watch: Callable[[Progress], None]
+    ) -> list[TrainingErrors] | Failure:
+        """What the small trainings that ``request.parity`` asks for did, or why nothing is known of them."""
+        run = self._run(request, watch)
+        if isinstance(run, Failure):
+            return run
+        errors = outcome.read_training_errors(request.folder, run.ended, run.progress)
+        return replace(errors, health=run.health) if isinstance(errors, Failure) else errors
 
     def _run(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> _Run | Failure:
         folder = request.folder
@@ -313,5 +327,6 @@ def write_request(request: LaunchRequest) -> None:
         "passing": request.passing and request.passing.to_dict(),
         "trace": request.trace,
         "calibrations": str(request.calibrations or ""),
+        "parity": request.parity and request.parity.to_dict(),
     }
     write_text(request.folder / "request.json", json.dumps(content, indent=1), lasts=False)

@@ -20,6 +20,8 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import MEASURED_FILE, RECORD_FILE, Launch
 from pytest_llmperf.records.learning import Learning
 from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.records.training_errors import FILE as ERRORS_FILE
+from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 _TAIL_LINES = 12
@@ -79,6 +81,17 @@ def sizes_so_far(folder: Path) -> list[Tried]:
         return _tried(folder)
     except (OSError, ValueError, TypeError):
         return []
+
+
+def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> list[TrainingErrors] | Failure:
+    """What the small trainings in ``folder`` did, or why nothing is known of them."""
+    if ended.returncode != 0 or ended.timed_out:
+        return _why(folder, ended, progress)
+    try:
+        told = json.loads((folder / ERRORS_FILE).read_text(encoding="utf-8"))
+        return [TrainingErrors.from_dict(one) for one in told]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return _failure(folder, "error", f"the ranks ended well and left no usable {ERRORS_FILE} ({error})", None)
 
 
 def _tried(folder: Path) -> list[Tried]:

@@ -34,6 +34,7 @@ _MARKERS = (
     "perf_scaling(efficiency_at_least=…, tolerance=…): a floor of the scaling efficiency, and how far it may fall",
     "expects_oom(below_gib): the case must run out of memory on a GPU with less memory than this",
     "expects_inactive(*settings): settings that are asked for and known to change nothing, e.g. 'liger' on OPT",
+    "perf_parity: what the case trains is held beside its plain form first, as by --perf-parity",
     "reference(source=…, tokens_per_second_per_gpu=…, peak_reserved_gib=…): published figures of the case",
 )
 

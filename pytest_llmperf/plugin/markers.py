@@ -27,6 +27,7 @@ def terms_of(item: pytest.Item) -> CaseTerms:
             oom_below_gib=_oom_below_gib(item),
             inactive=_inactive(item),
             efficiency=_efficiency(item),
+            parity=_parity(item),
         )
     except _MisuseError as misuse:
         raise failed(f"{item.nodeid}: marker {misuse}") from None
@@ -86,6 +87,15 @@ def _inactive(item: pytest.Item) -> frozenset[str]:
             near = hint(str(name), settings) or ", e.g. 'liger'"
             raise _MisuseError(f"expects_inactive({name!r}): must be a setting that evidence tells of{near}")
     return frozenset(names)
+
+
+def _parity(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("perf_parity")
+    if mark is None:
+        return False
+    for value in (*mark.args, *mark.kwargs):
+        raise _MisuseError(f"perf_parity({value!r}): takes nothing")
+    return True
 
 
 # More than this is a slip of units: 85 for 85 %.

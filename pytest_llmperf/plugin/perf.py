@@ -10,7 +10,13 @@ import pytest
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.preconditions import need_a_narrower_training, need_nats, need_specs, need_the_same_tokens
+from pytest_llmperf.engine.preconditions import (
+    need_a_narrower_training,
+    need_nats,
+    need_specs,
+    need_the_same_tokens,
+    need_the_same_training,
+)
 from pytest_llmperf.engine.static.static_check import StaticChecks
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.plugin import benchmark, commands
@@ -111,6 +117,20 @@ class Perf:
         with self._outcomes():
             need_specs("max_micro_batch", spec)
             return self._told(self._cases.max_micro_batch(spec))
+
+    def same_training(self, spec: TrainSpec, other: TrainSpec | None = None, /) -> CaseResult:
+        """Fail the test unless ``other`` learns what ``spec`` does; ``spec`` alone, what its plain form does.
+
+        Each is made small, begins with the same weights, sees the same rows of unequal length, and its losses, each
+        gradient and each update may be no further from those in double precision than rounding takes the plain form's.
+        Precision, batch and the number of GPUs may differ. It needs no baseline.
+        """
+        with self._outcomes():
+            specs = (spec,) if other is None else (spec, other)
+            need_specs("same_training", *specs)
+            if other is not None:
+                need_the_same_training(spec, other)
+            return self._told(self._cases.same_training(*specs))
 
     @contextmanager
     def _outcomes(self) -> Iterator[None]:

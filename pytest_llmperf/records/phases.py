@@ -35,8 +35,8 @@ INSPECTION = "inspection"
 END = "end"
 
 #: What else a run spends, and no record has: on launches that left none, on looking for the largest micro-batch in one
-#: process and in predictions, and what nobody told of.
-FAILED, SEARCHING, OTHER = "failed_launches", "searching", "other"
+#: process and in predictions, on small trainings beside the plain form, and what nobody told of.
+FAILED, SEARCHING, COMPARING, OTHER = "failed_launches", "searching", "comparing", "other"
 
 #: Those that baselines keep of a launch, and hold later ones against; the others are the machine's, or are metrics.
 HELD = (START, IMPORTS, MODEL, CHECKPOINT)

@@ -8,6 +8,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import (
     CALIBRATION,
     CHECKPOINT,
+    COMPARING,
     END,
     FAILED,
     FIRST_STEP,
@@ -37,6 +38,7 @@ _OF_A_RUN = {
     END: "ending",
     WAITING: "waiting for hardware",
     SEARCHING: "searching",
+    COMPARING: "comparing with plain forms",
     FAILED: "failed launches",
     OTHER: "other",
 }

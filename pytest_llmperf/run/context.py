@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.run.model_flops import ModelFlops
     from pytest_llmperf.run.result_cache import ResultCache
     from pytest_llmperf.run.slurm_job import AllNodesLostError, Job
+    from pytest_llmperf.run.small_trainings import SmallTrainings
     from pytest_llmperf.run.warm_starts import WarmStarts
     from pytest_llmperf.spec.train_spec import TrainSpec
 
@@ -87,6 +88,12 @@ class Context:
         from pytest_llmperf.run.result_cache import ResultCache
 
         return ResultCache()
+
+    @cached_property
+    def small_trainings(self) -> SmallTrainings:
+        from pytest_llmperf.run.small_trainings import SmallTrainings
+
+        return SmallTrainings()
 
     @cached_property
     def model_flops(self) -> ModelFlops:

@@ -45,6 +45,8 @@ class Settings:
     """Whether GPUs are calibrated, once a day each, by the launches that are held against baselines."""
     static: bool = False
     """Whether cases are judged by what fake tensors tell of their steps, and nothing is launched."""
+    parity: bool = False
+    """Whether each case that is held against a baseline is held beside its plain form first."""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     width: Width | None = None
     """Of which tests alone are run; ``None``: all."""

@@ -210,15 +210,15 @@ _OF_THE_FORMULA: Mapping[str, tuple[str, ...]] = {
 _OTHER_WIDTHS = ("word_embed_proj_dim",)
 
 
-# Each size, under every name that a family gives it.
-_LAYERS = ("num_hidden_layers", "n_layer")
-_HIDDEN = ("hidden_size", "n_embd")
-_FEED_FORWARD = ("intermediate_size", "ffn_dim", "n_inner")
-_HEADS = ("num_attention_heads", "n_head")
-_KEY_VALUE_HEADS = ("num_key_value_heads",)
-_HEAD_SIZE = ("head_dim",)
-_VOCABULARY = ("vocab_size",)
-_SIZES = (*_LAYERS, *_HIDDEN, *_FEED_FORWARD, *_HEADS, *_KEY_VALUE_HEADS, *_HEAD_SIZE, *_VOCABULARY)
+#: Each size, under every name that a family gives it.
+LAYERS = ("num_hidden_layers", "n_layer")
+HIDDEN = ("hidden_size", "n_embd")
+FEED_FORWARD = ("intermediate_size", "ffn_dim", "n_inner")
+HEADS = ("num_attention_heads", "n_head")
+KEY_VALUE_HEADS = ("num_key_value_heads",)
+HEAD_SIZE = ("head_dim",)
+VOCABULARY = ("vocab_size",)
+_SIZES = (*LAYERS, *HIDDEN, *FEED_FORWARD, *HEADS, *KEY_VALUE_HEADS, *HEAD_SIZE, *VOCABULARY)
 
 
 def _check_sizes(config: Mapping[str, Any], path: Path) -> None:
@@ -228,8 +228,8 @@ def _check_sizes(config: Mapping[str, Any], path: Path) -> None:
         value = config.get(key)  # null means the family's default
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"model config {path}: {key}={value!r} must be a whole number of at least 1")
-    hidden, heads, key_value_heads = (_first(config, keys) for keys in (_HIDDEN, _HEADS, _KEY_VALUE_HEADS))
-    if hidden and heads and hidden % heads and not _first(config, _HEAD_SIZE):
+    hidden, heads, key_value_heads = (_first(config, keys) for keys in (HIDDEN, HEADS, KEY_VALUE_HEADS))
+    if hidden and heads and hidden % heads and not _first(config, HEAD_SIZE):
         raise ValueError(f"model config {path}: {heads} attention heads do not divide a hidden size of {hidden}")
     if heads and key_value_heads and heads % key_value_heads:
         raise ValueError(
@@ -243,17 +243,17 @@ def _first(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
 
 def _geometry(config: Mapping[str, Any]) -> Geometry | None:
     model_type = config["model_type"]
-    layers, hidden, heads = _first(config, _LAYERS), _first(config, _HIDDEN), _first(config, _HEADS)
-    vocabulary = _first(config, _VOCABULARY)
+    layers, hidden, heads = _first(config, LAYERS), _first(config, HIDDEN), _first(config, HEADS)
+    vocabulary = _first(config, VOCABULARY)
     if model_type not in _GATED | _PLAIN or not (layers and hidden and heads and vocabulary):
         return None
     return Geometry(
         num_layers=layers,
         hidden_size=hidden,
-        feed_forward_size=_first(config, _FEED_FORWARD) or 4 * hidden,
+        feed_forward_size=_first(config, FEED_FORWARD) or 4 * hidden,
         num_heads=heads,
-        num_key_value_heads=_first(config, _KEY_VALUE_HEADS) or heads,
-        head_size=_first(config, _HEAD_SIZE) or hidden // heads,
+        num_key_value_heads=_first(config, KEY_VALUE_HEADS) or heads,
+        head_size=_first(config, HEAD_SIZE) or hidden // heads,
         vocabulary_size=vocabulary,
         num_feed_forward_matrices=3 if model_type in _GATED else 2,
     )

@@ -53,7 +53,6 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
 
     # Imported here: a rank that cannot import torch leaves its reason like any other.
     import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
 
     from pytest_llmperf.spec.fault_injection import Injection  # noqa: PLC0415
     from pytest_llmperf.worker.batch_size_trials import try_sizes  # noqa: PLC0415
@@ -74,8 +73,21 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
     if request.search:
         try_sizes(to_train, request.search, train_one, folder, headroom)
         return
+    if request.parity:
+        # Imported here: no launch that measures needs it, and a record tells of the sources of all that was imported.
+        from pytest_llmperf.worker.parity.parity_job import make_small_trainings  # noqa: PLC0415
+
+        make_small_trainings(to_train, request.parity, request, device, heartbeat)
+        _part()
+        return
     recorder = Recorder(folder, rank, spec, started_at, device)
     recorder.finished(train_one(to_train, measured=recorder.measured))
+    _part()
+
+
+def _part() -> None:
+    import torch.distributed as dist  # noqa: PLC0415
+
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.launch_end import PassingRanges
+from pytest_llmperf.records.parity_order import ParityOrder
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 
@@ -28,6 +29,8 @@ class Request:
     """Whether steps are traced after those that are timed."""
     calibrations: str = ""
     """The folder of the GPUs' calibrations; empty: none is asked for."""
+    parity: ParityOrder | None = None
+    """Small trainings in the place of the one that is measured."""
 
     @classmethod
     def read(cls, folder: Path) -> Request:
@@ -43,4 +46,5 @@ class Request:
             passing=PassingRanges.from_dict(passing) if passing else None,
             trace=values.get("trace", True) and not search,
             calibrations=values.get("calibrations", ""),
+            parity=ParityOrder.from_dict(values["parity"]) if values.get("parity") else None,
         )

@@ -42,6 +42,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("specs", metavar="SPEC", nargs="+", help="ids of stored cases, or one spec in key=value pairs")
     add("--static", action="store_true", help="launch nothing: judge operators, arithmetic and predicted memory")
+    what = "hold what each spec trains beside its plain form first: losses, gradients and updates of a small model"
+    add("--perf-parity", action="store_true", help=what)
     add("--gpus", type=argument(quantities.whole, "a number of GPUs, 0 (the CPU) or more"), metavar="N")
     add("--update-baselines", nargs="?", const="all", choices=("all", "new"), help="record what ran clean")
     add("--perf-reason", default="", metavar="TEXT", help="why, where an update makes a figure worse")
@@ -94,6 +96,7 @@ class Check:
             trace=arguments.perf_trace == "yes",
             calibration=arguments.perf_calibration == "auto",
             static=arguments.static,
+            parity=arguments.perf_parity,
             timeout_seconds=arguments.perf_timeout,
             launches=arguments.perf_launches,
             max_launches=most,

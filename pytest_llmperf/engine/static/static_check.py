@@ -11,6 +11,7 @@ from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.conclusion import Conclusion, Conclusions
 from pytest_llmperf.engine.dry_run import Planner
+from pytest_llmperf.engine.parity_check import small_case
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.judge.static.step_acceptance import refusal
@@ -98,6 +99,15 @@ class StaticChecks:
         del bounds
         case = Case.compared(before, after)
         self._skip(case, f"{case.id}: a ratio takes launches in turns, and --perf-static makes none")
+
+    def same_training(self, *specs: TrainSpec) -> Conclusion:
+        """What is learnt takes training.
+
+        Raises:
+            CannotRunError: always.
+        """
+        case = small_case(*specs)
+        self._skip(case, f"{case.id}: what is learnt takes launches, and --perf-static makes none")
 
     def max_micro_batch(self, spec: TrainSpec) -> Conclusion:
         """A largest micro-batch has been trained.

@@ -89,6 +89,8 @@ def _add_run(group: pytest.OptionGroup) -> None:
     add("--perf-json", metavar="FILE", help="write every result, machine-readable")
     what = "show what would run, in what order, and its GPU-hours; run nothing"
     add("--perf-dry-run", action="store_true", help=what)
+    what = "hold what each case trains beside its plain form first: losses, gradients and updates of a small model"
+    add("--perf-parity", action="store_true", help=what)
     what = "also fail on improved or inconclusive cases and unused baselines"
     add("--perf-strict", action="store_true", help=what)
     what = "hold each case against the same case under this interpreter, in turns on the same GPUs; no baselines"
@@ -138,6 +140,7 @@ def read_settings(config: pytest.Config) -> Settings:
         trace=config.option.perf_trace == "yes",
         calibration=start_options.read_calibration(config),
         static=is_static,
+        parity=option.perf_parity,
         slurm=slurm_options.read(config),
         width=width_options.read(option.perf_width, _path(config, "--perf-plan", option.perf_plan)),
         resume=option.perf_resume,

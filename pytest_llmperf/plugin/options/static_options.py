@@ -8,6 +8,7 @@ import pytest
 _LAUNCHING = {
     "perf_dry_run": "--perf-dry-run",
     "perf_against": "--perf-against",
+    "perf_parity": "--perf-parity",
     "perf_budget": "--perf-budget",
     "perf_resume": "--perf-resume",
     "perf_width": "--perf-width",
