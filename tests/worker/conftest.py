@@ -36,6 +36,7 @@ _TOGETHER = {
     "test_changes": "patchable",
     "test_checkpoints": "patchable",
     "test_learning": "patchable",
+    "test_parity": "patchable",
     "test_settings": "patchable",
     "test_traces": "patchable",
 }

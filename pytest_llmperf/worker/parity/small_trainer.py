@@ -137,8 +137,8 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
 ) -> SmallSteps:
     """What the steps of ``spec``, small already, did with a model of ``config``.
 
-    ``is_plain``: of experts, each computes by itself, as attention does that is eager. ``double``: in double precision, whatever the spec says. ``gathered``: with copies of its weights in that type,
-    as ``as_gathered`` makes them.
+    ``is_plain``: of experts each computes by itself, as attention does that is eager. ``double``: in double precision,
+    whatever the spec says. ``gathered``: with copies of its weights in that type, as ``as_gathered`` makes them.
     """
     torch.compiler.reset()
     set_seed(spec.seed)

@@ -1,0 +1,108 @@
+"""Small trainings beside their plain form: sound ones are let be, and faults put into the real stack are named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.spec.small_spec import is_gathered, plainest
+from tests.worker.engine import checks
+from tests.worker.parity import AS_ON_GPUS, NO_CHANGE, Plain, figures
+from tests.worker.parity_faults import FAULTS
+from tests.worker.user import REPOSITORY
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(400)]
+
+SPEC = TrainSpec(
+    model="llama-tiny", model_precision="fp32", mixed_precision="bf16", sequence_length=32, micro_batch_size=2
+)
+FP32 = replace(SPEC, mixed_precision="no")
+SHARDING = ("torch.distributed.fsdp", AS_ON_GPUS)
+
+PlainOf = Callable[[TrainSpec], Plain]
+
+
+@pytest.fixture(scope="module")
+def plain_of(tmp_path_factory: pytest.TempPathFactory) -> PlainOf:
+    """The plain form of a spec, launched once for all that have the same."""
+    known: dict[tuple[str, str], Plain] = {}
+
+    def plain(spec: TrainSpec) -> Plain:
+        gathered = spec.mixed_precision if is_gathered(spec) else "no"
+        key = plainest(spec).digest, gathered
+        if key not in known:
+            known[key] = Plain(spec, tmp_path_factory.mktemp("plain") / "home", gathered)
+        return known[key]
+
+    return plain
+
+
+def test_the_plain_form_is_what_the_formulas_say(plain_of: PlainOf) -> None:
+    words = [sys.executable, "-W", "ignore", "-m", "tests.worker.plain_llama", str(plain_of(SPEC).folder / "run")]
+    ended = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert told["names"]
+    assert max(*told["losses"], *told["gradients"]) < 1e-9
+
+
+SOUND: Mapping[str, tuple[TrainSpec, tuple[str, str]]] = {
+    "attention and recomputation": (
+        replace(SPEC, gradient_checkpointing=True, checkpointing_policy="selective", optimizer="adamw_torch_fused"),
+        NO_CHANGE,
+    ),
+    "ranks that accumulate": (replace(SPEC, gpus=2, gradient_accumulation_steps=2), NO_CHANGE),
+    "shards": (replace(FP32, gpus=2, parallelism="fsdp"), SHARDING),
+    "replicas of shards, gathered in bf16": (replace(SPEC, gpus=4, parallelism="fsdp_hybrid"), SHARDING),
+    "compiled layers": (replace(FP32, torch_compile=True, torch_compile_scope="layers"), NO_CHANGE),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_training_is_let_be(name: str, plain_of: PlainOf, tmp_path: Path) -> None:
+    spec, patch = SOUND[name]
+    parity = plain_of(spec).beside(spec, tmp_path / "here", patch)
+    assert parity.troubles == ()
+    # Rounding is there, and less than it may be.
+    assert all(0 < share < 1 for share in figures(parity).values())
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named(name: str, plain_of: PlainOf, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    spec = replace(SPEC, **fault.spec)
+    parity = plain_of(spec).beside(spec, tmp_path / "here", (fault.module, fault.patch))
+    assert parity.troubles, figures(parity)
+    assert fault.told in parity.troubles[0]
+
+
+def test_updates_that_bf16_weights_lose_are_told_and_are_no_alarm(plain_of: PlainOf, tmp_path: Path) -> None:
+    spec = replace(SPEC, model_precision="bf16", mixed_precision="no")
+    parity = plain_of(spec).beside(spec, tmp_path / "here")
+    assert parity.troubles == ()
+    assert any("of the weights stayed where an update should have moved them" in note for note in parity.notes)
+
+
+def test_a_case_and_a_pair_share_one_plain_form(tmp_path: Path) -> None:
+    asked = checks(tmp_path)
+    eager = replace(SPEC, attention="eager")
+    alone = asked.same_training(SPEC)
+    both = asked.same_training(eager, replace(SPEC, micro_batch_size=1))
+    assert [one.result.verdict for one in (alone, both)] == ["pass", "pass"], (alone, both)
+    assert alone.result.check("gradient_error") is not None
+
+    assert _launches(asked) == 3  # the plain form, SPEC, and eager attention
+
+
+def _launches(asked: Any) -> int:
+    return int(asked._caller.findings.spent.launches)
