@@ -25,7 +25,8 @@ def test_it_is_written_after_what_is_timed_and_removed(tmp_path: Path) -> None:
     plain, saved = launched(PLAIN, tmp_path / "plain"), launched(SPEC, tmp_path / "saved")
     # The weights and AdamW's two states of each.
     assert saved.evidence["checkpoint_bytes"] > 3 * 2 * saved.parameters
-    assert list(saved.phases) == ["start", "imports", "model", "first_step", "steps", "checkpoint", "trace", "end"]
+    begun = ["start", "imports", "model", "first_step", "steps"]
+    assert list(saved.phases) == [*begun, "checkpoint", "trace", "inspection", "end"]
     assert saved.phases["checkpoint"] > 0
     assert "checkpoint" not in plain.phases
     assert not list((tmp_path / "saved").rglob("checkpoint-*"))

@@ -104,9 +104,9 @@ _ON_RANK_1 = (
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        ("1 / 0", "the traced steps failed (rank 1: ZeroDivisionError: division by zero)"),
-        ("os.kill(os.getpid(), 9)", "the traced steps failed (rank 1 was ended by SIGKILL"),
-        ("time.sleep(1000)", "the traced steps failed (rank "),
+        ("1 / 0", "a traced or inspected step failed (rank 1: ZeroDivisionError: division by zero)"),
+        ("os.kill(os.getpid(), 9)", "a traced or inspected step failed (rank 1 was ended by SIGKILL"),
+        ("time.sleep(1000)", "a traced or inspected step failed (rank "),
     ],
 )
 def test_what_breaks_or_hangs_on_one_rank_costs_the_trace_alone(what: str, why: str, tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ class TestTheSame:
         cold = cold_pair.record, cold_pair.seconds
         for start, (launch, seconds), most in (("cold", cold, 60.0), ("warm", (warm, time.monotonic() - began), 0.1)):
             phases, steps = launch.phases, launch.ranks[0].step_seconds
-            assert list(phases) == ["start", "imports", "model", "first_step", "steps", "trace", "end"]
+            assert list(phases) == ["start", "imports", "model", "first_step", "steps", "trace", "inspection", "end"]
             assert min(phases.values()) >= 0
             assert sum(phases.values()) == pytest.approx(launch.wall_seconds, abs=0.002)
             assert sum(phases.values()) == pytest.approx(seconds, abs=0.3)
