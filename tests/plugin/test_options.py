@@ -19,6 +19,7 @@ OPTIONS = [
     "--perf-baselines=DIR",
     "--perf-json=FILE",
     "--perf-dry-run",
+    "--perf-parity",
     "--perf-strict",
     "--perf-against=PYTHON",
     "--perf-start={auto,warm,cold}",

@@ -123,6 +123,7 @@ FAULTS: Mapping[str, Fault] = {
             "        self.gate_proj.forward = in_fp32",
         ),
         "products of model.layers.0.mlp.gate_proj come out in float32, those of the plain form in bfloat16",
+        {"mixed_precision": "bf16"},
     ),
     "AdamW has another epsilon": Fault(_TRAINER, _IN_OPTIMIZER.format(name="eps", value="1e-6"), "update of"),
     "weights do not decay": Fault(_TRAINER, _IN_OPTIMIZER.format(name="weight_decay", value="0.0"), "update of"),
@@ -173,6 +174,6 @@ FAULTS: Mapping[str, Fault] = {
         return 2.0, None, reduce_scatter, all_reduce
     module._get_gradient_divide_factors = changed""",
         "is 0.5 times as long",
-        {"gpus": 2, "parallelism": "fsdp", "mixed_precision": "no"},
+        {"gpus": 2, "parallelism": "fsdp"},
     ),
 }

@@ -1,0 +1,80 @@
+"""Cases beside their plain form: when that is asked for, and what a difference does to the case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.training_errors import TrainingErrors
+from pytest_llmperf.run.errors import CannotRunError, DidNotTrainError
+from tests.engine.conftest import EAGER, SPEC, Engine
+from tests.fakes import FakeLauncher
+from tests.unit.test_training_parity import PLAIN, training
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a launch beside the truth yields, and what was asked for."""
+    found: dict[str, Any] = {"beside": [training()], "orders": []}
+
+    def errors(
+        _self: FakeLauncher, request: LaunchRequest, _watch: Callable[[Progress], None]
+    ) -> list[TrainingErrors] | Failure:
+        assert request.parity is not None
+        found["orders"].append((request.spec.id, bool(request.parity.truth)))
+        return found["beside"] if request.parity.truth else PLAIN
+
+    monkeypatch.setattr(FakeLauncher, "training_errors", errors, raising=False)
+    return found
+
+
+WRONG = [training(seed, gradients={"a": 0.5}) for seed in (1, 2, 3)]
+
+
+def test_the_plain_form_is_launched_once_a_run(engine: Engine, told: dict[str, Any]) -> None:
+    run = engine.run()
+    assert run.same_training(SPEC).result.verdict == "pass"
+    assert run.same_training(EAGER, SPEC).result.verdict == "pass"
+    assert [truth for _, truth in told["orders"]] == [False, True, True]
+
+
+def test_a_difference_is_invalid_and_fails(engine: Engine, told: dict[str, Any]) -> None:
+    told["beside"] = WRONG
+    concluded = engine.run().same_training(SPEC)
+    assert (concluded.result.verdict, concluded.fails) == ("invalid", True)
+    assert concluded.result.reason.startswith("gradient of a ")
+
+
+@pytest.mark.parametrize("how", ["option", "marker"])
+def test_a_case_that_differs_is_not_measured(engine: Engine, told: dict[str, Any], how: str) -> None:
+    told["beside"] = WRONG
+    engine.fake()
+    run = engine.run(parity=True) if how == "option" else engine.run(CaseTerms(parity=True))
+    concluded = run.check(SPEC)
+    assert concluded.fails
+    assert concluded.result.id.endswith("-as-plain")
+    assert engine.launches == []
+
+
+def test_a_case_that_does_not_goes_on_to_its_baseline(engine: Engine, told: dict[str, Any]) -> None:
+    engine.fake()
+    assert engine.check(SPEC, parity=True).result.verdict == "new"
+    assert [result.verdict for result in engine.findings.results] == ["pass", "new"]
+
+
+def test_a_launch_that_fails_is_told_by_its_spec(engine: Engine, told: dict[str, Any]) -> None:
+    told["beside"] = Failure(kind="error", message="rank 0: broke", tail=(), folder="here")
+    with pytest.raises(DidNotTrainError, match="rank 0: broke"):
+        engine.run().same_training(SPEC)
+
+
+def test_a_run_that_launches_nothing_skips_it(engine: Engine, told: dict[str, Any]) -> None:
+    with pytest.raises(CannotRunError, match="what is learnt takes launches"):
+        engine.static().same_training(SPEC)
+    assert engine.run(dry_run=True).same_training(SPEC).result.verdict == "planned"
+    assert told["orders"] == []

@@ -1,0 +1,213 @@
+"""What two trainings have in common, by their figures alone; and what is made small."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from pytest_llmperf.engine.preconditions import need_the_same_training
+from pytest_llmperf.judge.parity.training_parity import judge_parity
+from pytest_llmperf.records.training_errors import FP32, GRADIENT, OWN, UPDATE, TensorError, TrainingErrors, merged
+from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.spec.models import built_in_names, resolve
+from pytest_llmperf.spec.small_config import small_config
+from pytest_llmperf.spec.small_spec import in_fp32, is_gathered, plainest, small, true_optimizer
+from pytest_llmperf.spec.train_spec import TrainSpec
+
+ROUNDOFF = 2.0**-24
+
+
+def tensor(kind: str, name: str, step: int, relative: float, *, norm: float = 1.0) -> TensorError:
+    cosine = 1 - relative**2 / 2 if norm else 0.0
+    return TensorError(kind=kind, tensor=name, step=step, true_norm=1.0, norm=norm, cosine=cosine, error=relative)
+
+
+def training(
+    seed: int = 1,
+    times: float = 1.0,
+    *,
+    gradients: Mapping[str, float] | None = None,
+    form: str = FP32,
+    true_optimizer: bool = True,
+) -> TrainingErrors:
+    """One with errors of ``times`` 1e-6, but for the relative ones of ``gradients``."""
+    given = {"a": 1e-6 * times, "b": 2e-6 * times, **(gradients or {})}
+    return TrainingErrors(
+        form=form,
+        precision="fp32",
+        roundoff=ROUNDOFF,
+        seed=seed,
+        losses=(7.0 + 1e-7 * times, 7.0),
+        true_losses=(7.0, 7.0),
+        true_norms=(2.0, 2.0),
+        clipping_errors=(1e-8, -1e-8),
+        tensors=tuple(
+            tensor(kind, name, step, value)
+            for kind in (GRADIENT, UPDATE)
+            for name, value in given.items()
+            for step in (1, 2)
+        ),
+        product_types={"q_proj": "float32"},
+        true_optimizer=true_optimizer,
+    )
+
+
+PLAIN = [training(seed, times) for seed, times in enumerate((1.0, 1.1, 1.2, 1.3, 1.4), 1)]
+
+
+def troubles(*trainings: TrainingErrors, plain: list[TrainingErrors] = PLAIN) -> tuple[str, ...]:
+    return judge_parity(trainings, plain).troubles
+
+
+class TestJudged:
+    def test_as_far_off_as_the_plain_form_is_no_difference(self) -> None:
+        parity = judge_parity([training(times=1.5)], PLAIN)
+        assert parity.troubles == ()
+        assert {check.metric for check in parity.checks} == {"loss_error", "gradient_error", "update_error"}
+
+    def test_a_direction_is_told_with_its_cosine(self) -> None:
+        wrong = replace(tensor(GRADIENT, "a", 1, 0.0), cosine=0.83, error=0.6)
+        found = training()
+        (line,) = troubles(replace(found, tensors=(wrong, *found.tensors[1:])))
+        assert line == "gradient of a points elsewhere: cosine 0.83, rounding alone leaves 1.00, step 1 (fp32)"
+
+    def test_a_length_is_told_as_one(self) -> None:
+        long = TensorError(kind=GRADIENT, tensor="a", step=1, true_norm=1, norm=1.5, cosine=1.0, error=0.5)
+        found = training()
+        (line,) = troubles(replace(found, tensors=(long, *found.tensors[1:])))
+        assert line.startswith("gradient of a is 1.5 times as long as it should be, rounding alone leaves")
+
+    def test_a_lost_gradient_and_one_that_is_no_number(self) -> None:
+        found = training()
+        lost = tensor(GRADIENT, "a", 1, 1.0, norm=0.0)
+        assert "gradient of a is zero" in troubles(replace(found, tensors=(lost, *found.tensors[1:])))[0]
+        nan = replace(lost, norm=math.nan, error=math.nan, cosine=math.nan)
+        assert "gradient of a is no number" in troubles(replace(found, tensors=(nan, *found.tensors[1:])))[0]
+
+    def test_what_only_one_seed_shows_is_no_fault(self) -> None:
+        flipped = training(2, gradients={"a": 1e-2})
+        assert troubles(training(1), flipped, training(3)) == ()
+        assert troubles(*(replace(flipped, seed=seed) for seed in (1, 2, 3))) != ()
+
+    def test_a_seed_that_goes_over_an_edge_allows_nobody_else_to(self) -> None:
+        spoilt = [*PLAIN[:3], *(training(seed, 1000.0) for seed in (4, 5))]
+        assert troubles(training(gradients={"a": 1e-4}), plain=spoilt) != ()
+
+    def test_a_gradient_below_one_rounding_of_all_of_them_is_not_told_from_zero(self) -> None:
+        found, noise = training(), replace(tensor(GRADIENT, "bias", 1, 5e-9), true_norm=1e-9, norm=6e-9)
+        plain = [replace(one, tensors=(*one.tensors, replace(noise, error=1e-12))) for one in PLAIN]
+        assert troubles(replace(found, tensors=(*found.tensors, noise)), plain=plain) == ()
+
+    def test_products_in_another_type_are_told_though_they_are_closer(self) -> None:
+        plain = [replace(one, form=OWN, product_types={"q_proj": "bfloat16"}) for one in PLAIN]
+        (line,) = troubles(training(times=0.1, form=OWN), plain=plain)
+        assert line.startswith("products of q_proj come out in float32, those of the plain form in bfloat16")
+
+    def test_a_parameter_that_only_one_has(self) -> None:
+        (line,) = troubles(replace(training(), unknown=("lm_head.weight",)))
+        assert line == "lm_head.weight is a parameter of one of the two alone"
+
+    def test_a_loss_and_a_clipping_of_their_own(self) -> None:
+        found = replace(training(), losses=(7.1, 7.0), clipping_errors=(0.0, 3.0))
+        loss, clipped = troubles(found)
+        assert loss.startswith("loss of step 1 is 7.1, expected 7")
+        assert clipped.startswith("gradients of step 2 are clipped to 4 times the norm that is allowed")
+
+    def test_an_optimizer_that_rounds_its_states_may_do_so_from_the_second_step_on(self) -> None:
+        short = [training(seed, 1e4, true_optimizer=False) for seed in range(1, 6)]
+        plain = [*PLAIN, *short]
+        found = training(true_optimizer=False)
+        by_step = {
+            step: replace(
+                found,
+                tensors=tuple(
+                    replace(one, error=1e-2) if (one.kind, one.step) == (UPDATE, step) else one for one in found.tensors
+                ),
+            )
+            for step in (1, 2)
+        }
+        assert any(line.startswith("update of") for line in troubles(by_step[1], plain=plain))
+        assert not any(line.startswith("update of") for line in troubles(by_step[2], plain=plain))
+
+    def test_lost_updates_are_a_note(self) -> None:
+        parity = judge_parity([replace(training(), lost_updates=0.2)], PLAIN)
+        assert parity.troubles == ()
+        assert parity.notes == (
+            "20% of the weights stayed where an update should have moved them: too small for their last bit (fp32)",
+        )
+
+
+class TestRecords:
+    def test_they_cross_as_json(self) -> None:
+        assert TrainingErrors.from_dict(json.loads(json.dumps(training().to_dict()))) == training()
+
+    def test_of_several_ranks_the_one_that_is_furthest_off_is_kept(self) -> None:
+        far = training(gradients={"a": 0.5})
+        one = merged([training(), far])
+        (worst,) = [each for each in one.tensors if (each.kind, each.tensor, each.step) == (GRADIENT, "a", 1)]
+        assert (worst.error, worst.rank) == (0.5, 1)
+        assert one.losses == training().losses
+
+
+SPEC = TrainSpec(
+    model="llama-3.2-1b", gpus=8, parallelism="fsdp", model_precision="fp32", liger=True, gradient_accumulation_steps=16
+)
+
+
+class TestSmall:
+    @pytest.mark.parametrize("name", built_in_names())
+    def test_each_model_keeps_its_kind(self, name: str) -> None:
+        config = resolve(name).config
+        few = small_config(config)
+        assert few.keys() == config.keys()
+        assert few["model_type"] == config["model_type"]
+        assert few.get("head_dim") == config.get("head_dim")
+        assert set(few.get("layer_types", ())) == set(config.get("layer_types", ()))
+        assert not any(value for key, value in few.items() if key.endswith(("dropout", "_pdrop")))
+
+    def test_heads_keep_their_size_and_still_share(self) -> None:
+        few = small_config(resolve("llama-3.2-1b").config)
+        wanted = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        assert [few[name] for name in wanted] == [2, 512, 8, 2, 64]
+        assert (few["vocab_size"], few["bos_token_id"]) == (1024, None)
+
+    def test_a_window_is_as_much_shorter_as_the_rows_are(self) -> None:
+        assert small_config(resolve("gemma-3-270m").config, 0.1875)["sliding_window"] == 96
+
+    def test_a_spec_keeps_what_shares_the_work(self) -> None:
+        few = small(SPEC)
+        assert (few.gpus, few.gradient_accumulation_steps, few.micro_batch_size) == (2, 2, 2)
+        assert (few.parallelism, few.liger, few.sequence_length) == ("fsdp", True, 192)
+        assert small(few) == few
+
+    def test_its_plain_form_keeps_what_decides_what_is_learnt(self) -> None:
+        spec = replace(SPEC, optimizer="adamw_torch_fused", gradient_checkpointing=True, attention="sdpa")
+        plain = plainest(spec)
+        assert plain.sequences_per_step == small(spec).sequences_per_step
+        assert (plain.precision, plain.optimizer, plain.attention) == (spec.precision, "adamw_torch", "eager")
+        assert plainest(plain) == plain
+        assert plainest(replace(spec, optimizer="adamw_bnb_8bit")).optimizer == "adamw_bnb_8bit"
+
+    def test_fsdp_under_mixed_precision_has_a_plain_form_of_its_own(self) -> None:
+        assert is_gathered(SPEC)
+        assert not is_gathered(replace(SPEC, gpus=1, parallelism="ddp"))
+
+    def test_attention_that_has_no_fp32_is_another_there(self) -> None:
+        flash = TrainSpec(model="llama-tiny", attention="flash_attention_2", fp8="rowwise", sequence_length=64)
+        found = in_fp32(small(flash))
+        assert (found.attention, found.precision, found.fp8) == ("sdpa", "fp32", "no")
+
+    def test_an_optimizer_without_a_plain_form_says_so(self) -> None:
+        assert true_optimizer(replace(SPEC, optimizer="paged_adamw_8bit")) == "adamw_torch"
+        assert true_optimizer(replace(SPEC, optimizer="sgd")) == "sgd"
+        assert true_optimizer(replace(SPEC, optimizer="lion_8bit")) == ""
+
+
+def test_two_that_are_no_one_training_are_refused() -> None:
+    need_the_same_training(SPEC, replace(SPEC, gpus=1, parallelism="ddp", mixed_precision="bf16"))
+    with pytest.raises(CaseFailedError, match=r"optimizer of .* is adamw_torch, and of .* sgd; expected the same"):
+        need_the_same_training(SPEC, replace(SPEC, optimizer="sgd"))
