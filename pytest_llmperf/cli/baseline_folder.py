@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from pytest_llmperf.cli.errors import CaseError, NotStoredError
+from pytest_llmperf.cli.command_error import CaseError, NotStoredError
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.arguments import arguments_parser
-from pytest_llmperf.cli.errors import CommandError
+from pytest_llmperf.cli.command_error import CommandError
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.report.text import fold, glyphs_of, one_line

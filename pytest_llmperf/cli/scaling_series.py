@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_llmperf.cli.baseline_figures import RATE, figure
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored
-from pytest_llmperf.cli.errors import CaseError
+from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.spec.train_spec import TrainSpec

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pytest_llmperf.engine.baseline_comparison import BaselineComparison
+from pytest_llmperf.engine.batch_size.max_batch_size import LAUNCHES, MaxBatchSize
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.conclusion import Conclusion, Conclusions
 from pytest_llmperf.engine.dry_run import Planner
-from pytest_llmperf.engine.max_batch_size import LAUNCHES, MaxBatchSize
 from pytest_llmperf.engine.memory_failure import runs_out, should_run_out
 from pytest_llmperf.engine.paired_comparison import PairedComparison
 from pytest_llmperf.engine.parity_check import ParityCheck, small_case

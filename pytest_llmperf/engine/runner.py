@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from pytest_llmperf.engine.batch_size.search_deadline import SearchDeadline
 from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.search_deadline import SearchDeadline
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
 from pytest_llmperf.launch.machine import Gpu

@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_llmperf.engine import max_batch_size, runner
+from pytest_llmperf.engine import runner
+from pytest_llmperf.engine.batch_size import max_batch_size
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.records.phases import HELD

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.cli.errors import ClusterError
+from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.cli.merge import night_results
 from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterFile
 from pytest_llmperf.cli.submit.sbatch_jobs import Job, check_budget, cost, jobs, shares

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.errors import ClusterError
+from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.cli.submit import templates
 
 REPOSITORY = Path(__file__).parents[2]

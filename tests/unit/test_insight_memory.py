@@ -15,7 +15,7 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.cli import entry_point, main
-from pytest_llmperf.cli.errors import CaseError
+from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.cli.plan.memory_pages import Prediction, document, page, predictions
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import Named, named

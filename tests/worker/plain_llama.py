@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from pytest_llmperf.spec.models import resolve
 from pytest_llmperf.spec.small_config import small_config
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.parity.errors import Truth
+from pytest_llmperf.worker.parity.comparison import Truth
 from pytest_llmperf.worker.parity.initial_weights import set_initial_weights
 from pytest_llmperf.worker.parity.uneven_rows import UnevenRows
 

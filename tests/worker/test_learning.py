@@ -357,3 +357,22 @@ def test_what_cannot_be_inspected_costs_nothing_else(tmp_path: Path, sound: dict
     assert launch.trace
     assert list(notes([launch])) == ["whether it learns was not looked at: RuntimeError: no such luck"]
     assert troubles(SPEC, launch) == ()
+
+
+def test_no_gradients_make_adams_update_larger_than_its_bound() -> None:
+    torch = pytest.importorskip("torch")
+    from pytest_llmperf.worker.learning.inspection import adam_bound  # noqa: PLC0415 - needs torch
+
+    for steps in (1, 2, 12, 400):
+        # Those that reach it: each as large as its share of the first average is beside that of the second.
+        worst = torch.tensor([(0.9 / 0.999) ** (steps - 1 - step) for step in range(steps)], dtype=torch.float64)
+        drawn = torch.randn(steps, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(steps))
+        weight = torch.nn.Parameter(torch.zeros(201, dtype=torch.float64))
+        before, adam = weight.detach(), torch.optim.Adam([weight], lr=1.0, eps=0.0)
+        for gradient in torch.cat([worst[:, None], drawn], dim=1):
+            before = weight.detach().clone()
+            weight.grad = gradient.clone()
+            adam.step()
+        updates = (weight.detach() - before).abs()
+        assert float(updates[0]) == pytest.approx(adam_bound(0.9, 0.999, steps), rel=1e-6)
+        assert float(updates.max()) <= adam_bound(0.9, 0.999, steps) * (1 + 1e-9)

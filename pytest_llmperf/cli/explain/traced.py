@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.baseline_folder import find
-from pytest_llmperf.cli.errors import CaseError
+from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.suggestions import hint

@@ -10,7 +10,7 @@ from typing import NoReturn
 from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.baseline_folder import Shelf
-from pytest_llmperf.cli.errors import CaseError
+from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.cli.plan.memory_pages import Prediction, columns, document, page, predictions, record
 from pytest_llmperf.cli.screen import Screen, table
 from pytest_llmperf.cli.spec_arguments import Named, all_stored, named

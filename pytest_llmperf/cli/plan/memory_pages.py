@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llmperf.cli.errors import CaseError
+from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.cli.spec_arguments import Named
 from pytest_llmperf.insight import memory_formulas
 from pytest_llmperf.insight.memory_formulas import MemoryPlan

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_llmperf.cli.baseline_folder import Shelf
-from pytest_llmperf.cli.errors import CaseError
+from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.cli.scaling_series import Series, all_series, series_of
 from pytest_llmperf.cli.screen import plain
 from pytest_llmperf.cli.spec_arguments import named

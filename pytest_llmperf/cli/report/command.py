@@ -9,7 +9,7 @@ from typing import NoReturn
 from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.baseline_folder import Shelf
-from pytest_llmperf.cli.errors import CaseError
+from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.cli.option_types import amount, count
 from pytest_llmperf.cli.report import ladder_tables, purpose, purpose_pages, scaling_tables
 from pytest_llmperf.cli.screen import Screen

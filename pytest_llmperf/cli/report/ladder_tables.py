@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_llmperf.cli.baseline_figures import MEMORY, RATE, figure
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.baselines.diff import settings_differences
-from pytest_llmperf.cli.errors import CaseError
+from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.cli.report import scaling_tables
 from pytest_llmperf.cli.report.scaling_tables import Scaling
 from pytest_llmperf.cli.screen import Screen, plain, table

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pytest_llmperf.cli.baseline_folder import Shelf
-from pytest_llmperf.cli.errors import CaseError
+from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.cli.option_types import amount, currency, duration, points, tokens
 from pytest_llmperf.cli.report.purpose_pages import Answer
 from pytest_llmperf.cli.scaling_series import Series, all_series, power_watts

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from pytest_llmperf.cli.errors import ClusterError
+from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.cli.merge.night_results import Night
 from pytest_llmperf.cli.merge.notice import Notice
 from pytest_llmperf.cli.submit import readiness, sbatch, templates

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 
-from pytest_llmperf.cli.errors import ClusterError
+from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.cli.submit.cluster_file import ClusterFile
 from pytest_llmperf.cli.submit.reserved_options import RESERVED, reserved_in
 from pytest_llmperf.cli.submit.sbatch import nights_file

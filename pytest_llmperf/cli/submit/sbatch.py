@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from pytest_llmperf.cli.errors import ClusterError
+from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.cli.submit.cluster_file import ClusterFile
 from pytest_llmperf.cli.submit.sbatch_jobs import Job
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_llmperf.cli.errors import ClusterError
+from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterFile
 from pytest_llmperf.cli.submit.sbatch import nights_file
 from pytest_llmperf.cli.submit.sbatch_jobs import Job

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest_llmperf
-from pytest_llmperf.cli.errors import ClusterError
+from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.support.suggestions import hint
 
 

@@ -143,7 +143,7 @@ class Inspection:
             rate, decay = float(group["lr"]), float(group.get("weight_decay") or 0.0)
             explained = (rate * decay + torch.finfo(parameter.dtype).eps) * weight
             largest = max(largest, float((far - explained).max()) / rate)
-            bound = max(bound, _bound(_optimizer(trainer), group))
+            bound = max(bound, _bound(_optimizer(trainer), group, trainer.state.global_step))
         return largest, bound or math.inf
 
     def _samples(self, trainer: Trainer) -> tuple[tuple[int, ...], frozenset[int]]:
@@ -186,15 +186,22 @@ def _schedule_steps(trainer: Trainer) -> int:
     return int(_schedule(trainer).last_epoch) // each
 
 
-def _bound(optimizer: Any, group: Any) -> float:
-    """Of Adam's updates, in learning rates; infinite of other optimizers.
-
-    Source: Kingma and Ba, "Adam", section 2.1.
-    """
+def _bound(optimizer: Any, group: Any, step: int) -> float:
+    """Of Adam's updates in this step, in learning rates; infinite of other optimizers."""
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
         return math.inf
     mean, square = group["betas"]
-    return max(1.0, (1 - mean) / math.sqrt(1 - square))
+    return adam_bound(mean, square, step)
+
+
+def adam_bound(mean: float, square: float, step: int) -> float:
+    """No gradients whatever make Adam's update in ``step`` (from 1) larger, in learning rates, but for its decay.
+
+    Its two averages are sums over the gradients of all steps (Kingma and Ba, "Adam", algorithm 1); by Cauchy and
+    Schwarz their ratio is at most this. The paper's own bound, of section 2.1, is of one gradient alone.
+    """
+    shares = sum((mean * mean / square) ** age for age in range(step))
+    return (1 - mean) / (1 - mean**step) * math.sqrt((1 - square**step) / (1 - square) * shares)
 
 
 def _shard(parameters: list[Any]) -> int:

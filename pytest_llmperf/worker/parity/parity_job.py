@@ -18,7 +18,7 @@ from pytest_llmperf.spec.small_spec import in_fp32, in_pieces, keeps_states_shor
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.failure_file import write_json
 from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.parity.errors import Truth, errors_of
+from pytest_llmperf.worker.parity.comparison import Truth, errors_of
 from pytest_llmperf.worker.parity.small_trainer import SmallSteps, train_small
 from pytest_llmperf.worker.request import Request
 

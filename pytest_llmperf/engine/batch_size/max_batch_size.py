@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 
 from pytest_llmperf.engine.baseline_comparison import contradictions
-from pytest_llmperf.engine.batch_size_finder import Fitted, FreshLaunches, fit, short
+from pytest_llmperf.engine.batch_size.batch_size_finder import Fitted, FreshLaunches, fit, short
+from pytest_llmperf.engine.batch_size.search_deadline import SearchDeadline, bounds
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.recorder import Recorded, Recorder
 from pytest_llmperf.engine.runner import Runner
-from pytest_llmperf.engine.search_deadline import SearchDeadline, bounds
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, judge_capacity
 from pytest_llmperf.judge.validity import Circumstances

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.engine.search_deadline import SearchDeadline
+from pytest_llmperf.engine.batch_size.search_deadline import SearchDeadline
 from pytest_llmperf.records.batch_size_search import LARGEST, Search
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
