@@ -37,10 +37,9 @@ light = importlib.util.module_from_spec(of_light)
 of_light.loader.exec_module(light)
 """
 
-#: accelerate shards over GPUs alone, and trains with DDP elsewhere without a word: here it is told that these are GPUs.
-AS_ON_GPUS = (
-    "pytest_llmperf.worker.train",
-    """own = module.training_arguments
+# accelerate shards over GPUs alone, and trains with DDP elsewhere without a word: here it is told that these are GPUs.
+_AS_ON_GPUS = """import {module} as asks
+    own = asks.training_arguments
     def sharding(*what):
         from accelerate.state import PartialState
         from accelerate.utils import DistributedType
@@ -48,8 +47,7 @@ AS_ON_GPUS = (
         _ = arguments.device  # makes the state
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         return arguments
-    module.training_arguments = sharding""",
-)
+    asks.training_arguments = sharding"""
 
 _PATCHABLE = Path(__file__).with_name("patchable")
 
@@ -66,3 +64,8 @@ def in_the_rank(folder: Path, module: str, patch: str) -> dict[str, str]:
     """
     (folder / "patch.txt").write_text(f"{module}\n{_PATCH.format(patch=patch)}", encoding="utf-8")
     return {"PYTHONPATH": f"{_PATCHABLE}:{_PATCHABLE.parents[2]}"}
+
+
+def as_on_gpus(module: str = "pytest_llmperf.worker.train") -> str:
+    """A patch by which what ``module`` trains is sharded on the CPU too."""
+    return _AS_ON_GPUS.format(module=module)

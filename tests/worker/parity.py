@@ -13,22 +13,12 @@ from pytest_llmperf.records.parity_order import ParityOrder
 from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.spec.small_spec import plainest, small
 from tests.worker import launching
-from tests.worker.import_patch import in_the_rank
+from tests.worker.import_patch import as_on_gpus, in_the_rank
 
 LLAMA = "transformers.models.llama.modeling_llama"
 NO_CHANGE = ("math", "pass")
 
-# accelerate shards over GPUs alone, and trains with DDP elsewhere without a word: here it is told that these are GPUs.
-AS_ON_GPUS = """from pytest_llmperf.worker.parity import small_trainer
-    own = small_trainer.training_arguments
-    def sharding(*what):
-        from accelerate.state import PartialState
-        from accelerate.utils import DistributedType
-        arguments = own(*what)
-        _ = arguments.device  # makes the state
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        return arguments
-    small_trainer.training_arguments = sharding"""
+AS_ON_GPUS = as_on_gpus("pytest_llmperf.worker.parity.small_trainer")
 
 
 def launched(spec: TrainSpec, order: ParityOrder, folder: Path, module: str, patch: str) -> list[TrainingErrors]:

@@ -11,7 +11,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.evidence.learning_checks import changed_gradients, notes, unlearnt
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
-from tests.worker.import_patch import AS_ON_GPUS, in_the_rank
+from tests.worker.import_patch import as_on_gpus, in_the_rank
 from tests.worker.launching import launched
 
 pytest.importorskip("torch")
@@ -227,8 +227,8 @@ FAULTS = {
     "clipped by its own shard": Fault(
         20,
         replace(TWO, parallelism="fsdp"),
-        AS_ON_GPUS[0],
-        f"""{AS_ON_GPUS[1]}
+        TRAINER,
+        f"""{as_on_gpus()}
     import torch, accelerate
     def of_its_own(self, parameters, max_norm, norm_type=2):
         gradients = [each.grad.to_local() for each in parameters if each.grad is not None]
@@ -287,7 +287,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
     def one(name: str, spec: TrainSpec) -> Launch:
         below = folder / name.replace(" ", "-")
         below.mkdir()
-        variables = in_the_rank(below, *AS_ON_GPUS) if spec.parallelism != "ddp" else {}
+        variables = in_the_rank(below, TRAINER, as_on_gpus()) if spec.parallelism != "ddp" else {}
         return launched(spec, below / "run", variables=variables)
 
     return {name: one(name, spec) for name, spec in SOUND.items()}

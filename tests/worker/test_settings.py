@@ -15,7 +15,7 @@ from pytest_llmperf.judge.evidence.evidence_checks import contradictions
 from pytest_llmperf.judge.evidence.learning_checks import unlearnt
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
-from tests.worker.import_patch import AS_ON_GPUS, in_the_rank
+from tests.worker.import_patch import as_on_gpus, in_the_rank
 from tests.worker.launching import launched
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(600)]
@@ -94,7 +94,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
         name: launched(
             spec,
             folders[name] / "run",
-            variables=in_the_rank(folders[name], *AS_ON_GPUS),
+            variables=in_the_rank(folders[name], "transformers.trainer", as_on_gpus()),
         )
         for name, spec in SHARDED.items()
     }
