@@ -8,10 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.insight.data_waits import data_wait
@@ -20,6 +23,8 @@ from pytest_llmperf.judge.evidence.exact_changes import changes
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.trace import Trace
+from tests.fakes import trace_of
 from tests.worker import slow_text
 from tests.worker.import_patch import in_the_rank
 from tests.worker.launching import ENDLESS, launch, launched
@@ -71,6 +76,24 @@ def test_what_is_learnt_does_not_depend_on_who_fetches_and_when(
         "data_prefetch",
         "tokenised_by",
     }
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 2)), min_size=3, max_size=20), st.booleans())
+def test_with_workers_a_trace_has_the_waits_of_timed_steps(steps: list[tuple[float, float]], on_host: bool) -> None:
+    from pytest_llmperf.worker.measuring.fetches import with_timed_waits  # noqa: PLC0415 - it needs torch
+
+    kind = "operator" if on_host else "kernel"
+    trace = replace(trace_of({kind: {"gemm": 100}}), step_seconds=0.15, data_seconds=0.01)
+    fetched, seconds = [fetch for fetch, _ in steps], [step for _, step in steps]
+    waiting = with_timed_waits(trace, [*fetched, 9.0], seconds, warmup_steps=2)  # one of a step that is not timed
+    expected = fmean(fetched[2:])
+    if not on_host:  # a device that is busy waits for nothing
+        expected = min(expected, max(0.0, fmean(seconds[2:]) - trace.busy_seconds))
+    assert waiting.data_seconds == pytest.approx(expected)
+    assert waiting.step_seconds - waiting.data_seconds == pytest.approx(0.14)
+    assert with_timed_waits(trace, [], seconds, 2) is trace
+    lost = Trace(none="lost")
+    assert with_timed_waits(lost, fetched, seconds, 2) is lost
 
 
 def test_two_ranks_with_workers_share_each_epoch_as_two_without(tmp_path: Path) -> None:
