@@ -9,6 +9,7 @@ import pytest
 from perf_tests.capacity import CAPACITIES
 from perf_tests.families import FAMILIES, Family
 from perf_tests.gains import GAINS, Gain, specs_of
+from perf_tests.input_pipeline import INPUT_PIPELINE, INPUT_PIPELINE_ON_CPU
 from perf_tests.ladder import LADDER, Rung
 from perf_tests.optimisations import OPTIMISATIONS, Optimisation
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU, TextCase
@@ -41,6 +42,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "text_case" in metafunc.fixturenames:
         cases = REAL_DATA_ON_CPU if on_cpu(metafunc.config) else REAL_DATA
         metafunc.parametrize("text_case", [_text_case(one) for one in cases])
+    if "input_case" in metafunc.fixturenames:
+        pipelines = INPUT_PIPELINE_ON_CPU if on_cpu(metafunc.config) else INPUT_PIPELINE
+        metafunc.parametrize("input_case", [pytest.param(spec, id=spec.id) for spec in pipelines])
     # On a CPU accelerate does not shard.
     nowhere: list[Width] = []
     lists = (("weak", WEAK, WEAK_ON_CPU), ("strong", STRONG, STRONG_ON_CPU), ("sharded", SHARDED, nowhere))

@@ -20,8 +20,8 @@ from pytest_llmperf import TrainSpec
 ROWS = ("packed", "padded_in_loss")
 
 # The lab slices to a tenth, and the small text that ships is none too large as a whole.
-_TEXT = os.environ.get("LLMPERF_TEXT")
-_SPLIT = "train[:10%]" if _TEXT else "train"
+TEXT = os.environ.get("LLMPERF_TEXT")
+SPLIT = "train[:10%]" if TEXT else "train"
 
 _NAIVE: dict[str, Any] = {"model_precision": "fp32", "mixed_precision": "no", "attention": "eager", "steps": 20}
 # The lab's micro-batches of OPT, and the chapter's of Llama.
@@ -43,7 +43,8 @@ class TextCase:
     """Tokens/s of the lab's run, of which weights and tokenizer were others."""
 
 
-def _tokenizer(model: str) -> str | None:
+def tokenizer_of(model: str) -> str | None:
+    """The folder with the tokenizer of ``model``; ``None``: bytes are its tokens."""
     folder = os.environ.get("LLMPERF_TOKENIZERS")
     return str(Path(folder) / model) if folder else None
 
@@ -53,9 +54,9 @@ def _of(model: str, rows: str) -> Iterator[TextCase]:
     base = TrainSpec(
         model=model,
         data="text",
-        text=_TEXT,
-        split=_SPLIT,
-        tokenizer=_tokenizer(model),
+        text=TEXT,
+        split=SPLIT,
+        tokenizer=tokenizer_of(model),
         rows=rows,
         sequence_length=512,
         steps=30,

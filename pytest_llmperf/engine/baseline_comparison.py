@@ -10,7 +10,7 @@ from functools import partial
 
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
-from pytest_llmperf.engine.derived_metrics import compiler, figures, stalled, uneven_memory
+from pytest_llmperf.engine.derived_metrics import compiler, figures, stalled, uneven_memory, waits_for_data
 from pytest_llmperf.engine.diagnosis import diagnosed
 from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner
@@ -172,6 +172,7 @@ class BaselineComparison:
         if any(launch.steady.bimodal for launch in launches) and not was_bimodal:
             notes.append("the steps have two speeds")
         notes += stalled(launches)
+        notes += waits_for_data(launches)
         notes += uneven_memory(launches, self._policy.tolerances.get("peak_reserved_bytes", math.inf))
         if self._spec.torch_compile and baseline is None:  # else a change is told as such
             notes += compiler(launches)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 from pytest_llmperf.insight import chip_utilisation, cost
+from pytest_llmperf.insight.data_waits import data_wait
 from pytest_llmperf.insight.stragglers import communication_share
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.policy import METRICS
@@ -32,6 +33,7 @@ def figures(spec: TrainSpec, launches: tuple[Launch, ...], model_flops: ModelFlo
         *_accumulated(spec, launches),
         *_unpadded(launches),
         *_waited(launches),
+        *_waited_for_data(launches),
         *_saved(launches),
     )
 
@@ -55,6 +57,13 @@ def _waited(launches: tuple[Launch, ...]) -> Iterator[Check]:
     shares = [share for launch in launches if (share := communication_share(launch)) is not None]
     if shares:
         yield Check(metric="communication_share", value=median(shares), unit="1")
+
+
+def _waited_for_data(launches: tuple[Launch, ...]) -> Iterator[Check]:
+    wait = data_wait(launches)
+    if wait:
+        yield Check(metric="data_wait_seconds", value=wait.seconds, unit="s")
+        yield Check(metric="data_wait_share", value=wait.share, unit="1")
 
 
 def _accumulated(spec: TrainSpec, launches: tuple[Launch, ...]) -> Iterator[Check]:
@@ -102,6 +111,14 @@ def stalled(launches: Sequence[Launch]) -> list[str]:
     if stalls <= _MOST_STALLED:
         return []
     return [f"slow steps lost {stalls * 100:.1f} % of a launch; the median leaves them out"]
+
+
+def waits_for_data(launches: Sequence[Launch]) -> list[str]:
+    """For how long a step waits for its data, a line where that is much of it."""
+    wait = data_wait(launches)
+    if wait is None or not wait.is_notable:
+        return []
+    return [f"waits for data: {wait.seconds * 1000:.3g} ms a step ({wait.share * 100:.0f} % of it)"]
 
 
 def uneven_memory(launches: Sequence[Launch], tolerance: float) -> list[str]:

@@ -11,6 +11,8 @@ from typing import Protocol
 
 # Below this a part's change is told to nobody.
 _LEAST_SHARE = 0.1
+# Of a change: this much is what it is about.
+_MOST_OF_IT = 0.5
 # From here on hundredths of a millisecond are noise.
 _SMALL = 0.01
 _MOST_PARTS, _MOST_NAMES, _MOST_RANKS, _NAME_WIDTH = 3, 2, 2, 44
@@ -44,6 +46,8 @@ class Part(Protocol):
     def name(self) -> str: ...
     @property
     def before(self) -> float: ...
+    @property
+    def after(self) -> float: ...
     @property
     def change(self) -> float: ...
     @property
@@ -80,6 +84,10 @@ class Difference(Protocol):
     @property
     def parts(self) -> Sequence[Part]: ...
     @property
+    def after(self) -> float: ...
+    @property
+    def data(self) -> Part: ...
+    @property
     def waits(self) -> Sequence[NameChange]: ...
     @property
     def causes(self) -> Sequence[str]: ...
@@ -95,9 +103,12 @@ class Difference(Protocol):
 
 def points_to(difference: Difference) -> str:
     """One line: of how much of a step, where that is known from what, in which parts, by which names."""
-    moved = [part for part in difference.parts if part.names]
+    data = difference.data
+    is_data = data.change > 0 and data.change >= _MOST_OF_IT * difference.change
+    parts = [part for part in difference.parts if not (is_data and part is data)]
+    moved = [part for part in parts if part.names]
     least = _LEAST_SHARE * max(abs(difference.change), *(abs(part.change) for part in difference.parts), 0.0)
-    shown = [part for part in difference.parts if abs(part.change) >= least and part.change][:_MOST_PARTS]
+    shown = [part for part in parts if abs(part.change) >= least and part.change][:_MOST_PARTS]
     shown += [part for part in moved if part not in shown][: _MOST_PARTS - len(shown)]
     # What is exact comes before what took longer by itself.
     words = [_part(part) for part in sorted(shown, key=lambda part: (not part.names, -abs(part.change)))]
@@ -105,6 +116,9 @@ def points_to(difference: Difference) -> str:
         words.insert(0, f"waits of the host: {_names(difference.waits)}")
     if difference.is_the_same_work:
         words.insert(0, "the same kernels, copies and waits")
+    if is_data and data.change >= least:
+        share = data.after / difference.after if difference.after else 0.0
+        words.insert(0, f"{milliseconds(data.change)} {data.name}, {share * 100:.0f} % of the step")
     words[:0] = [*_ranks(difference), *difference.causes]
     words.append(f"unexplained {milliseconds(difference.unexplained)}")
     where = " on a CPU, whose times are noise" if difference.is_on_host else ""

@@ -13,6 +13,8 @@ from pytest_llmperf.support import formats
 
 # A failing case has said why in its own message.
 _EXPLAINED = frozenset({"pass", "regressed", "invalid", "new"})
+# Less than that is how long any loader takes.
+_LEAST_DATA_WAIT = 0.05
 _MOST_SOURCES, _MOST_LINES, _MOST_NAMED = 3, 8, 2
 
 
@@ -77,6 +79,7 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
         Column("efficiency", cells("scaling_efficiency")),
         Column("real tokens", cells("real_tokens_per_second_per_gpu")),
         Column("communication", cells("communication_share")),
+        Column("waits for data", [_data_waits(result) for result in results]),
         Column("operators", [_operators(result) for result in results]),
         Column("arithmetic", cells("flops_per_step")),
         Column("predicted", cells("predicted_peak_bytes")),
@@ -102,6 +105,12 @@ def _outcome(result: CaseResult) -> str:
         "recorded" if result.updated else "",
     ]
     return ", ".join(word for word in words if word)
+
+
+def _data_waits(result: CaseResult) -> str:
+    """The share of a step, where it can be seen at all."""
+    check = result.check("data_wait_share")
+    return formats.ABSENT if check is None or check.value < _LEAST_DATA_WAIT else formats.share(check.value)
 
 
 def _detectable(result: CaseResult) -> str:

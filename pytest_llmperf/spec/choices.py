@@ -36,6 +36,9 @@ OF_A_TEXT = ("text", "split", "tokenizer", "rows")
 #: with what counts in no loss, or, as many a course has it, with padding that counts like any other token.
 ROWS = ("packed", "padded", "padded_in_loss")
 
+#: When a text is made tokens: before anything is timed, or each row as it is fetched.
+TOKENISING = ("ahead", "on_the_fly")
+
 #: One word for the pair (model_precision, mixed_precision) and TF32, the chapter's steps first.
 PRECISIONS: Mapping[str, tuple[str, str, bool]] = {
     "fp32": ("fp32", "no", False),

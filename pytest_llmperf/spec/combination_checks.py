@@ -118,6 +118,17 @@ def _sharding(spec: TrainSpec) -> str | None:
     return None
 
 
+def _inputs(spec: TrainSpec) -> str | None:
+    if spec.data_prefetch is not None and not spec.data_workers:
+        return f"data_prefetch={spec.data_prefetch} without data_workers changes nothing: only workers fetch ahead"
+    if spec.tokenise == "on_the_fly" and not spec.has_padding:
+        return (
+            "packed rows are cut from the tokens of all documents, so none can be made on the fly; use rows='padded' "
+            "or 'padded_in_loss', or tokenise='ahead'"
+        )
+    return None
+
+
 def _is_16_bit(spec: TrainSpec) -> bool:
     return bool({spec.model_precision, spec.mixed_precision} & {"bf16", "fp16"})
 
@@ -129,4 +140,5 @@ _RULES: tuple[Callable[[TrainSpec], str | None], ...] = (
     _modes,
     _fp8,
     _sharding,
+    _inputs,
 )

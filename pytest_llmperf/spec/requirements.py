@@ -50,6 +50,7 @@ def _why_not_on_cpu(spec: TrainSpec, num_cores: int) -> str | None:
         # accelerate would train with DDP there, and say nothing.
         (spec.parallelism != "ddp", "FSDP through accelerate shards over GPUs only"),
         (spec.tf32, "TF32 is a mode of the GPU's matrix units"),
+        (not spec.data_pinned, "batches are pinned for copies to a GPU, and a CPU makes none"),
     )
     why = next((words for applies, words in reasons if applies), None)
     return why and f"{spec.id}: {why}; run with --gpus {spec.gpus}"

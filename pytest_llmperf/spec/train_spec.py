@@ -106,6 +106,14 @@ class TrainSpec:
     """A folder as ``save_pretrained`` writes it, or a ``tokenizer.json``; left out: a token for each byte."""
     rows: str = field(default="packed", metadata={**_LATER, **_in_id("{}")})
     """How it becomes rows of ``sequence_length``: ``packed``, or a text a row, ``padded`` or ``padded_in_loss``."""
+    tokenise: str = field(default="ahead", metadata={**_LATER, **_in_id("{}")})
+    """When it is made tokens: ``ahead`` of all training, or each row ``on_the_fly``, by the process that fetches it."""
+    data_workers: int = field(default=0, metadata={**_LATER, **_in_id("workers{}")})
+    """Processes of each rank that fetch its batches; 0: the rank does, between two steps."""
+    data_prefetch: int | None = field(default=None, metadata={**_LATER, **_in_id("prefetch{}")})
+    """Batches that each worker keeps ready; left out: PyTorch's choice, which is 2."""
+    data_pinned: bool = field(default=True, metadata={**_LATER, **_in_id("unpinned")})
+    """Whether batches are copied to a GPU from pinned memory; a CPU has nothing to copy."""
     weights: str | None = field(default=None, metadata=_in_id("pretrained"))
     """A local folder of pretrained weights; random ones otherwise (speed does not depend on them)."""
     seed: int = field(default=42, metadata=_in_id("seed{}"))

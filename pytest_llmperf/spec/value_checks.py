@@ -21,6 +21,7 @@ from pytest_llmperf.spec.choices import (
     ROWS,
     RUNNABLE_OPTIMIZERS,
     SDPA_BACKENDS,
+    TOKENISING,
     UNSUPPORTED_OPTIMIZERS,
 )
 from pytest_llmperf.support.quantities import A_TOLERANCE, is_tolerance
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
+    "int | None": (int, type(None)),
     "bool": (bool,),
     "str": (str,),
     "str | None": (str, type(None)),
@@ -50,6 +52,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "parallelism": PARALLELISMS,
     "data": DATA,
     "rows": ROWS,
+    "tokenise": TOKENISING,
 }
 
 _COUNTS = ("gpus", "micro_batch_size", "sequence_length", "gradient_accumulation_steps", "steps", "min_steps")
@@ -100,7 +103,7 @@ def _texts(spec: TrainSpec) -> Iterator[str]:
         return
     for f in fields(spec):
         value = getattr(spec, f.name)
-        if f.name in OF_A_TEXT and value != f.default:
+        if f.name in (*OF_A_TEXT, "tokenise") and value != f.default:
             yield f"TrainSpec: {f.name}={value!r} without data='text' changes nothing"
 
 
@@ -109,6 +112,10 @@ def _numbers(spec: TrainSpec) -> Iterator[str]:
     for name in _COUNTS:
         if getattr(spec, name) < 1:
             yield f"TrainSpec: {name}={getattr(spec, name)} must be at least 1"
+    if spec.data_workers < 0:
+        yield f"TrainSpec: data_workers={spec.data_workers} must be at least 0"
+    if spec.data_prefetch is not None and spec.data_prefetch < 1:
+        yield f"TrainSpec: data_prefetch={spec.data_prefetch} must be at least 1, or left out"
     length = spec.sequence_length
     if length < 2:  # noqa: PLR2004 - a causal model predicts the next token: one token has none
         yield f"{spec.id}: sequence_length=1 leaves no next token to predict; use at least 2"

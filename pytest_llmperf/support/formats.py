@@ -36,6 +36,8 @@ _LABELS = {
     "max_micro_batch_size": "max micro batch",
     "scaling_efficiency": "scaling efficiency",
     "communication_share": "communication",
+    "data_wait_seconds": "waits for data",
+    "data_wait_share": "of a step",
     "real_tokens_per_second_per_gpu": "real tokens",
     "real_token_share": "no padding",
     "joules_per_token": "energy",
@@ -52,7 +54,8 @@ _LABELS = {
     "predicted_peak_bytes": "predicted memory",
 }
 _SHARES = frozenset(
-    {"mfu", "least_memory_traffic", "scaling_efficiency", "communication_share", "stall_share", "real_token_share"}
+    {"mfu", "least_memory_traffic", "scaling_efficiency", "communication_share", "data_wait_share", "stall_share"}
+    | {"real_token_share"}
 )
 
 

@@ -19,6 +19,7 @@ from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
 from pytest_llmperf.worker.checkpoint import Checkpoint
+from pytest_llmperf.worker.data import data_workers
 from pytest_llmperf.worker.data.text_samples import REAL_TOKENS
 from pytest_llmperf.worker.data.training_data import training_data
 from pytest_llmperf.worker.environment import place_of
@@ -28,6 +29,7 @@ from pytest_llmperf.worker.learning.inspection import STEPS as INSPECTED_STEPS
 from pytest_llmperf.worker.learning.inspection import Inspection
 from pytest_llmperf.worker.measuring.calibrator import calibrated
 from pytest_llmperf.worker.measuring.canary import sing
+from pytest_llmperf.worker.measuring.fetches import Fetches, with_timed_waits
 from pytest_llmperf.worker.measuring.gradient_exchange import Exchange
 from pytest_llmperf.worker.measuring.instruments import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
 from pytest_llmperf.worker.measuring.measurement import Measurement
@@ -43,14 +45,24 @@ from pytest_llmperf.worker.trained import Trained
 class WatchedTrainer(Trainer):
     """The Trainer, telling of each micro-batch its loss, which stays on its device, and the tokens it was given."""
 
-    def __init__(self, *args: Any, measurement: Measurement, after: After, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, measurement: Measurement, fetches: Fetches, inspection: Inspection | None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._measurement, self._exchange = measurement, measurement.exchange
-        self._tracer, self._inspection = after.tracer, after.inspection
+        self._fetches, self._inspection = fetches, inspection
+
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()
+        data_workers.bind(loader)
+        return loader
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        self._fetches.begin()
+        return super().get_batch_samples(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        if self._tracer:
-            self._tracer.batch_arrived()
+        self._fetches.end()
         if self._exchange and not self._measurement.losses:
             self._exchange.watch(model.parameters())
         if self._exchange:
@@ -83,6 +95,7 @@ class WatchedTrainer(Trainer):
 
     def _get_num_items_in_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Where ranks meet before the forward pass; a Trainer that has it no more lets that meeting go unseen."""
+        self._fetches.end()
         if self._exchange:
             self._exchange.arrive()
         return super()._get_num_items_in_batch(*args, **kwargs)
@@ -132,6 +145,7 @@ def train(
     def keep() -> None:
         observation.keep(trainer)
 
+    fetches = Fetches(tracer, ahead=spec.data_workers > 0)
     after = After(checkpoint, tracer, inspection, keep)
     marks = StepMarks(measurement, beat, stopping, _burner(spec, rank, device, clock), after)
     trainer = WatchedTrainer(
@@ -141,13 +155,15 @@ def train(
         data_collator=data.collator,
         callbacks=[marks],
         measurement=measurement,
-        after=after,
+        fetches=fetches,
+        inspection=inspection,
     )
     if device.type == "cuda":
         force_tf32(spec)
     failed = _trained(trainer, measurement, alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
     trace = tracer.trace(failed) if tracer else Trace(none=UNWANTED)
+    trace = with_timed_waits(trace, fetches.seconds, measurement.step_seconds, spec.warmup_steps)
     learning = inspection.learning(trainer, model, failed) if inspection else uninspected(UNINSPECTED)
     return observation.ended(trainer, trace, learning)
 
@@ -164,7 +180,8 @@ def _calibrated(request: Request, device: torch.device, beat: Heartbeat) -> Cali
 def _trained(trainer: Trainer, measurement: Measurement, *, alone: bool) -> Exception | None:
     """Train, and return what has ended a step that is not timed: that takes nothing from what was measured before."""
     try:
-        trainer.train()
+        with data_workers.told():
+            trainer.train()
     except Exception as error:
         # Ranks that others wait for have to fail; what was measured is kept.
         if not (alone and measurement.is_over):

@@ -22,7 +22,16 @@ def test_it_is_collected_on_a_cpu() -> None:
     command = [sys.executable, "-m", "pytest", "perf_tests", "--collect-only", "-q", "--gpus", "0"]
     done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
-    for module in ("ladder", "gains", "scaling", "optimisations", "capacity", "families", "real_data"):
+    for module in (
+        "ladder",
+        "gains",
+        "scaling",
+        "optimisations",
+        "capacity",
+        "families",
+        "real_data",
+        "input_pipeline",
+    ):
         assert f"perf_tests/test_{module}.py" in done.stdout
 
 

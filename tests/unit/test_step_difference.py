@@ -131,9 +131,17 @@ def test_the_next_batch_and_the_host_are_waited_for_apart() -> None:
     before = replace(trace_of({"kernel": {"gemm": 100}}), step_seconds=0.1)
     after = replace(before, step_seconds=0.16, data_seconds=0.04)
     assert points_to(step_difference(before, after)) == (
-        "+60.0 ms of a traced step: the same kernels, copies and waits; "
-        "idle: the next batch +40.0 ms; idle: the host +20.0 ms; unexplained 0.00 ms"
+        "+60.0 ms of a traced step: +40.0 ms waiting for data, 25 % of the step; the same kernels, copies and waits; "
+        "idle: the host +20.0 ms; unexplained 0.00 ms"
     )
+
+
+def test_what_is_waited_for_data_stands_first_only_where_it_is_what_a_change_is_about() -> None:
+    before = replace(trace_of({"kernel": {"gemm": 100}}), step_seconds=0.1)
+    beside = points_to(step_difference(before, replace(before, step_seconds=0.16, data_seconds=0.02)))
+    assert beside.endswith("idle: the host +40.0 ms; waiting for data +20.0 ms; unexplained 0.00 ms")
+    less = points_to(step_difference(replace(before, step_seconds=0.16, data_seconds=0.06), before))
+    assert less.endswith("the same kernels, copies and waits; waiting for data -60.0 ms; unexplained 0.00 ms")
 
 
 def test_an_exchange_counts_as_far_as_nothing_else_ran_beside_it() -> None:

@@ -35,6 +35,7 @@ _TOGETHER = {
     "test_parts": "ligered",
     "test_changes": "patchable",
     "test_checkpoints": "patchable",
+    "test_input_pipeline": "patchable",
     "test_learning": "patchable",
     "test_parity": "patchable",
     "test_settings": "patchable",

@@ -15,7 +15,7 @@ from pytest_llmperf.insight.tracing.likely_causes import likely_causes
 from pytest_llmperf.insight.tracing.rank_differences import LastRank, OddRank, last_rank, odd_ranks
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
 
-HOST, DATA = "idle: the host", "idle: the next batch"
+HOST, DATA = "idle: the host", "waiting for data"
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ class StepDifference:
     def change(self) -> float:
         """In seconds; positive is slower."""
         return self.after - self.before
+
+    @property
+    def data(self) -> Part:
+        """What is waited for the next batch."""
+        return next(part for part in self.parts if part.name == DATA)
 
     @property
     def unexplained(self) -> float:

@@ -31,7 +31,10 @@ def undeclarable(inactive: frozenset[str]) -> Iterator[str]:
 
 def contradictions(spec: TrainSpec, evidence: Mapping[str, Any], inactive: frozenset[str]) -> Iterator[str]:
     """A line for each setting that was not what ``spec`` asked for; of ``inactive`` ones, for each that was."""
+    moot = _MOOT.get(evidence.get("device_type", ""), frozenset())
     for name, check in _CHECKS.items():
+        if name in moot:
+            continue
         try:
             line = check(spec, evidence)
         except KeyError as missing:
@@ -224,6 +227,27 @@ def _data(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
     return next((line for name in asked if (line := _equal(f"the data's {name}", asked[name], seen[name]))), None)
 
 
+def _data_workers(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
+    line = _as_before("data workers", spec, evidence, "data_workers")
+    if line or spec.data_prefetch is None:
+        return line
+    return _as_before("a prefetch of", spec, evidence, "data_prefetch")
+
+
+def _pinned(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
+    return _as_before("pinned batches", spec, evidence, "data_pinned")
+
+
+def _tokenised(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
+    """By the process that fetches, and by no other; records that do not tell of it had all tokens ahead."""
+    by = evidence.get("tokenised_by", "")
+    fetching = "workers" if spec.data_workers else "rank"
+    if spec.tokenise == "on_the_fly":
+        return None if by == fetching else f"asked for tokens on the fly by the {fetching}, made by {by or 'nobody'}"
+    makers = {"rank", "workers"} & {*by.split()}
+    return f"asked for tokens ahead, made on the fly by the {by}" if makers else None
+
+
 _CHECKS: Mapping[str, Callable[[TrainSpec, Mapping[str, Any]], str | None]] = {
     "liger": _liger,
     "attention": _attention,
@@ -238,4 +262,10 @@ _CHECKS: Mapping[str, Callable[[TrainSpec, Mapping[str, Any]], str | None]] = {
     "parallelism": _parallelism,
     "optimizer": _optimizer,
     "data": _data,
+    "data_workers": _data_workers,
+    "data_pinned": _pinned,
+    "tokenise": _tokenised,
 }
+
+# What is neither active nor inactive there: a CPU has nothing to pin.
+_MOOT = {"cpu": frozenset({"data_pinned"})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,15 @@ class Rows:
     """How many of a row's tokens are real; ``None``: all of all rows."""
     left_out: int
     """Tokens that are in no row: beyond a row's length, of a document too short, or of the stream's end."""
+
+    is_costly: ClassVar[bool] = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, row: int) -> tuple[np.ndarray, int | None]:
+        """Its tokens, and how many of them are real; ``None``: all."""
+        return self.ids[row], None if self.lengths is None else int(self.lengths[row])
 
     @property
     def num_tokens(self) -> int:
@@ -47,9 +57,14 @@ def padded(tokens: Tokens, length: int, padding: int, *, keep_short: bool) -> Ro
     ``keep_short``: also those in which there is nothing to predict, down to empty ones.
     """
     starts = np.cumsum(tokens.lengths) - tokens.lengths
-    chosen = np.arange(tokens.num_documents) if keep_short else np.flatnonzero(tokens.lengths >= _LEAST)
+    chosen = documents_in_rows(tokens, keep_short=keep_short)
     lengths = np.minimum(tokens.lengths[chosen], length)
     ids: np.ndarray = np.full((len(chosen), length), padding, dtype=np.int32)
     for row, (start, number) in enumerate(zip(starts[chosen], lengths, strict=True)):
         ids[row, :number] = tokens.ids[start : start + number]
     return Rows(ids, lengths, int(tokens.lengths.sum() - lengths.sum()))
+
+
+def documents_in_rows(tokens: Tokens, *, keep_short: bool) -> np.ndarray:
+    """The numbers of those that ``padded`` makes a row of, in their order."""
+    return np.arange(tokens.num_documents) if keep_short else np.flatnonzero(tokens.lengths >= _LEAST)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 from transformers import default_data_collator
-
-from pytest_llmperf.worker.data.rows import Rows
 
 #: How samples are ordered, as the evidence tells it.
 ORDER = "shuffled by seed and epoch"
@@ -23,6 +22,18 @@ _IGNORED = -100
 _STRIDE = 1_000_003
 
 
+class RowSource(Protocol):
+    """Rows that are there, or made when they are taken."""
+
+    is_costly: ClassVar[bool]
+    """Whether each is made anew whenever it is taken."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, row: int) -> tuple[np.ndarray, int | None]:
+        """Its tokens, and how many of them are real; ``None``: all."""
+
+
 class TextSamples(Dataset[dict[str, torch.Tensor]]):
     """``length`` samples: epoch after epoch of ``rows``, each in an order of its own.
 
@@ -31,30 +42,33 @@ class TextSamples(Dataset[dict[str, torch.Tensor]]):
 
     order = ORDER
 
-    def __init__(self, rows: Rows, *, length: int, seed: int, counts_padding: bool) -> None:
+    def __init__(self, rows: RowSource, *, length: int, seed: int, counts_padding: bool) -> None:
         self._rows, self._length, self._seed = rows, length, seed
         self._counts_padding = counts_padding
         self._orders: dict[int, torch.Tensor] = {}
+        #: Whether a sample is made anew whenever it is asked for.
+        self.is_costly = rows.is_costly
         #: The first samples, of which all others are repetitions.
-        self.distinct = min(length, len(rows.ids))
+        self.distinct = min(length, len(rows))
 
     def __len__(self) -> int:
         return self._length
 
     def row_of(self, index: int) -> int:
         """Which row sample ``index`` is."""
-        epoch, place = divmod(index, len(self._rows.ids))
+        epoch, place = divmod(index, len(self._rows))
         if epoch not in self._orders:
             generator = torch.Generator().manual_seed(self._seed * _STRIDE + epoch)
-            self._orders[epoch] = torch.randperm(len(self._rows.ids), generator=generator)
+            self._orders[epoch] = torch.randperm(len(self._rows), generator=generator)
         return int(self._orders[epoch][place])
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         row = self.row_of(index)
-        ids = torch.from_numpy(self._rows.ids[row]).long()
-        if self._rows.lengths is None:
+        tokens, real = self._rows.take(row)
+        ids = torch.from_numpy(tokens).long()
+        if real is None:
             return {"input_ids": ids, "labels": ids}
-        mask = torch.arange(len(ids)) < int(self._rows.lengths[row])
+        mask = torch.arange(len(ids)) < real
         labels = ids if self._counts_padding else ids.masked_fill(~mask, _IGNORED)
         return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
 

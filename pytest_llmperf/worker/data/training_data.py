@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,21 +18,27 @@ from pytest_llmperf.worker.data.byte_tokenizer import ByteTokenizer
 from pytest_llmperf.worker.data.local_tokenizer import LocalTokenizer
 from pytest_llmperf.worker.data.random_tokens import RandomTokens
 from pytest_llmperf.worker.data.rows import Rows
+from pytest_llmperf.worker.data.rows_on_the_fly import RowsOnTheFly
 from pytest_llmperf.worker.data.text_reader import read
 from pytest_llmperf.worker.data.text_samples import TextSamples, counted
 from pytest_llmperf.worker.data.token_cache import Tokens
 from pytest_llmperf.worker.refusal import RefusedError
+
+#: Who has made a text tokens where nobody does while it trains.
+AHEAD = "nobody, they were made ahead"
 
 # Texts that are made tokens at a time.
 _AT_ONCE = 1000
 
 
 class Tokenizer(Protocol):
+    """Of bytes, or the user's."""
+
     vocabulary_size: int
     end_of_text: int
     padding: int
 
-    def encode(self, texts: list[str], *, special: bool) -> list[np.ndarray]: ...
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,18 @@ class TrainingData:
     """What was read, for the evidence; nothing of random tokens."""
     num_rows: int = 0
     """Of one epoch; 0 where there are none."""
+    on_the_fly: RowsOnTheFly | None = None
+    """Rows that are made tokens as they are fetched, where some are."""
 
     def evidence(self, num_samples: int) -> dict[str, Any]:
         """After ``num_samples`` over all ranks."""
         if not self.facts:
             return {}
-        return {"data": dict(self.facts), "epochs": round(num_samples / self.num_rows, 6)}
+        return {
+            "data": dict(self.facts),
+            "epochs": round(num_samples / self.num_rows, 6),
+            "tokenised_by": self.on_the_fly.made_by if self.on_the_fly else AHEAD,
+        }
 
 
 def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> TrainingData:
@@ -77,7 +89,8 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
     rows = _rows(spec, tokenizer, documents)
     _check_number(spec, documents, rows)
     counts_padding = spec.rows == "padded_in_loss"
-    samples = TextSamples(rows, length=length, seed=spec.seed, counts_padding=counts_padding)
+    on_the_fly = _on_the_fly(spec, tokenizer, documents) if spec.tokenise == "on_the_fly" else None
+    samples = TextSamples(on_the_fly or rows, length=length, seed=spec.seed, counts_padding=counts_padding)
     facts = {
         "text": spec.text_files.fingerprint,
         "split": spec.split,
@@ -88,7 +101,7 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
         "num_tokens": rows.num_tokens,
         "num_tokens_left_out": rows.left_out,
     }
-    return TrainingData(samples, counted if spec.has_padding else None, facts, len(rows.ids))
+    return TrainingData(samples, counted if spec.has_padding else None, facts, len(rows), on_the_fly)
 
 
 def _tokenizer(spec: TrainSpec) -> Tokenizer:
@@ -129,8 +142,18 @@ def _made(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
 def _rows(spec: TrainSpec, tokenizer: Tokenizer, documents: Tokens) -> Rows:
     if spec.rows == "packed":
         return rows_of.packed(documents, spec.sequence_length, tokenizer.end_of_text)
-    keep_short = spec.rows == "padded_in_loss"
-    return rows_of.padded(documents, spec.sequence_length, tokenizer.padding, keep_short=keep_short)
+    return rows_of.padded(documents, spec.sequence_length, tokenizer.padding, keep_short=_keeps_short(spec))
+
+
+def _on_the_fly(spec: TrainSpec, tokenizer: Tokenizer, documents: Tokens) -> RowsOnTheFly:
+    """The same rows: which documents are long enough to be one is known by their tokens alone, made once before."""
+    texts = read(spec.text_files)
+    chosen = [texts[number] for number in rows_of.documents_in_rows(documents, keep_short=_keeps_short(spec))]
+    return RowsOnTheFly(chosen, spec.sequence_length, tokenizer, num_workers=spec.data_workers)
+
+
+def _keeps_short(spec: TrainSpec) -> bool:
+    return spec.rows == "padded_in_loss"
 
 
 def _check_number(spec: TrainSpec, documents: Tokens, rows: Rows) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-# What a prediction does not look at: how long is measured and by what it is judged, what fills the batches, and what
-# a compiler or the matrix units make of the same step.
+# What a prediction does not look at: how long is measured and by what it is judged, what fills the batches and who
+# fetches them, and what a compiler or the matrix units make of the same step.
 _WITHOUT_EFFECT = frozenset(
     "steps min_steps warmup_steps throughput_tolerance memory_tolerance seed data weights tf32 torch_compile "
-    "torch_compile_mode torch_compile_scope text split tokenizer".split()
+    "torch_compile_mode torch_compile_scope text split tokenizer tokenise data_workers data_prefetch "
+    "data_pinned".split()
 )
 
 

@@ -26,11 +26,12 @@ def row_digests(inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
 def found(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> tuple[tuple[int, ...], frozenset[int]]:
     """The index of each in ``dataset``, -1 where it is not there, and which of these it has more than once.
 
-    All of a small one is looked at, of a larger one the ``num`` samples from ``first`` on.
+    All of a small one is looked at; of a larger one, or of one whose samples are made anew each time, the ``num``
+    samples from ``first`` on.
     """
     distinct = getattr(dataset, "distinct", None) or len(dataset)
     indices: Iterable[int] = range(distinct)
-    if distinct > _MOST_READ:
+    if distinct > _MOST_READ or getattr(dataset, "is_costly", False):
         indices = range(first, min(first + num, len(dataset)))
     index_of: dict[bytes, int] = {}
     times: Counter[bytes] = Counter()

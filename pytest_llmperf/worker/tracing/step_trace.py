@@ -36,7 +36,7 @@ class Marks:
     ends: Sequence[int]
     """The begin of the first traced step, and the end of each."""
     data: Sequence[tuple[int, int]]
-    """From the end of a step, or the first one's begin, until the next one's first batch was there."""
+    """When the host was inside the loader."""
 
 
 def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
@@ -63,8 +63,8 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
     begin, end = marks.ends[0], marks.ends[-1]
     if on_host:
         step_seconds = (end - begin) / len(steps) * _SECONDS
-        idle = _between(_union((work.start, work.end) for work in found.work), begin, end)
-        data = sum(_overlap(idle, window) for window in marks.data) / len(steps) * _SECONDS
+        # All of it: what fetches there is the host itself, by operators and without.
+        data = _length(marks.data) / len(steps) * _SECONDS
         # Operators of several threads may take longer together than the step does.
         busy = min(step_seconds - data, sum(row.seconds for row in rows if row.kind != "wait"))
         return Trace(rows=rows, steps=len(steps), step_seconds=step_seconds, busy_seconds=busy, data_seconds=data)

@@ -32,6 +32,7 @@ class Tracer:
         self._profile: Any = None
         self._ends: list[int] = []
         self._data: list[tuple[int, int]] = []
+        self._fetch = 0
         self._none = ""
 
     @property
@@ -48,10 +49,15 @@ class Tracer:
             dist.barrier(device_ids=None if self._on_host else [torch.cuda.current_device()])
         self._ends.append(time.time_ns())
 
+    def fetch_begins(self) -> None:
+        """Of a step's batches; a Trainer that does not say so fetches from the last step's end on."""
+        if self.is_running:
+            self._fetch = time.time_ns()
+
     def batch_arrived(self) -> None:
-        """The first of a step."""
+        """All of a step, or its first; the first word counts."""
         if self.is_running and len(self._data) < len(self._ends):
-            self._data.append((self._ends[-1], time.time_ns()))
+            self._data.append((max(self._fetch, self._ends[-1]), time.time_ns()))
 
     def end_step(self) -> bool:
         """Whether that was the last one."""

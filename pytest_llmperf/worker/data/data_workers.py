@@ -1,0 +1,77 @@
+"""Data workers: the loader's processes, which must not outlive their rank, and what becomes of it when one dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from pytest_llmperf.worker.warm import lineage
+
+
+class DataWorkerError(Exception):
+    """A worker has died, or could not fetch; one line."""
+
+
+def bind(loader: Any) -> None:
+    """Let the workers that ``loader`` forks later end with this process, however it ends.
+
+    By itself a worker looks for its rank every five seconds, and one that has a batch to hand over never does.
+    """
+    own = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+    if own.num_workers:
+        own.worker_init_fn = partial(_begin, os.getpid(), own.worker_init_fn)
+
+
+def _begin(rank: int, own: Callable[[int], None] | None, number: int) -> None:
+    lineage.die_with(rank, signal.SIGKILL)
+    if own is not None:
+        own(number)
+
+
+def seen(loader: Any, device_type: str) -> dict[str, Any]:
+    """What of fetching ``loader`` really has, for the evidence."""
+    return {
+        "data_workers": loader.num_workers,
+        "data_prefetch": loader.prefetch_factor,
+        # Without an accelerator PyTorch pins nothing, whatever it is asked for.
+        "data_pinned": bool(loader.pin_memory) and device_type == "cuda",
+    }
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What ends a worker, in one line of what comes through here.
+
+    Raises:
+        DataWorkerError: a worker has died, or could not fetch.
+    """
+    try:
+        yield
+    except Exception as error:
+        line = _line(str(error))
+        if line is None:
+            raise
+        raise DataWorkerError(line) from error
+
+
+# Source: torch/utils/data (_utils/signal_handling.py and dataloader.py), and torch/_utils.py of what a worker raises.
+_DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: ([^.]+)|exited)")
+_RAISED = re.compile(r"Caught (\w+) in DataLoader worker process (\d+)")
+
+
+def _line(message: str) -> str | None:
+    if died := _DIED.search(message):
+        pids, how = died.group(1), f" ({died.group(2).strip()})" if died.group(2) else ""
+        return (
+            f"a data worker (pid {pids}) has died{how}; its host may be short of memory, or of /dev/shm, through which "
+            "batches come: take fewer data_workers, or a smaller data_prefetch"
+        )
+    if raised := _RAISED.search(message):
+        last = next(line.strip() for line in reversed(message.splitlines()) if line.strip())
+        return f"data worker {raised.group(2)} could not fetch: {last}"
+    return None
