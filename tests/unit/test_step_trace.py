@@ -186,6 +186,15 @@ def test_on_a_host_the_next_batch_is_waited_for_too() -> None:
     assert trace.idle_seconds == pytest.approx(STEP * 1e-9 - 600e-9)
 
 
+def test_on_a_host_what_the_loader_does_is_of_no_step() -> None:
+    # Of two workers' batches one step may take in both, and the next one none.
+    work = [Work("operator", "aten::mm", step * STEP + 600, step * STEP + 700, 1) for step in range(3)]
+    work += [Work("operator", "aten::empty", at, at + 20, 1) for at in (100, 150, 2 * STEP + 100)]
+    windows = [(step * STEP, step * STEP + 500) for step in range(3)]
+    trace = step_trace(Activities(work, []), Marks([0, STEP, 2 * STEP, 3 * STEP], windows), on_host=True)
+    assert [(row.name, row.count) for row in trace.rows] == [("aten::mm", 1)]
+
+
 def test_events_are_told_apart_by_what_they_are() -> None:
     events = [
         Event("_rms_norm_backward_kernel", 5, 10, correlation=1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -160,9 +161,13 @@ def test_a_worker_that_dies_ends_the_launch_with_one_line(tmp_path: Path) -> Non
 
     failure = ended_by(kill, tmp_path / "run", "warm")
     assert failure.kind == "error"
-    assert failure.message.startswith(f"rank 1: DataWorkerError: a data worker (pid {killed[0]}) has died (Killed); ")
-    assert failure.message.endswith("take fewer data_workers, or a smaller data_prefetch")
-    assert "\n" not in failure.message
+    # PyTorch has the signal from the worker's end; where its own look at its workers comes first, only that it is gone.
+    said = re.fullmatch(
+        rf"rank 1: DataWorkerError: a data worker \(pid {killed[0]}\) has died(?: \(Killed\))?; .*"
+        "take fewer data_workers, or a smaller data_prefetch",
+        failure.message,
+    )
+    assert said, failure.message
 
 
 def test_a_launch_that_ends_well_leaves_no_worker(tmp_path: Path) -> None:

@@ -123,7 +123,8 @@ def _on_host(work: Sequence[Work], marks: Marks) -> list[list[_Item]]:
     steps: list[list[_Item]] = [[] for _ in marks.ends[1:]]
     for one, own in _own_times(work):
         step = _step_of(one.start, marks)
-        if step is not None:
+        # What the loader does is fetching and not the step's: of two workers' batches one step may take in both.
+        if step is not None and not any(start <= one.start < end for start, end in marks.data):
             steps[step].append(_Item((one.kind, short_name(one.name)), own))
     return steps
 
