@@ -144,7 +144,8 @@ class Runner:
         """
         meter = Meter()
         side = "parity" if order.truth else "the plain form's parity"
-        with self._lease(spec.gpus, meter) as gpus, self._observer.launch(f"{spec.id} {side}", 1, 1) as live:
+        leased = self._lease(spec.gpus, meter, shared=True)  # nobody times them
+        with leased as gpus, self._observer.launch(f"{spec.id} {side}", 1, 1) as live:
             request = replace(self._request(spec, gpus, meter), parity=order, trace=False)
             outcome: list[TrainingErrors] | Failure = []
             with self._watched(request, live) as watched:
@@ -226,13 +227,14 @@ class Runner:
         return home / f"{name}-{1 + sum(1 for _ in home.glob(f'{name}-*'))}"
 
     @contextmanager
-    def _lease(self, num_gpus: int, meter: Meter) -> Iterator[tuple[Gpu, ...]]:
+    def _lease(self, num_gpus: int, meter: Meter, *, shared: bool = False) -> Iterator[tuple[Gpu, ...]]:
         if self._held is not None:
             # What was waited for once is the first launch's to tell.
             meter.waited_seconds, self._held_after = self._held_after, 0.0
             yield self._held[:num_gpus]
             return
         gpus: tuple[Gpu, ...] = ()
+        say = self._observer.say
         if self._context.cluster is not None:  # its launcher leases nodes
             yield gpus
             return
@@ -240,9 +242,9 @@ class Runner:
             try:  # around the lease alone: an OSError of the launch is none of its
                 with meter.waiting():
                     if self._context.on_cpu:
-                        held.enter_context(lease_cpu(self._observer.say))
+                        held.enter_context(lease_cpu(say, shared=shared))
                     else:
-                        gpus = held.enter_context(lease_gpus(num_gpus, self._context.gpus, self._observer.say))
+                        gpus = held.enter_context(lease_gpus(num_gpus, self._context.gpus, say, shared=shared))
             except OSError as error:
                 raise CaseFailedError(str(error)) from None
             except BaseException as error:

@@ -1,15 +1,18 @@
 """Leases: two processes on one host never train on the same GPU, and CPU runs take turns.
 
-A lease is a file lock, which the system releases however its holder ends.
+A lease is a file lock, which the system releases however its holder ends. Small trainings that nobody times share one
+with each other, and none with what is timed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
@@ -22,11 +25,47 @@ _POLL_SECONDS = 0.5
 _REMIND_SECONDS = 60.0
 
 
+class _SharedLock:
+    """Held by several at once, and by nobody while one holds a ``FileLock`` of the same file."""
+
+    def __init__(self, path: Path) -> None:
+        self.lock_file = str(path)
+        self._descriptor = -1
+
+    def acquire(self, *, blocking: Literal[False]) -> None:
+        """As a ``FileLock`` is.
+
+        Raises:
+            OSError: the file cannot be opened or locked.
+            Timeout: somebody holds it alone.
+        """
+        del blocking
+        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            with suppress(PermissionError):  # somebody else's has its mode already
+                os.fchmod(descriptor, 0o666)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if not os.fstat(descriptor).st_nlink:  # who held it alone took the file away
+                raise BlockingIOError
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise Timeout(self.lock_file) from None
+            raise
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
 @contextmanager
-def lease_gpus(num_gpus: int, gpus: Sequence[Gpu], say: Callable[[str], None]) -> Iterator[tuple[Gpu, ...]]:
+def lease_gpus(
+    num_gpus: int, gpus: Sequence[Gpu], say: Callable[[str], None], *, shared: bool = False
+) -> Iterator[tuple[Gpu, ...]]:
     """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased.
 
     GPUs without foreign processes come first; one that has some is leased only when no other is left, and said so.
+    ``shared``: others that say so too may hold them at the same time.
 
     Raises:
         OSError: the folder of leases, or a lock in it, cannot be used; in one line.
@@ -42,8 +81,8 @@ def lease_gpus(num_gpus: int, gpus: Sequence[Gpu], say: Callable[[str], None]) -
             chosen: list[Gpu] = []
             waiting = _Waiting(f"{num_gpus} GPU(s)", say)
             while True:
-                for gpu in undisturbed_first(set(gpus) - set(chosen)):
-                    lock = _lock(folder / f"{gpu.uuid}.lock")
+                for gpu in _in_turn(gpus, chosen) if shared else undisturbed_first(set(gpus) - set(chosen)):
+                    lock = _lock(folder / f"{gpu.uuid}.lock", shared=shared)
                     if _is_acquired(lock):
                         held.callback(lock.release)
                         chosen.append(gpu)
@@ -52,19 +91,19 @@ def lease_gpus(num_gpus: int, gpus: Sequence[Gpu], say: Callable[[str], None]) -
                 if len(chosen) == num_gpus:
                     break
                 waiting.tick()
-        for line in foreign_processes(chosen):
+        for line in [] if shared else foreign_processes(chosen):
             say(f"warning: another process is on the GPU leased for this launch: {line}")
         yield tuple(sorted(chosen, key=lambda gpu: gpu.index))
 
 
 @contextmanager
-def lease_cpu(say: Callable[[str], None]) -> Iterator[None]:
-    """Hold this host's CPU: runs that would slow each other take turns.
+def lease_cpu(say: Callable[[str], None], *, shared: bool = False) -> Iterator[None]:
+    """Hold this host's CPU: runs that would slow each other take turns; ``shared``: those that say so too need not.
 
     Raises:
         OSError: the folder of leases, or a lock in it, cannot be used; in one line.
     """
-    with _acquired(_lock(_folder() / "cpu.lock"), "the CPU", say):
+    with _acquired(_lock(_folder() / "cpu.lock", shared=shared), "the CPU", say):
         yield
 
 
@@ -100,8 +139,14 @@ def undisturbed_first(gpus: Iterable[Gpu]) -> list[Gpu]:
     return sorted(gpus, key=lambda gpu: (bool(foreign_processes([gpu])), gpu.index))
 
 
+def _in_turn(gpus: Sequence[Gpu], but: Sequence[Gpu]) -> list[Gpu]:
+    """Another one first in each process, so that those who share do not all share one."""
+    first = os.getpid() % len(gpus)
+    return [gpu for gpu in (*gpus[first:], *gpus[:first]) if gpu not in but]
+
+
 @contextmanager
-def _acquired(lock: FileLock, what: str, say: Callable[[str], None]) -> Iterator[None]:
+def _acquired(lock: FileLock | _SharedLock, what: str, say: Callable[[str], None]) -> Iterator[None]:
     waiting = _Waiting(what, say)
     while not _is_acquired(lock):
         waiting.tick()
@@ -111,7 +156,7 @@ def _acquired(lock: FileLock, what: str, say: Callable[[str], None]) -> Iterator
         lock.release()
 
 
-def _is_acquired(lock: FileLock) -> bool:
+def _is_acquired(lock: FileLock | _SharedLock) -> bool:
     try:
         lock.acquire(blocking=False)
     except Timeout:  # an OSError too
@@ -136,8 +181,8 @@ class _Waiting:
         time.sleep(_POLL_SECONDS)
 
 
-def _lock(path: Path) -> FileLock:
-    return FileLock(path, mode=0o666)
+def _lock(path: Path, *, shared: bool = False) -> FileLock | _SharedLock:
+    return _SharedLock(path) if shared else FileLock(path, mode=0o666)
 
 
 def _folder() -> Path:

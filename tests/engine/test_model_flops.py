@@ -131,7 +131,7 @@ def test_it_is_counted_from_collection_on_and_done_before_hardware_is_leased(
     held: list[bool] = []
 
     @contextmanager
-    def lease(*_: object) -> Iterator[tuple[Gpu, ...]]:
+    def lease(*_: object, **__: object) -> Iterator[tuple[Gpu, ...]]:
         held.append(counts.is_open)
         yield H200.gpus
 

@@ -30,7 +30,8 @@ def slow_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else trains for a moment, each time."""
 
     @contextmanager
-    def lease(_say: Callable[[str], None]) -> Iterator[None]:
+    def lease(_say: Callable[[str], None], *, shared: bool) -> Iterator[None]:
+        assert not shared
         time.sleep(WAITED)
         yield
 
@@ -73,7 +74,7 @@ def test_a_record_that_tells_nothing_is_not_told_to_have_waited(engine: Engine) 
 
 
 def test_a_wait_that_is_given_up_is_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lease(_say: Callable[[str], None]) -> NoReturn:
+    def lease(_say: Callable[[str], None], **_: bool) -> NoReturn:
         time.sleep(WAITED)
         raise KeyboardInterrupt
 

@@ -267,6 +267,47 @@ class TestLeases:
             with leases.lease_gpus(1, GPUS, said.append):
                 assert "pid 7" in said[0]
 
+    def test_what_nobody_times_shares_and_what_is_timed_waits_for_the_last_of_them(self) -> None:
+        class WaitedError(Exception):
+            pass
+
+        def say(line: str) -> None:
+            raise WaitedError(line)
+
+        one = GPUS[:1]
+        with leases.lease_gpus(1, one, say, shared=True) as mine:
+            with leases.lease_gpus(1, one, say, shared=True) as theirs:
+                assert mine == theirs == one
+            with pytest.raises(WaitedError, match=r"waiting for 1 GPU"), leases.lease_gpus(1, one, say):
+                pass
+        with (
+            leases.lease_gpus(1, one, say),
+            pytest.raises(WaitedError, match=r"waiting for 1 GPU"),
+            leases.lease_gpus(1, one, say, shared=True),
+        ):
+            pass
+
+    def test_who_shares_the_cpu_keeps_timed_runs_from_it(self) -> None:
+        class WaitedError(Exception):
+            pass
+
+        def say(line: str) -> None:
+            raise WaitedError(line)
+
+        with (
+            leases.lease_cpu(say, shared=True),
+            leases.lease_cpu(say, shared=True),
+            pytest.raises(WaitedError, match="waiting for the CPU"),
+            leases.lease_cpu(say),
+        ):
+            pass
+
+    @pytest.mark.parametrize(("pid", "first"), [(8, 0), (9, 1), (11, 3)])
+    def test_those_who_share_begin_with_other_gpus(self, monkeypatch: pytest.MonkeyPatch, pid: int, first: int) -> None:
+        monkeypatch.setattr(os, "getpid", lambda: pid)
+        with leases.lease_gpus(2, GPUS, print, shared=True) as mine:
+            assert {gpu.index for gpu in mine} == {first, (first + 1) % 4}
+
     def test_more_than_there_are_is_an_error(self) -> None:
         with pytest.raises(ValueError, match="5 GPUs asked for, 4 visible"), leases.lease_gpus(5, GPUS, print):
             pass

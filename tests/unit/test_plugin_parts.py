@@ -302,7 +302,7 @@ class TestRunner:
         events = []
 
         @contextmanager
-        def lease(say: Callable[[str], None]) -> Iterator[None]:
+        def lease(say: Callable[[str], None], **_: bool) -> Iterator[None]:
             events.append("leased")
             yield
             events.append("released")
