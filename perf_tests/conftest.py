@@ -12,6 +12,7 @@ from perf_tests.gains import GAINS, Gain, specs_of
 from perf_tests.input_pipeline import INPUT_PIPELINE, INPUT_PIPELINE_ON_CPU
 from perf_tests.ladder import LADDER, Rung
 from perf_tests.optimisations import OPTIMISATIONS, Optimisation
+from perf_tests.parity import PARITY, PARITY_ON_CPU
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU, TextCase
 from perf_tests.scaling import SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
 from pytest_llmperf import GIB, DidNotTrain, is_active, on_cpu
@@ -45,6 +46,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "input_case" in metafunc.fixturenames:
         pipelines = INPUT_PIPELINE_ON_CPU if on_cpu(metafunc.config) else INPUT_PIPELINE
         metafunc.parametrize("input_case", [pytest.param(spec, id=spec.id) for spec in pipelines])
+    if "made_small" in metafunc.fixturenames:
+        specs = PARITY_ON_CPU if on_cpu(metafunc.config) else PARITY
+        metafunc.parametrize("made_small", [pytest.param(spec, id=spec.id) for spec in specs])
     # On a CPU accelerate does not shard.
     nowhere: list[Width] = []
     lists = (("weak", WEAK, WEAK_ON_CPU), ("strong", STRONG, STRONG_ON_CPU), ("sharded", SHARDED, nowhere))
