@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from perf_tests.optimisations import OPTIMISATIONS, Optimisation
 from perf_tests.parity import PARITY, PARITY_ON_CPU
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU, TextCase
 from perf_tests.scaling import SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
-from pytest_llmperf import GIB, DidNotTrain, is_active, on_cpu
+from pytest_llmperf import GIB, DidNotTrain, TrainSpec, is_active, on_cpu
 
 _NOT_HERE = pytest.param(None, id="on-a-gpu", marks=pytest.mark.skip(reason="these settings are for a GPU: --gpus 1"))
 
@@ -25,37 +26,9 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "gain" in metafunc.fixturenames:
-        cpu = on_cpu(metafunc.config)
-        metafunc.parametrize("gain", [_gain(gain, cpu) for gain in GAINS if gain.cpu_bounds or not cpu])
-    if "optimisation" in metafunc.fixturenames:
-        on_gpu = [_optimisation(one) for one in OPTIMISATIONS]
-        metafunc.parametrize("optimisation", [_NOT_HERE] if on_cpu(metafunc.config) else on_gpu)
-    if "largest" in metafunc.fixturenames:
-        metafunc.parametrize("largest", [pytest.param(spec, id=spec.capacity_id) for spec in CAPACITIES])
-    if "rung" in metafunc.fixturenames:
-        cpu = on_cpu(metafunc.config)
-        rungs = [rung.on_cpu() if cpu else rung for rung in LADDER]
-        metafunc.parametrize("rung", [_case(rung) for rung in rungs])
-    if "family" in metafunc.fixturenames:
-        cpu = on_cpu(metafunc.config)
-        metafunc.parametrize("family", [_family(one.on_cpu() if cpu else one) for one in FAMILIES])
-    if "text_case" in metafunc.fixturenames:
-        cases = REAL_DATA_ON_CPU if on_cpu(metafunc.config) else REAL_DATA
-        metafunc.parametrize("text_case", [_text_case(one) for one in cases])
-    if "input_case" in metafunc.fixturenames:
-        pipelines = INPUT_PIPELINE_ON_CPU if on_cpu(metafunc.config) else INPUT_PIPELINE
-        metafunc.parametrize("input_case", [pytest.param(spec, id=spec.id) for spec in pipelines])
-    if "made_small" in metafunc.fixturenames:
-        specs = PARITY_ON_CPU if on_cpu(metafunc.config) else PARITY
-        metafunc.parametrize("made_small", [pytest.param(spec, id=spec.id) for spec in specs])
-    # On a CPU accelerate does not shard.
-    nowhere: list[Width] = []
-    lists = (("weak", WEAK, WEAK_ON_CPU), ("strong", STRONG, STRONG_ON_CPU), ("sharded", SHARDED, nowhere))
-    for name, on_gpus, on_ranks in lists:
-        if name in metafunc.fixturenames:
-            widths = on_ranks if on_cpu(metafunc.config) else on_gpus
-            metafunc.parametrize(name, [_width(width) for width in widths] or [_NOT_HERE])
+    for name in metafunc.fixturenames:
+        if name in _CASES:
+            metafunc.parametrize(name, _CASES[name](on_cpu(metafunc.config)) or [_NOT_HERE])
 
 
 def _optimisation(one: Optimisation) -> Any:
@@ -109,3 +82,27 @@ def _width(width: Width) -> Any:
     if width.inactive:
         marks.append(pytest.mark.expects_inactive(*width.inactive))
     return pytest.param(width, id=width.spec.id, marks=marks)
+
+
+def _specs(on_gpu: Sequence[TrainSpec], on_ranks: Sequence[TrainSpec]) -> Callable[[bool], list[Any]]:
+    return lambda cpu: [pytest.param(spec, id=spec.id) for spec in (on_ranks if cpu else on_gpu)]
+
+
+def _widths(on_gpu: Sequence[Width], on_ranks: Sequence[Width]) -> Callable[[bool], list[Any]]:
+    return lambda cpu: [_width(width) for width in (on_ranks if cpu else on_gpu)]
+
+
+#: What a test asks for by name, and its cases, on a CPU or not.
+_CASES: Mapping[str, Callable[[bool], list[Any]]] = {
+    "gain": lambda cpu: [_gain(gain, cpu) for gain in GAINS if gain.cpu_bounds or not cpu],
+    "optimisation": lambda cpu: [] if cpu else [_optimisation(one) for one in OPTIMISATIONS],
+    "largest": lambda _: [pytest.param(spec, id=spec.capacity_id) for spec in CAPACITIES],
+    "rung": lambda cpu: [_case(rung.on_cpu() if cpu else rung) for rung in LADDER],
+    "family": lambda cpu: [_family(one.on_cpu() if cpu else one) for one in FAMILIES],
+    "text_case": lambda cpu: [_text_case(one) for one in (REAL_DATA_ON_CPU if cpu else REAL_DATA)],
+    "input_case": _specs(INPUT_PIPELINE, INPUT_PIPELINE_ON_CPU),
+    "made_small": _specs(PARITY, PARITY_ON_CPU),
+    "weak": _widths(WEAK, WEAK_ON_CPU),
+    "strong": _widths(STRONG, STRONG_ON_CPU),
+    "sharded": _widths(SHARDED, ()),  # on a CPU accelerate does not shard
+}
