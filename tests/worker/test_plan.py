@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import psutil
@@ -27,6 +29,7 @@ pytest.importorskip("torch")
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pytest_llmperf.worker.estimate import prediction_server
 from pytest_llmperf.worker.estimate.cuda_emulation import IN_FP32, SUMMED_IN_FP32, CudaFunctions
 from pytest_llmperf.worker.estimate.known_outputs import KnownOutputs
 from pytest_llmperf.worker.estimate.memory_estimator import plan
@@ -102,6 +105,23 @@ SMALL = TrainSpec(model="llama-tiny", sequence_length=64, micro_batch_size=8)
 def parts(**values: Any) -> dict[str, int]:
     spec = TrainSpec(**{**SMALL.to_dict(), **values})
     return plan(spec, spec.architecture.config)
+
+
+def test_a_real_backward_pass_comes_before_any_on_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else a build for CUDA that sees no GPU has a thread for one, and predicts in no fork.
+    seen: list[str] = []
+
+    def backward(tensor: torch.Tensor) -> None:
+        seen.append(type(tensor).__name__)
+
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+    server = SimpleNamespace(run=lambda: seen.append("serving"))
+    monkeypatch.setattr(prediction_server, "_Server", lambda _asks, _answers: server)
+    asks, answers = os.pipe()
+    assert prediction_server.serve(asks, answers) == 0
+    os.close(asks)
+    os.close(answers)
+    assert seen == ["Tensor", "serving"]
 
 
 def test_what_each_setting_does_to_the_parts() -> None:

@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import torch
+
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.estimate import common_imports
 from pytest_llmperf.worker.estimate.arithmetic import model_flops
@@ -176,8 +178,16 @@ def serve(asks: int, answers: int) -> int:
     own = os.dup(answers)
     os.write(own, b"\n")  # what has been printed so far may have no end of line
     os.dup2(sys.stderr.fileno(), answers)  # what libraries print from now on is no answer, and swallows none
+    _begin_autograd()
     _Server(asks, own).run()
     return 0
+
+
+def _begin_autograd() -> None:
+    """Before fake tensors do: where PyTorch was built for CUDA and sees no GPU, they put a guard in its place that
+    counts one, and a backward pass that is the first one then starts a thread for it, after which no fork may have one.
+    """
+    torch.ones((), requires_grad=True).backward()
 
 
 def _warm_up() -> None:
