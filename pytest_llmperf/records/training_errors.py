@@ -61,6 +61,8 @@ class TrainingErrors:
     """Type of each linear layer's products; of a compiled model nobody looks."""
     true_optimizer: bool = True
     """Whether its optimizer is the plain form's, and not one that rounds its states."""
+    short_scalars: bool = False
+    """Whether its optimizer may compute bias corrections in fp32, as fused ones do; the plain form has Python's."""
     unknown: tuple[str, ...] = ()
     """Parameters that one of the two trains and the other does not have."""
     lost_updates: float = 0.0

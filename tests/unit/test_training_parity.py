@@ -69,6 +69,26 @@ class TestJudged:
         assert parity.troubles == ()
         assert {check.metric for check in parity.checks} == {"loss_error", "gradient_error", "update_error"}
 
+    def test_another_kernel_may_round_once_more_where_seeds_hardly_differ(self) -> None:
+        plain = [training(seed, 1 + seed / 1000) for seed in range(1, 6)]
+        assert troubles(training(times=1.9), plain=plain) == ()
+        assert troubles(training(times=2.2), plain=plain) != ()
+
+    @pytest.mark.parametrize(("step", "least"), [(1, 3e-5), (2, 1.5e-5)])
+    def test_a_fused_optimizer_may_have_its_bias_corrections_in_fp32(self, step: int, least: float) -> None:
+        found = training()
+
+        def beside(error: float, *, short: bool) -> tuple[str, ...]:
+            changed = tensor(UPDATE, "a", step, error)
+            tensors = [
+                changed if (one.kind, one.tensor, one.step) == (UPDATE, "a", step) else one for one in found.tensors
+            ]
+            return troubles(replace(found, tensors=tuple(tensors), short_scalars=short))
+
+        assert beside(0.9 * least, short=True) == ()
+        assert "update of a" in beside(0.9 * least, short=False)[0]
+        assert "update of a" in beside(1.1 * least, short=True)[0]
+
     def test_a_direction_is_told_with_its_cosine(self) -> None:
         wrong = replace(tensor(GRADIENT, "a", 1, 0.0), cosine=0.83, error=0.6)
         found = training()

@@ -57,7 +57,8 @@ def test_the_first_launch_makes_it_and_the_second_has_the_same(tmp_path: Path, g
     assert len(list(folder.iterdir())) == gpus
 
     # It is told apart from what comes before the steps, and only where it is made.
-    assert first.phases["calibration"] > 0.2
+    # How often each work is repeated is told by three trials, which a busy host takes longer for.
+    assert first.phases["calibration"] > 0.05
     assert list(first.phases)[:4] == ["start", "imports", "calibration", "model"]
     assert "calibration" not in {**plain.phases, **second.phases}
 

@@ -11,6 +11,13 @@ from pytest_llmperf.records.training_errors import GRADIENT, UPDATE, TensorError
 
 _Key = tuple[str, str, int]
 
+# Another kernel may round each value once more than the plain form does, so its error may be twice as large: the many
+# numbers of a large tensor make its error nearly the same for all seeds, which would allow nothing.
+_LEAST_FACTOR = 2.0
+
+# What fp32 makes of a scalar, and AdamW's betas: its bias corrections are 1 - beta**step.
+_FP32, _BETAS = 2.0**-24, (0.9, 0.999)
+
 
 @dataclass(frozen=True)
 class Rounding:
@@ -55,6 +62,8 @@ class Rounding:
         """The relative error that ``tensor`` of another training may have."""
         factor = self.factors.get((tensor.kind, tensor.step), 1.0)
         own = factor * self.tensors.get((tensor.kind, tensor.tensor, tensor.step), 0.0)
+        if tensor.kind == UPDATE and training.short_scalars:
+            own = max(own, _of_scalars(tensor.step))
         least = _least(training, tensor)
         # One rounding of all gradients together: a tensor that is a small part of them is not told from that.
         return max(own, least / max(tensor.true_norm, least)) if least else own
@@ -108,9 +117,15 @@ def _least(training: TrainingErrors, tensor: TensorError) -> float:
 
 
 def _factor(tensors: Sequence[Sequence[float]]) -> float:
-    """The cube of how far one tensor's usual error is above its smallest, of the tensor where that is most.
+    """The cube of how far one tensor's usual error is above its smallest, of the tensor where that is most; at least 2.
 
     From the usual one to the largest is as far again, and another kernel's sums may be once as far beyond.
     """
     ratios = [median_low(seeds) / min(seeds) for seeds in tensors if min(seeds) > 0]
-    return max(ratios, default=1.0) ** 3
+    return max(_LEAST_FACTOR, max(ratios, default=1.0) ** 3)
+
+
+def _of_scalars(step: int) -> float:
+    """How far an update may be off whose bias corrections were computed in fp32: the second one enters by its root."""
+    first, second = (_FP32 / (1 - beta**step) for beta in _BETAS)
+    return first + second / 2

@@ -68,6 +68,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         tensors=tuple(tensors),
         product_types=seen.product_types,
         true_optimizer=not small_spec.keeps_states_short(spec),
+        short_scalars=spec.optimizer != optimizer,
         unknown=tuple(sorted(seen.weights[0].keys() ^ truth.gradients[0].keys())),
         lost_updates=lost,
     )
