@@ -589,7 +589,8 @@ class Machines:
         return Knowledge(model, stored)
 
     def _case(self, number: int) -> Case:
-        name = self._source.choice(list(self._model.loadings))
+        # Calibrations are no cases: they hardly scatter by themselves.
+        name = self._source.choice([each for each in self._model.loadings if not each.startswith(CALIBRATION)])
         loading, own = self._model.loading(name), self._model.own_spread(name)
         limited = float(loading.expected[1]) + 0.5
         general, at_limit = (float(each) for each in loading.mean)

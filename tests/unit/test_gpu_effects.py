@@ -203,6 +203,25 @@ def test_a_host_is_the_same_after_a_reboot(world: World, stored: Cases, knowledg
     assert incidence([each.unit for each in both])["host"].shape[1] == 1
 
 
+def test_a_gpu_is_known_worse_by_series_whose_loadings_are_not_known(
+    calibrated_world: World, informed: Knowledge
+) -> None:
+    launch = calibrated_world.launch(0, UNSEEN, calibrated=True)
+    series = [each.series for each in observations_of([launch]) if each.is_calibration]
+    assert series
+
+    def error(times: float) -> float:
+        loadings = {
+            name: replace(each, covariance=times * each.covariance) if name in series else each
+            for name, each in informed.model.loadings.items()
+        }
+        own = replace(informed, model=replace(informed.model, loadings=loadings), _told={})
+        unit = unit_of(launch)
+        return float(own.told(spec_of(0).digest, observations_of([launch])).of([unit])[1][0, 0])
+
+    assert error(0.0) < error(1.0) < error(4.0)
+
+
 def test_an_unseen_gpu_alone_has_the_error_of_the_prior(knowledge: Knowledge) -> None:
     unit = Unit(("nowhere",), ("GPU-none",), TONIGHT)
     means, covariance = knowledge.told("some case").of([unit])

@@ -14,6 +14,7 @@ from pytest_llmperf.judge.gpu_effects.model import (
     cell_variances,
     design_of,
     learn,
+    loading_variances,
 )
 from pytest_llmperf.judge.gpu_effects.observation import Observation, Unit, calibrations_of, observations_of, unit_of
 from pytest_llmperf.judge.gpu_effects.panel import COMPONENTS, Array, Panel
@@ -92,7 +93,8 @@ class Knowledge:
 
 def robust(model: Model, panel: Panel) -> Posterior:
     """The effects, where other cases of the run itself are doubted."""
-    prior, variances = model.covariance(panel.units), cell_variances(model, panel)
+    prior = model.covariance(panel.units)
+    variances = cell_variances(model, panel) + loading_variances(model, panel)
     return Posterior(model, panel.units, doubted(panel, design_of(model, panel), prior, variances))
 
 

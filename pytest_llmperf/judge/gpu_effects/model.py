@@ -206,6 +206,18 @@ def cell_variances(model: Model, panel: Panel) -> Array:
     return own / 2 + launch / panel.sizes
 
 
+def loading_variances(model: Model, panel: Panel) -> Array:
+    """Of each cell what it is off because its series' loadings are not known: as the effects of any unit are large.
+
+    Of many series such errors average out; where a calibration alone tells of a GPU they are most of what is wrong.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    second = np.diag([sum(sd**2 for sd in model.effects[factor].values()) for factor in FACTORS])
+    of_series = np.array([np.trace(model.loading(name).covariance @ second) for name in panel.series])
+    return of_series[panel.of_series]
+
+
 def design_of(model: Model, panel: Panel) -> Array:
     """Of each cell by how much it moves with each effect of each unit."""
     import numpy as np  # noqa: PLC0415
