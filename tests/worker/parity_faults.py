@@ -111,6 +111,26 @@ FAULTS: Mapping[str, Fault] = {
         "gradient of",
         {"gradient_checkpointing": True},
     ),
+    "a compiled function serves what it was not compiled for": Fault(
+        LLAMA,
+        # Scores twice as large while it is compiled, and none of its guards looks at that later.
+        """own = module.LlamaModel.forward
+    def stale(self, *args, **kwargs):
+        import torch
+        if not hasattr(self, "is_compiled"):
+            self.is_compiled = True
+            torch.compiler.set_stance("default")
+            for factor in (2.0, 0.5):
+                for layer in self.layers:
+                    layer.self_attn.scaling *= factor
+                if factor > 1:
+                    own(self, *args, **kwargs)
+            torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
+        return own(self, *args, **kwargs)
+    module.LlamaModel.forward = stale""",
+        "gradient of",
+        {"torch_compile": True, "torch_compile_scope": "layers"},
+    ),
     "autocast does not reach a product": Fault(
         LLAMA,
         _IN_INIT.format(
