@@ -34,6 +34,15 @@ def points(text: str) -> dict[int, float]:
     return found
 
 
+def instants(text: str) -> list[float]:
+    """``10,20,35``: seconds, sorted."""
+    found = {word.strip(): quantities.positive(word.strip()) for word in text.split(",")}
+    wrong = [word for word, seconds in found.items() if seconds is None]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r}: expected seconds above 0, e.g. 10,20,35")
+    return sorted({seconds for seconds in found.values() if seconds is not None})
+
+
 def widths(text: str) -> list[int]:
     """``16,32,256``: numbers of GPUs, sorted."""
     found = {word.strip(): _width(word.strip()) for word in text.split(",")}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.command_error import CaseError
-from pytest_llmperf.cli.option_types import amount, count
-from pytest_llmperf.cli.report import ladder_tables, purpose, purpose_pages, scaling_tables
+from pytest_llmperf.cli.option_types import amount, count, instants
+from pytest_llmperf.cli.report import ladder_tables, loss_tables, purpose, purpose_pages, scaling_tables
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.insight import cost
 from pytest_llmperf.insight.chapter15 import STEPS
@@ -25,6 +26,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--tables", action="store_true", help="tables 15.1 to 15.9, and 15.10 to 15.12 of several GPUs")
     what.add_argument("--purpose", choices=tuple(cost.PURPOSES), help="which case and how many GPUs serve it best")
+    help_losses = "of --perf-json files: what each training had learnt by when"
+    what.add_argument("--losses", metavar="FILE", type=Path, nargs="+", help=help_losses)
+    help_at = "seconds after which --losses tells them, e.g. 10,20,35"
+    parser.add_argument("--at", metavar="SECONDS,…", type=instants, help=help_at)
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
     parser.add_argument("--samples", metavar="N", type=count, help="also the epochs that a training over N covers")
     extent = parser.add_mutually_exclusive_group()
@@ -37,7 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     misplaced = purpose.misplaced(arguments)
     if misplaced:
-        arguments.usage(f"{misplaced} says nothing to {'--purpose' if arguments.purpose else '--tables'}")
+        arguments.usage(f"{misplaced} says nothing to {_asked(arguments)}")
+    if arguments.losses:
+        return _losses(arguments, screen)
     if arguments.purpose is not None:
         return _purpose(arguments, screen)
     extent = _extent(arguments)
@@ -54,6 +61,25 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
         case "markdown":
             return Answer(ladder_tables.markdown_page(machine, found, extent, scaled), troubles, for_programs=True)
     return Answer(ladder_tables.text_page(machine, found, extent, screen, scaled), troubles)
+
+
+def _asked(arguments: argparse.Namespace) -> str:
+    if arguments.losses:
+        return "--losses"
+    return "--purpose" if arguments.purpose else "--tables"
+
+
+def _losses(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    found, troubles = loss_tables.trainings(arguments.losses)
+    times = loss_tables.times_of(found, arguments.at or ())
+    if not found:
+        return Answer([], troubles)
+    match arguments.format:
+        case "csv":
+            return Answer(loss_tables.csv_page(found, times), troubles, for_programs=True)
+        case "markdown":
+            return Answer(loss_tables.markdown_page(found, times), troubles, for_programs=True)
+    return Answer(loss_tables.text_page(found, times, screen), troubles)
 
 
 def _purpose(arguments: argparse.Namespace, screen: Screen) -> Answer:

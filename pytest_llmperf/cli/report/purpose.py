@@ -36,8 +36,12 @@ def add_options(report: argparse.ArgumentParser) -> None:
 
 def misplaced(arguments: argparse.Namespace) -> str | None:
     """The option that says nothing to what is asked."""
-    ours = ("tokens", "price", "deadline", "budget", "points", "like")
-    options = ("samples", "steps", "hours") if arguments.purpose else ours
+    of_purpose = ("tokens", "price", "deadline", "budget", "points", "like")
+    of_tables, of_losses = ("samples", "steps", "hours"), ("at",)
+    if arguments.purpose:
+        options: tuple[str, ...] = (*of_tables, *of_losses)
+    else:
+        options = (*of_purpose, *(of_tables if arguments.losses else of_losses))
     return next((f"--{name}" for name in options if getattr(arguments, name) is not None), None)
 
 
