@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.foresight import passing_ranges
+from pytest_llmperf.judge.gpu_effects import model as model_module
 from pytest_llmperf.judge.gpu_effects.common_change import CommonChange, common_change
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge, robust
 from pytest_llmperf.judge.gpu_effects.later_verdict import judged_later
 from pytest_llmperf.judge.gpu_effects.model import Model, learn
 from pytest_llmperf.judge.gpu_effects.observation import Observation, Unit, observations_of, unit_of
 from pytest_llmperf.judge.gpu_effects.panel import Panel, incidence
+from pytest_llmperf.judge.noise import Spread
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential_test import Rule, decide, least_tolerance
 from pytest_llmperf.judge.stats import Difference, quantile
@@ -582,6 +584,27 @@ def test_a_shuffled_night_says_the_same(world: World, stored: Cases, knowledge: 
     random.Random(0).shuffle(mixed)
     one, other = changed_by(knowledge, tonight), changed_by(knowledge, [mixed])
     assert (one.log, one.error, one.together) == pytest.approx((other.log, other.error, other.together), rel=1e-6)
+
+
+@given(
+    st.floats(1.0, 8.0),
+    st.floats(0.0, 30.0),
+    st.builds(Spread, st.floats(0.001, 0.01), st.floats(3.0, 5.0)),
+)
+def test_a_case_that_scatters_as_others_is_moderated_and_one_that_does_not_stands_alone(
+    df: float, times: float, usual: Spread
+) -> None:
+    own = usual.sd * times
+    found = model_module._own(own**2 * df, df, usual)
+    if found.df == df:
+        assert found.sd == pytest.approx(own)
+        assert times > 2
+    else:
+        assert found.df == usual.df + df
+        assert min(own, usual.sd) * (1 - 1e-9) <= found.sd <= max(own, usual.sd) * (1 + 1e-9)
+    # Of three degrees of freedom beside three, 5 % of ratios of variances are above 9.28; of more the limit is lower.
+    if df >= 3 and times**2 > 9.3:
+        assert found.df == df
 
 
 def test_a_case_that_was_never_stored_is_expected_by_what_is_usual(knowledge: Knowledge) -> None:

@@ -34,6 +34,9 @@ _LIMITED = 0.08
 _OWN = Spread(0.003, 4.0)
 _LEAST_DF, _MOST_DF = 3.0, 5.0
 
+# Of series that scatter alike so many have a ratio of variances below its limit.
+_ALIKE = 0.95
+
 # Less is not believed: launches of 40 steps know their own median to no better.
 _LEAST_OWN = 0.001
 
@@ -168,11 +171,21 @@ def _better(model: Model, panel: Panel) -> Model:
         loadings[name] = fitted.loading
         squares[name] = (fitted.squares, max(0.0, len(cells) - 1 - fitted.spent))
     usual = _pooled(list(squares.values()))
-    own = {}
-    for name, (total, df) in squares.items():
-        sd = math.sqrt((usual.df * usual.sd**2 + total) / (usual.df + df))
-        own[name] = Spread(max(sd, _LEAST_OWN), usual.df + df)
+    own = {name: _own(total, df, usual) for name, (total, df) in squares.items()}
     return Model(effects=_spread(model, panel, found), loadings=loadings, own=own, usual=usual)
+
+
+def _own(total: float, df: float, usual: Spread) -> Spread:
+    """Of one series: what is left of it, moderated by what is usual; of one that is not like the others, that alone.
+
+    A case that waits for its host scatters ten times as much as most do: halfway to these is too little for it.
+    """
+    from scipy import special  # noqa: PLC0415 - only a judged case pays for it
+
+    if df >= 1 and total / df > usual.sd**2 * float(special.fdtri(df, usual.df, _ALIKE)):
+        return Spread(math.sqrt(total / df), df)
+    sd = math.sqrt((usual.df * usual.sd**2 + total) / (usual.df + df))
+    return Spread(max(sd, _LEAST_OWN), usual.df + df)
 
 
 def _pooled(squares: Sequence[tuple[float, float]]) -> Spread:
