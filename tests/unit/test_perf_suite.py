@@ -11,8 +11,20 @@ import pytest
 from perf_tests.capacity import CAPACITIES
 from perf_tests.families import FAMILIES
 from perf_tests.gains import GAINS, specs_of
+from perf_tests.ladder import LADDER
 from perf_tests.optimisations import OPTIMISATIONS
+from perf_tests.parity import PARITY, PARITY_ON_CPU
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU
+from pytest_llmperf.spec.choices import (
+    ATTENTIONS,
+    CHECKPOINTING_POLICIES,
+    FP8_RECIPES,
+    LIGER_KERNELS,
+    PARALLELISMS,
+    SDPA_BACKENDS,
+)
+from pytest_llmperf.spec.models import resolve
+from pytest_llmperf.spec.small_spec import small
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -31,6 +43,7 @@ def test_it_is_collected_on_a_cpu() -> None:
         "families",
         "real_data",
         "input_pipeline",
+        "parity",
     ):
         assert f"perf_tests/test_{module}.py" in done.stdout
 
@@ -41,6 +54,22 @@ def test_no_two_cases_are_the_same() -> None:
     for cases in (REAL_DATA, REAL_DATA_ON_CPU):
         assert len({case.spec.digest for case in cases}) == len(cases)
     assert len({spec.capacity_digest for spec in CAPACITIES}) == 4
+
+
+def test_whatever_is_faster_is_held_beside_its_plain_form() -> None:
+    small_ones = [small(spec) for spec in PARITY]
+    assert len({spec.digest for spec in small_ones}) == len(PARITY)
+    assert {small(rung.spec).digest for rung in LADDER if not rung.inactive} <= {spec.digest for spec in small_ones}
+    assert {spec.attention for spec in PARITY} == set(ATTENTIONS)
+    assert {spec.sdpa_backend for spec in PARITY} == set(SDPA_BACKENDS)
+    assert {spec.fp8 for spec in PARITY} == set(FP8_RECIPES)
+    assert {spec.parallelism for spec in PARITY} == set(PARALLELISMS)
+    recomputing = {spec.checkpointing_policy for spec in PARITY if spec.gradient_checkpointing}
+    assert recomputing == set(CHECKPOINTING_POLICIES)
+    alone = {spec.liger_kernels for spec in PARITY if spec.liger and "+" not in spec.liger_kernels}
+    assert alone == {"all", *LIGER_KERNELS} - {"layer_norm", "geglu"}  # of other families, whose kernels are one case
+    assert {resolve(spec.model).model_type for spec in PARITY} >= {one.spec.architecture.model_type for one in FAMILIES}
+    assert not any(spec.liger or spec.architecture.config["vocab_size"] > 10_000 for spec in PARITY_ON_CPU)
 
 
 def test_both_sides_of_every_gain_can_be_made() -> None:
