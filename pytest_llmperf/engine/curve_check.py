@@ -29,8 +29,10 @@ _ACCEPT = '--update-baselines --perf-reason "why"'
 class CurveCheck:
     """Of one spec that asks for it."""
 
-    def __init__(self, caller: Caller, runner: Runner, spec: TrainSpec) -> None:
+    def __init__(self, caller: Caller, runner: Runner, spec: TrainSpec, known: JudgedCurve | None = None) -> None:
         """What is stored is read, so that a file that cannot serve costs no launch.
+
+        ``known`` is what another test of this run has found of the same spec.
 
         Raises:
             BaselineError: it cannot be read, or ``spec`` cannot be held against it.
@@ -41,12 +43,12 @@ class CurveCheck:
         self._store = CurveStore(self._settings.baselines)
         self._stored = self._store.load(spec)
         self._launches: dict[int, Launch] = {}
-        self._judged: JudgedCurve | None = None
-        self.is_recorded = self._wanted()
+        self._judged = known
+        self.is_recorded = known is None and self._wanted()
         """Whether all seeds are trained, and become what is held against."""
         if self.is_recorded:
             self._store.check_writable(spec)
-        elif self._stored is not None and self._stored.steps != spec.steps:
+        elif known is None and self._stored is not None and self._stored.steps != spec.steps:
             raise BaselineError(
                 f"{self._store.path(spec)}: its loss curves are of {self._stored.steps} steps, the spec of {spec.id} "
                 f"says {spec.steps}; record them anew with {_ACCEPT}"
@@ -161,7 +163,7 @@ class CurveCheck:
 
 def why_no_curve(spec: TrainSpec) -> str:
     """Why ``spec`` has no loss curve to hold against another; empty where it has."""
-    if spec.data != "text":
+    if not has_text(spec):
         return f'{spec.id}: random tokens have nothing to learn, a loss curve takes data="text"'
     if spec.min_steps < spec.steps:
         return (
@@ -171,3 +173,8 @@ def why_no_curve(spec: TrainSpec) -> str:
     if spec.steps < FEWEST_STEPS:
         return f"{spec.id}: steps={spec.steps} are too few for a loss curve, expected {FEWEST_STEPS} or more"
     return ""
+
+
+def has_text(spec: TrainSpec) -> bool:
+    """Whether there is something to learn; a whole run that asks for loss curves means those cases alone."""
+    return spec.data == "text"

@@ -129,7 +129,7 @@ class CaseResult:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CaseResult:
         """The result as ``to_dict`` wrote it; crosses from an xdist worker to its controller."""
-        reference, curve = values["reference"], values["loss_curve"]
+        reference, curve = values["reference"], values.get("loss_curve")
         return cls(
             **{
                 **values,

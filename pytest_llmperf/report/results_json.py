@@ -20,9 +20,9 @@ def document(machine: Mapping[str, Any], results: Sequence[CaseResult], spent: S
 
     ``launches_before`` (the first side's, where two took turns), ``rung``, ``reference``, ``changed``, ``differences``,
     ``notes``, ``diagnosis`` (what traces point to), ``loss_curve`` (its parts beside what is stored), ``updated``,
-    ``shares`` (the test whose launches these are too) and ``shared_launches`` (how many of them, the first ones, that or
-    another test tells of too) are there only where a case has them; so is a metric's ``detail``. ``spent`` is there where something was launched: all launches
-    together, also those of no result.
+    ``shares`` (the test whose launches these are too) and ``shared_launches`` (how many of them, the first ones, that
+    or another test tells of too) are there only where a case has them; so is a metric's ``detail``. ``spent`` is there
+    where something was launched: all launches together, also those of no result.
     """
     values = {"schema": SCHEMA, "machine": machine, "results": [_result(result) for result in results]}
     if spent is not None and spent.launches:
