@@ -111,8 +111,7 @@ def _decided(
         return ("worse" if told.difference > 0 else "faster"), f"{_beside(told, of_seeds)}: it learns {how}"
     if len(trained) < len(stored):
         return "undecided", _beside(furthest, of_seeds)
-    # What another seed does as well is no other training.
-    if all(look and _reach(look) <= part.spread.sd for part, look in zip(parts, looks, strict=True)):
+    if all(look and _is_nothing(part, look) for part, look in zip(parts, looks, strict=True)):
         return "same", _beside(furthest, of_seeds)
     least = max(part.seen or 0.0 for part in judged)
     return "undecided", f"{_beside(furthest, of_seeds)}; only {least:.2g} or more would have been told"
@@ -126,9 +125,10 @@ def _told(judged: Sequence[JudgedPart]) -> Iterator[JudgedPart]:
     return (part for part in judged if part.seen is not None and abs(part.difference) > part.seen)
 
 
-def _reach(look: _Look) -> float:
-    """The largest difference that may well be."""
-    return abs(look.difference) + look.error * quantile(_CONFIDENCE, look.df)
+def _is_nothing(part: _Part, look: _Look) -> bool:
+    """Whether a difference is none, and cannot well be as much as another seed's."""
+    reach = abs(look.difference) + look.error * quantile(_CONFIDENCE, look.df)
+    return abs(look.difference) <= part.spread.nothing and reach <= part.spread.sd
 
 
 def _looks(parts: Sequence[_Part], num_stored: int, num_parts: int) -> list[_Look | None]:
