@@ -158,6 +158,7 @@ class CurveCheck:
             revision=context.revision.commit,
             device=first.environment.gpu,
             versions=first.environment.versions,
+            on_cpu=context.on_cpu,
         )
 
 

@@ -44,6 +44,8 @@ class CurveBaseline:
     device: str = ""
     """What they were trained on."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    on_cpu: bool = False
+    """Whether a run of the cases for the CPU recorded them: one of those for GPUs asks for others."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -61,7 +63,7 @@ class CurveBaseline:
     def to_json(self) -> str:
         """As other baselines are written."""
         values = {**asdict(self), "schema": SCHEMA, "machine": LOSS_CURVES}
-        return dump({name: value for name, value in values.items() if value != ""})
+        return dump({name: value for name, value in values.items() if value not in ("", False)})
 
     @classmethod
     def from_json(cls, text: str, source: str) -> CurveBaseline:

@@ -70,8 +70,8 @@ class CurveStore:
         replace_whole(path, lambda: self.load(spec), change)
         return path
 
-    def entries(self) -> list[Entry]:
-        """Every file, sorted by path.
+    def entries(self, *, on_cpu: bool) -> list[Entry]:
+        """The files of cases for the CPU or for GPUs, sorted by path.
 
         Raises:
             BaselineError: a file that cannot be read.
@@ -80,5 +80,5 @@ class CurveStore:
         return [
             Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by)
             for path, one in found
-            if one is not None
+            if one is not None and one.on_cpu == on_cpu
         ]
