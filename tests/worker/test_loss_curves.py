@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ SPEC = TrainSpec(
     micro_batch_size=2,
     steps=24,
     min_steps=24,
+    throughput_tolerance=20.0,  # of speed others tell
 )
 
 NO_CHANGE = "pass"
@@ -59,13 +61,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("curves")
 
 
-def checked(home: Path, monkeypatch: pytest.MonkeyPatch, patch: str = NO_CHANGE, **settings: str) -> Conclusion:
+def checked(home: Path, monkeypatch: pytest.MonkeyPatch, patch: str = NO_CHANGE, **settings: Any) -> Conclusion:
     monkeypatch.setattr(runner, "LocalLauncher", Patched)
     monkeypatch.setattr(Patched, "patch", patch)
-    run = checks(home, loss_curve=True, trace=False, **settings)
-    concluded = run.check(SPEC)
-    assert len(concluded.result.launches) == 1
-    return concluded
+    # As many seeds as it takes; of the case itself one launch.
+    run = checks(home, loss_curve=True, trace=False, max_launches=1, **settings)
+    return run.check(SPEC)
 
 
 def test_a_training_is_the_same_as_before_and_told_apart_from_others(

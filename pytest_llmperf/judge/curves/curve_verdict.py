@@ -31,7 +31,7 @@ _CONFIDENCE = 0.95
 
 _HOW: Mapping[CurveWord, str] = {
     "worse": "it learns more slowly",
-    "faster": "it learns faster than it may, as with labels that leak or rows that are seen twice",
+    "faster": "it learns faster than it may, as with labels that leak",
 }
 
 # Nine digits are kept of a loss.
@@ -113,8 +113,8 @@ def _decided(
         return "undecided", _beside(furthest, of_seeds)
     if all(look and _is_nothing(part, look) for part, look in zip(parts, looks, strict=True)):
         return "same", _beside(furthest, of_seeds)
-    least = max(part.seen or 0.0 for part in judged)
-    return "undecided", f"{_beside(furthest, of_seeds)}; only {least:.2g} or more would have been told"
+    least = (furthest.seen or 0.0) / furthest.stored
+    return "undecided", f"{_beside(furthest, of_seeds)}, only {least:.2%} or more would have been told"
 
 
 def _are_equal(losses: Sequence[float], stored: Sequence[float]) -> bool:
