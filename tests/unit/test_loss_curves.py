@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_llmperf.cli import main
 from pytest_llmperf.cli.baselines.conflict import drive
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.curves.curve_baseline import CurveBaseline, SeedCurve
@@ -206,6 +207,19 @@ def test_a_broken_file_is_refused_in_one_line(change: Mapping[str, object], said
         CurveBaseline.from_json(json.dumps(document), "it")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = CurveStore(tmp_path)
+    store.check_writable(SPEC)
+    path = store.record(SPEC, None, baseline())
+    assert main(["baselines", "show", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "5 seeds (42, 43, 44, 45, 46) of 32 steps" in told
+    assert "17 to 32" in told
+    path.write_text("{")
+    assert main(["baselines", "show", str(path)]) == 1
+    assert "not JSON, perhaps truncated" in capsys.readouterr().err
 
 
 def test_two_branches_have_the_curves_of_the_one_that_changed_them() -> None:
