@@ -40,7 +40,7 @@ NO_CHANGE = "pass"
 OTHER_RATE = """
     prepare = module.TrainingArguments.__post_init__
     def other(self):
-        self.learning_rate *= {times}
+        self.learning_rate *= 10
         prepare(self)
     module.TrainingArguments.__post_init__ = other"""
 
@@ -78,8 +78,8 @@ def test_a_training_is_the_same_as_before_and_told_apart_from_others(
     assert again.loss_curve is not None
     assert (again.loss_curve.verdict, again.loss_curve.seeds) == ("same", (42,))
     assert again.loss_curve.reason.startswith("the same to the last digit")
-    for times, word, seeds in ((0.5, "worse", 5), (10, "faster", 2)):
-        other = checked(home, monkeypatch, OTHER_RATE.format(times=times))
-        assert (other.result.verdict, other.fails) == ("invalid", True)
-        assert other.result.reason.startswith(f"loss curve {word}: loss of steps ")
-        assert f"({seeds} of 5 seeds)" in other.result.reason
+
+    other = checked(home, monkeypatch, OTHER_RATE)
+    assert (other.result.verdict, other.fails) == ("invalid", True)
+    assert other.result.reason.startswith("loss curve faster: loss of steps ")
+    assert "(2 of 5 seeds)" in other.result.reason

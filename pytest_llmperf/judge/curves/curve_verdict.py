@@ -105,10 +105,8 @@ def _decided(
         return ("same" if is_near else "undecided"), _beside(furthest, of_seeds)
     told = max(_told(judged), key=lambda part: abs(part.difference) / (part.seen or math.inf), default=None)
     if told is not None:
-        how = (
-            "more slowly" if told.difference > 0 else "faster than it may, as with labels that leak or rows seen twice"
-        )
-        return ("worse" if told.difference > 0 else "faster"), f"{_beside(told, of_seeds)}: it learns {how}"
+        word: CurveWord = "worse" if told.difference > 0 else "faster"
+        return word, f"{_beside(told, of_seeds)}: {_HOW[word]}"
     if len(trained) < len(stored):
         return "undecided", _beside(furthest, of_seeds)
     if all(look and _is_nothing(part, look) for part, look in zip(parts, looks, strict=True)):
