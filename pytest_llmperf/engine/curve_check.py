@@ -143,7 +143,16 @@ class CurveCheck:
         steps, seeds = self._spec.steps, self._seeds
         line = f"recorded loss curve of {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}, of {steps} steps: {path}"
         judged = JudgedCurve(verdict="recorded", reason=line, seeds=seeds, stored_seeds=len(seeds))
-        return replace(result, loss_curve=judged, updated="\n".join(filter(None, [result.updated, line]))), ""
+        updated = "\n".join(filter(None, [result.updated, line, self._beside_the_last()]))
+        return replace(result, loss_curve=judged, updated=updated), ""
+
+    def _beside_the_last(self) -> str:
+        """What was accepted, though the reason may be of something else."""
+        stored = self._stored
+        if stored is None or (stored.steps, stored.seeds) != (self._spec.steps, self._seeds):
+            return ""
+        told = judge_curve(self._losses, stored.losses)
+        return f"  beside the one of {stored.recorded_at[:10]}: {told.verdict}: {told.reason}"
 
     def _new(self) -> CurveBaseline:
         first, context = self._launches[self._spec.seed], self._caller.context

@@ -105,6 +105,9 @@ def test_other_learning_is_recorded_with_a_reason_alone(stored: Engine) -> None:
     accepted = check(stored, update="all", reason="another schedule")
     assert not accepted.fails
     assert "recorded loss curve" in accepted.result.updated
+    # The reason may have been meant of something else.
+    assert "beside the one of 2" in accepted.result.updated
+    assert ": worse: loss of steps 2 to 2 is " in accepted.result.updated
     assert word(check(stored).result) == "same"
 
 
