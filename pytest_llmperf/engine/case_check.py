@@ -6,12 +6,14 @@ What pytest's ``perf`` fixture and ``llmperf check`` ask; what neither can serve
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pytest_llmperf.engine.baseline_comparison import BaselineComparison
 from pytest_llmperf.engine.batch_size.max_batch_size import LAUNCHES, MaxBatchSize
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.conclusion import Conclusion, Conclusions
+from pytest_llmperf.engine.curve_check import CurveCheck, has_text, why_no_curve
 from pytest_llmperf.engine.dry_run import Planner
 from pytest_llmperf.engine.memory_failure import runs_out, should_run_out
 from pytest_llmperf.engine.paired_comparison import PairedComparison
@@ -19,10 +21,12 @@ from pytest_llmperf.engine.parity_check import ParityCheck, small_case
 from pytest_llmperf.engine.recorder import Recorder
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.scaling_reference import Scaling, reference_width
-from pytest_llmperf.judge.baseline import size_of
+from pytest_llmperf.judge.baseline import Baseline, size_of
+from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.result_cache import Measured
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -80,8 +84,10 @@ class CaseChecks:
             # By another test it may be recorded by now; a broken file is told before it costs GPU time.
             baseline = same.baseline if same else self._recorder.load(spec)
             fails = should_run_out(self._caller)
+            curve = None if fails else self._curve(spec, same)
             shares = f"{spec.id}: shares the launches of {same.nodeid}" if same else ""
-            withheld = self._planner.ask(case, 1 if fails else context.settings.launches, baseline, shares)
+            launches = 1 if fails else context.settings.launches + (curve.launches_more if curve else 0)
+            withheld = self._planner.ask(case, launches, baseline, shares)
             if withheld:
                 planned = self._conclusions.planned(case, withheld)
                 context.result_cache.add(Measured(spec, planned.result, baseline))
@@ -90,20 +96,38 @@ class CaseChecks:
                 self._recorder.prepare(spec, baseline)
             if fails:
                 return self._conclusions.conclude(runs_out(self._caller, self._runner, spec))
-            comparison = BaselineComparison(self._caller, self._runner, spec, same.result.launches if same else ())
-            is_recorded = self._recorder.wants(baseline)
+            measured = self._measured(spec, scaled_from, baseline, same, curve)
+        context.result_cache.add(measured)
+        held_against = size_of(measured.baseline) if measured.baseline else "none"
+        return self._conclusions.conclude(measured.result, held_against, measured.refused)
+
+    def _measured(
+        self,
+        spec: TrainSpec,
+        scaled_from: TrainSpec | None,
+        baseline: Baseline | None,
+        same: Measured | None,
+        curve: CurveCheck | None,
+    ) -> Measured:
+        """``spec`` against ``baseline`` and ``curve``, and what was recorded of it."""
+        comparison = BaselineComparison(self._caller, self._runner, spec, same.result.launches if same else ())
+
+        def run(*, is_recorded: bool) -> CaseResult:
             result = comparison.run(baseline, self._scaling(spec, scaled_from), is_recorded=is_recorded)
-            refused = ""
-            if same:
-                result, refused = same.lent(result)
-            while not same and self._recorder.wants(baseline):
-                recorded = self._recorder.record(spec, result, baseline, comparison.disagreement)
-                result, refused, baseline = recorded.result, recorded.refused, recorded.baseline
-                if not recorded.is_overtaken:
-                    break
-                result = comparison.run(baseline, self._scaling(spec, scaled_from), is_recorded=True)
-        context.result_cache.add(Measured(spec, result, baseline, refused))
-        return self._conclusions.conclude(result, size_of(baseline) if baseline else "none", refused)
+            return curve.judged(result) if curve else result
+
+        result, refused = run(is_recorded=self._recorder.wants(baseline)), ""
+        if same:
+            result, refused = same.lent(result)
+        while not same and self._recorder.wants(baseline):
+            recorded = self._recorder.record(spec, result, baseline, comparison.disagreement)
+            result, refused, baseline = recorded.result, recorded.refused, recorded.baseline
+            if not recorded.is_overtaken:
+                break
+            result = run(is_recorded=True)
+        if curve:
+            result, refused = curve.recorded(result, refused)
+        return Measured(spec, result, baseline, refused)
 
     def compare(self, before: TrainSpec, after: TrainSpec, bounds: Mapping[str, Bounds]) -> Conclusion:
         """What ``after`` brings over ``before``, in turns on the same GPUs.
@@ -182,11 +206,28 @@ class CaseChecks:
             self._planner.goes_on()
         return concluded
 
+    def _curve(self, spec: TrainSpec, same: Measured | None) -> CurveCheck | None:
+        """Its losses beside those before, where somebody asks for that.
+
+        Raises:
+            BaselineError: there is no curve to judge, or what is stored cannot be used.
+        """
+        by_run = self._caller.context.settings.loss_curve and has_text(spec)
+        if not (self._caller.terms.loss_curve or by_run):
+            return None
+        why_none = why_no_curve(spec)
+        if why_none:
+            raise BaselineError(why_none)
+        return CurveCheck(self._caller, self._runner, spec, same.result.loss_curve if same else None)
+
     def _against(self, case: Case, spec: TrainSpec, scaled_from: TrainSpec | None) -> Conclusion:
         context = self._caller.context
         withheld = self._planner.ask(case, 2 * context.settings.launches)
         if withheld:
             return self._conclusions.planned(case, withheld)
+        if self._caller.terms.loss_curve or (context.settings.loss_curve and has_text(spec)):
+            unjudged = "its loss curve is not judged: --perf-against holds against another environment"
+            case = replace(case, notes=(*case.notes, unjudged))
         comparison = PairedComparison(self._caller, self._runner, spec)
         result = comparison.environments(case, context.settings.against, self._scaling(spec, scaled_from))
         context.result_cache.add(Measured(spec, result, None))

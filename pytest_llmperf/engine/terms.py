@@ -22,3 +22,5 @@ class CaseTerms:
     efficiency: Terms = field(default_factory=Terms)
     parity: bool = False
     """Whether what it trains is held beside its plain form first."""
+    loss_curve: int = 0
+    """Of how many seeds its loss curve is held against those before; 0: of none."""

@@ -67,6 +67,7 @@ def _command(item: pytest.Item, session: PerfSession) -> str:
     where = ["--gpus", str(session.num_gpus)]
     if session.settings.static:
         where = ["--perf-static", *(where if session.settings.gpus is not None else [])]
+    where += ["--perf-loss-curve"] if item.config.getoption("--perf-loss-curve") else []
     parts = [*salloc_words(session.cluster, os.environ), "pytest", node, *where]
     for name, usual in _DECIDING.items():
         value = item.config.getoption(name)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.engine.curve_check import SEEDS
 from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.judge.curves.curve_verdict import FEWEST_SEEDS
 from pytest_llmperf.judge.evidence.evidence_checks import declarable
 from pytest_llmperf.judge.scaling_efficiency import Terms
 from pytest_llmperf.plugin.options.run_options import tolerance_metric
@@ -28,6 +30,7 @@ def terms_of(item: pytest.Item) -> CaseTerms:
             inactive=_inactive(item),
             efficiency=_efficiency(item),
             parity=_parity(item),
+            loss_curve=_loss_curve(item),
         )
     except _MisuseError as misuse:
         raise failed(f"{item.nodeid}: marker {misuse}") from None
@@ -96,6 +99,21 @@ def _parity(item: pytest.Item) -> bool:
     for value in (*mark.args, *mark.kwargs):
         raise _MisuseError(f"perf_parity({value!r}): takes nothing")
     return True
+
+
+# More would be a night of its own.
+_MOST_SEEDS = 64
+
+
+def _loss_curve(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("perf_loss_curve")
+    if mark is None:
+        return 0
+    _keywords_only(mark, ("seeds",))
+    seeds = mark.kwargs.get("seeds", SEEDS)
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or not FEWEST_SEEDS <= seeds <= _MOST_SEEDS:
+        raise _MisuseError(f"{mark.name}(seeds={seeds!r}): must be a number of seeds, {FEWEST_SEEDS} to {_MOST_SEEDS}")
+    return seeds
 
 
 # More than this is a slip of units: 85 for 85 %.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.curves.curve_store import CurveStore
 from pytest_llmperf.judge.static.step_store import StepStore
 from pytest_llmperf.judge.store import BaselineStore, Entry
 from pytest_llmperf.plugin.selection import gaps, partly
@@ -17,7 +18,8 @@ def _entries(session: PerfSession) -> list[Entry]:
     root = session.settings.baselines
     # What a run without launches judges is of no machine kind, and of all.
     launched = [] if session.settings.static else BaselineStore(root).entries(session.machine_kind)
-    return [*launched, *StepStore(root).entries(on_cpu=session.on_cpu)]
+    curves = [] if session.settings.static else CurveStore(root).entries(on_cpu=session.on_cpu)
+    return [*launched, *StepStore(root).entries(on_cpu=session.on_cpu), *curves]
 
 
 def _unused(session: PerfSession, entries: Sequence[Entry]) -> list[Path]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.loss_curve import JudgedCurve
 from pytest_llmperf.records.phases import summed, total
 
 Verdict = Literal["invalid", "regressed", "new", "inconclusive", "improved", "changed", "pass"]
@@ -105,6 +106,8 @@ class CaseResult:
     """What a reader should know besides the verdict: a launch that was set aside, creep, two speeds."""
     diagnosis: str = ""
     """What the traces of then and now point to; empty where the case does what it did."""
+    loss_curve: JudgedCurve | None = None
+    """Its losses beside those of the same seeds before, where somebody asks for that."""
     updated: str = ""
     """What was recorded, if anything: the lines an update prints."""
     rung: str = ""
@@ -126,7 +129,7 @@ class CaseResult:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CaseResult:
         """The result as ``to_dict`` wrote it; crosses from an xdist worker to its controller."""
-        reference = values["reference"]
+        reference, curve = values["reference"], values.get("loss_curve")
         return cls(
             **{
                 **values,
@@ -136,6 +139,7 @@ class CaseResult:
                 "differences": tuple(values["differences"]),
                 "notes": tuple(values["notes"]),
                 "reference": Reference(**reference) if reference else None,
+                "loss_curve": JudgedCurve.from_dict(curve) if curve else None,
             }
         )
 

@@ -19,10 +19,10 @@ def document(machine: Mapping[str, Any], results: Sequence[CaseResult], spent: S
     """What ``--perf-json`` writes: plain data that strict JSON can hold; NaN and infinities are null.
 
     ``launches_before`` (the first side's, where two took turns), ``rung``, ``reference``, ``changed``, ``differences``,
-    ``notes``, ``diagnosis`` (what traces point to), ``updated``, ``shares`` (the test whose launches these are too) and
-    ``shared_launches`` (how many of them, the first ones, that or another test tells of too) are there only where a
-    case has them; so is a metric's ``detail``. ``spent`` is there where something was launched: all launches
-    together, also those of no result.
+    ``notes``, ``diagnosis`` (what traces point to), ``loss_curve`` (its parts beside what is stored), ``updated``,
+    ``shares`` (the test whose launches these are too) and ``shared_launches`` (how many of them, the first ones, that
+    or another test tells of too) are there only where a case has them; so is a metric's ``detail``. ``spent`` is there
+    where something was launched: all launches together, also those of no result.
     """
     values = {"schema": SCHEMA, "machine": machine, "results": [_result(result) for result in results]}
     if spent is not None and spent.launches:
@@ -50,6 +50,7 @@ def _result(result: CaseResult) -> dict[str, Any]:
         "differences": result.differences,
         "notes": result.notes,
         "diagnosis": result.diagnosis,
+        "loss_curve": result.loss_curve.to_dict() if result.loss_curve else None,
         "updated": result.updated,
         "shares": result.shares,
         "shared_launches": result.shared_launches,

@@ -47,6 +47,8 @@ class Settings:
     """Whether cases are judged by what fake tensors tell of their steps, and nothing is launched."""
     parity: bool = False
     """Whether each case that is held against a baseline is held beside its plain form first."""
+    loss_curve: bool = False
+    """Whether each case that is held against a baseline has its losses held against those before, where it can."""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     width: Width | None = None
     """Of which tests alone are run; ``None``: all."""

@@ -20,6 +20,7 @@ OPTIONS = [
     "--perf-json=FILE",
     "--perf-dry-run",
     "--perf-parity",
+    "--perf-loss-curve",
     "--perf-strict",
     "--perf-against=PYTHON",
     "--perf-start={auto,warm,cold}",

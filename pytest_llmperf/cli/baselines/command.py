@@ -11,6 +11,7 @@ from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored, find, find_any
 from pytest_llmperf.cli.baselines import conflict
+from pytest_llmperf.cli.baselines.curve_page import curve_page
 from pytest_llmperf.cli.baselines.diff import against_page, diff_page, pairs_of
 from pytest_llmperf.cli.baselines.views import (
     capacity_page,
@@ -57,6 +58,9 @@ def _list(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    page = curve_page(arguments.case, screen)
+    if page is not None:
+        return Answer(page)
     found = find_any(arguments.case, arguments.perf_baselines, arguments.machine)
     return Answer(show_page(found, screen) if isinstance(found, Stored) else show_capacity_page(found))
 

@@ -13,12 +13,14 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError, parse
 from pytest_llmperf.judge.baseline_union import united, united_capacity
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
+from pytest_llmperf.judge.curves.curve_baseline import LOSS_CURVES, CurveBaseline
+from pytest_llmperf.judge.curves.curve_union import united_curves
 from pytest_llmperf.judge.static.step_union import united_steps
 from pytest_llmperf.judge.static.stored_step import ANY_MACHINE, StepBaseline
 
 _SECONDS = 20
 
-_Figures = TypeVar("_Figures", Baseline, CapacityBaseline, StepBaseline)
+_Figures = TypeVar("_Figures", Baseline, CapacityBaseline, StepBaseline, CurveBaseline)
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Conflict:
             return self._union(Baseline.from_json, united)
         if document.get("machine") == ANY_MACHINE:
             return self._union(StepBaseline.from_json, united_steps)
+        if document.get("machine") == LOSS_CURVES:
+            return self._union(CurveBaseline.from_json, united_curves)
         return self._union(CapacityBaseline.from_json, united_capacity)
 
     def _union(

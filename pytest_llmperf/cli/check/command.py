@@ -17,6 +17,7 @@ from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
+from pytest_llmperf.engine.curve_check import SEEDS
 from pytest_llmperf.engine.static.static_check import StaticChecks
 from pytest_llmperf.engine.static.static_recording import record_static
 from pytest_llmperf.engine.terms import CaseTerms
@@ -44,6 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--static", action="store_true", help="launch nothing: judge operators, arithmetic and predicted memory")
     what = "hold what each spec trains beside its plain form first: losses, gradients and updates of a small model"
     add("--perf-parity", action="store_true", help=what)
+    what = "hold the losses of each spec, which has to be of a text, against those of the same seeds before"
+    add("--perf-loss-curve", action="store_true", help=what)
     add("--gpus", type=argument(quantities.whole, "a number of GPUs, 0 (the CPU) or more"), metavar="N")
     add("--update-baselines", nargs="?", const="all", choices=("all", "new"), help="record what ran clean")
     add("--perf-reason", default="", metavar="TEXT", help="why, where an update makes a figure worse")
@@ -82,6 +85,8 @@ class Check:
         most = arguments.perf_max_launches or max(MAX_LAUNCHES, arguments.perf_launches)
         if most < arguments.perf_launches:
             arguments.usage(f"--perf-launches {arguments.perf_launches} is more than --perf-max-launches {most}")
+        if arguments.static and arguments.perf_loss_curve:
+            arguments.usage("--static launches nothing; it goes with no --perf-loss-curve")
         path = arguments.perf_json
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             arguments.usage(f"--perf-json {path}: not a file in a folder that exists")
@@ -119,9 +124,9 @@ class Check:
             self.context.close()
 
     def _checked(self, screen: Screen) -> Iterator[str]:
-        caller = Caller(
-            context=self.context, terms=CaseTerms(), findings=self.findings, observer=Terminal(), nodeid=NODEID
-        )
+        # Of specs that are named, each is meant.
+        terms = CaseTerms(loss_curve=SEEDS if self.arguments.perf_loss_curve else 0)
+        caller = Caller(context=self.context, terms=terms, findings=self.findings, observer=Terminal(), nodeid=NODEID)
         checks: CaseChecks | StaticChecks = CaseChecks(caller)
         if self.arguments.static:
             checks = StaticChecks(caller)
@@ -166,6 +171,7 @@ class Check:
 
     def _command(self, spec: TrainSpec) -> str:
         where = ["--static"] if self.arguments.static else ["--gpus", str(self.context.num_gpus)]
+        where += ["--perf-loss-curve"] if self.arguments.perf_loss_curve else []
         words = ["llmperf", "check", *_words(spec), *where]
         return shlex.join([*words, "--perf-baselines", str(self.arguments.perf_baselines)])
 

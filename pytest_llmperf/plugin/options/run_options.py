@@ -66,6 +66,7 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.02)", default="")
     parser.addini("perf_memory_tolerance", "fraction by which a case's peak memory may grow (GPU: 0.01)", default="")
     parser.addini("perf_alarms_per_month", "false alarms allowed to a nightly run (1)", default="1")
+    parser.addini("perf_loss_curve", "as --perf-loss-curve", type="bool", default=False)
     slurm_options.add_ini(parser)
     parser.addini("perf_machine", "your name for this machine kind, instead of the hardware's", default="")
 
@@ -91,6 +92,8 @@ def _add_run(group: pytest.OptionGroup) -> None:
     add("--perf-dry-run", action="store_true", help=what)
     what = "hold what each case trains beside its plain form first: losses, gradients and updates of a small model"
     add("--perf-parity", action="store_true", help=what)
+    what = "hold the losses of each case on a text against those of the same seeds before"
+    add("--perf-loss-curve", action="store_true", help=what)
     what = "also fail on improved or inconclusive cases and unused baselines"
     add("--perf-strict", action="store_true", help=what)
     what = "hold each case against the same case under this interpreter, in turns on the same GPUs; no baselines"
@@ -141,6 +144,7 @@ def read_settings(config: pytest.Config) -> Settings:
         calibration=start_options.read_calibration(config),
         static=is_static,
         parity=option.perf_parity,
+        loss_curve=option.perf_loss_curve or config.getini("perf_loss_curve"),
         slurm=slurm_options.read(config),
         width=width_options.read(option.perf_width, _path(config, "--perf-plan", option.perf_plan)),
         resume=option.perf_resume,

@@ -9,6 +9,7 @@ _LAUNCHING = {
     "perf_dry_run": "--perf-dry-run",
     "perf_against": "--perf-against",
     "perf_parity": "--perf-parity",
+    "perf_loss_curve": "--perf-loss-curve",
     "perf_budget": "--perf-budget",
     "perf_resume": "--perf-resume",
     "perf_width": "--perf-width",
