@@ -166,10 +166,10 @@ def test_a_loss_curve_is_of_a_text_and_takes_launches(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         check("--perf-loss-curve", "--static")
     assert "--static launches nothing; it goes with no --perf-loss-curve" in capsys.readouterr().err
-    text = ("data=text", "min_steps=20", "--perf-loss-curve")
-    assert check(*text) == 1
+    words = ["check", *SPEC, "data=text", "min_steps=20", "--gpus", "0", "--perf-loss-curve"]
+    assert main(words) == 1
     out = capsys.readouterr().out
     assert "--perf-loss-curve --perf-baselines" in out
-    assert check(*text, "--update-baselines=new") == 0
-    assert check(*text) == 0
+    assert main([*words, "--update-baselines=new"]) == 0
+    assert main(words) == 0
     assert "loss curve same: the same to the last digit (1 of 5 seeds)" in capsys.readouterr().out
