@@ -158,3 +158,18 @@ def test_a_case_that_nobody_has_launched_is_found_by_its_id(capsys: pytest.Captu
     assert f"{ID}" in capsys.readouterr().out
     assert main(["check", ID.replace("mbs1", "mbs2"), "--static"]) == 1
     assert "what is not stored is named by its settings" in capsys.readouterr().err
+
+
+def test_a_loss_curve_is_of_a_text_and_takes_launches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("--perf-loss-curve") == 1
+    assert 'random tokens have nothing to learn, a loss curve takes data="text"' in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        check("--perf-loss-curve", "--static")
+    assert "--static launches nothing; it goes with no --perf-loss-curve" in capsys.readouterr().err
+    words = ["check", *SPEC, "data=text", "min_steps=20", "--gpus", "0", "--perf-loss-curve"]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert "--perf-loss-curve --perf-baselines" in out
+    assert main([*words, "--update-baselines=new"]) == 0
+    assert main(words) == 0
+    assert "loss curve same: the same to the last digit (1 of 5 seeds)" in capsys.readouterr().out
