@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from pytest_llmperf.judge.phase_checks import PhaseChecks, phase_checks
 from pytest_llmperf.judge.tracing.exact_counts import count_checks, trace_notes
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge
+from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
@@ -109,14 +111,21 @@ class BaselineComparison:
 
     def _start(self, number: int, passing: PassingRanges | None, spec: TrainSpec) -> Launch | Failure:
         # With more steps than its own it is tried because it drifted.
-        passing, context = passing if spec == self._spec else None, self._caller.context
-        calibrate = context.settings.calibration and not context.on_cpu and not self._cannot_calibrate()
-        return self._runner.launch(spec, number, passing=passing, calibrate=calibrate)
+        passing = passing if spec == self._spec else None
+        return self._runner.launch(spec, number, passing=passing, calibrates=self._calibrates)
 
-    def _cannot_calibrate(self) -> bool:
-        """Whether so many launches of the run have tried in vain that another one is not worth its seconds."""
-        before = (*self._caller.context.result_cache.launches, *self._launches)
-        return sum(bool(calibration_troubles([launch])) for launch in before) >= _CALIBRATION_TRIES
+    def _calibrates(self, gpus: Sequence[Gpu]) -> bool:
+        """Unless launches of the run have tried in vain on one of them: another is not worth its seconds."""
+        context = self._caller.context
+        if context.on_cpu or not context.settings.calibration:
+            return False
+        launches = (*context.result_cache.launches, *self._launches)
+        in_vain = [launch for launch in launches if calibration_troubles([launch])]
+        tries = Counter(rank.place.device for launch in in_vain for rank in launch.ranks)
+        spent = [device for device, count in tries.items() if count >= _CALIBRATION_TRIES]
+        if not gpus:  # srun chooses them, and may choose these
+            return not spent
+        return not any(gpu.uuid.removeprefix("GPU-") in device for gpu in gpus for device in spent)
 
     def _keep(self) -> None:
         """Launches that decide nothing yet are kept for a start that goes on with them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,12 +78,12 @@ class Runner:
         turn: Turn | None = None,
         passing: PassingRanges | None = None,
         *,
-        calibrate: bool = False,
+        calibrates: Callable[[Sequence[Gpu]], bool] = lambda _: False,
     ) -> Launch | Failure:
         """Launch ``spec``; ``number`` counts the launches of this case from 1, and ``turn`` says whose turn it is.
 
-        It may end once it is known to be one of ``passing``. ``calibrate``: with what its GPUs give that day to work
-        that never changes.
+        It may end once it is known to be one of ``passing``. ``calibrates`` says of its GPUs, of none where srun
+        chooses them, whether it is with what these give that day to work that never changes.
 
         Raises:
             RunEndedError: no time, or no node, is left for it.
@@ -93,6 +93,7 @@ class Runner:
         name = f"{spec.id} {turn.side}".rstrip()
         self._context.settle(spec)
         with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, number, total) as live:
+            calibrate = calibrates(gpus)
             request = replace(
                 self._request(spec, gpus, meter, python=turn.python),
                 passing=passing,

@@ -27,6 +27,8 @@ class WholeRun:
     """Those of the run, each by what all of it knows."""
     regressed: Sequence[str] = ()
     """A line for each that its test passed, and that does not hold by that."""
+    undecided: Sequence[str] = ()
+    """The same of each that a strict run fails for what is not shown."""
     change: CommonChange | None = None
     """What all cases have in common; ``None``: they are too few, or on GPUs of which too little is known."""
     verdict: Verdict = "pass"
@@ -55,7 +57,12 @@ class WholeRun:
     @property
     def lines(self) -> list[str]:
         """What fails the run and no test of it."""
-        return [*self.regressed, *([self.line] if self.verdict == "regressed" else []), *filter(None, [self.unjudged])]
+        return [
+            *self.regressed,
+            *self.undecided,
+            *([self.line] if self.verdict == "regressed" else []),
+            *filter(None, [self.unjudged]),
+        ]
 
     def document(self) -> dict[str, Any]:
         """What ``--perf-json`` says of that change; nothing where none was looked for."""
@@ -102,19 +109,21 @@ def _judged_together(context: Context, results: Sequence[CaseResult]) -> WholeRu
     baselines = {each[0].digest: each for each in before if each}
     # As for a case by itself; what failed by itself has failed.
     failing = FAILING_IF_STRICT if settings.strict else FAILING
-    found, lines = [], []
+    found, lines, undecided = [], list[str](), list[str]()
     for result in results:
         baseline = baselines.get(result.digest) if _is_judged(result, context.machine_kind) else None
         later = judged_later(result, baseline, knowledge, rule) if baseline else result
         if later.verdict in failing and result.verdict not in failing:
-            lines.append(f"{later.nodeid}: {later.id}: {later.reason}; its test ended as {result.verdict}")
+            told = f"{later.nodeid}: {later.id}: {later.reason}; its test ended as {result.verdict}"
+            (lines if later.verdict in FAILING else undecided).append(told)
         found.append(later)
     change = common_change(knowledge)
     compared = [result for result in judged if result.digest in baselines]
     held = [each for result in compared if (each := _tolerance(result)) is not None]
     # Whoever records what is there already has accepted what it does.
     is_held = change is not None and held and not any(result.updated for result in compared)
-    return WholeRun(found, lines, change, change.verdict(median(held), rule) if change and is_held else "pass")
+    verdict = change.verdict(median(held), rule) if change and is_held else "pass"
+    return WholeRun(found, lines, undecided, change, verdict)
 
 
 def _is_judged(result: CaseResult, machine: str) -> bool:

@@ -112,6 +112,8 @@ def _troubles(session: PerfSession, whole_run: WholeRun) -> Iterator[Trouble]:
 
     if whole_run.regressed:
         yield Trouble("regressed, by what the whole run knows", whole_run.regressed)
+    if whole_run.undecided:
+        yield Trouble("not shown to hold, by what the whole run knows", whole_run.undecided)
     if whole_run.verdict == "regressed":
         yield Trouble("all cases", [whole_run.line])
     if whole_run.unjudged:

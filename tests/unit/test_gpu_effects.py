@@ -145,9 +145,60 @@ def test_a_case_never_tells_of_itself(world: World, stored: Cases, knowledge: Kn
 def test_more_cases_narrow_the_error(world: World, stored: Cases, knowledge: Knowledge) -> None:
     tonight = night(world)
     errors = [
-        knowledge.with_seen(flat(tonight[1 : 1 + num])).difference(tonight[0], stored[0]).error for num in (0, 1, 3, 9)
+        knowledge.with_seen(flat(tonight[1 : 1 + num])).difference(tonight[0], stored[0]).error for num in (0, 4, 6, 9)
     ]
     assert all(later < earlier for earlier, later in pairwise(errors))
+
+
+def test_so_few_cases_that_one_of_them_may_have_changed_tell_nothing_of_their_gpu(
+    world: World, stored: Cases, knowledge: Knowledge
+) -> None:
+    tonight = night(world)
+    alone = knowledge.difference(tonight[0], stored[0])
+    for num in (1, 2, 3):
+        assert same(knowledge.with_seen(flat(tonight[1 : 1 + num])).difference(tonight[0], stored[0]), alone)
+    # Nor do many that were on other GPUs.
+    elsewhere = night(world, UNSEEN + 1)[4:]
+    few = knowledge.with_seen([*flat(tonight[1:4]), *flat(elsewhere)])
+    others = knowledge.with_seen(flat(elsewhere))
+    assert same(few.difference(tonight[0], stored[0]), others.difference(tonight[0], stored[0]))
+
+
+@pytest.mark.parametrize("gain", [0.03, 0.05, 0.1])
+def test_a_case_that_gained_does_not_make_the_next_one_regressed(
+    world: World, stored: Cases, knowledge: Knowledge, gain: float
+) -> None:
+    gained = night(world, cases=1, slower=-gain)
+    for case in range(1, 6):
+        tonight = [world.launch(case, UNSEEN) for _ in "ab"]
+        difference = knowledge.with_seen(flat(gained)).difference(tonight, stored[case])
+        assert decide(difference, least_tolerance(difference), RULE) != "slower"
+        gained.append(tonight)
+
+
+@pytest.mark.parametrize(
+    ("times", "believed"), [(1.0, True), (1.03, True), (0.93, False), (10.0, False), (1e-6, False)]
+)
+def test_a_calibration_that_no_chip_can_give_is_none(
+    calibrated_world: World, calibrated: Cases, informed: Knowledge, times: float, believed: bool
+) -> None:
+    case = [calibrated_world.launch(0, UNSEEN, calibrated=True) for _ in "ab"]
+    with_it = [_scaled_calibration(each, times) for each in case]
+    without = [replace(each, ranks=tuple(replace(rank, calibration=None) for rank in each.ranks)) for each in case]
+    found, alone = (informed.difference(each, calibrated[0]) for each in (with_it, without))
+    assert (found.error < alone.error) == believed
+    # Nor does one that a baseline keeps keep others from being judged.
+    broken = [[_scaled_calibration(calibrated[0][0], times), *calibrated[0][1:]], *calibrated[1:]]
+    assert math.isfinite(least_tolerance(known(broken).difference(without, broken[0])))
+
+
+def _scaled_calibration(launch: Launch, times: float) -> Launch:
+    def scaled(calibration: Calibration | None) -> Calibration | None:
+        if calibration is None:
+            return None
+        return replace(calibration, seconds={name: times * each for name, each in calibration.seconds.items()})
+
+    return replace(launch, ranks=tuple(replace(rank, calibration=scaled(rank.calibration)) for rank in launch.ranks))
     assert errors[-1] < 0.5 * errors[0]
 
 

@@ -47,7 +47,7 @@ class CommonChange:
     is_known: bool
     """Whether a calibration, or stored launches of the very GPUs, tell what each of these would have done."""
     is_calibrated: bool
-    """Whether calibrations do."""
+    """Whether calibrations of the same day do."""
     together: float
     """Share of the cases that moved so, by like amounts."""
 
@@ -110,24 +110,26 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
     found = doubted(panel, design, prior, variances)
     left = residuals(panel, design, found)
     log = float(found.means[-1])
-    devices = {device for each in launched for device in each.unit.devices}
-    told = _told([*knowledge.stored, *(each for each in seen if each.is_calibration)])
+    places = {(device, each.unit.day) for each in launched for device in each.unit.devices}
+    devices = {device for device, _ in places}
     calibrated = _told([each for each in (*knowledge.stored, *seen) if each.is_calibration])
+    by_launches = {device for device, _ in _told([each for each in knowledge.stored if not each.is_calibration])}
     return CommonChange(
         log=log,
         error=math.sqrt(float(found.covariance[-1, -1])),
         df=model.effects_df,
         cases=len(cases),
         gpus=len(devices),
-        is_known=devices <= told,
-        is_calibrated=devices <= calibrated,
+        is_known=all(place in calibrated or place[0] in by_launches for place in places),
+        is_calibrated=places <= calibrated,
         together=float((abs(left[shifted]) <= _ALIKE * abs(log)).mean()),
     )
 
 
-def _told(observations: Sequence[Observation]) -> set[str]:
-    """The devices that ``observations`` tell apart from others: what one alone has done says nothing."""
-    of_series: dict[str, set[str]] = {}
+def _told(observations: Sequence[Observation]) -> set[tuple[str, str]]:
+    """The devices, and on which day, that ``observations`` tell from others: what one alone has done says nothing."""
+    of_series: dict[str, set[tuple[str, str]]] = {}
     for each in observations:
-        of_series.setdefault(each.series, set()).update(each.unit.devices)
-    return {device for devices in of_series.values() if len(devices) > 1 for device in devices}
+        of_series.setdefault(each.series, set()).update((device, each.unit.day) for device in each.unit.devices)
+    several = (places for places in of_series.values() if len({device for device, _ in places}) > 1)
+    return {place for places in several for place in places}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 
 from pytest_llmperf.judge.gpu_effects.model import (
     FACTORS,
@@ -24,6 +24,14 @@ from pytest_llmperf.judge.stats import Difference, contrasted, median_excess
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.one_thread import one_thread
 
+# Of a GPU that nobody knows one case cannot be told from it: what has changed by itself would be taken for the GPU, and
+# the next case for changed. So many others that most of them have not.
+_FEWEST_CASES = 4
+
+# Logarithms: chips of one kind differ by a fiftieth, and what a tenth is apart is something else. A calibration that is
+# faster than a chip can well be, in standard deviations, is none either; a slow one may be a bad chip's.
+_FURTHEST, _FASTEST = 0.1, 4.0
+
 
 @dataclass(frozen=True)
 class Knowledge:
@@ -39,7 +47,7 @@ class Knowledge:
     @classmethod
     def of(cls, cases: Sequence[Sequence[Launch]]) -> Knowledge | None:
         """From the stored launches of each case; ``None``: too little to tell GPUs and cases apart."""
-        stored = observations_of([launch for launches in cases for launch in launches])
+        stored = _without_absurd(observations_of([launch for launches in cases for launch in launches]))
         model = learn(stored)
         return cls(model, stored) if model else None
 
@@ -48,7 +56,7 @@ class Knowledge:
 
         A calibration of today may be stored by now, and launches that another start of a SLURM job has made.
         """
-        seen = {each.measurement: each for each in observations_of(launches)}
+        seen = {each.measurement: each for each in observations_of(launches) if self._believes(each)}
         stored = [each for each in self.stored if each.measurement not in seen]
         return Knowledge(self.model, stored, tuple(seen.values()))
 
@@ -68,13 +76,30 @@ class Knowledge:
     def told(self, series: str, more: Iterable[Observation] = ()) -> Posterior:
         """What all but ``series``, and ``more``, tell of the effects of GPUs."""
         known = {each.measurement for each in (*self.stored, *self.seen)}
-        added = frozenset(each for each in more if each.measurement not in known)
+        added = frozenset(each for each in more if each.measurement not in known and self._believes(each))
         key = (series, added)
         if key not in self._told:
             seen = (*self.seen, *sorted(added, key=lambda each: (each.series, each.unit.devices, each.at)))
-            groups = ([each for each in group if each.series != series] for group in (self.stored, seen))
-            self._told[key] = robust(self.model, Panel(*groups))
+            others = ([each for each in group if each.series != series] for group in (self.stored, seen))
+            stored, tonight = others
+            self._told[key] = robust(self.model, Panel(stored, _corroborated(tonight)))
         return self._told[key]
+
+    def _believes(self, each: Observation) -> bool:
+        """Whether it is no calibration that a chip of this kind cannot give."""
+        if not each.is_calibration:
+            return True
+        logs = [other.log for other in self.stored if other.series == each.series]
+        if not logs:
+            return True  # it is comparable with nothing
+        loading, off = self.model.loading(each.series).mean, each.log - median(logs)
+        variance = sum(
+            (load * sd) ** 2
+            for load, factor in zip(loading, FACTORS, strict=True)
+            for sd in self.model.effects[factor].values()
+        )
+        least = _FASTEST * math.sqrt(variance + self.model.own_spread(each.series).sd ** 2)
+        return -least <= off <= _FURTHEST
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -89,6 +114,30 @@ class Knowledge:
         )
         spreads = {"host": host, "site": device, "session": math.hypot(day, half), "launch": half}
         return Noise(**{name: Spread(sd, model.effects_df) for name, sd in spreads.items()})
+
+
+def _without_absurd(observations: Sequence[Observation]) -> list[Observation]:
+    """But for calibrations that are nowhere near the others of their series, whoever wrote them."""
+    logs: dict[str, list[float]] = {}
+    for each in observations:
+        if each.is_calibration:
+            logs.setdefault(each.series, []).append(each.log)
+    usual = {series: median(several) for series, several in logs.items()}
+    return [each for each in observations if abs(each.log - usual.get(each.series, each.log)) <= _FURTHEST]
+
+
+def _corroborated(seen: Sequence[Observation]) -> list[Observation]:
+    """Of what a run has seen: calibrations, and cases on GPUs that enough of them were on."""
+    cases: dict[str, set[str]] = {}
+    for each in seen:
+        if not each.is_calibration:
+            for device in each.unit.devices:
+                cases.setdefault(device, set()).add(each.series)
+    return [
+        each
+        for each in seen
+        if each.is_calibration or all(len(cases[device]) >= _FEWEST_CASES for device in each.unit.devices)
+    ]
 
 
 def robust(model: Model, panel: Panel) -> Posterior:
