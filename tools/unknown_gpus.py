@@ -522,6 +522,7 @@ WORLDS = (
     World(name="one case alone, calibrated", is_alone=True, calibrated=True),
     World(name="on four GPUs of tonight's host", gpus=4),
     World(name="another case is 5 % slower", others=0.05),
+    World(name="another case is 5 % faster", others=-0.05),
     World(name="all GPUs differ by twice as much", effects=2.0),
     World(name="tonight's differs by twice what is stored", tonight=2.0),
     World(name="by case as much as between GPUs (0.8 %)", own=0.008),

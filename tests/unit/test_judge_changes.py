@@ -52,6 +52,14 @@ class TestEvidence:
     def test_how_a_launch_began_and_why_it_ended_is_no_fact_of_the_training(self) -> None:
         assert changes([launch(start="warm", ended="decided")], [launch(start="cold")]) == ()
 
+    def test_what_is_ours_may_move_to_another_module(self) -> None:
+        then, now, other = (
+            launch(setup={"callbacks": f"{owner}.StepMarks transformers.trainer_callback.DefaultFlowCallback"})
+            for owner in ("pytest_llmperf.worker.train", "pytest_llmperf.worker.step_marks", "mine.pytest_llmperf_too")
+        )
+        assert changes([now], [then]) == ()
+        assert changes([other], [then]) != ()
+
     def test_each_line_is_told_once(self) -> None:
         odd = launch(liger_modules=3)
         assert changes([launch(), odd, odd], [launch()]) == ("liger_modules: 0 -> 3",)
