@@ -166,6 +166,9 @@ def test_a_loss_curve_is_of_a_text_and_takes_launches(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         check("--perf-loss-curve", "--static")
     assert "--static launches nothing; it goes with no --perf-loss-curve" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        check("--perf-parity", "--static")
+    assert "--static launches nothing; it goes with no --perf-parity" in capsys.readouterr().err
     words = ["check", *SPEC, "data=text", "min_steps=20", "--gpus", "0", "--perf-loss-curve"]
     assert main(words) == 1
     out = capsys.readouterr().out

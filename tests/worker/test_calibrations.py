@@ -266,3 +266,18 @@ def test_what_is_not_the_gpus_own_is_a_trouble(reasons: int | None, num_foreign:
 
 def test_what_nobody_tells_is_unknown() -> None:
     assert (mean([]), mean([None]), mean([1.0, None, 2.0])) == (0.0, 0.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "share", "taken_gib", "has"),
+    [(140, 1.0, 0, True), (3, 1.0, 0, False), (140, 0.02, 0, False), (140, 0.1, 11, False)],
+)
+def test_a_limited_device_has_the_room_that_its_limit_leaves(
+    monkeypatch: pytest.MonkeyPatch, free_gib: int, share: float, taken_gib: int, has: bool
+) -> None:
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_gib * 2**30, 140 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: taken_gib * 2**30)
+    monkeypatch.setattr(calibrator, "_of_all", lambda value, _device: value)
+    assert calibrator._has_room(device) == has

@@ -85,8 +85,9 @@ class Check:
         most = arguments.perf_max_launches or max(MAX_LAUNCHES, arguments.perf_launches)
         if most < arguments.perf_launches:
             arguments.usage(f"--perf-launches {arguments.perf_launches} is more than --perf-max-launches {most}")
-        if arguments.static and arguments.perf_loss_curve:
-            arguments.usage("--static launches nothing; it goes with no --perf-loss-curve")
+        launching = {"--perf-loss-curve": arguments.perf_loss_curve, "--perf-parity": arguments.perf_parity}
+        for name in (name for name, is_asked in launching.items() if arguments.static and is_asked):
+            arguments.usage(f"--static launches nothing; it goes with no {name}")
         path = arguments.perf_json
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             arguments.usage(f"--perf-json {path}: not a file in a folder that exists")

@@ -123,8 +123,10 @@ def _has_room(device: torch.device) -> bool:
     """On the devices of all ranks: one that waits for an exchange with one that has none would wait for ever."""
     if device.type != "cuda":
         return True
-    free, _ = torch.cuda.mem_get_info(device)
-    return not _of_all(float(free < _ROOM_BYTES), device)
+    free, total = torch.cuda.mem_get_info(device)
+    # A limit that the run was given is a share of the device, of which some may be taken.
+    allowed = torch.cuda.get_per_process_memory_fraction(device) * total - torch.cuda.memory_reserved(device)
+    return not _of_all(float(min(free, allowed) < _ROOM_BYTES), device)
 
 
 def calibrate(device: torch.device) -> Calibration:
