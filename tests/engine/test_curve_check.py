@@ -15,6 +15,7 @@ from pytest_llmperf.judge.curves.curve_store import CurveStore
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.results_json import document
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
+from tests import text_package
 from tests.engine.conftest import SPEC as RANDOM
 from tests.engine.conftest import Engine
 
@@ -23,6 +24,11 @@ ASKED = CaseTerms(loss_curve=5)
 
 #: What each seed ends at, where nothing is wrong.
 LOSSES = {42: 6.0, 43: 6.05, 44: 5.95, 45: 6.02, 46: 5.98}
+
+
+@pytest.fixture(autouse=True)
+def _texts_can_be_read(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    text_package.offer(tmp_path_factory.mktemp("packages"), monkeypatch)
 
 
 def fake(engine: Engine, losses: dict[int, float] | float = 0.0, **values: Any) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import text_package
 from tests.plugin.conftest import Project
 
 MARKED = """
@@ -17,6 +18,11 @@ def test_it(perf, train_spec):
 """
 
 SEEDS = {"seed43": {"loss": 6.05}, "seed44": {"loss": 5.95}, "seed45": {"loss": 6.02}, "seed46": {"loss": 5.98}}
+
+
+@pytest.fixture(autouse=True)
+def _texts_can_be_read(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    text_package.offer(project.path, monkeypatch)
 
 
 def test_a_marked_case_is_recorded_judged_and_told(project: Project) -> None:

@@ -16,6 +16,7 @@ from pytest_llmperf.cli.check import command
 from pytest_llmperf.engine import whole_run
 from pytest_llmperf.engine.whole_run import WholeRun
 from pytest_llmperf.judge.gpu_effects.common_change import CommonChange
+from tests import text_package
 from tests.fakes import install
 
 SPEC = ("model=llama-tiny", "sequence_length=64", "steps=20")
@@ -160,7 +161,10 @@ def test_a_case_that_nobody_has_launched_is_found_by_its_id(capsys: pytest.Captu
     assert "what is not stored is named by its settings" in capsys.readouterr().err
 
 
-def test_a_loss_curve_is_of_a_text_and_takes_launches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_curve_is_of_a_text_and_takes_launches(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_package.offer(tmp_path, monkeypatch)
     assert check("--perf-loss-curve") == 1
     assert 'random tokens have nothing to learn, a loss curve takes data="text"' in capsys.readouterr().out
     with pytest.raises(SystemExit):
