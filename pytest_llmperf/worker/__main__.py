@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from pytest_llmperf.worker.data import data_workers
 from pytest_llmperf.worker.failure_file import write_failure
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory
@@ -81,7 +82,8 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
         _part()
         return
     recorder = Recorder(folder, rank, spec, started_at, device)
-    recorder.finished(train_one(to_train, measured=recorder.measured))
+    with data_workers.told():  # of one that died a while ago, too
+        recorder.finished(train_one(to_train, measured=recorder.measured))
     _part()
 
 

@@ -56,6 +56,8 @@ def told() -> Iterator[None]:
         line = _line(str(error))
         if line is None:
             raise
+        # PyTorch raises this anew for each child that ends from now on, wherever this process then is.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         raise DataWorkerError(line) from error
 
 
