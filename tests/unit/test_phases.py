@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.launch import stopwatch
 from pytest_llmperf.launch.local import with_phases
 from pytest_llmperf.launch.progress_reader import ProgressReader
 from pytest_llmperf.launch.stopwatch import Lap, Meter
@@ -163,13 +164,15 @@ class TestTold:
         (tmp_path / "progress.json").write_text(json.dumps({**beat, "compiles": False, "reached": reached}))
         assert ProgressReader(tmp_path / "progress.json", lambda _: None).read() == Progress(phase="starting")
 
-    def test_a_meter_counts_the_wait_apart(self) -> None:
+    def test_a_meter_counts_the_wait_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = iter([10.0, 15.0, 20.0, 22.0])
+        monkeypatch.setattr(stopwatch, "time", SimpleNamespace(time=time.time, monotonic=lambda: next(clock)))
         meter = Meter()
         with meter.waiting():
-            time.sleep(0.05)
+            pass
         with meter.running() as lap:
-            time.sleep(0.02)
-        assert meter.waited_seconds >= 0.05 > meter.seconds == lap.seconds >= 0.02
+            pass
+        assert (meter.waited_seconds, meter.seconds, lap.seconds) == (5.0, 2.0, 2.0)
         assert abs(lap.began - time.time()) < 10
 
 
