@@ -32,6 +32,7 @@ from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, WarmStart,
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.loss_curve import JudgedCurve
 from pytest_llmperf.spec.train_spec import TrainSpec
+from tests.worker.import_patch import after_import
 
 SPEC = TrainSpec(
     model="llama-tiny",
@@ -89,27 +90,6 @@ FAULTS: Mapping[str, tuple[str, str]] = {
     ),
 }
 
-_CUSTOMIZE = """
-import importlib.abc, importlib.machinery, sys
-
-def patch(module):
-    {patch}
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != {module!r}:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        run = spec.loader.exec_module
-        def exec_module(module):
-            run(module)
-            patch(module)
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, Finder())
-"""
-
 
 def train(arguments: argparse.Namespace) -> None:
     """Write the losses of each seed as soon as they are known."""
@@ -117,7 +97,7 @@ def train(arguments: argparse.Namespace) -> None:
     home = Path(tempfile.mkdtemp(prefix="loss-curves-"))
     if arguments.fault:
         module, patch = FAULTS[arguments.fault]
-        (home / "sitecustomize.py").write_text(_CUSTOMIZE.format(module=module, patch=patch), encoding="utf-8")
+        (home / "sitecustomize.py").write_text(after_import(module, patch), encoding="utf-8")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH", "")]))
     pool = server_pool(lambda: home)
     try:

@@ -31,7 +31,17 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.mark.processes
 def test_it_is_collected_on_a_cpu() -> None:
-    command = [sys.executable, "-m", "pytest", "perf_tests", "--collect-only", "-q", "--gpus", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "perf_tests",
+        "perf_tests/test_parity.py",
+        "--collect-only",
+        "-q",
+        "--gpus",
+        "0",
+    ]
     done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
     for module in (
@@ -46,6 +56,15 @@ def test_it_is_collected_on_a_cpu() -> None:
         "parity",
     ):
         assert f"perf_tests/test_{module}.py" in done.stdout
+
+
+@pytest.mark.processes
+def test_parity_is_collected_where_it_is_named_alone() -> None:
+    command = [sys.executable, "-m", "pytest", "perf_tests", "--collect-only", "-q", "--gpus", "0"]
+    done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "perf_tests/test_ladder.py" in done.stdout
+    assert "test_parity" not in done.stdout
 
 
 def test_no_two_cases_are_the_same() -> None:
