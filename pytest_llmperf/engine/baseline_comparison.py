@@ -120,8 +120,8 @@ class BaselineComparison:
         if context.on_cpu or not context.settings.calibration:
             return False
         launches = (*context.result_cache.launches, *self._launches)
-        in_vain = [launch for launch in launches if calibration_troubles([launch])]
-        tries = Counter(rank.place.device for launch in in_vain for rank in launch.ranks)
+        ranks = (rank for launch in launches for rank in launch.ranks)
+        tries = Counter(rank.place.device for rank in ranks if rank.calibration and rank.calibration.trouble)
         spent = [device for device, count in tries.items() if count >= _CALIBRATION_TRIES]
         if not gpus:  # srun chooses them, and may choose these
             return not spent

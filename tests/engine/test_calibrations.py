@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_llmperf.engine import runner
+from pytest_llmperf.engine.baseline_comparison import BaselineComparison
+from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.launch.local import LaunchRequest, write_request
 from pytest_llmperf.launch.machine import Gpu, Machine
-from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
+from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT, Calibration
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.worker.request import Request
 from tests.engine.conftest import EAGER, SPEC, Engine
-from tests.fakes import FakeLauncher
+from tests.fakes import FakeLauncher, launch_of
 
 GPUS = Machine(gpus=(Gpu(0, "GPU-a", "NVIDIA H200", 140 * 2**30),), cpu_name="Fake CPU", cores=8)
 
@@ -82,3 +85,22 @@ def test_a_run_that_calibrates_nothing_says_nothing(engine: Engine, asked: list[
     run.check(SPEC)
     assert asked
     assert [line for line in engine.heard.said if "calibrations" in line] == []
+
+
+def test_two_in_vain_on_one_gpu_are_the_last_there_and_others_go_on(engine: Engine) -> None:
+    engine.on(GPUS)
+    caller = engine.caller(gpus=1)
+
+    def launch(device: str, trouble: str) -> Launch:
+        calibration = Calibration(made_at="2026-01-01T00:00:00Z", seconds={"copy": 1.0}, versions={}, trouble=trouble)
+        record = launch_of(SPEC)
+        return replace(record, ranks=(replace(record.ranks[0], device=device, calibration=calibration),))
+
+    def calibrates(*launches: Launch) -> list[bool]:
+        comparison = BaselineComparison(caller, Runner(caller), SPEC, launches)
+        return [comparison._calibrates([Gpu(0, f"GPU-{name}", "NVIDIA H200", 2**37)]) for name in ("a1", "b2")]
+
+    troubled = launch("NVIDIA H200 a1", "another process on the GPU")
+    assert calibrates(troubled) == [True, True]
+    assert calibrates(troubled, troubled) == [False, True]
+    assert calibrates(*[launch("NVIDIA H200 a1", "")] * 3) == [True, True]

@@ -80,8 +80,7 @@ class Knowledge:
         key = (series, added)
         if key not in self._told:
             seen = (*self.seen, *sorted(added, key=lambda each: (each.series, each.unit.devices, each.at)))
-            others = ([each for each in group if each.series != series] for group in (self.stored, seen))
-            stored, tonight = others
+            stored, tonight = ([each for each in group if each.series != series] for group in (self.stored, seen))
             self._told[key] = robust(self.model, Panel(stored, _corroborated(tonight)))
         return self._told[key]
 
