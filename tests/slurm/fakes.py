@@ -74,7 +74,8 @@ if module.endswith("node_info"):
     facts |= {"granted_gpus": node.get("granted", len(gpus)), "switch": node.get("switch", "")}
     print("Welcome to the cluster\\nllmperf-node " + json.dumps(facts))
 elif module.endswith("node_server"):
-    sys.exit("no fork servers here")
+    os.write(2, b"no fork servers here\\n")  # at once: other nodes write there too
+    sys.exit(1)
 elif module.endswith("node_agent"):
     os.execv(REAL, [REAL, *sys.argv[1:]])
 else:
