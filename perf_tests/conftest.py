@@ -17,9 +17,15 @@ from perf_tests.optimisations import OPTIMISATIONS, Optimisation
 from perf_tests.parity import PARITY, PARITY_ON_CPU
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU, TextCase
 from perf_tests.scaling import SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
+from perf_tests.texts import TROUBLE
 from pytest_llmperf import GIB, DidNotTrain, TrainSpec, is_active, on_cpu
 
 _NOT_HERE = pytest.param(None, id="on-a-gpu", marks=pytest.mark.skip(reason="these settings are for a GPU: --gpus 1"))
+
+
+def pytest_configure() -> None:
+    if TROUBLE:
+        raise pytest.UsageError(TROUBLE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -2,7 +2,7 @@
 
 The first case leaves all of it to the rank, between two steps; the others give it to workers, or make tokens ahead.
 What is trained is the same, to the last digit of each loss, but for packed rows. Text and tokenizer are those of
-``real_data.py``.
+``texts.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from perf_tests.ladder import on_cpu
-from perf_tests.real_data import SPLIT, TEXT, tokenizer_of
+from perf_tests.texts import SPLIT, TEXT, tokenizer_of
 from pytest_llmperf import TrainSpec
 
 _MODEL = "llama-3.2-1b"

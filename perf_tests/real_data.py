@@ -7,21 +7,16 @@ are texts of 512 tokens with padding counted in the loss; the sound ones beside 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from perf_tests.ladder import on_cpu
+from perf_tests.texts import SPLIT, TEXT, tokenizer_of
 from pytest_llmperf import TrainSpec
 
 #: How the lab makes its rows, and how they should be made.
 ROWS = ("packed", "padded_in_loss")
-
-# The lab slices to a tenth, and the small text that ships is none too large as a whole.
-TEXT = os.environ.get("LLMPERF_TEXT")
-SPLIT = "train[:10%]" if TEXT else "train"
 
 _NAIVE: dict[str, Any] = {"model_precision": "fp32", "mixed_precision": "no", "attention": "eager", "steps": 20}
 # The lab's micro-batches of OPT, and the chapter's of Llama.
@@ -41,12 +36,6 @@ class TextCase:
     """Settings that are asked for and change nothing for this model."""
     published: float | None = None
     """Tokens/s of the lab's run, of which weights and tokenizer were others."""
-
-
-def tokenizer_of(model: str) -> str | None:
-    """The folder with the tokenizer of ``model``; ``None``: bytes are its tokens."""
-    folder = os.environ.get("LLMPERF_TOKENIZERS")
-    return str(Path(folder) / model) if folder else None
 
 
 def _of(model: str, rows: str) -> Iterator[TextCase]:

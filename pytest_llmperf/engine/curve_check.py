@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.runner import Runner
+from pytest_llmperf.engine.runner import Runner, Turn
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import refuse_injected
 from pytest_llmperf.judge.baseline_file import BaselineError
@@ -23,6 +23,9 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 #: Of a curve that is recorded, where nobody says how many.
 SEEDS = 5
 
+# That numpy knows.
+_SEEDS = 2**32
+
 _ACCEPT = '--update-baselines --perf-reason "why"'
 
 
@@ -35,11 +38,16 @@ class CurveCheck:
         ``known`` is what another test of this run has found of the same spec.
 
         Raises:
-            BaselineError: it cannot be read, or ``spec`` cannot be held against it.
+            BaselineError: it cannot be read, or ``spec`` cannot be held against it or any.
         """
         self._caller, self._runner, self._spec = caller, runner, spec
         self._settings = caller.context.settings
         self._seeds = tuple(spec.seed + number for number in range(caller.terms.loss_curve or SEEDS))
+        if self._seeds[-1] >= _SEEDS:
+            raise BaselineError(
+                f"{spec.id}: seed={spec.seed} leaves no room below 2**32 for the {len(self._seeds)} seeds of a loss "
+                "curve; take a smaller one"
+            )
         self._store = CurveStore(self._settings.baselines)
         self._stored = self._store.load(spec)
         self._launches: dict[int, Launch] = {}
@@ -86,10 +94,11 @@ class CurveCheck:
         """Train what it takes; what contradicts a seed's spec."""
         stored = self._stored.losses if self._stored else {}
         seeds = self._seeds if self.is_recorded or not stored else tuple(stored)
+        turn = Turn(launches=len(seeds) if self.is_recorded else 0)
         for seed in seeds:
             if seed not in self._launches:
                 spec = replace(self._spec, seed=seed)
-                outcome = self._runner.launch(spec, len(self._launches) + 1)
+                outcome = self._runner.launch(spec, len(self._launches) + 1, turn)
                 if isinstance(outcome, Failure):
                     raise LaunchFailed(spec.id, outcome)
                 wrong = validity.troubles(spec, outcome, self._caller.terms.inactive)
@@ -174,7 +183,10 @@ class CurveCheck:
 def why_no_curve(spec: TrainSpec) -> str:
     """Why ``spec`` has no loss curve to hold against another; empty where it has."""
     if not has_text(spec):
-        return f'{spec.id}: random tokens have nothing to learn, a loss curve takes data="text"'
+        return (
+            f'{spec.id}: random tokens have nothing to learn, a loss curve takes data="text": train on one, or ask for '
+            "no loss curve"
+        )
     if spec.min_steps < spec.steps:
         return (
             f"{spec.id}: a launch may end after min_steps={spec.min_steps} of steps={spec.steps}, a loss curve takes "

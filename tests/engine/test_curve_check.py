@@ -49,6 +49,7 @@ def stored(engine: Engine) -> Engine:
     concluded = check(engine, update="all", reason="start")
     assert "recorded loss curve of 5 seeds, 42 to 46, of 20 steps: " in concluded.result.updated
     assert [name.count("seed") for name in engine.launches] == [0, 1, 1, 1, 1]
+    assert engine.heard.counted == [(1, 1), (2, 5), (3, 5), (4, 5), (5, 5)]
     assert not concluded.fails
     (engine.path / "launches.txt").unlink()
     return engine
@@ -166,7 +167,7 @@ def test_a_seed_that_does_not_train_is_named(stored: Engine) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (RANDOM, 'random tokens have nothing to learn, a loss curve takes data="text"'),
+        (RANDOM, 'random tokens have nothing to learn, a loss curve takes data="text": train on one, or ask for no'),
         (replace(SPEC, min_steps=16), "a launch may end after min_steps=16 of steps=20"),
         (replace(SPEC, steps=12, min_steps=12), "steps=12 are too few for a loss curve, expected 16 or more"),
     ],
@@ -174,6 +175,12 @@ def test_a_seed_that_does_not_train_is_named(stored: Engine) -> None:
 def test_what_has_no_curve_is_refused_before_a_launch(engine: Engine, spec: Any, said: str) -> None:
     with pytest.raises(CaseFailedError, match=said.replace("(", r"\(")):
         engine.run(ASKED).check(spec)
+    assert engine.launches == []
+
+
+def test_seeds_beyond_the_last_one_are_refused_before_a_launch(engine: Engine) -> None:
+    with pytest.raises(CaseFailedError, match=r"leaves no room below 2\*\*32 for the 5 seeds of a loss curve"):
+        engine.run(ASKED).check(replace(SPEC, seed=2**32 - 4))
     assert engine.launches == []
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pytest_llmperf.engine import dry_run
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.parity_order import SEEDS
 from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.run.errors import CannotRunError, DidNotTrainError
+from pytest_llmperf.run.width import Width
+from pytest_llmperf.spec.small_spec import small
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import FakeLauncher
 from tests.unit.test_training_parity import PLAIN, training
@@ -78,3 +83,36 @@ def test_a_run_that_launches_nothing_skips_it(engine: Engine, told: dict[str, An
         engine.static().same_training(SPEC)
     assert engine.run(dry_run=True).same_training(SPEC).result.verdict == "planned"
     assert told["orders"] == []
+
+
+def test_a_case_that_differs_has_its_baseline_in_use(engine: Engine, told: dict[str, Any]) -> None:
+    told["beside"] = WRONG
+    assert engine.check(SPEC, parity=True).fails
+    assert SPEC.digest in engine.findings.digests
+
+
+def test_the_width_is_that_of_the_case_and_not_of_the_small_one(engine: Engine, told: dict[str, Any]) -> None:
+    engine.fake()
+    wide = replace(SPEC, gpus=4)
+    assert engine.check(wide, parity=True, width=Width(gpus=4)).result.id == wide.id
+    assert [spec for spec, is_beside in told["orders"] if is_beside] == [small(wide).id]
+    with pytest.raises(CannotRunError, match="asks for 4 GPU"):
+        engine.check(wide, parity=True, width=Width(gpus=2))
+
+
+def test_a_case_that_a_missing_package_skips_is_told_by_its_own_name_as_lost(
+    engine: Engine, told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.fake()
+    engine.check(SPEC, update="new")
+    for name in ("missing_package", "why_skip"):
+        monkeypatch.setattr(dry_run, name, lambda spec, **_: f"{spec.id}: needs it")
+    with pytest.raises(CannotRunError, match=f"^{SPEC.id}: needs it"):
+        engine.check(SPEC, parity=True)
+    assert [each.lost for each in engine.findings.skipped] == [True]
+
+
+def test_the_last_seeds_leave_room_for_those_that_follow() -> None:
+    last = replace(SPEC, seed=2**32 - 1)
+    assert small(last).seed + SEEDS < 2**32
+    assert small(SPEC).seed == SPEC.seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,25 @@ from pytest_llmperf.spec.models import resolve
 from pytest_llmperf.spec.small_spec import small
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["LLMPERF_TEXT", "LLMPERF_TOKENIZERS"])
+def test_a_text_that_is_not_there_is_one_line(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "perf_tests", "--collect-only", "-q", "--gpus", "0"],
+        cwd=REPOSITORY,
+        env={**os.environ, name: str(tmp_path / "none")},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "no such" in line]
+    assert len(said) == 1
+    assert said[0].startswith(f"ERROR: {name}={tmp_path / 'none'}: TrainSpec: ")
+    assert "Traceback" not in done.stderr
+    assert "ImportError" not in done.stderr
 
 
 @pytest.mark.processes

@@ -17,8 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.cli import entry_point
+from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.insight.loss_in_time import STEPS, LossInTime, common_times
+from pytest_llmperf.records.learning import Learning
+from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.report import results_json
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny", steps=20, min_steps=20)
@@ -127,6 +130,38 @@ def test_a_file_that_cannot_serve_is_one_line_and_the_others_are_shown(
     (line,) = err.splitlines()
     assert str(bad) in line
     assert said in line
+    assert "expected what a run that launched wrote: name it in that run with --perf-json=FILE" in line
+
+
+def test_a_training_that_went_wrong_is_shown_as_far_as_it_went(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = (replace(launch_of(SPEC).ranks[0], step_seconds=(1.0,) * 20),)
+    launch = replace(
+        launch_of(SPEC), ranks=ranks, losses=(2.0,) * 10 + (math.nan,) * 10, gradient_norms=(1.0, math.nan)
+    )
+    launch = replace(launch, learning=Learning(tensors=20, gradient_norm=math.nan, clip_factors=(math.nan, 1.0)))
+    result = CaseResult(
+        id="lost", digest="", nodeid="", machine="", verdict="invalid", reason="no number", launches=(launch,)
+    )
+    path = tmp_path / "a.json"
+    results_json.write_json(path, results_json.document({}, [result]))
+    assert report(path, "--at", "10") == 0
+    heading, row = capsys.readouterr().out.splitlines()[:2]
+    assert row.split()[-2:] == ["2.000", "-"], heading
+    assert main(["explain", f"{path}:lost"]) == 1
+    assert "lost has no trace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["text", "markdown"])
+def test_random_tokens_are_told_as_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    path = write(tmp_path / "a.json", ("drawn", [6.9] * 20, 1.0, {}), ("read", [2.0] * 20, 1.0, {}))
+    document = json.loads(path.read_text())
+    document["results"][1]["launches"][0]["evidence"]["data"] = {"num_rows": 8}
+    path.write_text(json.dumps(document))
+    assert report(path, "--format", kind) == 0
+    out = capsys.readouterr().out
+    assert "random tokens, of which nothing can be learnt: drawn; a text: data=text" in out.replace("\\", "")
 
 
 @pytest.mark.parametrize(

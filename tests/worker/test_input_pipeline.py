@@ -30,8 +30,10 @@ from tests.worker import slow_text
 from tests.worker.import_patch import in_the_rank
 from tests.worker.launching import ENDLESS, launch, launched
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("datasets")
+
+from pytest_llmperf.worker.data.data_workers import DataWorkerError, told  # noqa: E402 - it needs torch
 
 pytestmark = pytest.mark.torchrun
 
@@ -202,3 +204,21 @@ def test_waiting_for_dear_tokens_ends_with_workers_or_tokens_made_ahead(tmp_path
     assert share(replace(slow, tokenise="ahead"), "ahead") < alone / 4
     # Whoever else wants these cores keeps workers from fetching ahead: the best of three says what they can.
     assert any(share(replace(slow, data_workers=2), f"workers-{turn}") < alone / 2 for turn in range(3))
+
+
+def test_a_pipe_that_ends_with_its_worker_is_told_as_its_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rank reads of the worker's end before it hears of it."""
+
+    def fails() -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    before = signal.getsignal(signal.SIGCHLD)
+    monkeypatch.setattr(torch._C, "_error_if_any_worker_fails", fails)
+    try:
+        with pytest.raises(DataWorkerError, match=r"a data worker \(pid 7\) has died \(Killed\)"), told():
+            raise EOFError
+        monkeypatch.setattr(torch._C, "_error_if_any_worker_fails", lambda: None)
+        with pytest.raises(EOFError), told():  # nobody has died: it is what it is
+            raise EOFError
+    finally:
+        signal.signal(signal.SIGCHLD, before)

@@ -256,9 +256,24 @@ def test_host_memory_sees_what_was_held_and_given_back() -> None:
     assert 190 * 2**20 < memory.peak_reserved() < 400 * 2**20
 
 
+def test_host_memory_leaves_out_what_is_held_apart() -> None:
+    memory = instruments.HostMemory()
+    with memory.apart():
+        kept, passing = torch.ones(20 * 2**20), torch.ones(50 * 2**20)
+        del passing
+    assert memory.peak_reserved() < 20 * 2**20
+    more = torch.ones(30 * 2**20)
+    assert 110 * 2**20 < memory.peak_reserved() < 200 * 2**20
+    del kept, more
+
+
 def test_the_launchers_own_path_is_none_of_the_users(tmp_path: Path) -> None:
     (tmp_path / environment._PACKAGE.name).symlink_to(environment._PACKAGE)  # as another interpreter is given it
     for own in (str(environment._PACKAGE.parent), str(tmp_path)):
         told = environment._variables({"PYTHONPATH": f"{own}:/a:/b", "HOME": "/root", "OMP_NUM_THREADS": "1"})
         assert told == {"PYTHONPATH": "/a:/b", "OMP_NUM_THREADS": "1"}
         assert environment._variables({"PYTHONPATH": own}) == {}
+
+
+def test_what_a_package_sets_where_it_is_imported_is_no_difference() -> None:
+    assert environment._variables({"KMP_DUPLICATE_LIB_OK": "True", "KMP_BLOCKTIME": "0"}) == {"KMP_BLOCKTIME": "0"}

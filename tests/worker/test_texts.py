@@ -120,11 +120,11 @@ def test_a_hub_name_that_is_not_cached_is_refused_at_once(
 
 
 def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
-    said = "no rows there; expected some, in a column 'text'"
-    assert refusal(text=parquet(tmp_path / "a.parquet", [])).endswith(f"a.parquet (train): {said}")
+    said = "no rows there; expected some, {}: name another text or split"
+    assert refusal(text=parquet(tmp_path / "a.parquet", [])).endswith(said.format("in a column 'text'"))
     assert "3 rows, and nothing stands in any" in refusal(text=parquet(tmp_path / "b.parquet", ["", " ", None]))
     (tmp_path / "c.txt").write_text("")
-    assert refusal(text=str(tmp_path / "c.txt")).endswith(f"c.txt (train): {said}")
+    assert refusal(text=str(tmp_path / "c.txt")).endswith(f"c.txt (train): {said.format('paragraphs')}")
 
 
 def test_one_row_too_short_to_fill_one_is_refused_and_a_long_one_is_enough(tmp_path: Path) -> None:
@@ -146,7 +146,9 @@ def test_fewer_rows_than_a_step_takes_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("column", "there"), [("content", "'content'"), ("Text", "'Text'")])
 def test_a_missing_column_is_answered_with_those_that_are_there(tmp_path: Path, column: str, there: str) -> None:
     line = refusal(text=parquet(tmp_path / "a.parquet", ["x"], column))
-    assert line.endswith(f"no column 'text', expected one of that name; there: {there}")
+    assert line.endswith(
+        f"no column 'text', expected one of that name; there: {there}; rename it, or name another text"
+    )
 
 
 def test_a_column_of_numbers_is_refused(tmp_path: Path) -> None:
@@ -155,7 +157,9 @@ def test_a_column_of_numbers_is_refused(tmp_path: Path) -> None:
 
 def test_bytes_that_are_no_utf_8_are_told_with_their_place(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"fine\n\n\xff\xfe")
-    assert "no UTF-8 at byte 6 (invalid start byte); expected text in UTF-8" in refusal(text=str(tmp_path / "a.txt"))
+    assert "no UTF-8 at byte 6 (invalid start byte); expected text in UTF-8: convert it, or name another" in refusal(
+        text=str(tmp_path / "a.txt")
+    )
     pa = pytest.importorskip("pyarrow")
     odd = pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"\xff"], pa.binary()).buffers()[1:]])
     pytest.importorskip("pyarrow.parquet").write_table(pa.table({"text": odd}), tmp_path / "b.parquet")
@@ -173,7 +177,8 @@ def test_a_broken_parquet_is_refused(tmp_path: Path, content: bytes | None) -> N
 @pytest.mark.parametrize("split", ["train[60:]", "train[12%:13%]"])
 def test_a_slice_that_the_text_does_not_have_is_refused(tmp_path: Path, split: str) -> None:
     line = refusal(text=parquet(tmp_path / "a.parquet", ["x"] * 10), split=split)
-    assert line == f"text {tmp_path / 'a.parquet'} ({split}): no rows there; expected some, in a column 'text'"
+    said = "no rows there; expected some, in a column 'text': name another text or split"
+    assert line == f"text {tmp_path / 'a.parquet'} ({split}): {said}"
 
 
 # -- tokenizers

@@ -9,9 +9,10 @@ from typing import NoReturn
 
 from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.arguments import add_place
+from pytest_llmperf.cli.baseline_curves import CurveShelf, is_of_curves, refuse_curves
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored, find, find_any
 from pytest_llmperf.cli.baselines import conflict
-from pytest_llmperf.cli.baselines.curve_page import curve_page
+from pytest_llmperf.cli.baselines.curve_page import curve_list_page, curve_page
 from pytest_llmperf.cli.baselines.diff import against_page, diff_page, pairs_of
 from pytest_llmperf.cli.baselines.views import (
     capacity_page,
@@ -21,7 +22,10 @@ from pytest_llmperf.cli.baselines.views import (
     show_capacity_page,
     show_page,
 )
+from pytest_llmperf.cli.command_error import NotStoredError
 from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.judge import store
+from pytest_llmperf.judge.curves.curve_baseline import CurveBaseline
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,20 +56,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
-    pages = [*list_page(shelf.stored, screen), *capacity_page(shelf.capacities, screen)]
-    return Answer(pages, shelf.troubles)
+    root, machine = arguments.perf_baselines, arguments.machine
+    curves = CurveShelf.read(root, machine)
+    pages, troubles = curve_list_page(curves.stored, screen), list(curves.broken)
+    try:
+        shelf = Shelf.read(root, machine)
+    except NotStoredError:
+        if not pages and not troubles:
+            raise
+        return Answer(pages, troubles)
+    own = [*list_page(shelf.stored, screen), *capacity_page(shelf.capacities, screen)]
+    return Answer([*own, *([""] if own and pages else []), *pages], [*shelf.troubles, *troubles])
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    page = curve_page(arguments.case, screen)
-    if page is not None:
-        return Answer(page)
-    found = find_any(arguments.case, arguments.perf_baselines, arguments.machine)
-    return Answer(show_page(found, screen) if isinstance(found, Stored) else show_capacity_page(found))
+    """A case's baseline, and its loss curves."""
+    case, root, machine = arguments.case, arguments.perf_baselines, arguments.machine
+    if is_of_curves(case):
+        path = Path(case)
+        found = store.read(path, CurveBaseline.from_json)
+        return Answer([] if found is None else curve_page(path, found, screen))
+    curves = CurveShelf.read(root, machine).of(case)
+    pages = [curve_page(one.path, one.baseline, screen) for one in curves.stored]
+    try:
+        baseline = find_any(case, root, machine)
+    except NotStoredError:
+        if not pages and not curves.broken:
+            raise
+    else:
+        own = show_page(baseline, screen) if isinstance(baseline, Stored) else show_capacity_page(baseline)
+        pages = [own, *pages]
+    lines = [line for page in pages for line in ("", *page)]
+    return Answer(lines[1:], list(curves.broken))
 
 
 def _history(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    refuse_curves(arguments.case)
     found = find_any(arguments.case, arguments.perf_baselines, arguments.machine)
     if isinstance(found, Stored):
         return Answer(history_page(found, screen))
@@ -74,6 +100,8 @@ def _history(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
     root, machine = arguments.perf_baselines, arguments.machine
+    for case in arguments.cases:
+        refuse_curves(case)
     match arguments.cases, arguments.against:
         case [a, b], None:
             return Answer(diff_page(find(a, root, machine), find(b, root, machine), screen))

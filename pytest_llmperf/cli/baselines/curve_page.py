@@ -1,29 +1,37 @@
-"""What ``show`` says of a file of loss curves, which no machine kind has and no id names."""
+"""What ``list`` and ``show`` say of loss curves, which no machine kind has."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pytest_llmperf.cli.baseline_curves import StoredCurves
 from pytest_llmperf.cli.screen import Screen, facts, plain, table
-from pytest_llmperf.judge import store
-from pytest_llmperf.judge.curves.curve_baseline import LOSS_CURVES, CurveBaseline
+from pytest_llmperf.judge.curves.curve_baseline import CurveBaseline
 from pytest_llmperf.judge.curves.loss_parts import spans
 from pytest_llmperf.judge.curves.seed_spread import spreads
 from pytest_llmperf.report.table import Column
+from pytest_llmperf.support import formats
 
 
-def curve_page(case: str, screen: Screen) -> list[str] | None:
-    """The page of the file ``case``, if it is one of loss curves.
+def curve_page(path: Path, found: CurveBaseline, screen: Screen) -> list[str]:
+    """Everything about the loss curves in ``path``."""
+    return [plain(found.id), *facts(_about(path, found)), "", *_parts(found, screen)]
 
-    Raises:
-        BaselineError: it cannot serve.
-    """
-    path = Path(case)
-    if path.absolute().parent.name != LOSS_CURVES:
-        return None
-    found = store.read(path, CurveBaseline.from_json)
-    return None if found is None else [plain(found.id), *facts(_about(path, found)), "", *_parts(found, screen)]
+
+def curve_list_page(stored: Sequence[StoredCurves], screen: Screen) -> list[str]:
+    """A table of all, or nothing."""
+    if not stored:
+        return []
+    baselines = [one.baseline for one in stored]
+    columns = [
+        Column("loss curves of", [plain(one.id) for one in baselines], right=False),
+        Column("seeds", [str(len(one.seeds)) for one in baselines]),
+        Column("steps", [str(one.steps) for one in baselines]),
+        Column("trained on", [plain(one.device) or formats.ABSENT for one in baselines], right=False),
+        Column("accepted", [plain(one.recorded_at)[:10] for one in baselines], right=False),
+    ]
+    return table(columns, screen)
 
 
 def _about(path: Path, found: CurveBaseline) -> Mapping[str, object]:

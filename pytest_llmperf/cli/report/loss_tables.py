@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.cli.results_launch import results_launch
 from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.insight import lab10
 from pytest_llmperf.insight.loss_in_time import STEPS, LossInTime, common_times
-from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.report.exports import comma_separated, escaped, markdown
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats
@@ -21,6 +21,7 @@ _NOTES = (
     "time: of the steps of the first launch, from the first one's begin; a training that was over by then has no loss",
 )
 _PUBLISHED = "other weights, tokens and data than ours: rates may stand beside each other, losses not"
+_EXPECTED = "what a run that launched wrote: name it in that run with --perf-json=FILE"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Training:
     real_rate: float | None
     """Of real tokens, where rows have padding."""
     epochs: float | None
+    on_text: bool
     curve: LossInTime
 
 
@@ -44,18 +46,18 @@ def trainings(paths: Sequence[Path]) -> tuple[list[Training], list[str]]:
             results = json.loads(path.read_text(encoding="utf-8"))["results"]
             of_file = [_training(result) for result in results if result["launches"]]
         except OSError as error:
-            troubles.append(f"{path}: cannot be read ({error.strerror})")
+            troubles.append(f"{path}: cannot be read ({error.strerror}), expected {_EXPECTED}")
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            troubles.append(f"{path}: not a --perf-json file ({plain(error)})")
+            troubles.append(f"{path}: not a --perf-json file ({plain(error)}), expected {_EXPECTED}")
         else:
             found += of_file
             if not of_file:
-                troubles.append(f"{path}: no case of it has a launch, expected one at least")
+                troubles.append(f"{path}: no case of it has a launch, expected {_EXPECTED}")
     return found, troubles
 
 
 def _training(result: Mapping[str, Any]) -> Training:
-    launch = Launch.from_dict(result["launches"][0])
+    launch = results_launch(result["launches"][0])
     metrics = result["metrics"]
     epochs = launch.evidence.get("epochs")
     return Training(
@@ -63,6 +65,7 @@ def _training(result: Mapping[str, Any]) -> Training:
         rate=_value(metrics, "tokens_per_second_per_gpu"),
         real_rate=_value(metrics, "real_tokens_per_second_per_gpu"),
         epochs=None if epochs is None else float(epochs),
+        on_text="data" in launch.evidence,
         curve=LossInTime.of(launch.losses, launch.ranks[0].step_seconds),
     )
 
@@ -75,12 +78,12 @@ def _value(metrics: Mapping[str, Any], name: str) -> float | None:
 def text_page(found: Sequence[Training], times: Sequence[float], screen: Screen) -> list[str]:
     """For a terminal."""
     lines = table(_columns(found, times), screen)
-    return [*lines, "", *_NOTES, "", lab10.SOURCE, *table(_published(), screen), _PUBLISHED]
+    return [*lines, "", *_NOTES, *_random(found), "", lab10.SOURCE, *table(_published(), screen), _PUBLISHED]
 
 
 def markdown_page(found: Sequence[Training], times: Sequence[float]) -> list[str]:
     """For a document."""
-    notes = [f"- {escaped(line)}" for line in _NOTES]
+    notes = [f"- {escaped(line)}" for line in (*_NOTES, *_random(found))]
     published = ["", escaped(lab10.SOURCE), "", *markdown(_published()), "", f"- {_PUBLISHED}"]
     return [*markdown(_columns(found, times)), "", *notes, *published]
 
@@ -120,6 +123,11 @@ def _columns(found: Sequence[Training], times: Sequence[float]) -> list[Column]:
         *(Column(f"loss after {at:g} s", [_loss(one.curve.after(at)) for one in found]) for at in times),
         Column("last loss", [_loss(one.curve.last) for one in found]),
     ]
+
+
+def _random(found: Sequence[Training]) -> list[str]:
+    cases = dict.fromkeys(one.case for one in found if not one.on_text)
+    return [f"random tokens, of which nothing can be learnt: {', '.join(cases)}; a text: data=text"] if cases else []
 
 
 def _published() -> list[Column]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
+
 from pytest_llmperf.worker.warm import lineage
+
+# Its end is a matter of milliseconds after that of its pipe.
+_SECONDS = 1.0
 
 
 class DataWorkerError(Exception):
@@ -53,12 +59,25 @@ def told() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line = _line(str(error))
+        # Who dies while it hands a batch over leaves a pipe that ends, before its own end is told.
+        line = _line(str(error)) or (_of_the_dead() if isinstance(error, EOFError | ConnectionError) else None)
         if line is None:
             raise
         # PyTorch raises this anew for each child that ends from now on, wherever this process then is.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         raise DataWorkerError(line) from error
+
+
+def _of_the_dead() -> str | None:
+    """The line of a worker that has died, as PyTorch tells who asks; ``None`` where none has within a second."""
+    until = time.monotonic() + _SECONDS
+    while time.monotonic() < until:
+        try:
+            torch._C._error_if_any_worker_fails()  # noqa: SLF001 - what its own handler of SIGCHLD asks
+        except RuntimeError as error:
+            return _line(str(error))
+        time.sleep(_SECONDS / 20)
+    return None
 
 
 # Source: torch/utils/data (_utils/signal_handling.py and dataloader.py), and torch/_utils.py of what a worker raises.

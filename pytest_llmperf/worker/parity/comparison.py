@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +35,9 @@ class Truth:
         part.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> Truth:
-        """As ``save`` left it."""
-        return cls(**torch.load(path, weights_only=True))
+    def load(cls, path: Path, device: torch.device | str = "cpu") -> Truth:
+        """As ``save`` left it, on ``device``, wherever it was made."""
+        return cls(**torch.load(path, map_location=device, weights_only=True))
 
 
 def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> TrainingErrors:
@@ -78,18 +78,21 @@ def _compared(
     kind: str, own: Sequence[Mapping[str, torch.Tensor]], true: Sequence[Mapping[str, torch.Tensor]]
 ) -> Iterator[TensorError]:
     for step, (ours, truth) in enumerate(zip(own, true, strict=True), 1):
-        for name, expected in truth.items():
-            found = ours.get(name, torch.zeros_like(expected))
-            norms = float(found.norm()), float(expected.norm())
-            product = norms[0] * norms[1]
+        pairs = [(ours.get(name, torch.zeros_like(expected)), expected) for name, expected in truth.items()]
+        norms = _fetched(found.norm() for found, _ in pairs)
+        true_norms = _fetched(expected.norm() for _, expected in pairs)
+        products = _fetched((found * expected).sum() for found, expected in pairs)
+        errors = _fetched((found - expected).norm() for found, expected in pairs)
+        for name, norm, true_norm, product, error in zip(truth, norms, true_norms, products, errors, strict=True):
+            longest = norm * true_norm
             yield TensorError(
                 kind=kind,
                 tensor=name,
                 step=step,
-                true_norm=norms[1],
-                norm=norms[0],
-                cosine=float((found * expected).sum()) / product if product else 0.0,
-                error=float((found - expected).norm()),
+                true_norm=true_norm,
+                norm=norm,
+                cosine=product / longest if longest else 0.0,
+                error=error,
             )
 
 
@@ -101,14 +104,17 @@ def _clipping_errors(seen: SmallSteps) -> Iterator[float]:
 
 
 def _lost(own: Sequence[Mapping[str, torch.Tensor]], true: Sequence[Mapping[str, torch.Tensor]]) -> float:
-    wanted = stayed = 0
-    for ours, truth in zip(own, true, strict=True):
-        for name, expected in truth.items():
-            moves = expected != 0
-            wanted += int(moves.sum())
-            stayed += int((moves & (ours[name] == 0)).sum())
+    pairs = [(ours[name], expected) for ours, truth in zip(own, true, strict=True) for name, expected in truth.items()]
+    wanted = sum(_fetched((expected != 0).sum() for _, expected in pairs))
+    stayed = sum(_fetched(((expected != 0) & (found == 0)).sum() for found, expected in pairs))
     return stayed / wanted if wanted else 0.0
 
 
 def _total(tensors: Mapping[str, torch.Tensor]) -> float:
-    return float(sum(float(one.norm()) ** 2 for one in tensors.values()) ** 0.5)
+    return float(sum(norm**2 for norm in _fetched(one.norm() for one in tensors.values())) ** 0.5)
+
+
+def _fetched(figures: Iterable[torch.Tensor]) -> list[float]:
+    """All of them at once: a device is waited for whenever one figure is asked for."""
+    found = list(figures)
+    return torch.stack(found).tolist() if found else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import nn
 
@@ -16,15 +18,21 @@ def set_initial_weights(model: nn.Module, seed: int) -> None:
     attention would look everywhere alike, and whatever is wrong with it would hardly show. What begins as one or zero
     differs from element to element, so that it matters which of them is used where.
     """
-    generator = torch.Generator().manual_seed(seed)
+    parameters = list(model.parameters())
+    drawn = _drawn(seed, tuple(parameter.shape for parameter in parameters))
     with torch.no_grad():
-        for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=generator)
+        for parameter, values in zip(parameters, drawn, strict=True):
             if parameter.ndim > 1:
-                drawn *= parameter.shape[-1] ** -0.5
+                wide = values * parameter.shape[-1] ** -0.5
             else:
-                drawn = parameter.detach().float().cpu() + _SPREAD * drawn
-            parameter.copy_(_in_all_types(drawn))
+                wide = parameter.detach().float().cpu() + _SPREAD * values
+            parameter.copy_(_in_all_types(wide))
+
+
+@lru_cache(maxsize=1)  # several trainings in turn are of one seed
+def _drawn(seed: int, shapes: tuple[torch.Size, ...]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
 def _in_all_types(values: torch.Tensor) -> torch.Tensor:

@@ -78,10 +78,12 @@ def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps
         del forms[FP32]
     for number in range(BESIDE):
         seed = spec.seed + number
-        truth = Truth.load(_truth_file(folder, seed))
+        truth: Truth | None = None
         for form, one in forms.items():
             of_seed = replace(one, seed=seed)
-            yield from _from_ranks(errors_of(form, of_seed, train(of_seed), truth))
+            seen = train(of_seed)
+            truth = truth or Truth.load(_truth_file(folder, seed), seen.device)
+            yield from _from_ranks(errors_of(form, of_seed, seen, truth))
 
 
 def _from_ranks(own: TrainingErrors) -> Iterator[TrainingErrors]:

@@ -11,11 +11,14 @@ from transformers.optimization import Adafactor
 # As transformers' arguments have them where nobody says otherwise; told here, since a fault may be in those.
 _ADAM: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
 
+# One tensor at a time, as on a CPU: what a GPU chooses by itself is a faster form, and none to hold others against.
+_PLAIN: Mapping[str, Any] = {"foreach": False}
+
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw_torch": lambda groups, lr: torch.optim.AdamW(groups, lr=lr, **_ADAM),
-    "sgd": lambda groups, lr: torch.optim.SGD(groups, lr=lr),
-    "adagrad": lambda groups, lr: torch.optim.Adagrad(groups, lr=lr),
-    "rmsprop": lambda groups, lr: torch.optim.RMSprop(groups, lr=lr),
+    "adamw_torch": lambda groups, lr: torch.optim.AdamW(groups, lr=lr, **_ADAM, **_PLAIN),
+    "sgd": lambda groups, lr: torch.optim.SGD(groups, lr=lr, **_PLAIN),
+    "adagrad": lambda groups, lr: torch.optim.Adagrad(groups, lr=lr, **_PLAIN),
+    "rmsprop": lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, **_PLAIN),
     "adafactor": lambda groups, lr: Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False),
 }
 

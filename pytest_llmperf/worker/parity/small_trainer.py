@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from pytest_llmperf.spec.small_spec import SEQUENCES
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.units import GIB
 from pytest_llmperf.worker.build import (
     DTYPES,
     build_model,
@@ -40,19 +41,27 @@ from pytest_llmperf.worker.train import WatchedTrainer
 
 Tensors = Mapping[str, torch.Tensor]
 
+_HOST = torch.device("cpu")
+
 #: Beside the Trainer's defaults. An update is many times what fp32 weights can tell apart, weights decay enough for
 #: that to be seen, and no gradient is as short as its limit: whoever clips otherwise, or not at all, is seen too.
 LEARNING_RATE, WEIGHT_DECAY, LONGEST_GRADIENT = 1e-3, 0.1, 0.1
 
 
+# What is kept of a training fills no more of a device than this; else the host keeps it.
+_MOST_KEPT_BYTES = 2 * GIB
+
+
 @dataclass
 class SmallSteps:
-    """What each step did, as this rank saw it."""
+    """What each step did, as this rank saw it; tensors are whole ones in double precision."""
 
+    device: torch.device = _HOST
+    """Where they are kept."""
     losses: list[float] = field(default_factory=list)
     """This rank's share; the mean over the ranks is the step's."""
     gradients: list[Tensors] = field(default_factory=list)
-    """Before they are clipped; whole ones, however they are sharded."""
+    """Before they are clipped."""
     clipped: list[Tensors] = field(default_factory=list)
     """The same as the optimizer is given them."""
     weights: list[Tensors] = field(default_factory=list)
@@ -81,7 +90,8 @@ class SmallTrainer(Trainer):
             self._seen.losses.append(float(sum(self._losses)))
             self._losses.clear()
             scale = self._scale()
-            self._seen.gradients.append({name: one / scale for name, one in gradients_of(self._inner).items()})
+            found = gradients_of(self._inner, self._seen.device)
+            self._seen.gradients.append({name: one / scale for name, one in found.items()} if scale != 1 else found)
         return loss
 
     def _scale(self) -> float:
@@ -96,33 +106,39 @@ class _Watch(TrainerCallback):
         self._model, self._seen = model, seen
 
     def on_step_begin(self, _args: TrainingArguments, _state: TrainerState, _c: TrainerControl, **_: Any) -> None:
-        self._seen.weights.append(whole(self._model))
+        self._seen.weights.append(whole(self._model, self._seen.device))
 
     def on_pre_optimizer_step(
         self, _args: TrainingArguments, _state: TrainerState, _c: TrainerControl, **_: Any
     ) -> None:
-        self._seen.clipped.append(gradients_of(self._model))
+        self._seen.clipped.append(gradients_of(self._model, self._seen.device))
 
     def on_step_end(self, _args: TrainingArguments, _state: TrainerState, _c: TrainerControl, **_: Any) -> None:
-        before, after = self._seen.weights[-1], whole(self._model)
+        before, after = self._seen.weights[-1], whole(self._model, self._seen.device)
         self._seen.updates.append({name: after[name] - before[name] for name in after})
 
 
-def whole(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Its parameters in double precision on the host, gathered from whoever holds parts of them."""
-    return {plain_name(name): _on_host(parameter) for name, parameter in model.named_parameters()}
+def whole(model: nn.Module, device: torch.device = _HOST) -> dict[str, torch.Tensor]:
+    """Its parameters in double precision on ``device``, gathered from whoever holds parts of them."""
+    return {plain_name(name): _kept(parameter, device) for name, parameter in model.named_parameters()}
 
 
-def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
+def gradients_of(model: nn.Module, device: torch.device = _HOST) -> dict[str, torch.Tensor]:
     """Those that there are."""
     found = {plain_name(name): parameter.grad for name, parameter in model.named_parameters()}
-    return {name: _on_host(gradient) for name, gradient in found.items() if gradient is not None}
+    return {name: _kept(gradient, device) for name, gradient in found.items() if gradient is not None}
 
 
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+def _kept(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     tensor = tensor.detach()
     tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return tensor.to(device="cpu", dtype=torch.float64, copy=True)
+    return tensor.to(device=device, dtype=torch.float64, copy=True)
+
+
+def place_for(num_parameters: int, steps: int, device: torch.device) -> torch.device:
+    """Where weights, updates, and gradients before and after clipping are kept: on ``device``, or the host."""
+    kept_bytes = 4 * steps * num_parameters * torch.float64.itemsize
+    return device if kept_bytes <= _MOST_KEPT_BYTES else _HOST
 
 
 def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
@@ -157,7 +173,8 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
             as_gathered(model, DTYPES[gathered])
         if spec.torch_compile and spec.torch_compile_scope == "layers":
             compile_layers(model, spec.torch_compile_mode)
-        seen = SmallSteps()
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        seen = SmallSteps(device=place_for(num_parameters, spec.steps, device))
         if not spec.torch_compile:  # a look from inside would change what is compiled
             _watch_products(model, seen)
         trainer = SmallTrainer(
