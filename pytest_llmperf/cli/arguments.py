@@ -22,14 +22,19 @@ _COMMANDS = {
     "explain": _Command("of what a traced step consists, and of what the difference between two does"),
     "plan": _Command("the memory that specs will need, predicted without a GPU"),
     "report": _Command(
-        "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung"
+        "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung; "
+        "and runs, as a page"
     ),
     "predict": _Command(
         "the throughput at numbers of GPUs that were not measured, from those that were, with its uncertainty"
     ),
     "check": _Command("launch specs until they are decided against their baselines, as pytest does, without pytest"),
+    "tune": _Command(
+        "the fastest configuration of a model that fits here: searched, compared in turns, shown to be sound"
+    ),
     "submit": _Command("the nightly job of a cluster file: its cost, then sbatch"),
     "merge": _Command("the --perf-json files of one night as one, and a summary; exit code 1 unless all is green"),
+    "export": _Command("--perf-json files as one text for another tool: GitHub, GitLab, Bencher, Prometheus, JUnit"),
 }
 
 

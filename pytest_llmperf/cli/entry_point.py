@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
@@ -41,7 +42,7 @@ def _discard_output() -> None:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = arguments_parser().parse_args(argv)
+    arguments = _arguments(argv)
     screen = _screen()
     try:
         answer: Answer = arguments.answer(arguments, screen)
@@ -63,6 +64,21 @@ def _run(argv: Sequence[str] | None) -> int:
     for line in troubles:
         print(f"llmperf: {one_line(line)}", file=sys.stderr)
     return 1 if troubles else 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """As argparse has them, with what stands after options, too: ``check model=opt-1.3b --gpus 1 liger=true``.
+
+    Where a command keeps such words under another name than ``specs``, ``later_words`` is that name.
+    """
+    parser = arguments_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    name = getattr(arguments, "later_words", "specs")
+    if rest and hasattr(arguments, name) and not any(word.startswith("-") for word in rest):
+        setattr(arguments, name, [*getattr(arguments, name), *rest])
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return arguments
 
 
 def _screen() -> Screen:

@@ -33,16 +33,29 @@ def named(words: Sequence[str], baselines: Path, machine: str | None) -> list[Na
         CaseError: no such case, or a spec that cannot be; one line.
     """
     cases = [_found(word, baselines, machine) for word in words if "=" not in word]
-    pairs = [_pair(word) for word in words if "=" in word]
+    pairs = settings([word for word in words if "=" in word])
     if not pairs:
         return cases
+    try:
+        return [*cases, Named(TrainSpec.from_dict(pairs))]
+    except ValueError as error:
+        raise CaseError(str(error)) from error
+
+
+def settings(words: Sequence[str]) -> dict[str, Any]:
+    """What ``key=value`` pairs set of one spec.
+
+    Raises:
+        CaseError: a word that is no pair, a pair given twice, or a value of another type; one line.
+    """
+    for word in words:
+        if "=" not in word:
+            raise CaseError(f"{word}: expected settings in pairs, e.g. {_PAIRS}")
+    pairs = [_pair(word) for word in words]
     twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
     if twice:
         raise CaseError(f"{twice[0]}= is given twice, expected once: pairs name one spec")
-    try:
-        return [*cases, Named(TrainSpec.from_dict(dict(pairs)))]
-    except ValueError as error:
-        raise CaseError(str(error)) from error
+    return dict(pairs)
 
 
 def _found(word: str, baselines: Path, machine: str | None) -> Named:

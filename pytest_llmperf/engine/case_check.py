@@ -21,6 +21,7 @@ from pytest_llmperf.engine.parity_check import ParityCheck, small_case
 from pytest_llmperf.engine.recorder import Recorder
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.scaling_reference import Scaling, reference_width
+from pytest_llmperf.engine.tuning.recheck import Recheck, neighbours, tuned_case
 from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.gain import Bounds
@@ -29,6 +30,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.result_cache import Measured
+from pytest_llmperf.spec.space.space import Space
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 
@@ -171,11 +173,33 @@ class CaseChecks:
             result = ParityCheck(self._caller, self._runner, self._caller.context.small_trainings).check(case, specs)
         return self._conclusions.conclude(result, "the plain form in double precision")
 
+    def tune(self, spec: TrainSpec, space: Space, runners_up: int) -> Conclusion:
+        """Whether ``spec`` still is the fastest of its neighbours in ``space``, the best of which take turns with it.
+
+        Raises:
+            CannotRunError: it cannot run here.
+            DidNotTrainError: a launch of ``spec`` yields no record.
+        """
+        case = tuned_case(spec, space)
+        concluded = self._earlier(case)
+        if concluded is not None:
+            return concluded
+        withheld = self._planner.ask(case, 2 * min(runners_up, len(neighbours(spec, space))))
+        if withheld:
+            return self._conclusions.planned(case, withheld)
+        with self._conclusions.failures(case):
+            result = Recheck(self._caller, runners_up).check(case, spec, space)
+        return replace(self._conclusions.conclude(result, "turns with its neighbours"), is_acceptable=False)
+
     def _held(self, spec: TrainSpec) -> Conclusion | None:
         """That ``spec`` does not learn what its plain form does, where somebody asks for that first."""
         asked = self._caller.terms.parity or self._caller.context.settings.parity
         if not asked or should_run_out(self._caller):
             return None
+        # The small one is of fewer GPUs and of no baseline: what cannot run here, or is in use, is the case itself.
+        case = Case.of(spec)
+        self._planner.name(case)
+        self._planner.need(case, self._recorder.find(spec))
         held = self.same_training(spec)
         return held if held.fails else None
 

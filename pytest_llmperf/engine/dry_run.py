@@ -43,22 +43,11 @@ class Planner:
         A run that launches ends the test here where one of its specs cannot run. It costs nothing where it ``shares``
         what another test launches.
         """
-        elsewhere, hindrance = self._hindrance(case)
         launches_nothing = _launches_nothing(self._settings.update, dry_run=self._settings.dry_run)
-        if not launches_nothing and not hindrance:
-            return ""
         if not launches_nothing:
-            skipped = Skipped(
-                id=case.id,
-                nodeid=self._nodeid,
-                width=case.width,
-                reason=hindrance,
-                lost=baseline is not None and hindrance in map(missing_package, case.specs),
-                elsewhere=elsewhere,
-            )
-            self._findings.stopped = True
-            self._findings.skipped.append(skipped)
-            raise CannotRunError(hindrance)
+            self.need(case, baseline)
+            return ""
+        _, hindrance = self._hindrance(case)
         if self._settings.update != "prune":
             planned = Planned(
                 id=case.id,
@@ -74,6 +63,29 @@ class Planner:
         if not hindrance or not self._findings.withheld:
             self._findings.withheld = hindrance or launches_nothing
         return hindrance or launches_nothing
+
+    def need(self, case: Case, baseline: Baseline | None) -> None:
+        """End the test here where one of the specs of ``case`` cannot run; a run that launches nothing goes on.
+
+        Raises:
+            CannotRunError: it cannot.
+        """
+        if _launches_nothing(self._settings.update, dry_run=self._settings.dry_run):
+            return
+        elsewhere, hindrance = self._hindrance(case)
+        if not hindrance:
+            return
+        skipped = Skipped(
+            id=case.id,
+            nodeid=self._nodeid,
+            width=case.width,
+            reason=hindrance,
+            lost=baseline is not None and hindrance in map(missing_package, case.specs),
+            elsewhere=elsewhere,
+        )
+        self._findings.stopped = True
+        self._findings.skipped.append(skipped)
+        raise CannotRunError(hindrance)
 
     def _hindrance(self, case: Case) -> tuple[Elsewhere, str]:
         """What is of another width, and why the case cannot run here; empty where it can."""

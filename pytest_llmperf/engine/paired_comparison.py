@@ -86,7 +86,7 @@ class PairedComparison:
                 return judgement
             return replace(judgement, reason=f"no bound was given, nothing is held: {judgement.reason}")
 
-        turns = self._take_turns([Side(spec.id, spec) for spec in case.specs], decide)
+        turns = self.take_turns([Side(spec.id, spec) for spec in case.specs], decide)
         result = self._told(case, turns)
         # What a gain is, a reader wants to know of a ``pass`` too.
         notes = (turns.judgement.reason,) if turns.judgement.verdict == "pass" else ()
@@ -122,7 +122,7 @@ class PairedComparison:
             Side(python, spec, python, f"under {_shown(python)}"),
             Side(sys.executable, spec, shown="under this Python"),
         ]
-        turns = self._take_turns(sides, decide)
+        turns = self.take_turns(sides, decide)
         result = self._told(case, turns)
         shared = os.environ.get("PYTHONPATH")
         notes = (f"PYTHONPATH={shared} comes before the packages of both environments",) if shared else ()
@@ -142,7 +142,7 @@ class PairedComparison:
             notes=(*turns.notes, *filter(None, map(self._caller.context.model_flops.note, case.specs)), *result.notes),
         )
 
-    def _take_turns(self, sides: Sequence[Side], decide: Callable[[Pairs, Sequence[str]], Judgement]) -> Turns:
+    def take_turns(self, sides: Sequence[Side], decide: Callable[[Pairs, Sequence[str]], Judgement]) -> Turns:
         """Pairs until ``decide`` has; every second one begins with the other side.
 
         What drifts slowly (heat, neighbours) then weighs on both alike.
@@ -158,13 +158,13 @@ class PairedComparison:
                 lines = [
                     line
                     for index, side in enumerate(sides)
-                    for line in self._troubles(side, tuple(pair[index] for pair in pairs))
+                    for line in self.troubles(side, tuple(pair[index] for pair in pairs))
                 ]
                 judgement = decide(pairs, [*dict.fromkeys(lines), *retry.spoilt])
                 if not judgement.undecided or len(pairs) >= settings.max_launches:
                     return Turns(pairs, judgement, retry.notes)
 
-    def _troubles(self, side: Side, launches: tuple[Launch, ...]) -> list[str]:
+    def troubles(self, side: Side, launches: tuple[Launch, ...]) -> list[str]:
         """What contradicts the spec of one side; where nothing does, what its chip cannot have done."""
         found = contradictions(side.spec, launches, self._caller.terms.inactive)
         if found:

@@ -8,7 +8,9 @@ from dataclasses import fields
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.spec.choices import OF_A_TEXT
 from pytest_llmperf.spec.small_spec import true_optimizer
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.spec.space.space import Space
+from pytest_llmperf.spec.space.space_file import axes_of
+from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support.quantities import is_positive
 
 # What a wider case may have otherwise than the narrow one that it is scaled from. One GPU has nothing to shard.
@@ -51,6 +53,19 @@ def need_the_same_tokens(before: TrainSpec, after: TrainSpec) -> None:
             raise CaseFailedError(
                 f"perf.compare: loss_within needs the same {name} on both sides, and they have {a} and {b}"
             )
+
+
+def tuning_space(spec: TrainSpec, over: object, runners_up: object) -> Space:
+    """What may change of ``spec``, or the test fails."""
+    if not isinstance(runners_up, int) or isinstance(runners_up, bool) or runners_up < 1:
+        raise CaseFailedError(f"perf.tune: runners_up={runners_up!r}, expected a whole number of at least 1")
+    try:
+        space = Space(spec, axes_of(over))
+        if any(True for _ in space.neighbours(spec)):
+            return space
+    except SpecError as error:
+        raise CaseFailedError(f"perf.tune: {error}") from None
+    raise CaseFailedError(f"perf.tune: over={over!r} leaves {spec.id} no neighbour, expected another value that can be")
 
 
 # What decides what is learnt, but for how it rounds.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -47,14 +48,21 @@ class Turn:
     sides: int = 1
     side: str = ""
     """What names it to people."""
+    launches: int = 0
+    """How many there will be, where that is known beforehand."""
 
 
 class Runner:
     """Launches specs for one caller."""
 
-    def __init__(self, caller: Caller, launcher: Launcher | None = None) -> None:
+    def __init__(self, caller: Caller, launcher: Launcher | None = None, *, bare: bool = False) -> None:
+        """``bare``: its launches are of the steps that are timed, and nothing after them is traced or inspected."""
         self._context, self._observer, self._findings = caller.context, caller.observer, caller.findings
-        self._launcher = launcher
+        self._launcher, self._is_bare = launcher, bare
+        self.most_seconds = math.inf
+        """That a launch may take, whatever the run allows."""
+        self.while_waiting: Callable[[], None] = lambda: None
+        """Called again and again while hardware is waited for; what it raises ends the wait."""
         self._held: tuple[Gpu, ...] | None = None
         self._held_after = 0.0
         self.seconds = 0.0
@@ -89,7 +97,8 @@ class Runner:
             RunEndedError: no time, or no node, is left for it.
         """
         turn, meter = turn or Turn(), Meter()
-        total = turn.sides * max(math.ceil(number / turn.sides), self._context.settings.launches)
+        rounds = max(math.ceil(number / turn.sides), self._context.settings.launches)
+        total = max(turn.launches, turn.sides * rounds)
         name = f"{spec.id} {turn.side}".rstrip()
         self._context.settle(spec)
         with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, number, total) as live:
@@ -214,11 +223,12 @@ class Runner:
             spec=spec,
             folder=self._folder(spec),
             gpus=gpus,
-            timeout_seconds=settings.timeout_seconds,
+            timeout_seconds=min(self.most_seconds, self._context.launch_seconds),
             python=python,
             memory_limit_bytes=settings.memory_limit_bytes,
             search=search,
-            trace=settings.trace,
+            trace=settings.trace and not self._is_bare,
+            inspect=not self._is_bare,
             meter=meter,
             warm=self._context.warm_starts.start(self._observer.say),
         )
@@ -243,9 +253,10 @@ class Runner:
             try:  # around the lease alone: an OSError of the launch is none of its
                 with meter.waiting():
                     if self._context.on_cpu:
-                        held.enter_context(lease_cpu(say, shared=shared))
+                        held.enter_context(lease_cpu(say, shared=shared, wait=self._waits))
                     else:
-                        gpus = held.enter_context(lease_gpus(num_gpus, self._context.gpus, say, shared=shared))
+                        lease = lease_gpus(num_gpus, self._context.gpus, say, shared=shared, wait=self._waits)
+                        gpus = held.enter_context(lease)
             except OSError as error:
                 raise CaseFailedError(str(error)) from None
             except BaseException as error:
@@ -255,6 +266,14 @@ class Runner:
                     raise
                 raise CaseFailedError(f"{why}, while it waited for hardware that others hold") from None
             yield gpus
+
+    def _waits(self, what: str) -> None:
+        """Others hold ``what``: no longer than there is time for anything."""
+        self.while_waiting()
+        if time.monotonic() >= self._context.until:
+            raise RunEndedError(
+                f"its time was over while it waited for {what}, which another launch here holds", UNFINISHED
+            )
 
 
 class _Watched:

@@ -22,7 +22,8 @@ def wide_gates(results: Sequence[CaseResult]) -> str:
         return ""
     return (
         f"CPU: speed is hardly gated, a case fails only when it is {1 + widest:g} times slower: "
-        "set perf_throughput_tolerance, e.g. to 0.3, on a quiet machine"
+        "set perf_throughput_tolerance, e.g. to 0.3, on a quiet machine; "
+        "held exactly all the same: what was active, what a step runs, first losses, and that it learns"
     )
 
 

@@ -17,6 +17,9 @@ _CONFIDENT, _POWER = 0.95, 0.90
 # How often, one-sided, a launch in which nothing changed is no further off.
 _UNCHANGED = 0.975
 
+# A factor of twenty thousand either way: who knows less than that knows nothing.
+_MOST_TOLD = 10.0
+
 # How far the difference may still move, in standard errors of the launches to come.
 _MOVES = 2.0
 
@@ -69,6 +72,13 @@ class Decision:
 def passes_below(difference: Difference, tolerance: float) -> float:
     """The logarithm below which a difference with this error is shown to be within ``tolerance``."""
     return math.log1p(tolerance) - quantile(_CONFIDENT, difference.df) * difference.error
+
+
+def interval(difference: Difference) -> tuple[float, float]:
+    """Between which logarithms the difference is nine times in ten: below the upper end, as a pass is shown, and above
+    the lower one, each nineteen times in twenty."""
+    reach = min(quantile(_CONFIDENT, difference.df) * difference.error, _MOST_TOLD)
+    return difference.log - reach, difference.log + reach
 
 
 def least_tolerance(difference: Difference) -> float:

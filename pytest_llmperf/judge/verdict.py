@@ -14,7 +14,7 @@ from statistics import median_high, median_low
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import METRICS, Metric, Policy
-from pytest_llmperf.judge.sequential_test import Decision, Rule, decide
+from pytest_llmperf.judge.sequential_test import Decision, Rule, decide, interval
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
@@ -255,7 +255,8 @@ class Speed:
 def speed_check(check: Check, difference: Difference, rule: Rule) -> Speed:
     """``check``, of which the value and the tolerance are known, by how much slower its launches are."""
     ratio = math.exp(-difference.log if check.higher_is_better else difference.log)
-    check = replace(check, baseline=check.value / ratio, change=ratio - 1)
+    low, high = sorted(math.expm1(-log if check.higher_is_better else log) for log in interval(difference))
+    check = replace(check, baseline=check.value / ratio, change=ratio - 1, low=low, high=high)
     if check.tolerance is None:
         return Speed(check, undecided=False)
     decision = decide(difference, check.tolerance, rule)

@@ -60,12 +60,18 @@ class _SharedLock:
 
 @contextmanager
 def lease_gpus(
-    num_gpus: int, gpus: Sequence[Gpu], say: Callable[[str], None], *, shared: bool = False
+    num_gpus: int,
+    gpus: Sequence[Gpu],
+    say: Callable[[str], None],
+    *,
+    shared: bool = False,
+    wait: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[Gpu, ...]]:
     """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased.
 
     GPUs without foreign processes come first; one that has some is leased only when no other is left, and said so.
-    ``shared``: others that say so too may hold them at the same time.
+    ``shared``: others that say so too may hold them at the same time. ``wait`` is called again and again while they
+    are leased, with what is waited for; what it raises ends the wait.
 
     Raises:
         OSError: the folder of leases, or a lock in it, cannot be used; in one line.
@@ -77,9 +83,9 @@ def lease_gpus(
     with ExitStack() as held:
         # One process gathers at a time: those that wait do so in turn, and two half-gathered sets never wait for
         # each other.
-        with _acquired(_lock(folder / "queue.lock"), "a place in the queue", say):
+        with _acquired(_lock(folder / "queue.lock"), "a place in the queue", say, wait):
             chosen: list[Gpu] = []
-            waiting = _Waiting(f"{num_gpus} GPU(s)", say)
+            waiting = _Waiting(f"{num_gpus} GPU(s)", say, wait)
             while True:
                 for gpu in _in_turn(gpus, chosen) if shared else undisturbed_first(set(gpus) - set(chosen)):
                     lock = _lock(folder / f"{gpu.uuid}.lock", shared=shared)
@@ -97,13 +103,17 @@ def lease_gpus(
 
 
 @contextmanager
-def lease_cpu(say: Callable[[str], None], *, shared: bool = False) -> Iterator[None]:
+def lease_cpu(
+    say: Callable[[str], None], *, shared: bool = False, wait: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
     """Hold this host's CPU: runs that would slow each other take turns; ``shared``: those that say so too need not.
+
+    ``wait``: as for GPUs.
 
     Raises:
         OSError: the folder of leases, or a lock in it, cannot be used; in one line.
     """
-    with _acquired(_lock(_folder() / "cpu.lock", shared=shared), "the CPU", say):
+    with _acquired(_lock(_folder() / "cpu.lock", shared=shared), "the CPU", say, wait):
         yield
 
 
@@ -146,8 +156,10 @@ def _in_turn(gpus: Sequence[Gpu], but: Sequence[Gpu]) -> list[Gpu]:
 
 
 @contextmanager
-def _acquired(lock: FileLock | _SharedLock, what: str, say: Callable[[str], None]) -> Iterator[None]:
-    waiting = _Waiting(what, say)
+def _acquired(
+    lock: FileLock | _SharedLock, what: str, say: Callable[[str], None], wait: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
+    waiting = _Waiting(what, say, wait)
     while not _is_acquired(lock):
         waiting.tick()
     try:
@@ -169,8 +181,8 @@ def _is_acquired(lock: FileLock | _SharedLock) -> bool:
 class _Waiting:
     """Says that one waits: at once, and again each minute."""
 
-    def __init__(self, what: str, say: Callable[[str], None]) -> None:
-        self._what, self._say = what, say
+    def __init__(self, what: str, say: Callable[[str], None], wait: Callable[[str], None] = lambda _: None) -> None:
+        self._what, self._say, self._wait = what, say, wait
         self._start, self._said = time.monotonic(), -_REMIND_SECONDS
 
     def tick(self) -> None:
@@ -178,6 +190,7 @@ class _Waiting:
         if waited - self._said >= _REMIND_SECONDS:
             self._say(f"waiting for {self._what}: in use by another launch on this host ({waited:.0f} s so far)")
             self._said = waited
+        self._wait(self._what)
         time.sleep(_POLL_SECONDS)
 
 

@@ -92,6 +92,8 @@ class LaunchRequest:
     """With which step times it passes, so that it may end; ``None``: its median has to be known."""
     trace: bool = True
     """Whether a few steps are traced after those that are timed."""
+    inspect: bool = True
+    """Whether one step more is looked at in full, for whether training learns."""
     calibrations: Path | None = None
     """Where the GPUs' calibrations are kept; ``None``: none is asked for."""
     parity: ParityOrder | None = None
@@ -326,6 +328,7 @@ def write_request(request: LaunchRequest) -> None:
         "search": request.search and request.search.to_dict(),
         "passing": request.passing and request.passing.to_dict(),
         "trace": request.trace,
+        "inspect": request.inspect,
         "calibrations": str(request.calibrations or ""),
         "parity": request.parity and request.parity.to_dict(),
     }

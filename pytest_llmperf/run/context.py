@@ -5,6 +5,7 @@ What costs time is found on first use. Nothing here knows who asked for the run.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
@@ -47,6 +48,9 @@ OVER_BUDGET = 76
 # GPUs that a run which launches nothing may use, where nobody says how many: more than any case asks for.
 _ANY = 1_000_000
 
+# A launch that no time is left for is ended at once, and as any other that took too long.
+_LEAST_SECONDS = 0.1
+
 _LOOK = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 
@@ -78,6 +82,8 @@ class Context:
         self._knowledge: tuple[int, Knowledge] | None = None
         """What is known once so many launches were judged."""
         self._has_told_unkept = False
+        self.until = math.inf
+        """By when everything has to be over, by ``time.monotonic()``: what runs then is ended."""
         self.unfinished = ""
         """What ended this run before its end."""
         self.ends_with = 0
@@ -341,6 +347,24 @@ class Context:
     def gpus(self) -> tuple[Gpu, ...]:
         """Those of which launches may lease; one process alone takes whichever are free, and never more than asked."""
         return tuple(gpu for gpu in self.machine.gpus if not self.shared_gpus or gpu.uuid in self.shared_gpus)
+
+    def beside(self) -> Context:
+        """The same run, for launches at the same time as this one's: with servers of its own, and this one's folder."""
+        other = Context(
+            self.settings,
+            rootdir=self.rootdir,
+            arguments=self.arguments,
+            shared_gpus=self.shared_gpus,
+            is_worker=self.is_worker,
+        )
+        other.until = self.until
+        other.__dict__ |= {"run_folder": self.run_folder, "_found": self._found}
+        return other
+
+    @property
+    def launch_seconds(self) -> float:
+        """What a launch may take that begins now."""
+        return max(_LEAST_SECONDS, min(self.settings.timeout_seconds, self.until - time.monotonic()))
 
     @property
     def memory_bytes(self) -> int:

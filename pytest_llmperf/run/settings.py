@@ -31,6 +31,8 @@ class Settings:
     reason: str = ""
     baselines: Path
     json: Path | None = None
+    report: Path | None = None
+    """Where the run's page goes."""
     dry_run: bool = False
     strict: bool = False
     against: str = ""
@@ -49,6 +51,10 @@ class Settings:
     """Whether each case that is held against a baseline is held beside its plain form first."""
     loss_curve: bool = False
     """Whether each case that is held against a baseline has its losses held against those before, where it can."""
+    markdown: Path | None = None
+    """Where the run's page of Markdown goes."""
+    step_summary: Path | None = None
+    """To which the same page is added, as far as there is room."""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     width: Width | None = None
     """Of which tests alone are run; ``None``: all."""

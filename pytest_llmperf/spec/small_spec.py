@@ -19,6 +19,9 @@ _PASSES = 2
 
 _NEAREST = 16
 
+# The next ones are taken too, and numpy knows none from 2**32 on.
+_LAST_SEED = 2**32 - 64
+
 
 def small(spec: TrainSpec) -> TrainSpec:
     """``spec`` with a step of ``SEQUENCES`` short sequences, on as few ranks as show that they share it."""
@@ -41,6 +44,7 @@ def small(spec: TrainSpec) -> TrainSpec:
         data_pinned=True,
         weights=None,
         save_checkpoint=False,
+        seed=min(spec.seed, _LAST_SEED),
         steps=STEPS,
         min_steps=STEPS,
         warmup_steps=1,

@@ -35,6 +35,7 @@ _NOT_CAUSES = frozenset(
     {"CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
     | {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME"}
     | {"TRITON_PTXAS_PATH"}  # inductor sets it where it compiles
+    | {"KMP_DUPLICATE_LIB_OK"}  # threadpoolctl sets it, for whoever imports that, and no library runs otherwise for it
     | {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
 )
 

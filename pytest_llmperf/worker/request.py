@@ -27,6 +27,8 @@ class Request:
     """With which step times the launch passes; ``None``: its median has to be known."""
     trace: bool = True
     """Whether steps are traced after those that are timed."""
+    inspect: bool = True
+    """Whether one step more is looked at in full."""
     calibrations: str = ""
     """The folder of the GPUs' calibrations; empty: none is asked for."""
     parity: ParityOrder | None = None
@@ -45,6 +47,7 @@ class Request:
             search=Search(**search) if search else None,
             passing=PassingRanges.from_dict(passing) if passing else None,
             trace=values.get("trace", True) and not search,
+            inspect=values.get("inspect", True) and not search,
             calibrations=values.get("calibrations", ""),
             parity=ParityOrder.from_dict(values["parity"]) if values.get("parity") else None,
         )

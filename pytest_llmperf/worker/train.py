@@ -120,7 +120,7 @@ def train(
 
     # Before the model: it decides TF32 and starts the process group.
     tracer = Tracer(device) if request.trace else None
-    inspection = None if request.search else Inspection(spec)
+    inspection = Inspection(spec) if request.inspect else None
     steps = spec.steps + (TRACED_STEPS if tracer else 0) + (INSPECTED_STEPS if inspection else 0)
     arguments = training_arguments(spec, request.folder, device, steps)
     canary = sing(device)
@@ -138,7 +138,8 @@ def train(
     is_saved = spec.save_checkpoint and not request.search
     checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir))) if is_saved else None
 
-    data = training_data(spec, steps, model.config.get_text_config().vocab_size)
+    with memory.apart():  # what reads a text is there in the first launch of it alone
+        data = training_data(spec, steps, model.config.get_text_config().vocab_size)
 
     observation = ObservedTraining(spec, model, measurement, stopping, checkpoint, canary, calibration, measured, data)
 

@@ -36,12 +36,14 @@ class Heard:
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.counted: list[tuple[int, int]] = []
 
     def say(self, line: str) -> None:
         self.said.append(line)
 
     @contextmanager
-    def launch(self, _spec_id: str, _number: int, _launches: int) -> Iterator[Heard]:
+    def launch(self, _spec_id: str, number: int, launches: int) -> Iterator[Heard]:
+        self.counted.append((number, launches))
         yield self
 
     def update(self, progress: Progress) -> None: ...

@@ -30,7 +30,7 @@ def slow_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else trains for a moment, each time."""
 
     @contextmanager
-    def lease(_say: Callable[[str], None], *, shared: bool) -> Iterator[None]:
+    def lease(_say: Callable[[str], None], *, shared: bool, wait: Callable[[str], None]) -> Iterator[None]:
         assert not shared
         time.sleep(WAITED)
         yield

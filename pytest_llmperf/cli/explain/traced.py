@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_llmperf.cli.baseline_folder import find
 from pytest_llmperf.cli.command_error import CaseError
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.cli.results_launch import results_launch
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.suggestions import hint
 
@@ -75,7 +75,7 @@ def _of_results(path: Path, name: str) -> Traced:
 def _newest(path: Path, result: Mapping[str, Any]) -> Traced:
     name = str(result["id"])
     try:
-        launches = [Launch.from_dict(values) for values in result["launches"]]
+        launches = [results_launch(values) for values in result["launches"]]
     except (KeyError, TypeError, ValueError) as error:
         raise CaseError(f"{path}: the launches of {name} cannot be read ({error})") from error
     for launch in reversed(launches):

@@ -12,6 +12,7 @@ from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.conclusion import Conclusion, Conclusions
 from pytest_llmperf.engine.dry_run import Planner
 from pytest_llmperf.engine.parity_check import small_case
+from pytest_llmperf.engine.tuning.recheck import tuned_case
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.judge.static.step_acceptance import refusal
@@ -25,6 +26,7 @@ from pytest_llmperf.records.result import VERDICTS, CaseResult
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.findings import Skipped
+from pytest_llmperf.spec.space.space import Space
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 #: What a run that recorded launches may record too: figures of other versions are those that somebody else's runs hold.
@@ -108,6 +110,16 @@ class StaticChecks:
         """
         case = small_case(*specs)
         self._skip(case, f"{case.id}: what is learnt takes launches, and --perf-static makes none")
+
+    def tune(self, spec: TrainSpec, space: Space, runners_up: int) -> Conclusion:
+        """Which is the fastest takes launches.
+
+        Raises:
+            CannotRunError: always.
+        """
+        del runners_up
+        case = tuned_case(spec, space)
+        self._skip(case, f"{case.id}: which is the fastest takes launches in turns, and --perf-static makes none")
 
     def max_micro_batch(self, spec: TrainSpec) -> Conclusion:
         """A largest micro-batch has been trained.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
@@ -27,11 +28,16 @@ _QUESTIONS = frozenset(
 class OperatorCounter:
     """Counts while one of its ``times`` is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, traffic: bool = False) -> None:
+        """``traffic``: bytes are counted too, which takes its time."""
         self.operators: collections.Counter[str] = collections.Counter()
         """Without the names of their overloads, ``aten::mm`` say; Liger's kernels as ``liger::…``."""
         self.flops: collections.Counter[str] = collections.Counter()
         """By operator."""
+        self.traffic: collections.Counter[str] = collections.Counter()
+        """Bytes of tensors that each operator reads and writes, where that was asked for; of views and of Liger's
+        kernels none."""
+        self._counts_traffic = traffic
         self._now: collections.Counter[str] | None = None
 
     def called(self, name: str) -> None:
@@ -43,9 +49,11 @@ class OperatorCounter:
     def times(self, number: int) -> Iterator[None]:
         """What runs inside is run so often in a step."""
         self._now = collections.Counter()
-        with Arithmetic() as arithmetic, _Mode(self._now):
+        traffic: collections.Counter[str] = collections.Counter()
+        with Arithmetic() as arithmetic, _Mode(self._now, traffic if self._counts_traffic else None):
             yield
-        for total, counts in ((self.operators, self._now), (self.flops, arithmetic.by_operator)):
+        totals = (self.operators, self._now), (self.flops, arithmetic.by_operator), (self.traffic, traffic)
+        for total, counts in totals:
             for name, count in counts.items():
                 total[name] += count * number
         self._now = None
@@ -56,9 +64,9 @@ class _Mode(QuickMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, counts: collections.Counter[str]) -> None:
+    def __init__(self, counts: collections.Counter[str], traffic: collections.Counter[str] | None) -> None:
         super().__init__()
-        self._counts = counts
+        self._counts, self._traffic = counts, traffic
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is DEVICE and isinstance(args[0], FakeTensor):
@@ -68,4 +76,15 @@ class _Mode(QuickMode):
         name = function.name().partition(".")[0]
         if name not in _QUESTIONS and not name.startswith(("prim::", "profiler::")):
             self._counts[name] += 1
-        return function(*args, **(kwargs or {}))
+        if self._traffic is None or function.is_view:
+            return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        self._traffic[name] += _bytes_of(args) + _bytes_of(result)
+        return result
+
+
+def _bytes_of(values: Any) -> int:
+    """Of the tensors in ``values``."""
+    if isinstance(values, torch.Tensor):
+        return values.numel() * values.element_size()
+    return sum(map(_bytes_of, values)) if isinstance(values, list | tuple) else 0

@@ -218,7 +218,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         spec = TrainSpec.from_dict(request["spec"])
         if not request.get("operators"):
             return {"parts": plan(spec, request["model_config"])}
-        operators = OperatorCounter()
+        operators = OperatorCounter(traffic=bool(request.get("traffic")))
         parts = plan(spec, request["model_config"], operators)
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything, and who asked wants one line
         word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "  # 'x' alone says nothing
@@ -228,4 +228,5 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         "operators": dict(operators.operators),
         "flops": dict(operators.flops),
         "versions": versions(liger=spec.liger),
+        **({"traffic": dict(operators.traffic)} if request.get("traffic") else {}),
     }

@@ -29,7 +29,11 @@ def identity(request: Mapping[str, Any]) -> str:
         spec["gpus"] = min(2, spec["gpus"])
     if spec.get("sdpa_backend") != "math":  # one kernel is as another
         spec["sdpa_backend"] = "auto"
-    return json.dumps([spec, request["model_config"], bool(request.get("operators"))], sort_keys=True, default=str)
+    return json.dumps(
+        [spec, request["model_config"], bool(request.get("operators")), bool(request.get("traffic"))],
+        sort_keys=True,
+        default=str,
+    )
 
 
 def kind(request: Mapping[str, Any]) -> str:

@@ -10,7 +10,8 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -106,6 +107,10 @@ class Memory(ABC):
     def peak_allocated(self) -> int:
         """Held at most by tensors (on the CPU: the same as reserved)."""
 
+    def apart(self) -> AbstractContextManager[None]:
+        """While it is entered, what is held is none of the training's."""
+        return nullcontext()
+
 
 class CudaMemory(Memory):
     """The caching allocator's own counters."""
@@ -127,19 +132,34 @@ class HostMemory(Memory):
     """Resident memory above what the process held when the object was made (libraries, the interpreter)."""
 
     def __init__(self) -> None:
-        with suppress(OSError):
-            # Importing may have held more than it left behind: without this, that peak would hide a smaller model's.
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        self._start = psutil.Process(os.getpid()).memory_info().rss
+        # Importing may have held more than it left behind: without this, that peak would hide a smaller model's.
+        _forget_peak()
+        self._start = _resident()
 
     def now(self) -> int:
-        return max(0, int(psutil.Process(os.getpid()).memory_info().rss) - self._start)
+        return max(0, _resident() - self._start)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        before = _resident()
+        yield
+        _forget_peak()
+        self._start += max(0, _resident() - before)
 
     def peak_reserved(self) -> int:
         return max(0, _peak_resident() - self._start)
 
     def peak_allocated(self) -> int:
         return self.peak_reserved()
+
+
+def _resident() -> int:
+    return int(psutil.Process(os.getpid()).memory_info().rss)
+
+
+def _forget_peak() -> None:
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _peak_resident() -> int:

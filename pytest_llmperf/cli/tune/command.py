@@ -1,0 +1,242 @@
+"""The command: its options, the search that it makes of them, and what it answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.command_error import CaseError
+from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.cli.spec_arguments import settings as named_settings
+from pytest_llmperf.cli.tune.pages import document, page
+from pytest_llmperf.cli.tune.test_file import TestFile
+from pytest_llmperf.cli.tune.watcher import Watcher
+from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.engine.tuning.order import TuningOrder
+from pytest_llmperf.engine.tuning.tuner import Tuner
+from pytest_llmperf.engine.tuning.tuning import Tuning
+from pytest_llmperf.judge.tuning.objective import OBJECTIVES
+from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
+from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.settings import CALIBRATIONS, STARTS, Settings
+from pytest_llmperf.spec.space.default_axes import default_axes
+from pytest_llmperf.spec.space.space import Space
+from pytest_llmperf.spec.space.space_file import read_axes
+from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+from pytest_llmperf.support import formats, quantities
+from pytest_llmperf.support.quantities import argument
+
+NODEID = "llmperf tune"
+
+# What a search begins with where nobody says: people's usual beginning.
+_MICRO_BATCH_SIZE, _CPU_LENGTH = 8, 64
+
+_INTERRUPTED = 130
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of ``llmperf tune``."""
+    add = parser.add_argument
+    whole = argument(quantities.count, "a whole number above 0")
+    add("model", metavar="MODEL", help="a model's name or path, as a TrainSpec has it")
+    what = "what else is fixed, as a TrainSpec has it, e.g. micro_batch_size=8 model_precision=fp32"
+    add("fixed", metavar="FIELD=VALUE", nargs="*", help=what)
+    what = "GPUs to train on; 0: the CPU; default: all visible ones, else the CPU"
+    add("--gpus", type=argument(quantities.whole, "a number of GPUs, 0 (the CPU) or more"), metavar="N", help=what)
+    add("--sequence-length", type=whole, metavar="N", help="tokens of a sequence; default: 1024, on a CPU 64")
+    add("--global-batch", type=whole, metavar="N", help="sequences of a step on all GPUs, reached by accumulation")
+    minutes = argument(quantities.positive, "a time in minutes above 0")
+    add("--minutes", type=minutes, default=10.0, metavar="M", help="for all of it; default: %(default)g")
+    size = argument(quantities.size_bytes, "a size with its unit, e.g. 24GiB")
+    add("--memory-limit", type=size, default=0, metavar="SIZE", help="what each GPU may hold, e.g. 24GiB")
+    add("--objective", choices=tuple(OBJECTIVES), default="throughput", help="default: %(default)s")
+    what = "also what trains otherwise: fp8, a precision (bf16-pure) or an optimizer; may be given again"
+    add("--allow", action="append", default=[], metavar="WORD", help=what)
+    add("--space", type=Path, metavar="FILE.toml", help="a space of one's own, in place of the usual one")
+    add("--write", type=Path, metavar="FILE.py", help="a test that holds the winner, which is recorded as a baseline")
+    add("--json", action="store_true", help="one JSON document instead of a page")
+    add("--machine", metavar="KIND", help="a name of one's own for this machine kind")
+    add("--perf-baselines", metavar="DIR", type=Path, default=Path("baselines"), help="default: %(default)s, here")
+    seconds = argument(quantities.positive, "a time in seconds above 0")
+    add("--perf-timeout", type=seconds, default=180.0, metavar="SECONDS", help="per launch; default: %(default)g")
+    add("--perf-start", choices=STARTS, default="auto", help="how a launch begins; default: %(default)s")
+    add("--perf-calibration", choices=CALIBRATIONS, default="no", help="calibrate the GPU; default: %(default)s")
+    parser.set_defaults(answer=_answer, usage=parser.error, later_words="fixed")
+
+
+@dataclass
+class Tune:
+    """One search."""
+
+    arguments: argparse.Namespace
+    context: Context
+    order: TuningOrder
+    test_file: TestFile | None
+    troubles: list[str]
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Tune:
+        """What was asked for; what cannot be had is refused before anything is launched.
+
+        Raises:
+            CaseError: no such model, setting or space, or a file that is not ours to write.
+        """
+        settings = Settings(
+            gpus=arguments.gpus,
+            update="new" if arguments.write else None,
+            reason="",
+            baselines=arguments.perf_baselines.absolute(),
+            start=arguments.perf_start,
+            calibration=arguments.perf_calibration == "auto",
+            timeout_seconds=arguments.perf_timeout,
+            memory_limit_bytes=arguments.memory_limit,
+            machine=arguments.machine or "",
+        )
+        context = Context(settings, rootdir=Path.cwd())
+        try:
+            _ = context.machine_kind
+            space = _space(arguments, context)
+            test_file = TestFile.at(arguments.write) if arguments.write else None
+            context.begin([space.base])
+        except UsageError as error:
+            usage: Callable[[str], NoReturn] = arguments.usage
+            usage(str(error))
+        except ValueError as error:  # SpecError is one
+            raise CaseError(str(error)) from error
+        order = TuningOrder(space=space, objective=OBJECTIVES[arguments.objective], seconds=60 * arguments.minutes)
+        return cls(arguments, context, order, test_file, [])
+
+    def lines(self, screen: Screen) -> Iterator[str]:
+        """What was found, at its end."""
+        try:
+            with Watcher(self.order) as watcher:
+                nodeid = self.test_file.nodeid if self.test_file else NODEID
+                caller = Caller(
+                    context=self.context, terms=CaseTerms(), findings=Findings(), observer=watcher, nodeid=nodeid
+                )
+                tuning = Tuner(caller, self.order, watcher.standing).run()
+            yield from self._told(tuning, screen)
+        except (CaseFailedError, UsageError) as error:
+            self.troubles.append(str(error))
+        except RunEndedError as error:
+            self.troubles.append(str(error))
+        finally:
+            self.context.close()
+
+    def _told(self, tuning: Tuning, screen: Screen) -> Iterator[str]:
+        if self.arguments.json:
+            yield json.dumps(document(self.order, tuning, self.context.machine_document()), indent=1)
+        else:
+            yield from page(self.order, tuning, screen)
+        if tuning.winner is None:
+            self.troubles.append(self._why_none(tuning))
+        elif self.test_file is not None:
+            yield from self._written(tuning, tuning.winner)
+        if tuning.ended == "interrupted":
+            self.troubles.append("interrupted; the same command goes on from what was tried")
+
+    def _why_none(self, tuning: Tuning) -> str:
+        if tuning.least is None:
+            return "no configuration was found: " + (tuning.ended or "see above what became of each")
+        spec, needed = tuning.least
+        has = formats.memory(self.context.memory_bytes)
+        return f"nothing fits: the least is {spec.id} with {formats.memory(needed)} predicted, and a GPU may hold {has}"
+
+    def _written(self, tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
+        assert self.test_file is not None  # noqa: S101 - asked for by its caller alone
+        if tuning.case is None or not tuning.case.result.updated:
+            held = tuning.case is not None and tuning.case.result.verdict == "pass"
+            if not held:
+                why = tuning.case.refused or tuning.case.result.reason if tuning.case else "; ".join(tuning.notes[-1:])
+                more = "" if tuning.case else "; the same command with more --minutes goes on from what was tried"
+                self.troubles.append(f"{self.test_file.path}: not written, as the winner was not recorded: {why}{more}")
+                return
+        try:
+            self.test_file.write(winner)
+        except (OSError, CaseError) as error:  # somebody has edited it meanwhile
+            self.troubles.append(f"{self.test_file.path}: not written ({error})")
+            return
+        if not self.arguments.json:
+            gpus = self.context.num_gpus
+            yield f"written: {self.test_file.path}; hold it with: pytest {self.test_file.path} --gpus {gpus}"
+
+
+def _space(arguments: argparse.Namespace, context: Context) -> Space:
+    """What is searched.
+
+    Raises:
+        CaseError: a setting that is none.
+        ValueError: a model, or a space, that cannot be.
+    """
+    pairs = named_settings(arguments.fixed)
+    if "model" in pairs:
+        raise CaseError(f"model={pairs['model']} is given beside {arguments.model}, expected one model")
+    ranks = max(1, context.num_gpus)
+    options = {"gpus": arguments.gpus, "sequence_length": arguments.sequence_length}
+    _refuse_twice({name: value for name, value in options.items() if value is not None}, pairs)
+    given: dict[str, Any] = {"gpus": ranks, **pairs}
+    if arguments.sequence_length is not None:
+        given["sequence_length"] = arguments.sequence_length
+    base = TrainSpec(model=arguments.model, **{**_usual(context), **given})
+    known = {one.name for one in fields(TrainSpec)} & set(given)
+    if arguments.space is not None:
+        for option, value in (("--global-batch", arguments.global_batch), ("--allow", arguments.allow)):
+            if value:
+                raise CaseError(
+                    f"{option} is about the usual space, and --space {arguments.space} names another: leave one of "
+                    "them out, and name in the file what may change"
+                )
+        axes = read_axes(arguments.space)
+        twice = sorted({name for axis in axes for name in axis.fields} & set(pairs))
+        if twice:
+            raise CaseError(f"{twice[0]} is fixed by {twice[0]}={pairs[twice[0]]}, and an axis of {arguments.space}")
+        return Space(base, axes)
+    axes = default_axes(
+        base,
+        on_cpu=context.on_cpu,
+        fixed=known,
+        allowed=arguments.allow,
+        global_batch=arguments.global_batch,
+    )
+    return Space(_nearest(base, axes, arguments.global_batch), axes)
+
+
+def _refuse_twice(options: Mapping[str, Any], pairs: Mapping[str, Any]) -> None:
+    """Neither of two that say otherwise is taken silently.
+
+    Raises:
+        CaseError: a field that an option sets, and a pair sets to something else.
+    """
+    for name, value in options.items():
+        if name in pairs and pairs[name] != max(1, value):
+            option = "--" + name.replace("_", "-")
+            raise CaseError(f"{name}={pairs[name]} is given beside {option} {value}, expected one of them")
+
+
+def _usual(context: Context) -> dict[str, Any]:
+    """What a search begins with; a CPU takes short sequences, as the suite's cases for it do."""
+    return {"micro_batch_size": _MICRO_BATCH_SIZE, **({"sequence_length": _CPU_LENGTH} if context.on_cpu else {})}
+
+
+def _nearest(base: TrainSpec, axes: Sequence[Any], global_batch: int | None) -> TrainSpec:
+    """``base`` with a micro-batch that the global batch can have: the largest up to its own."""
+    if global_batch is None:
+        return base
+    choices = [dict(choice.fields) for axis in axes for choice in axis.choices if "micro_batch_size" in axis.fields]
+    fitting = [one for one in choices if one["micro_batch_size"] <= base.micro_batch_size] or choices[:1]
+    return replace(base, **max(fitting, key=lambda one: one["micro_batch_size"]))
+
+
+def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    tune = Tune.of(arguments)
+    return Answer(tune.lines(screen), tune.troubles, for_programs=arguments.json, acts=True)
+
+
+__all__ = ["NODEID", "SpecError", "Tune", "add_options"]

@@ -1,0 +1,230 @@
+"""What a search has found, as a page for people and as a document for programs. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pytest_llmperf.cli.screen import Screen, table
+from pytest_llmperf.engine.conclusion import Conclusion
+from pytest_llmperf.engine.tuning.order import TuningOrder
+from pytest_llmperf.engine.tuning.tuning import NEEDED, Compared, Share, Tried, Tuning
+from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.report.table import Column
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support import formats
+
+SCHEMA = 1
+
+# Of reasons, and of what failed: who wants all of them asks for the document.
+_MOST = 8
+
+
+def page(order: TuningOrder, tuning: Tuning, screen: Screen) -> Iterator[str]:
+    """The winner first, then what it rests on."""
+    if tuning.winner is None:
+        yield "no winner"
+    else:
+        yield from _winner(order, tuning, tuning.winner)
+    yield from _section("what each choice brought", _shares(tuning.shares), screen)
+    front = [one for one in tuning.tried if one.spec in tuning.front]
+    front.sort(key=lambda one: -one.trial.tokens_per_second_per_gpu)
+    yield from _section("no other is both faster and smaller", _trials(front) if front else [], screen)
+    yield from _failures(tuning)
+    yield from ("", "not tried")
+    yield from (f"  {line}" for line in _untried(tuning))
+    for note in tuning.notes:
+        yield f"note: {note}"
+    made = sum(not one.was_kept for one in tuning.tried)
+    kept = len(tuning.tried) - made
+    end = f", {tuning.ended}" if tuning.ended else ""
+    yield f"{made} trials{f', {kept} of earlier searches' if kept else ''} in {formats.elapsed(tuning.seconds)}{end}"
+
+
+def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
+    trial, before = tuning.trial_of(winner), tuning.trial_of(tuning.begun_at)
+    yield f"{winner.id}"
+    if trial is not None:
+        yield f"  {_figures(trial)}"
+    if trial is not None and before is not None and winner != tuning.begun_at:
+        gain = _ratio(order, trial, before)
+        told = f"{gain:.2f} times what {tuning.begun_at.id} gives" if gain else f"{tuning.begun_at.id} did not train"
+        yield f"  {told}, where the search began"
+    for one in tuning.compared:
+        yield f"  {_turns(one)}"
+    for tie in tuning.ties:
+        yield f"  a tie with {tie.id}"
+    yield f"  {_sureness(tuning)}"
+    yield f"  parity: {_concluded(tuning.parity, 'not shown')}"
+    yield f"  as a case: {_concluded(tuning.case, 'not launched')}"
+
+
+def _figures(trial: Trial) -> str:
+    rate = f"{formats.tokens_per_second(trial.tokens_per_second_per_gpu)} tokens/s/GPU"
+    parts = [
+        f"{rate} (±{formats.share(2 * trial.step_error)} in its trial)",
+        f"{formats.memory(trial.peak_reserved_bytes)} reserved",
+    ]
+    joules = trial.joules_per_token
+    parts += [f"{joules * 1e3:.3g} mJ a token"] if joules else []
+    return ", ".join(parts)
+
+
+def _turns(one: Compared) -> str:
+    cost = math.expm1(one.turns.log)
+    low, high = (math.expm1(value) for value in (one.turns.low, one.turns.high))
+    what = {"second": "is better", "first": "is worse", "tie": "is a tie"}.get(one.turns.verdict, "was not told apart")
+    pairs = f"{one.turns.pairs} pair{'s' * (one.turns.pairs > 1)}"
+    return (
+        f"in turns: {one.second.id} {what}: cost {formats.percent(cost)} ({formats.percent(low)} to "
+        f"{formats.percent(high)}) of {one.first.id}, {pairs}"
+    )
+
+
+def _sureness(tuning: Tuning) -> str:
+    if not tuning.left:
+        return "everything that fits was tried"
+    chance = tuning.better_chance
+    told = "below 1 %" if chance < 0.01 else f"{chance * 100:.0f} %"  # noqa: PLR2004
+    return f"chance that one of the {tuning.left:,} untried is more than 1 % better: {told}"
+
+
+def _concluded(conclusion: Conclusion | None, none: str) -> str:
+    if conclusion is None:
+        return none
+    result = conclusion.result
+    recorded = f", recorded ({result.updated})" if result.updated else ""
+    return f"{result.verdict}{recorded}: {result.reason}"
+
+
+def _section(title: str, columns: Sequence[Column], screen: Screen) -> Iterator[str]:
+    if columns and columns[0].cells:
+        yield from ("", title)
+        yield from (f"  {line}" for line in table(columns, screen))
+
+
+def _shares(shares: Sequence[Share]) -> list[Column]:
+    """In falling order of what they brought."""
+    ranked = sorted(shares, key=lambda one: one.log)
+    return [
+        Column("choice", [f"{one.axis}: {one.before} to {one.after}" for one in ranked], right=False),
+        Column("cost", ["" if one.how == NEEDED else formats.percent(math.expm1(one.log)) for one in ranked]),
+        Column("±", ["" if one.how == NEEDED else formats.share(one.wide) for one in ranked]),
+        Column("by", [one.how for one in ranked], right=False),
+    ]
+
+
+def _trials(tried: Sequence[Tried]) -> list[Column]:
+    return [
+        Column("configuration", [one.spec.id for one in tried], right=False),
+        Column("tokens/s/GPU", [formats.tokens_per_second(one.trial.tokens_per_second_per_gpu) for one in tried]),
+        Column("memory", [formats.memory(one.trial.peak_reserved_bytes) for one in tried]),
+    ]
+
+
+def _failures(tuning: Tuning) -> Iterator[str]:
+    failed = [one for one in tuning.tried if not one.trial.is_measured and one.trial.kind != "oom"]
+    if failed:
+        yield from ("", "failed")
+        for one in failed[:_MOST]:
+            yield f"  {one.spec.id}: {one.trial.kind}: {one.trial.failure}"
+        if len(failed) > _MOST:
+            yield f"  and {len(failed) - _MOST} more (--json has them all)"
+
+
+def _untried(tuning: Tuning) -> Iterator[str]:
+    for reason, number in Counter(dict(tuning.refused)).most_common(_MOST):
+        yield f"{number:,} cannot be: {reason}"
+    if len(tuning.refused) > _MOST:
+        yield f"and {len(tuning.refused) - _MOST} more reasons (--json has them all)"
+    if tuning.too_large:
+        yield f"{tuning.too_large:,} of those looked at do not fit"
+    if tuning.memory_errors is not None:
+        low, high = tuning.memory_errors
+        yield f"reserved memory was {formats.percent(low)} to {formats.percent(high)} of what was predicted for tensors"
+    yield f"{tuning.left:,} promised too little, or no time was left for them"
+    if tuning.unseen:
+        yield f"{tuning.unseen:,} more were not looked at: the space is searched in a sample of it"
+
+
+def _ratio(order: TuningOrder, now: Trial, before: Trial) -> float | None:
+    logs = order.objective.log_of(now), order.objective.log_of(before)
+    return None if logs[0] is None or logs[1] is None else math.exp(logs[1] - logs[0])
+
+
+def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything; bytes, seconds and tokens/s."""
+    return {
+        "schema": SCHEMA,
+        "machine": dict(machine),
+        "objective": order.objective.name,
+        "seconds": round(tuning.seconds, 3),
+        "seconds_given": order.seconds,
+        "ended": tuning.ended,
+        "begun_at": _spec(tuning.begun_at, tuning),
+        "winner": None if tuning.winner is None else _spec(tuning.winner, tuning),
+        "ties": [_spec(spec, tuning) for spec in tuning.ties],
+        "compared": [_compared(one) for one in tuning.compared],
+        "parity": _document_of(tuning.parity),
+        "case": _document_of(tuning.case),
+        "choices": [
+            {
+                "axis": one.axis,
+                "before": one.before,
+                "after": one.after,
+                "cost_log": one.log,
+                "within": one.wide,
+                "by": one.how,
+            }
+            for one in tuning.shares
+        ],
+        "front": [spec.id for spec in tuning.front],
+        "trials": [{**one.trial.to_dict(), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried],
+        "refused": dict(tuning.refused),
+        "too_large": tuning.too_large,
+        "left": tuning.left,
+        "unseen": tuning.unseen,
+        "better_chance": tuning.better_chance,
+        "memory_errors": tuning.memory_errors,
+        "notes": list(tuning.notes),
+    }
+
+
+def _spec(spec: TrainSpec, tuning: Tuning) -> dict[str, Any]:
+    trial = tuning.trial_of(spec)
+    measured = (
+        {}
+        if trial is None or not trial.is_measured
+        else {
+            "tokens_per_second_per_gpu": trial.tokens_per_second_per_gpu,
+            "peak_reserved_bytes": trial.peak_reserved_bytes,
+            "joules_per_token": trial.joules_per_token,
+        }
+    )
+    return {"id": spec.id, "digest": spec.digest, "spec": spec.to_dict(), **measured}
+
+
+def _compared(one: Compared) -> dict[str, Any]:
+    turns = one.turns
+    return {
+        "first": one.first.id,
+        "second": one.second.id,
+        "cost_log": turns.log,
+        "within": turns.wide,
+        "pairs": turns.pairs,
+        "verdict": turns.verdict or "undecided",
+    }
+
+
+def _document_of(conclusion: Conclusion | None) -> dict[str, Any] | None:
+    if conclusion is None:
+        return None
+    result = conclusion.result
+    return {
+        "verdict": result.verdict,
+        "reason": result.reason,
+        "updated": result.updated,
+        "launches": len(result.launches),
+    }

@@ -1,0 +1,178 @@
+"""Recheck: whether a configuration still is the best of its neighbours, each of which takes turns with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.case import Case
+from pytest_llmperf.engine.paired_comparison import PairedComparison, Pairs, Side
+from pytest_llmperf.engine.runner import Runner
+from pytest_llmperf.engine.tuning.trials import Trials
+from pytest_llmperf.judge.tuning.objective import OBJECTIVES
+from pytest_llmperf.judge.tuning.search import CLOSE
+from pytest_llmperf.judge.tuning.turns import Turns, turns_of
+from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
+from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.run.errors import CannotRunError
+from pytest_llmperf.run.trial_store import TrialStore
+from pytest_llmperf.spec.requirements import why_skip
+from pytest_llmperf.spec.space.space import Space
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support import formats
+
+_OBJECTIVE = OBJECTIVES["throughput"]
+
+# What is better by less is no reason to change anything.
+_WORTH = math.log1p(0.01)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """A neighbour that took turns with the winner."""
+
+    words: str
+    """What it has otherwise."""
+    turns: Turns
+
+
+def tuned_case(spec: TrainSpec, space: Space) -> Case:
+    """The case of ``spec`` among its neighbours in ``space``."""
+    names = "-".join(axis.name for axis in space.axes)
+    return Case(
+        id=f"{spec.id}-tuned-over-{names}",
+        digest="-".join(["tuned", spec.digest, *(one.digest for one in neighbours(spec, space))]),
+        specs=(spec,),
+        baselines=(),
+    )
+
+
+def neighbours(spec: TrainSpec, space: Space) -> tuple[TrainSpec, ...]:
+    """What differs from ``spec`` by one choice of ``space`` and can be."""
+    return tuple(one for one in space.neighbours(spec) if one.digest != spec.digest)
+
+
+class Recheck:
+    """Of one caller's winners."""
+
+    def __init__(self, caller: Caller, most: int) -> None:
+        """``most`` neighbours take turns with it: those that were the fastest in a trial of their own."""
+        self._caller, self._most = caller, most
+        self._notes: list[str] = []
+
+    def check(self, case: Case, spec: TrainSpec, space: Space) -> CaseResult:
+        """``improved`` where a neighbour is shown to be faster by more than 1 %, else ``pass``.
+
+        Raises:
+            CannotRunError: none of its neighbours can be launched here.
+            LaunchFailed: ``spec`` itself yielded no record.
+        """
+        runners_up = self._runners_up(spec, neighbours(spec, space))
+        launches: tuple[Launch, ...] = ()
+        beside, troubles = list[_Beside](), list[str]()
+        for other in runners_up:
+            taken, told, trouble = self._turns(spec, other)
+            launches += taken
+            troubles += trouble
+            if told is not None:
+                beside.append(_Beside(_difference(spec, other), told))
+        if troubles:
+            return replace(self._caller.result(case, "invalid", joined_reasons(troubles)), launches=launches)
+        faster = [one for one in beside if one.turns.high < -_WORTH]
+        reason = joined_reasons([_told(one) for one in faster]) or _still(len(beside))
+        checks = tuple(_check(one) for one in beside)
+        result = self._caller.result(case, "improved" if faster else "pass", reason, checks)
+        notes = [_told(one) for one in beside if one not in faster]
+        return replace(result, launches=launches, notes=(*notes, *self._notes, *result.notes))
+
+    def _runners_up(self, spec: TrainSpec, others: Sequence[TrainSpec]) -> list[TrainSpec]:
+        """The fastest of ``others``; each has a trial first where there are more than take turns."""
+        context = self._caller.context
+        able = []
+        for other in others:
+            why = why_skip(other, num_gpus=context.num_gpus, num_cores=context.machine.cores)
+            if why is None:
+                able.append(other)
+            else:
+                self._notes.append(f"{_difference(spec, other)} was not tried: {why}")
+        if others and not able:  # to pass would say that something was compared
+            raise CannotRunError(f"{spec.id}: none of its neighbours can be tried: {'; '.join(self._notes)}")
+        if len(able) <= self._most:
+            return able
+        trials = Trials(self._caller, TrialStore(context.machine_kind, tuple(gpu.uuid for gpu in context.gpus)))
+        known = trials.known((spec, *able))
+        found = [(other, known.get(other) or trials.make(other)) for other in (spec, *able)]
+        logs = {other: _OBJECTIVE.log_of(trial) for other, trial in found}
+        for other, trial in found[1:]:
+            if not trial.is_measured:
+                self._notes.append(f"{_difference(spec, other)} does not train: {_failure(trial)}")
+        own = logs.pop(spec)
+        limit = math.inf if own is None else own + 2 * CLOSE
+        measured = sorted(((log, other) for other, log in logs.items() if log is not None), key=lambda one: one[0])
+        near = [other for log, other in measured if log <= limit]
+        if len(near) < len(measured) and own is not None:  # turns with those would decide nothing
+            log, other = measured[len(near)]
+            slower = f"{_difference(spec, other)}, at {formats.percent(math.expm1(own - log))}"
+            self._notes.append(
+                f"{len(measured) - len(near)} others are too slow for turns, the fastest {slower} in a trial"
+            )
+        return near[: self._most]
+
+    def _turns(self, spec: TrainSpec, other: TrainSpec) -> tuple[tuple[Launch, ...], Turns | None, list[str]]:
+        """The launches of ``spec``, how ``other`` did beside it, and what is wrong with ``spec``."""
+        policy, found = self._caller.policy(spec), list[str]()
+
+        def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
+            found[:] = troubles
+            turns = None if troubles else turns_of(pairs, _OBJECTIVE, policy.noise)
+            undecided = turns is not None and turns.high >= -_WORTH and turns.low <= -_WORTH
+            return Judgement("pass", "", (), undecided=undecided)
+
+        sides = [Side(one.id, one) for one in (spec, other)]
+        runner = Runner(self._caller, bare=True)
+        comparison = PairedComparison(self._caller, runner, other)
+        try:
+            taken = comparison.take_turns(sides, decide)
+        except LaunchFailed as error:
+            if error.spec_id == spec.id:
+                raise
+            self._notes.append(f"{_difference(spec, other)} does not train: {error.failure.message}")
+            return (), None, []
+        if found:
+            mine, theirs = (comparison.troubles(*one) for one in zip(sides, (taken.before, taken.after), strict=True))
+            own = [line for line in found if line in mine or line not in theirs]
+            self._notes += [f"{_difference(spec, other)} is none: {line}" for line in theirs]
+            return taken.before, None, own
+        return taken.before, turns_of(taken.pairs, _OBJECTIVE, policy.noise), []
+
+
+def _difference(spec: TrainSpec, other: TrainSpec) -> str:
+    """``attention=flash_attention_2``: what ``other`` has otherwise."""
+    mine, theirs = spec.to_dict(), other.to_dict()
+    return " ".join(f"{name}={value}" for name, value in theirs.items() if value != mine[name])
+
+
+def _told(one: _Beside) -> str:
+    gain = math.expm1(-one.turns.log)
+    word = "faster" if gain >= 0 else "slower"
+    return f"{one.words} is now {formats.share(abs(gain))} {word} (±{formats.share(one.turns.wide)})"
+
+
+def _still(num: int) -> str:
+    beside = (
+        f"{num} of its neighbours took turns with it" if num else "no neighbour trains and comes near enough for turns"
+    )
+    return f"still the fastest: {beside}"
+
+
+def _check(one: _Beside) -> Check:
+    return Check(metric="throughput_ratio", value=math.exp(-one.turns.log), unit="1", detail=one.words)
+
+
+def _failure(trial: Trial) -> str:
+    return f"{trial.kind}: {trial.failure}"

@@ -1,0 +1,141 @@
+"""TrialStage: a search by trials over configurations of one width, until none is worth its seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from pytest_llmperf.engine.tuning.memory_forecast import MemoryForecast
+from pytest_llmperf.engine.tuning.side_by_side import SideBySide
+from pytest_llmperf.engine.tuning.trials import STEPS
+from pytest_llmperf.engine.tuning.tuning import Tried
+from pytest_llmperf.judge.tuning.objective import Objective
+from pytest_llmperf.judge.tuning.search import Field, Outcome, Search
+from pytest_llmperf.judge.tuning.trial_costs import AUTOTUNED, COMPILED, PLAIN
+from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.spec.known_failures import known_failure
+from pytest_llmperf.spec.space.traits import SIZE, traits
+from pytest_llmperf.spec.train_spec import TrainSpec
+
+# While one is launched, the memory of so many that may come next is predicted.
+_AHEAD = 6
+# Seconds that a trial may take of those that were kept for the end.
+_OVERTIME = 10.0
+
+
+def compiles(spec: TrainSpec) -> int:
+    """How much a launch of it does, as ``trial_costs`` counts that."""
+    if not spec.torch_compile:
+        return PLAIN
+    return AUTOTUNED if spec.torch_compile_mode.startswith("max-autotune") else COMPILED
+
+
+class TrialStage:
+    """Of one search."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        specs: Sequence[TrainSpec],
+        forecast: MemoryForecast,
+        tell: Callable[[TrialStage, str], None],
+        prior: Sequence[float] | None = None,
+    ) -> None:
+        """``tell`` hears of each trial as it begins, with words, and as it ends, without."""
+        self.specs, self._objective, self._forecast, self._tell = tuple(specs), objective, forecast, tell
+        self.numbers = {spec: number for number, spec in enumerate(self.specs)}
+        field = Field(
+            traits=traits(self.specs),
+            size=SIZE,
+            tokens=[spec.sequences_per_step * spec.sequence_length for spec in self.specs],
+            compiles=[compiles(spec) for spec in self.specs],
+            prior=prior,
+        )
+        self.search = Search(field, STEPS)
+        self.tried: list[Tried] = []
+        self._running: set[int] = set()
+        self.too_large: set[int] = set()
+        # Told of as a reason; whoever wants one can name it in a space of its own.
+        self.known_to_fail = [spec for spec in self.specs if known_failure(spec)]
+        if len(self.known_to_fail) < len(self.specs):
+            self.search.excluded |= {self.numbers[spec] for spec in self.known_to_fail}
+
+    def take(self, kept: Iterable[Tried]) -> None:
+        """What an earlier search found."""
+        for tried in kept:
+            self._note(tried)
+
+    def run(self, trials: SideBySide, until: float, end_seconds: Callable[[], float]) -> None:
+        """Trials, by ``trials``, as long as there is time for them before ``until`` and what comes after them.
+
+        The first one is made however little time there is.
+        """
+        try:
+            self._run(trials, until, end_seconds)
+        finally:  # what was ended before its end is left to be tried
+            self.search.excluded -= self._running
+            self._running.clear()
+
+    def _run(self, trials: SideBySide, until: float, end_seconds: Callable[[], float]) -> None:
+        while True:
+            while trials.has_room and (number := self._next(until - time.monotonic() - end_seconds())) is not None:
+                self._tell(self, f"trial of {self.specs[number].id}")
+                self.search.excluded.add(number)  # as long as it runs
+                self._running.add(number)
+                trials.begin(self.specs[number], until - end_seconds() + _OVERTIME)
+            if not trials.running:
+                return
+            for spec, trial in trials.finished():
+                self.search.excluded.discard(self.numbers[spec])
+                self._running.discard(self.numbers[spec])
+                self._note(Tried(spec, trial))
+                if trial.kind == "never-started":
+                    raise CaseFailedError(f"{spec.id}: {trial.failure}")
+
+    @property
+    def best(self) -> Tried | None:
+        """Of those measured."""
+        order = self.search.in_order()
+        return self.tried_of(self.specs[order[0]]) if order else None
+
+    def tried_of(self, spec: TrainSpec) -> Tried:
+        """The trial of one that was tried."""
+        return next(one for one in self.tried if one.spec == spec)
+
+    def _next(self, seconds: float) -> int | None:
+        if seconds <= 0 and (self.tried or self.search.excluded - self.too_large):
+            return None
+        while True:
+            found, is_new = self._first_that_fits(max(seconds, 0.0))
+            if found is not None or not is_new:
+                return found
+
+    def _first_that_fits(self, seconds: float) -> tuple[int | None, bool]:
+        """The most promising one, and whether others were found not to fit: then there may be more to look at.
+
+        The memory of what may come next is predicted beside the launch of this one.
+        """
+        ahead, found, is_new = list[TrainSpec](), None, False
+        for number in self.search.promising(seconds):
+            if found is not None:
+                ahead.append(self.specs[number])
+            elif self._forecast.fits(self.specs[number]):
+                found = number
+            else:
+                self.too_large.add(number)
+                self.search.excluded.add(number)
+                is_new = True
+            if len(ahead) == _AHEAD:
+                break
+        self._forecast.ask(ahead)
+        return found, is_new
+
+    def _note(self, tried: Tried) -> None:
+        spec, trial = tried.spec, tried.trial
+        self.tried.append(tried)
+        self.search.tell(self.numbers[spec], Outcome(self._objective.log_of(trial), trial.step_error))
+        if trial.is_measured and not tried.was_kept:
+            outside = trial.wall_seconds - trial.steps * trial.step_seconds
+            self.search.costs.learn(compiles=compiles(spec), outside_seconds=max(0.0, outside))
+        self._forecast.learn(spec, trial)
+        self._tell(self, "")

@@ -1,0 +1,224 @@
+"""Tuner: one search, from the candidates to a winner that was shown to be one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.tuning.counted_prior import ask_counts, counted_prior
+from pytest_llmperf.engine.tuning.final import Final, Knowledge
+from pytest_llmperf.engine.tuning.memory_forecast import MemoryForecast
+from pytest_llmperf.engine.tuning.order import TuningOrder
+from pytest_llmperf.engine.tuning.side_by_side import SideBySide
+from pytest_llmperf.engine.tuning.step_predictions import StepPredictions
+from pytest_llmperf.engine.tuning.trial_stage import TrialStage, compiles
+from pytest_llmperf.engine.tuning.trials import Trials
+from pytest_llmperf.engine.tuning.tuning import Tried, Tuning
+from pytest_llmperf.judge.tuning.objective import front
+from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
+from pytest_llmperf.run.trial_store import TrialStore
+from pytest_llmperf.spec.known_failures import known_failure
+from pytest_llmperf.spec.requirements import why_skip
+from pytest_llmperf.spec.space.space import Candidates
+from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+
+# Of the time given, what the trials leave for the end at least, and at most.
+_END_SHARE, _END_MOST = 0.15, 0.35
+# What turns of two and the winner's own case take: launches for more steps than a trial's.
+_END_LAUNCHES, _FULL_STEPS = 6, 14
+_PARITY_SECONDS = 35.0
+# Of it, what one trial may take, and the seconds that it may take in any case: a compiler may have much to do.
+_TRIAL_SHARE, _TRIAL_LEAST = 0.2, 60.0
+# Of it, what trials on one GPU each may take before those on all of them.
+_NARROW_SHARE = 0.4
+
+# Seconds that its own end takes: processes are reaped.
+_CLOSING = 3.0
+
+_BETTER_BY = 0.01
+# So few configurations are tried before anything could be counted of them.
+_FEW = 8
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a search is."""
+
+    tried: tuple[Tried, ...]
+    best: Tried | None
+    left: int
+    seconds_left: float
+    doing: str
+    """In words; empty where a trial has ended."""
+
+
+class Tuner:
+    """Of one caller."""
+
+    def __init__(self, caller: Caller, order: TuningOrder, watch: Callable[[Standing], None] = lambda _: None) -> None:
+        self._caller, self._context, self._order, self._watch = caller, caller.context, order, watch
+        self._until = 0.0
+        self._end: Final | None = None
+        self._store = TrialStore(self._context.machine_kind, tuple(gpu.uuid for gpu in self._context.gpus))
+
+    def run(self) -> Tuning:
+        """Search until nothing is worth its seconds, or time is over; Ctrl-C ends it, and what is known is told.
+
+        Raises:
+            CaseFailedError: nothing of the space can run here.
+        """
+        begun = time.monotonic()
+        self._until = self._context.until = begun + self._order.seconds - min(_CLOSING, self._order.seconds / 10)
+        predictions = StepPredictions()
+        self._ask_counts(predictions)
+        candidates = self._runnable(self._order.space.candidates(), predictions)
+        forecast = MemoryForecast(0 if self._context.on_cpu else self._context.memory_bytes, predictions)
+        stage, tuning, why = None, Tuning(begun_at=candidates.specs[0]), ""
+        try:
+            counted = self._counted_prior(candidates.specs, predictions)
+            prior = self._narrow_prior(candidates.specs, forecast, counted) or counted
+            stage = TrialStage(self._order.objective, candidates.specs, forecast, self._tell, prior)
+            self._tried(stage, self._until, lambda: self._end_seconds(stage))
+            tuning = self._known(stage, candidates, forecast)
+            if tuning.winner is not None:
+                tuning = self._final(stage, tuning, forecast)
+        except KeyboardInterrupt:
+            why = "interrupted"
+        except RunEndedError as error:
+            why = str(error)
+        finally:
+            predictions.close()
+            self._context.until = math.inf
+        if why and stage is not None and not tuning.tried:
+            tuning = self._known(stage, candidates, forecast)
+        if why and self._end is not None:
+            tuning = self._end.so_far or tuning
+        return replace(tuning, ended=why, seconds=time.monotonic() - begun)
+
+    def _ask_counts(self, predictions: StepPredictions) -> None:
+        """Beside what follows: to look at a large space takes seconds."""
+        if self._counts(self._order.space.size):
+            with suppress(SpecError):  # then something else comes first
+                ask_counts(self._order.space, self._order.space.first, predictions)
+
+    def _counts(self, num: int) -> bool:
+        """Whether so many configurations are worth it; a CPU's small models are over before that."""
+        return not self._context.on_cpu and num > _FEW and self._order.objective.name != "memory"
+
+    def _runnable(self, candidates: Candidates, predictions: StepPredictions) -> Candidates:
+        """Those that this machine can run, with what it lacks among the reasons for the others.
+
+        Raises:
+            CaseFailedError: there is none.
+        """
+        refused, specs = candidates.refused.copy(), []
+        machine = self._context.machine
+        for spec in candidates.specs:
+            why = why_skip(spec, num_gpus=self._context.num_gpus, num_cores=machine.cores)
+            if why is None:
+                specs.append(spec)
+            else:
+                refused[why.removeprefix(f"{spec.id}: ").replace(spec.id, "it")] += 1
+        if not specs:
+            predictions.close()
+            reasons = "; ".join(f"{why} ({number})" for why, number in refused.most_common(3))
+            raise CaseFailedError(f"{self._order.space.base.id}: nothing of this space can be trained here: {reasons}")
+        return Candidates(tuple(specs), refused, candidates.unseen)
+
+    def _tried(self, stage: TrialStage, until: float, end_seconds: Callable[[], float]) -> None:
+        """Trials of ``stage``, as many at once as there are GPUs for."""
+        width = max(spec.gpus for spec in stage.specs)
+        alone = self._context.on_cpu or self._context.cluster is not None
+        most = 1 if alone else max(1, self._context.num_gpus // width)
+        kept = Trials(self._caller, self._store).known(stage.specs)
+        stage.take(Tried(spec, trial, was_kept=True) for spec, trial in kept.items())
+        trials = SideBySide(self._caller, self._store, most, max(_TRIAL_LEAST, _TRIAL_SHARE * self._order.seconds))
+        try:
+            stage.run(trials, until, end_seconds)
+        finally:
+            trials.close()
+
+    def _counted_prior(self, specs: Sequence[TrainSpec], predictions: StepPredictions) -> list[float] | None:
+        """What can be counted of ``specs``."""
+        if not self._counts(len(specs)):
+            return None
+        return counted_prior(self._order.space, specs, predictions, self._context.machine.gpus[0].name)
+
+    def _narrow_prior(
+        self, specs: Sequence[TrainSpec], forecast: MemoryForecast, counted: Sequence[float] | None
+    ) -> list[float] | None:
+        """What trials on one GPU each say of ``specs``, which take all GPUs; ``None`` where these are not many."""
+        if self._context.on_cpu or self._context.cluster is not None or self._context.num_gpus == 1:
+            return None
+        counterparts = [_narrow(spec) for spec in specs]
+        narrow = list(dict.fromkeys(one for one in counterparts if one is not None))
+        if all(spec.gpus == 1 for spec in specs) or not narrow:
+            return None
+        known = dict(zip(counterparts, counted, strict=True)) if counted is not None else {}
+        prior = [known[one] for one in narrow] if known else None
+        stage = TrialStage(self._order.objective, narrow, forecast, self._tell, prior)
+        self._tried(stage, time.monotonic() + _NARROW_SHARE * self._order.seconds, lambda: 0.0)
+        if stage.best is None:  # it fits on several alone
+            return None
+        mean = stage.search.prediction().mean
+        middle = float(mean.mean())
+        return [middle if one is None else float(mean[stage.numbers[one]]) for one in counterparts]
+
+    def _end_seconds(self, stage: TrialStage | None) -> float:
+        """What the end will take: turns of the best, the proof that the winner is sound."""
+        least, most = _END_SHARE * self._order.seconds, _END_MOST * self._order.seconds
+        best = stage.best if stage is not None else None
+        if stage is None or best is None:
+            return least
+        each = stage.search.costs.outside(compiles=compiles(best.spec)) + _FULL_STEPS * best.trial.step_seconds
+        needed = _END_LAUNCHES * each + (_PARITY_SECONDS if self._order.proves else 0.0)
+        return min(most, max(least, needed))
+
+    def _tell(self, stage: TrialStage, doing: str) -> None:
+        left = len(stage.search.left)
+        self._watch(Standing(tuple(stage.tried), stage.best, left, self._until - time.monotonic(), doing))
+
+    def _known(self, stage: TrialStage, candidates: Candidates, forecast: MemoryForecast) -> Tuning:
+        by_id = {one.spec.id: one for one in stage.tried}
+        refused = candidates.refused + Counter(known_failure(spec) or "" for spec in stage.known_to_fail)
+        best = stage.best
+        is_too_small = not stage.search.left and all(one.trial.kind == "oom" for one in stage.tried)
+        return Tuning(
+            begun_at=stage.specs[0],
+            tried=tuple(stage.tried),
+            winner=None if best is None else best.spec,
+            front=tuple(by_id[name].spec for name in front({name: one.trial for name, one in by_id.items()})),
+            refused=refused,
+            too_large=len(stage.too_large) + sum(one.trial.kind == "oom" for one in stage.tried),
+            left=len(stage.search.left),
+            unseen=candidates.unseen,
+            better_chance=1.0 if best is None else stage.search.chance_of_better(_BETTER_BY),
+            memory_errors=forecast.errors,
+            least=forecast.least() if is_too_small else None,
+        )
+
+    def _final(self, stage: TrialStage, tuning: Tuning, forecast: MemoryForecast) -> Tuning:
+        search = stage.search
+        prediction = search.prediction()
+
+        def estimate(spec: TrainSpec) -> tuple[float, float] | None:
+            number = stage.numbers.get(spec)
+            return None if number is None else (float(prediction.mean[number]), float(prediction.sd[number]))
+
+        self._end = final = Final(self._caller, self._order, self._until, lambda doing: self._tell(stage, doing))
+        ranked = [stage.specs[number] for number in search.in_order()]
+        knowledge = Knowledge(estimate, forecast.fits)
+        return final.decided(tuning, ranked, knowledge, num_close=len(search.close_to_best()))
+
+
+def _narrow(spec: TrainSpec) -> TrainSpec | None:
+    """The same work for a GPU on one of them; ``None`` where one cannot do it."""
+    try:
+        return replace(spec, gpus=1, parallelism="ddp")
+    except SpecError:
+        return None

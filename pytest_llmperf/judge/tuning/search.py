@@ -1,0 +1,174 @@
+"""Search: which configuration to try next, and when no other is worth its seconds.
+
+Expected improvement (Jones, Schonlau and Welch 1998) for a second of trial, times the chance that it trains at all.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llmperf.judge.tuning.failures import Failures
+from pytest_llmperf.judge.tuning.surrogate import Prediction, Surrogate
+from pytest_llmperf.judge.tuning.trial_costs import AUTOTUNED, COMPILED, PLAIN, TrialCosts
+
+#: Configurations closer than this, as a fraction, are told apart by turns and not by trials.
+CLOSE = 0.015
+
+# Before the first prediction: so many are tried as they come, the first of them what the search begins at.
+_BLIND = 4
+# By chance: so many, of which a prior puts the most promising first.
+_CHOSEN = 32
+# Times as many as the first has.
+_MANY_TOKENS = 4
+# From here on a trial is worth its cost: the improvement to expect from it, as a fraction.
+_WORTH = 5e-5
+# Of the most promising, so many are looked at more closely.
+_PROMISING = 400
+# That are drawn for a chance: it is known to a per cent or two.
+_WORLDS = 500
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial of one configuration said: the logarithm of its cost, or none where it failed."""
+
+    log: float | None
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Field:
+    """The configurations that are searched, by their numbers: sequences of one length."""
+
+    traits: Sequence[Mapping[str, Any]]
+    size: str
+    """The trait that is a number."""
+    tokens: Sequence[int]
+    """Of a step, of all ranks."""
+    compiles: Sequence[int]
+    """How much, as ``trial_costs`` has it."""
+    prior: Sequence[float] | None = None
+    """Logarithms of what each costs as far as that can be counted, up to a constant."""
+
+
+class Search:
+    """Over a field; where it begins is the first of it."""
+
+    def __init__(self, field: Field, steps: int, seed: int = 0) -> None:
+        """``steps`` of a trial."""
+        self._field = field
+        self._surrogate = Surrogate(field.traits, field.size, field.prior)
+        self._chance = random.Random(seed)  # noqa: S311 - an order, no secret
+        self._failures = Failures()
+        self.costs, self._num_steps = TrialCosts(steps), steps
+        self.outcomes: dict[int, Outcome] = {}
+        self.excluded: set[int] = set()
+        """What needs no trial: it cannot fit, say."""
+
+    def tell(self, number: int, outcome: Outcome) -> None:
+        """A trial was made."""
+        self.outcomes[number] = outcome
+        self._failures.note(self._field.traits[number], trained=outcome.log is not None)
+
+    @property
+    def left(self) -> list[int]:
+        """Those that were neither tried nor excluded."""
+        return [n for n in range(len(self._field.traits)) if n not in self.outcomes and n not in self.excluded]
+
+    def in_order(self) -> list[int]:
+        """The best of those measured first."""
+        logs = self._logs()
+        return sorted(logs, key=lambda number: logs[number])
+
+    def close_to_best(self) -> list[int]:
+        """The best first, and those measured that are within ``CLOSE`` of it."""
+        logs, order = self._logs(), self.in_order()
+        return [number for number in order if logs[number] - logs[order[0]] <= CLOSE]
+
+    def promising(self, seconds: float) -> Iterator[int]:
+        """What to try next with so many seconds left, and after that what else, if nothing new were known.
+
+        Nothing where no trial is worth its cost.
+        """
+        left = self.left
+        if len(self._logs()) < _BLIND:
+            yield from self._blind(left)
+            return
+        if not left:
+            return
+        import numpy as np  # noqa: PLC0415 - only a search pays for it
+
+        prediction, numbers = self.prediction(), np.array(left)
+        mean, sd = prediction.mean[numbers], prediction.sd[numbers]
+        worth = _expected_improvement(min(self._logs().values()), mean, sd)
+        steps = np.exp(np.clip(mean, -60, 60)) * np.array(self._field.tokens)[numbers]
+        compiles = np.array(self._field.compiles)[numbers]
+        outside = np.array([self.costs.outside(compiles=kind) for kind in (PLAIN, COMPILED, AUTOTUNED)])
+        cost = outside[compiles] + self._num_steps * steps
+        rate = np.where((worth >= _WORTH) & (cost <= seconds), worth / cost, 0.0)
+        best = [int(place) for place in np.argsort(-rate)[:_PROMISING] if rate[place] > 0]
+        chances = {place: self._failures.chance(self._field.traits[left[place]]) for place in best}
+        for place in sorted(best, key=lambda place: -rate[place] * chances[place]):
+            if worth[place] * chances[place] >= _WORTH:
+                yield left[place]
+
+    def prediction(self) -> Prediction:
+        """Of the cost of each, by what was measured."""
+        logs = self._logs()
+        seen = list(logs)
+        return self._surrogate.predict(seen, [logs[n] for n in seen], [self.outcomes[n].error for n in seen])
+
+    def chance_of_better(self, by: float) -> float:
+        """How likely one of those left is better than the best measured by more than the fraction ``by``.
+
+        The share of worlds that agree with all trials and have one, each counted as far as it is likely to train.
+        """
+        left, logs = self.left, self._logs()
+        if not left or not logs:
+            return 1.0 if left else 0.0
+        import numpy as np  # noqa: PLC0415
+
+        prediction, numbers, wanted = self.prediction(), np.array(left), min(logs.values()) + math.log1p(-by)
+        far = (prediction.mean[numbers] - wanted) / prediction.sd[numbers]
+        near = [left[int(place)] for place in np.argsort(far)[:_PROMISING]]
+        seen = list(logs)
+        errors = [self.outcomes[n].error for n in seen]
+        worlds = self._surrogate.draws(seen, [logs[n] for n in seen], errors, near, _WORLDS)
+        trains = np.array([self._failures.chance(self._field.traits[number]) for number in near])
+        return float(((worlds < wanted) * trains).max(axis=1).mean())
+
+    def _blind(self, left: Sequence[int]) -> Iterator[int]:
+        """Where it begins; then what a prior promises most of, and others by chance, of which it promises more than of
+        most.
+
+        What compiles, and a step of many more tokens than the first has, takes too long to begin with, and comes last.
+        """
+        if 0 in left:
+            yield 0
+        prior, most = self._field.prior, _MANY_TOKENS * self._field.tokens[0]
+        for is_long in (False, True):
+            others = [n for n in left if n and self._is_long(n, most) == is_long]
+            chosen = self._chance.sample(others, min(len(others), _CHOSEN))
+            if prior is not None:
+                chosen.sort(key=lambda number: prior[number])
+                yield from [min(others, key=lambda number: prior[number])] if others else []
+            yield from chosen
+
+    def _is_long(self, number: int, most_tokens: int) -> bool:
+        return self._field.compiles[number] != PLAIN or self._field.tokens[number] > most_tokens
+
+    def _logs(self) -> dict[int, float]:
+        return {number: one.log for number, one in self.outcomes.items() if one.log is not None}
+
+
+def _expected_improvement(best: float, mean: Any, sd: Any) -> Any:
+    """In logarithms, so as a fraction where it is small."""
+    import numpy as np  # noqa: PLC0415
+    from scipy import special  # noqa: PLC0415
+
+    far = (best - mean) / sd
+    return sd * (far * special.ndtr(far) + np.exp(-(far**2) / 2) / math.sqrt(2 * math.pi))

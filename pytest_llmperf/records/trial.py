@@ -1,0 +1,106 @@
+"""Trial: what a few steps of one configuration showed, or why they showed nothing; and its JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pytest_llmperf.records.launch import Launch
+
+#: What became of a trial beside the kinds of a launch's failure: its record contradicts its spec.
+CONTRADICTED = "contradicted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One launch for few steps."""
+
+    digest: str
+    id: str
+    wall_seconds: float
+    """From its request to its end."""
+    step_seconds: float = 0.0
+    """Median of its steady steps; 0 where it failed."""
+    step_error: float = 0.0
+    """Relative standard error of that median."""
+    steps: int = 0
+    first_step_seconds: float = 0.0
+    tokens_per_step: int = 0
+    """Of all ranks."""
+    gpus: int = 1
+    peak_reserved_bytes: int = 0
+    """Of the fullest rank."""
+    power_watts: float = 0.0
+    """Of all its GPUs together while it trained; 0 where nobody told."""
+    failure: str = ""
+    """Why it says nothing of its speed, in one line; empty where it does."""
+    kind: str = ""
+    """``oom``, ``timeout``, ... as ``records.failure`` has them, or ``CONTRADICTED``."""
+    neighbours: tuple[str, ...] = ()
+    """Other processes on its hardware while it ran."""
+    started_at: str = ""
+    site: str = ""
+    """On which hardware."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it says how fast its configuration is."""
+        return not self.failure
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """Steady; 0 where it failed."""
+        return self.tokens_per_step / self.gpus / self.step_seconds if self.step_seconds else 0.0
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Of all its GPUs; ``None`` where nobody told."""
+        if not self.power_watts or not self.tokens_per_step:
+            return None
+        return self.power_watts * self.step_seconds / self.tokens_per_step
+
+    @classmethod
+    def of(cls, launch: Launch, spec_id: str, troubles: tuple[str, ...] = ()) -> Trial:
+        """What ``launch`` showed; ``troubles`` say what in it contradicts its spec."""
+        return cls(
+            digest=launch.digest,
+            id=spec_id,
+            wall_seconds=launch.wall_seconds,
+            step_seconds=launch.tokens_per_step / launch.tokens_per_second,
+            step_error=launch.median_error,
+            steps=len(launch.step_seconds),
+            first_step_seconds=launch.step_seconds[0],
+            tokens_per_step=launch.tokens_per_step,
+            gpus=len(launch.ranks),
+            peak_reserved_bytes=launch.peak_reserved_bytes,
+            power_watts=launch.health.power_watts,
+            failure="; ".join(troubles),
+            kind=CONTRADICTED if troubles else "",
+            neighbours=launch.health.foreign_processes,
+            started_at=launch.started_at,
+            site=" + ".join(sorted({rank.device for rank in launch.ranks})),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "neighbours": list(self.neighbours)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
+        """As ``to_dict`` wrote it.
+
+        Raises:
+            ValueError: it was not.
+        """
+        known = {one.name: one.type for one in fields(cls)}
+        if not {"digest", "id", "wall_seconds"} <= set(values) <= set(known):
+            raise ValueError("no trial of this version")
+        for name, value in values.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if known[name] in ("float", "int") and not (is_number and value >= 0):
+                raise ValueError(f"{name} is {value!r}, expected a number of at least 0")
+            if known[name] == "str" and not isinstance(value, str):
+                raise ValueError(f"{name} is {value!r}, expected text")
+        return cls(**{**values, "neighbours": tuple(map(str, values.get("neighbours", ())))})

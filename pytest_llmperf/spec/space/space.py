@@ -1,0 +1,138 @@
+"""Space: all that can be made of one spec by the choices of some axes, and why the rest cannot."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_llmperf.spec.space.axis import Axis, Choice
+from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+
+#: A larger space is not looked at as a whole: so many of it are, chosen at random, with all that differ from its spec
+#: by one choice. To make a spec takes an eighth of a millisecond.
+MOST = 20_000
+
+_SEED = 15
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What of a space can be trained, and what cannot."""
+
+    specs: tuple[TrainSpec, ...]
+    """What is nearest to the space's own spec first; no two alike."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """How many cannot be, by the reason."""
+    unseen: int = 0
+    """So many were not looked at."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The choices of ``axes``, over ``base``.
+
+    Raises:
+        SpecError: two axes of one name, an axis without a choice, or two axes that set one field.
+    """
+
+    base: TrainSpec
+    axes: tuple[Axis, ...]
+
+    def __post_init__(self) -> None:
+        setter: dict[str, str] = {}
+        for axis in self.axes:
+            if not axis.choices:
+                raise SpecError(f"space: axis {axis.name!r} has no choice, expected one at least")
+            for name in axis.fields:
+                if name in setter:
+                    raise SpecError(
+                        f"space: axes {setter[name]!r} and {axis.name!r} both set {name}, expected one of them"
+                    )
+                setter[name] = axis.name
+
+    @property
+    def size(self) -> int:
+        """How many combinations there are, those included that cannot be."""
+        return math.prod(len(axis.choices) for axis in self.axes)
+
+    def candidates(self) -> Candidates:
+        """Each combination as a spec; of a space of more than ``MOST``, so many of them."""
+        found, refused, looked = dict[TrainSpec, None](), Counter[str](), 0
+        for choices in self._combinations():
+            looked += 1
+            try:
+                spec = self.spec(choices)
+            except SpecError as error:
+                refused[_reason(str(error))] += 1
+                continue
+            found[spec] = None
+        return Candidates(tuple(found), refused, max(0, self.size - looked))
+
+    def spec(self, choices: Sequence[Choice]) -> TrainSpec:
+        """The base with these choices.
+
+        Raises:
+            SpecError: it cannot be.
+        """
+        fields = {name: value for choice in choices for name, value in choice.fields}
+        return TrainSpec(**{**self.base.to_dict(), **fields})
+
+    def neighbours(self, spec: TrainSpec) -> Iterator[TrainSpec]:
+        """Each that differs from ``spec`` by one choice, and can be."""
+        values = spec.to_dict()
+        for axis in self.axes:
+            for choice in axis.choices:
+                if choice.holds(values):
+                    continue
+                try:
+                    yield TrainSpec(**{**values, **dict(choice.fields)})
+                except SpecError:
+                    continue
+
+    def choices_of(self, spec: TrainSpec) -> dict[str, str]:
+        """By axis, the name of the choice that ``spec`` has made; an axis of which it has made none is left out."""
+        values = spec.to_dict()
+        found = ((axis.name, next((one for one in axis.choices if one.holds(values)), None)) for axis in self.axes)
+        return {name: choice.name for name, choice in found if choice is not None}
+
+    @property
+    def first(self) -> TrainSpec:
+        """What the base itself has chosen; of an axis of which it has chosen nothing, the first choice.
+
+        Raises:
+            SpecError: it cannot be.
+        """
+        return self.spec(self._nearest())
+
+    def _combinations(self) -> Iterator[tuple[Choice, ...]]:
+        first = self._nearest()
+        yield first
+        if self.size <= MOST:
+            yield from (one for one in itertools.product(*(axis.choices for axis in self.axes)) if one != first)
+            return
+        seen = {first}
+        chance = random.Random(_SEED)  # noqa: S311 - the same space gives the same candidates
+        for place, axis in enumerate(self.axes):
+            for choice in axis.choices:
+                seen.add(one := (*first[:place], choice, *first[place + 1 :]))
+                if one != first:
+                    yield one
+        while len(seen) < MOST:
+            one = tuple(chance.choice(axis.choices) for axis in self.axes)
+            if one not in seen:
+                seen.add(one)
+                yield one
+
+    def _nearest(self) -> tuple[Choice, ...]:
+        values: dict[str, Any] = self.base.to_dict()
+        return tuple(next((one for one in axis.choices if one.holds(values)), axis.choices[0]) for axis in self.axes)
+
+
+def _reason(error: str) -> str:
+    """Without the id that a refusal begins with."""
+    return error.partition(": ")[2] or error

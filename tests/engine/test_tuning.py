@@ -1,0 +1,583 @@
+"""A whole search without a GPU: launches whose speed and memory follow from their settings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.engine import runner
+from pytest_llmperf.engine.tuning import side_by_side, step_predictions
+from pytest_llmperf.engine.tuning.final import Final, Knowledge
+from pytest_llmperf.engine.tuning.order import TuningOrder
+from pytest_llmperf.engine.tuning.tuner import Standing, Tuner
+from pytest_llmperf.engine.tuning.tuning import Tried, Tuning
+from pytest_llmperf.judge.tuning.objective import OBJECTIVES
+from pytest_llmperf.launch import leases
+from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.records.failure import Failure, Progress
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.training_errors import TrainingErrors
+from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
+from pytest_llmperf.spec.space.space import Space
+from pytest_llmperf.spec.space.space_file import axes_of
+from pytest_llmperf.spec.train_spec import TrainSpec
+from tests.engine.conftest import Engine
+from tests.fakes import Fake, launch_of
+
+BASE = TrainSpec(model="llama-tiny", sequence_length=64, micro_batch_size=2)
+AXES = {
+    "micro_batch_size": [1, 2, 4, 8, 16, 32],
+    "attention": ["sdpa", "eager"],
+    "optimizer": ["adamw_torch", "adamw_torch_fused"],
+    "gradient_checkpointing": [False, True],
+}
+GPU = Gpu(0, "GPU-0", "NVIDIA H200", 8 * 2**30)
+
+
+class World:
+    """What each configuration does."""
+
+    def __init__(self) -> None:
+        self.launched: list[TrainSpec] = []
+        self.outcome: Callable[[TrainSpec], str] = lambda _: ""
+        """A kind of failure; empty where it trains."""
+        self.unsound: Callable[[TrainSpec], bool] = lambda _: False
+
+    def step_seconds(self, spec: TrainSpec) -> float:
+        each = 1.0 + 0.3 * (spec.attention == "eager") + 0.25 * spec.gradient_checkpointing
+        each -= 0.1 * (spec.optimizer == "adamw_torch_fused")
+        return 0.001 * each * (spec.micro_batch_size + 2)
+
+    @staticmethod
+    def peak(spec: TrainSpec) -> int:
+        each = 2**28 if spec.gradient_checkpointing else 2**29
+        return 2**30 + each * spec.micro_batch_size
+
+    def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        spec = request.spec
+        self.launched.append(spec)
+        request.meter.seconds += 1.0
+        watch(Progress(phase="training", step=1, steps=spec.steps))
+        kind = self.outcome(spec)
+        if kind == "interrupt":
+            raise KeyboardInterrupt
+        if kind:
+            return Failure(kind=kind, message=f"it ended by {kind}", tail=(), folder="nowhere")
+        evidence = {"attention": "eager"} if self.unsound(spec) else {}
+        seconds, peak = self.step_seconds(spec), self.peak(spec)
+        return launch_of(spec, Fake(step_seconds=seconds, reserved_bytes=peak, evidence=evidence))
+
+    def training_errors(
+        self, request: LaunchRequest, _watch: Callable[[Progress], None]
+    ) -> list[TrainingErrors] | Failure:
+        request.meter.seconds += 1.0
+        return Failure(kind="error", message="there is no parity here", tail=(), folder="nowhere")
+
+
+@pytest.fixture
+def world(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> World:
+    found = World()
+    monkeypatch.setattr(runner, "LocalLauncher", lambda: found)
+    monkeypatch.setenv("LLMPERF_CACHE_DIR", str(engine.path / "cache"))
+
+    class Predictions:
+        """Without a process that imports torch."""
+
+        def __init__(self, _niceness: int = 0) -> None:
+            self._asked: list[dict[str, Any]] = []
+
+        def ask(self, request: dict[str, Any]) -> int:
+            self._asked.append(request)
+            return len(self._asked) - 1
+
+        def answer(self, number: int) -> dict[str, Any]:
+            request = self._asked[number]
+            spec = TrainSpec.from_dict(request["spec"])
+            if not request.get("operators"):
+                return {"parts": {"all": World.peak(spec)}}
+            tokens = spec.micro_batch_size * spec.sequence_length
+            flops = round(10**12 * tokens * (1 + spec.gradient_checkpointing / 3))
+            return {"operators": {"mm": 100}, "flops": {"mm": flops}, "traffic": {"mm": tokens}}
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(step_predictions, "PredictionProcess", Predictions)
+    return found
+
+
+def _tuned(  # noqa: PLR0913 - what a search may be asked for
+    engine: Engine,
+    *,
+    objective: str = "throughput",
+    seconds: float = 600.0,
+    watch: Any = lambda _: None,
+    axes: Any = None,
+    base: TrainSpec = BASE,
+    proves: bool = False,
+    **settings: Any,
+) -> Tuning:
+    order = TuningOrder(
+        space=Space(base, axes_of(axes or AXES)), objective=OBJECTIVES[objective], seconds=seconds, proves=proves
+    )
+    return Tuner(engine.caller(**{"gpus": 0, **settings}), order, watch).run()
+
+
+def _best(world: World, fits: Callable[[TrainSpec], bool] = lambda _: True) -> TrainSpec:
+    specs = [spec for spec in Space(BASE, axes_of(AXES)).candidates().specs if fits(spec)]
+    return min(specs, key=lambda spec: world.step_seconds(spec) / spec.micro_batch_size)
+
+
+def test_it_finds_the_fastest_by_a_part_of_the_space_and_says_what_each_choice_brought(
+    engine: Engine, world: World
+) -> None:
+    seen: list[Standing] = []
+    tuning = _tuned(engine, watch=seen.append)
+    assert tuning.winner == _best(world) == replace(BASE, micro_batch_size=32, optimizer="adamw_torch_fused")
+    assert 4 <= len(tuning.tried) < 40
+    assert tuning.ended == ""
+    brought = {one.axis: one.log for one in tuning.shares}
+    assert brought == pytest.approx({"micro_batch_size": math.log(34 / 32 / 2), "optimizer": math.log(0.9)}, abs=0.01)
+    assert {one.how for one in tuning.shares} == {"turns"}
+    assert tuning.better_chance < 0.05
+    assert [one.left for one in seen if one.doing.startswith("trial")] == sorted(
+        (one.left for one in seen if one.doing.startswith("trial")), reverse=True
+    )
+    assert seen[-1].best is not None
+    assert seen[-1].best.spec == tuning.winner
+
+
+def test_what_is_predicted_not_to_fit_is_never_launched(engine: Engine, world: World) -> None:
+    engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
+    tuning = _tuned(engine, gpus=1)
+    limit = 8 * 2**30
+    assert all(world.peak(spec) <= limit for spec in world.launched)
+    assert tuning.winner == _best(world, lambda spec: world.peak(spec) <= 0.985 * limit)
+    assert tuning.too_large > 0
+    assert tuning.memory_errors == pytest.approx((0.0, 0.0))
+
+
+def test_a_limit_of_memory_makes_a_smaller_card_of_it(engine: Engine, world: World) -> None:
+    engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
+    tuning = _tuned(engine, gpus=1, memory_limit_bytes=2 * 2**30)
+    assert tuning.winner == _best(world, lambda spec: world.peak(spec) <= 0.985 * 2 * 2**30)
+    assert {one.axis: one.how for one in tuning.shares}["gradient_checkpointing"] == "needed to fit"
+    assert all(world.peak(spec) <= 0.985 * 2 * 2**30 for spec in world.launched)
+
+
+def test_where_nothing_fits_the_least_that_is_needed_is_told(engine: Engine, world: World) -> None:
+    engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
+    tuning = _tuned(engine, gpus=1, memory_limit_bytes=2**29)
+    assert (tuning.winner, tuning.left, world.launched) == (None, 0, [])
+    assert tuning.least is not None
+    spec, needed = tuning.least
+    assert (spec.micro_batch_size, spec.gradient_checkpointing) == (1, True)
+    assert needed == 2**30 + 2**28
+
+
+def test_what_fails_takes_the_search_nowhere(engine: Engine, world: World) -> None:
+    def outcome(spec: TrainSpec) -> str:
+        if spec.optimizer == "adamw_torch_fused":
+            return "error"
+        return "oom" if spec.micro_batch_size > 8 else "timeout" if spec.attention == "eager" else ""
+
+    world.outcome = outcome
+    tuning = _tuned(engine)
+    assert tuning.winner == _best(world, lambda spec: not outcome(spec))
+    assert {one.trial.kind for one in tuning.tried} >= {"", "error"}
+    assert all(one.trial.failure for one in tuning.tried if one.trial.kind)
+
+
+def test_what_was_not_active_is_no_winner(engine: Engine, world: World) -> None:
+    world.unsound = lambda spec: spec.optimizer == "adamw_torch_fused"
+    tuning = _tuned(engine)
+    assert tuning.winner == _best(world, lambda spec: spec.optimizer == "adamw_torch")
+    contradicted = [one for one in tuning.tried if one.trial.kind == "contradicted"]
+    assert contradicted
+    assert "asked for attention sdpa" in contradicted[0].trial.failure
+
+
+def test_started_again_it_launches_nothing_twice(engine: Engine, world: World) -> None:
+    first = _tuned(engine)
+    trials = [spec for spec in world.launched if spec.steps == 7]
+    world.launched.clear()
+    again = _tuned(engine)
+    assert again.winner == first.winner
+    assert not {spec.digest for spec in world.launched if spec.steps == 7} & {spec.digest for spec in trials}
+    assert sum(one.was_kept for one in again.tried) == len(first.tried)
+
+
+def test_ctrl_c_keeps_what_is_known(engine: Engine, world: World) -> None:
+    world.outcome = lambda _: "interrupt" if len(world.launched) > 6 else ""
+    tuning = _tuned(engine)
+    assert tuning.ended == "interrupted"
+    assert len(tuning.tried) == 6
+    assert tuning.winner is not None
+    world.outcome = lambda _: ""
+    assert sum(one.was_kept for one in _tuned(engine).tried) == 6
+
+
+def test_a_kept_trial_that_is_broken_is_made_anew(engine: Engine, world: World) -> None:
+    _tuned(engine)
+    kept = sorted((engine.path / "cache" / "trials").rglob("*.json"))
+    kept[0].write_text('{"digest": ')
+    kept[1].write_text(json.dumps({**json.loads(kept[1].read_text()), "step_seconds": -3}))
+    world.launched.clear()
+    assert _tuned(engine).winner == _best(world)
+
+
+def test_time_is_never_exceeded(engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    plain = world.launch
+
+    def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        now[0] += min(10.0, request.timeout_seconds)
+        return plain(request, watch)
+
+    monkeypatch.setattr(world, "launch", launch)
+    tuning = _tuned(engine, seconds=60.0)
+    assert now[0] <= 60.0
+    assert 1 <= len(tuning.tried) <= 6
+    assert tuning.winner is not None
+
+
+def test_time_is_over_while_it_waits_for_what_others_hold(engine: Engine, world: World) -> None:
+    with leases.lease_cpu(print):
+        tuning = _tuned(engine, seconds=0.5)
+    assert world.launched == []
+    assert tuning.ended == "its time was over while it waited for the CPU, which another launch here holds"
+    assert tuning.left == 48
+
+
+LARGE = replace(BASE, micro_batch_size=8)
+
+
+def _two_in_turns(engine: Engine, *, proves: bool = False) -> tuple[Final, Callable[[], Tuning], TrainSpec, TrainSpec]:
+    """Two that trials could not tell apart, the first of which is the faster one."""
+    engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
+    fast, slow = replace(LARGE, optimizer="adamw_torch_fused"), LARGE
+    order = TuningOrder(
+        space=Space(BASE, axes_of(AXES)), objective=OBJECTIVES["throughput"], seconds=600.0, proves=proves
+    )
+    final = Final(engine.caller(gpus=1), order, time.monotonic() + 600, lambda _: None)
+    knowledge = Knowledge(estimate=lambda _: None, fits=lambda _: True)
+    return final, lambda: final.decided(Tuning(begun_at=BASE), [fast, slow], knowledge, num_close=2), fast, slow
+
+
+def test_what_fails_in_turns_is_no_tie(engine: Engine, world: World) -> None:
+    _, decided, fast, slow = _two_in_turns(engine)
+    world.outcome = lambda spec: "error" if spec.optimizer == "adamw_torch" else ""
+    found = decided()
+    assert (found.winner, found.ties) == (fast, ())
+    assert any("it ended by error" in note for note in found.notes)
+    assert not any("no turns with it were possible" in note for note in found.notes)
+    world.outcome = lambda spec: "error" if spec.optimizer == "adamw_torch_fused" else ""
+    assert _two_in_turns(engine)[1]().winner == slow
+
+
+def test_turns_with_what_was_not_active_count_for_nothing(engine: Engine, world: World) -> None:
+    _, decided, _, slow = _two_in_turns(engine)
+    world.unsound = lambda spec: spec.optimizer == "adamw_torch_fused"
+    found = decided()
+    assert (found.winner, found.compared) == (slow, ()), found.notes
+    assert any("asked for attention sdpa" in note for note in found.notes)
+
+
+def test_what_turns_showed_is_kept_where_what_follows_is_interrupted(engine: Engine, world: World) -> None:
+    final, decided, _, slow = _two_in_turns(engine)
+    # The order of the two is turned round by turns, and their winner is then interrupted without its own choice.
+    world.step_seconds = lambda spec: 0.001 * (1.0 - 0.1 * (spec.optimizer == "adamw_torch"))  # type: ignore[method-assign]
+    world.outcome = lambda spec: "interrupt" if spec.micro_batch_size == BASE.micro_batch_size else ""
+    with pytest.raises(KeyboardInterrupt):
+        decided()
+    assert final.so_far is not None
+    assert (final.so_far.winner, [one.second for one in final.so_far.compared]) == (slow, [slow])
+
+
+def test_a_search_that_is_interrupted_at_its_end_tells_what_turns_showed(engine: Engine, world: World) -> None:
+    """By their trials the first two are alike, and by turns the second is better."""
+    fused = "adamw_torch_fused"
+    engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
+
+    def step_seconds(spec: TrainSpec) -> float:
+        is_fused = spec.optimizer == fused
+        return 0.001 * (1.0 + (0.01 * is_fused if spec.steps == 7 else 0.05 * (not is_fused)))
+
+    world.step_seconds = step_seconds  # type: ignore[method-assign]
+    told: list[str] = []
+
+    def watch(standing: Standing) -> None:
+        told.append(standing.doing)
+        if sum("in turns with" in line for line in told) > 1:  # the winner without its choice
+            raise KeyboardInterrupt
+
+    tuning = _tuned(engine, gpus=1, axes={"optimizer": ["adamw_torch", fused]}, watch=watch)
+    assert (tuning.ended, len(tuning.tried)) == ("interrupted", 2)
+    assert tuning.winner == replace(BASE, optimizer=fused)
+    assert [one.turns.verdict for one in tuning.compared] == ["second"]
+
+
+def test_how_sure_two_trials_are_of_a_share_is_theirs(engine: Engine, world: World) -> None:
+    """No time is left for turns: trials whose steps scatter by 8 % know nothing to 2 %."""
+    fast = replace(BASE, optimizer="adamw_torch_fused")
+    tried = tuple(
+        Tried(
+            spec,
+            Trial(digest="", id=spec.id, wall_seconds=1, step_seconds=0.1, step_error=0.08, tokens_per_step=9),
+        )
+        for spec in (BASE, fast)
+    )
+    order = TuningOrder(space=Space(BASE, axes_of(AXES)), objective=OBJECTIVES["throughput"], seconds=1, proves=False)
+    final = Final(engine.caller(), order, time.monotonic() - 1, lambda _: None)
+    knowledge = Knowledge(estimate=lambda _: None, fits=lambda _: True)
+    (share,) = final.decided(Tuning(begun_at=BASE, tried=tried), [fast], knowledge, num_close=1).shares
+    assert share.how == "trials"
+    assert share.wide == pytest.approx(0.226, abs=0.001)
+
+
+def test_an_interrupted_search_says_of_nothing_that_it_does_not_fit(engine: Engine, world: World) -> None:
+    engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
+    world.outcome = lambda _: "interrupt"
+    tuning = _tuned(engine, gpus=1)
+    assert (tuning.winner, tuning.ended, tuning.least) == (None, "interrupted", None)
+    assert tuning.left + tuning.too_large == 48
+
+
+def test_where_all_fail_otherwise_nothing_is_said_not_to_fit(engine: Engine, world: World) -> None:
+    engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
+    world.outcome = lambda _: "error"
+    assert _tuned(engine, gpus=1, axes={"attention": ["sdpa", "eager"]}).least is None
+
+
+def test_the_first_trial_is_made_however_little_time_there_is(engine: Engine, world: World) -> None:
+    tuning = _tuned(engine, seconds=0.5)
+    assert len(world.launched) >= 1
+    assert tuning.winner is not None
+
+
+def test_a_space_of_one(engine: Engine, world: World) -> None:
+    tuning = _tuned(engine, axes={"micro_batch_size": [4]})
+    assert (tuning.winner, tuning.left, tuning.better_chance) == (replace(BASE, micro_batch_size=4), 0, 0.0)
+
+
+@pytest.mark.parametrize(("objective", "size"), [("memory", 1), ("cost", 32)])
+def test_other_objectives(engine: Engine, world: World, objective: str, size: int) -> None:
+    tuning = _tuned(engine, objective=objective)
+    assert tuning.winner is not None
+    assert tuning.winner.micro_batch_size == size
+
+
+def test_energy_that_nobody_tells_of_finds_no_winner(engine: Engine, world: World) -> None:
+    tuning = _tuned(engine, objective="energy", axes={"micro_batch_size": [1, 2]})
+    assert tuning.winner is None
+
+
+def test_nothing_that_can_run_here_is_refused_at_once(engine: Engine, world: World) -> None:
+    with pytest.raises(CaseFailedError, match=r"nothing of this space can be trained here: .* need"):
+        _tuned(engine, axes={"gpus": [16, 32]})
+    assert world.launched == []
+
+
+def test_a_winner_whose_parity_nobody_can_show_is_not_one(engine: Engine, world: World) -> None:
+    """Its small training ends by an error three times, and so no configuration is sound."""
+    tuning = _tuned(engine, proves=True)
+    assert tuning.winner is None
+    assert any("there is no parity here" in note for note in tuning.notes)
+
+
+class TestAgain:
+    """``perf.tune``: whether a winner still is one."""
+
+    SPEC = replace(BASE, micro_batch_size=32, optimizer="adamw_torch_fused", steps=12, min_steps=10)
+
+    @pytest.fixture(autouse=True)
+    def _on_a_gpu(self, engine: Engine) -> None:
+        """A CPU's launches scatter too much for any neighbour to be shown to be faster."""
+        engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
+
+    def test_a_winner_that_still_is_one_passes(self, engine: Engine, world: World) -> None:
+        conclusion = engine.run(gpus=1).tune(
+            self.SPEC, Space(self.SPEC, axes_of({**AXES, "micro_batch_size": [8, 24, 32]})), 2
+        )
+        assert (conclusion.result.verdict, conclusion.fails) == ("pass", False)
+        assert conclusion.result.reason == "still the fastest: 1 of its neighbours took turns with it"
+        assert conclusion.result.notes[0].startswith("micro_batch_size=24 is now 1.9 % slower (±")
+        too_slow = "4 others are too slow for turns, the fastest optimizer=adamw_torch, at -10.0 % in a trial"
+        assert conclusion.result.notes[1] == too_slow
+
+    def test_a_neighbour_that_has_become_faster_is_named(self, engine: Engine, world: World) -> None:
+        world.step_seconds = lambda spec: 0.01 * (1 - 0.05 * (spec.optimizer == "adamw_torch"))  # type: ignore[method-assign]
+        space = Space(self.SPEC, axes_of({"optimizer": ["adamw_torch", "adamw_torch_fused"]}))
+        conclusion = engine.run(gpus=1).tune(self.SPEC, space, 3)
+        assert conclusion.result.verdict == "improved"
+        assert conclusion.result.reason.startswith("optimizer=adamw_torch is now 5.3 % faster (±")
+        assert not conclusion.fails
+        assert engine.run(gpus=1, strict=True).tune(self.SPEC, space, 3).fails
+
+    def test_a_neighbour_that_does_not_train_is_a_note(self, engine: Engine, world: World) -> None:
+        world.outcome = lambda spec: "error" if spec.attention == "eager" else ""
+        space = Space(self.SPEC, axes_of({"attention": ["eager", "sdpa"]}))
+        result = engine.run(gpus=1).tune(self.SPEC, space, 3).result
+        assert result.verdict == "pass"
+        assert result.notes[0] == "attention=eager does not train: it ended by error"
+
+    def test_a_winner_that_was_not_active_is_invalid(self, engine: Engine, world: World) -> None:
+        world.unsound = lambda spec: spec.optimizer == "adamw_torch_fused"
+        space = Space(self.SPEC, axes_of({"micro_batch_size": [16, 32]}))
+        result = engine.run(gpus=1).tune(self.SPEC, space, 3).result
+        assert result.verdict == "invalid"
+        assert "asked for attention sdpa" in result.reason
+
+    def test_where_no_neighbour_can_be_tried_nothing_passes(self, engine: Engine, world: World) -> None:
+        space = Space(self.SPEC, axes_of({"gpus": [1, 16]}))
+        with pytest.raises(
+            CannotRunError, match=r"none of its neighbours can be tried: gpus=16 was not tried: .* needs"
+        ):
+            engine.run(gpus=1).tune(self.SPEC, space, 3)
+        assert world.launched == []
+
+    def test_a_neighbour_that_was_not_active_is_a_note(self, engine: Engine, world: World) -> None:
+        world.unsound = lambda spec: spec.optimizer == "adamw_torch"
+        space = Space(self.SPEC, axes_of({"optimizer": ["adamw_torch", "adamw_torch_fused"]}))
+        result = engine.run(gpus=1).tune(self.SPEC, space, 3).result
+        assert result.verdict == "pass"
+        assert result.notes[0] == "optimizer=adamw_torch is none: asked for attention sdpa, the model ran eager"
+
+    def test_a_dry_run_launches_nothing(self, engine: Engine, world: World) -> None:
+        result = engine.run(gpus=1, dry_run=True).tune(self.SPEC, Space(self.SPEC, axes_of(AXES)), 2).result
+        assert (result.verdict, world.launched) == ("planned", [])
+
+
+class TestSeveralGpus:
+    """One candidate on each, by lease; what needs several comes last."""
+
+    @pytest.fixture(autouse=True)
+    def _on_four(self, engine: Engine) -> None:
+        gpus = tuple(Gpu(index, f"GPU-{index}", "NVIDIA H200", 64 * 2**30) for index in range(4))
+        engine.on(Machine(gpus=gpus, cpu_name="", cores=8))
+
+    def test_trials_on_one_gpu_each_come_first_and_say_what_is_worth_all_of_them(
+        self, engine: Engine, world: World
+    ) -> None:
+        tuning = _tuned(engine, gpus=4, base=replace(BASE, gpus=4))
+        assert tuning.winner == replace(_best(world), gpus=4)
+        widths = [spec.gpus for spec in world.launched]
+        assert widths == sorted(widths)
+        assert widths.count(1) >= 8
+        assert len(tuning.tried) <= 12
+        assert {one.spec.gpus for one in tuning.tried} == {4}
+
+    def test_several_run_at_once_each_on_a_gpu_of_its_own(self, engine: Engine, world: World) -> None:
+        at_once, most, used = 0, 0, set[str]()
+        lock, all_there = threading.Lock(), threading.Barrier(4)
+        plain = world.launch
+
+        def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+            nonlocal at_once, most
+            with lock:
+                at_once, first = at_once + 1, most < 4
+                most = max(most, at_once)
+                used.update(gpu.uuid for gpu in request.gpus)
+            if first:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    all_there.wait(20)  # all four, or the test fails below
+            with lock:
+                at_once -= 1
+                return plain(request, watch)
+
+        world.launch = launch  # type: ignore[method-assign]
+        tuning = _tuned(engine, gpus=4)
+        assert tuning.winner == _best(world)
+        assert (most, len(used)) == (4, 4)
+
+    def test_ctrl_c_ends_those_that_run(self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        ended, begun = [], threading.Barrier(5)
+
+        def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+            begun.wait(60)
+            try:
+                while True:
+                    watch(Progress(phase="training"))
+            except BaseException as error:
+                ended.append(type(error).__name__)
+                raise
+
+        def interrupted(*_args: Any, **_how: Any) -> Any:
+            begun.wait(60)
+            raise KeyboardInterrupt
+
+        world.launch = launch  # type: ignore[method-assign]
+        monkeypatch.setattr(side_by_side, "wait", interrupted)
+        tuning = _tuned(engine, gpus=4)
+        assert tuning.ended == "interrupted"
+        assert len(ended) == 4
+
+    def test_ctrl_c_ends_those_that_wait_for_gpus_of_others(
+        self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waits = threading.Event()
+        plain = leases._Waiting.tick
+
+        def tick(self: Any) -> None:
+            waits.set()
+            plain(self)
+
+        def interrupted(*_args: Any, **_how: Any) -> Any:
+            assert waits.wait(60)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(leases._Waiting, "tick", tick)
+        monkeypatch.setattr(side_by_side, "wait", interrupted)
+        with leases.lease_gpus(4, [Gpu(index, f"GPU-{index}", "", 1) for index in range(4)], print):
+            tuning = _tuned(engine, gpus=4)
+        assert (tuning.ended, world.launched) == ("interrupted", [])
+
+
+def test_a_model_that_fits_on_several_gpus_alone_is_searched_there(engine: Engine, world: World) -> None:
+    gpus = tuple(Gpu(index, f"GPU-{index}", "NVIDIA H200", 64 * 2**30) for index in range(2))
+    engine.on(Machine(gpus=gpus, cpu_name="", cores=8))
+    world.outcome = lambda spec: "oom" if spec.gpus == 1 else ""
+    tuning = _tuned(engine, gpus=2, base=replace(BASE, gpus=2), axes={"micro_batch_size": [1, 2, 4]})
+    assert tuning.winner == replace(BASE, gpus=2, micro_batch_size=4)
+
+
+def test_a_choice_without_which_the_winner_is_faster_is_given_up(engine: Engine, world: World) -> None:
+    """Right beside small micro-batches, wrong beside large ones: no trial of that one was made."""
+    engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
+    fused = "adamw_torch_fused"
+
+    def step_seconds(spec: TrainSpec) -> float:
+        large = spec.micro_batch_size == 32
+        return 0.001 * (spec.micro_batch_size + 4) * (1 + (0.02 if large else -0.05) * (spec.optimizer == fused))
+
+    world.step_seconds = step_seconds  # type: ignore[method-assign]
+    axes = {"micro_batch_size": [2, 8, 32], "optimizer": ["adamw_torch", fused]}
+    order = TuningOrder(
+        space=Space(BASE, axes_of(axes)), objective=OBJECTIVES["throughput"], seconds=600.0, proves=False
+    )
+    found = Final(engine.caller(gpus=1), order, time.monotonic() + 600, lambda _: None).decided(
+        Tuning(begun_at=BASE),
+        [replace(BASE, micro_batch_size=32, optimizer=fused)],
+        Knowledge(estimate=lambda _: None, fits=lambda _: True),
+        num_close=1,
+    )
+    assert found.winner == replace(BASE, micro_batch_size=32)
+    assert [one.turns.verdict for one in found.compared] == ["second"]
+    assert [one.axis for one in found.shares] == ["micro_batch_size"]
+
+
+def test_what_is_counted_comes_first(engine: Engine, world: World) -> None:
+    """Of what a prior tells nothing good is tried while there is something better."""
+    engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
+    _tuned(engine, gpus=1)
+    assert [spec.gradient_checkpointing for spec in world.launched[:4]] == [False] * 4

@@ -1,0 +1,224 @@
+"""``llmperf tune``: what it refuses before it launches, the test that it writes, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.cli.command_error import CaseError
+from pytest_llmperf.cli.entry_point import main
+from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.cli.tune import test_file
+from pytest_llmperf.cli.tune.pages import document, page
+from pytest_llmperf.cli.tune.test_file import TestFile
+from pytest_llmperf.engine.tuning.order import TuningOrder
+from pytest_llmperf.engine.tuning.tuning import Compared, Share, Tried, Tuning
+from pytest_llmperf.judge.tuning.objective import OBJECTIVES
+from pytest_llmperf.judge.tuning.turns import Turns
+from pytest_llmperf.launch import machine
+from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.report.text import ASCII
+from pytest_llmperf.spec.space.space import Space
+from pytest_llmperf.spec.space.space_file import axes_of
+from pytest_llmperf.spec.train_spec import TrainSpec
+from tests.fakes import MACHINE
+
+TINY = TrainSpec(model="llama-tiny", micro_batch_size=8)
+FAST = replace(TINY, micro_batch_size=16, optimizer="adamw_torch_fused")
+
+
+class TestTheTestFile:
+    def test_it_holds_the_winner_of_each_model_length_and_number_of_gpus(self, tmp_path: Path) -> None:
+        path = tmp_path / "test_tuned.py"
+        TestFile.at(path).write(FAST)
+        TestFile.at(path).write(replace(FAST, model="opt-tiny"))
+        TestFile.at(path).write(replace(FAST, micro_batch_size=32))
+        assert TestFile.at(path).cases == (
+            {"model": "opt-tiny", "micro_batch_size": 16, "optimizer": "adamw_torch_fused"},
+            {"model": "llama-tiny", "micro_batch_size": 32, "optimizer": "adamw_torch_fused"},
+        )
+
+    def test_it_is_formatted_and_collected_as_its_node_id_says(self, tmp_path: Path) -> None:
+        path = tmp_path / "test_tuned.py"
+        TestFile.at(path).write(FAST)
+        collected = subprocess.run(
+            [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "test_tuned.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert f"test_tuned.py::test_tuned[{FAST.id}]" in collected.stdout
+        ruff = [sys.executable, "-m", "ruff", "format", "--check", "--isolated", "--line-length", "120", str(path)]
+        formatted = subprocess.run(ruff, capture_output=True, text=True, check=False)
+        assert formatted.returncode == 0 or "No module named ruff" in formatted.stderr
+
+    @pytest.mark.parametrize(
+        ("name", "text", "said"),
+        [
+            ("tuned.py", None, "pytest collects files named"),
+            ("test_tuned.txt", None, "pytest collects files named"),
+            ("none/test_tuned.py", None, "there is no folder"),
+            ("test_tuned.py", "def test_mine(): ...\n", "was not written by this command"),
+            ("test_tuned.py", "CASES = [", "was not written by this command"),
+            ("test_tuned.py", "CASES = [{'model': 'llama-tiny'}]\n", "it was edited"),
+            ("test_tuned.py", b"\xff", "was not written by this command"),
+        ],
+    )
+    def test_what_is_not_ours_is_left_alone(self, tmp_path: Path, name: str, text: Any, said: str) -> None:
+        path = tmp_path / name
+        if text is not None:
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with pytest.raises(CaseError, match=said):
+            TestFile.at(path)
+        assert text is None or path.read_bytes() == (text if isinstance(text, bytes) else text.encode())
+
+    def test_what_is_read_only_is_refused_before_anything_is_launched(self, tmp_path: Path) -> None:
+        path = tmp_path / "test_tuned.py"
+        TestFile.at(path).write(FAST)
+        path.chmod(0o444)
+        with pytest.raises(CaseError, match=r"cannot be written \(it is read-only\); name another file"):
+            TestFile.at(path)
+
+    def test_where_nothing_can_be_written_is_said(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(test_file, "refused_at", lambda _: "No space left on device")
+        with pytest.raises(CaseError, match=r"cannot be written \(No space left on device\)"):
+            TestFile.at(tmp_path / "test_tuned.py")
+
+    def test_what_two_searches_find_at_the_same_time_is_held(self, tmp_path: Path) -> None:
+        path = tmp_path / "test_tuned.py"
+        one, other = TestFile.at(path), TestFile.at(path)
+        one.write(FAST)
+        other.write(replace(FAST, model="opt-tiny"))
+        assert [case["model"] for case in TestFile.at(path).cases] == ["llama-tiny", "opt-tiny"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-model"], "no-such-model"),
+        (["llama-tiny", "micro_batch=3"], "no field 'micro_batch', did you mean 'micro_batch_size'"),
+        (["llama-tiny", "8"], "8: expected settings in pairs"),
+        (["llama-tiny", "model=opt-tiny"], "model=opt-tiny is given beside llama-tiny"),
+        (["llama-tiny", "--allow", "fp9"], "'fp9', did you mean 'fp8'"),
+        (["llama-tiny", "--space", "none.toml"], "none.toml: no space could be read"),
+        (["llama-tiny", "--write", "mine.py"], "pytest collects files named test_*.py"),
+        (["llama-tiny", "micro_batch_size=4", "--global-batch", "6"], "no multiple of the micro-batch 4"),
+        (["llama-tiny", "--global-batch", "6", "micro_batch_size=4"], "no multiple of the micro-batch 4"),
+        (["llama-tiny", "--space", "mine.toml", "--global-batch", "6"], "--global-batch is about the usual space"),
+        (["llama-tiny", "--space", "mine.toml", "--allow", "fp8"], "--allow is about the usual space"),
+        (["llama-tiny", "sequence_length=32", "--sequence-length", "64"], "beside --sequence-length 64, expected one"),
+        (["llama-tiny", "gpus=2"], "gpus=2 is given beside --gpus 0"),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_one_line_before_a_launch(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    assert main(["tune", *arguments, "--gpus", "0"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / ".llmperf").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--minutes", "0"], "expected a time in minutes above 0"),
+        (["--objective", "fame"], "invalid choice: 'fame'"),
+        (["--memory-limit", "24"], "expected a size with its unit"),
+        (["--gpus", "4"], "only 0 GPU(s) visible here"),
+    ],
+)
+def test_an_option_that_is_none_is_a_usage_error(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", "llama-tiny", *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def _tried(spec: TrainSpec, seconds: float, **values: Any) -> Tried:
+    figures = {
+        "wall_seconds": 4.0,
+        "step_seconds": seconds,
+        "step_error": 0.002,
+        "steps": 9,
+        "peak_reserved_bytes": 2**30,
+    }
+    tokens = spec.sequences_per_step * spec.sequence_length
+    return Tried(spec, Trial(**{"digest": spec.digest, "id": spec.id, "tokens_per_step": tokens, **figures, **values}))
+
+
+def _tuning(**values: Any) -> Tuning:
+    broken = replace(TINY, attention="eager")
+    known = {
+        "begun_at": TINY,
+        "winner": FAST,
+        "tried": (_tried(TINY, 0.1), _tried(FAST, 0.15), _tried(broken, 0.0, failure="it broke", kind="error")),
+        "compared": (Compared(TINY, FAST, Turns(-0.2877, 0.003, 2)),),
+        "shares": (
+            Share("micro-batch", "8", "16", -0.2, 0.01, "turns"),
+            Share("optimizer", "a", "b", -0.3, 0.02, "estimate"),
+        ),
+        "front": (FAST,),
+        "refused": {"one cannot": 12},
+        "too_large": 3,
+        "left": 40,
+        "better_chance": 0.004,
+        "memory_errors": (0.01, 0.03),
+        "notes": ("no time was left for parity",),
+        "seconds": 61.0,
+    }
+    return Tuning(**{**known, **values})
+
+
+ORDER = TuningOrder(
+    space=Space(TINY, axes_of({"micro_batch_size": [8, 16]})), objective=OBJECTIVES["throughput"], seconds=600.0
+)
+
+
+def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
+    text = "\n".join(page(ORDER, _tuning(), Screen(None, ASCII)))
+    for line in (
+        FAST.id,
+        f"1.33 times what {TINY.id} gives, where the search began",
+        f"in turns: {FAST.id} is better: cost -25.0 % (-25.2 % to -24.8 %) of {TINY.id}, 2 pairs",
+        "chance that one of the 40 untried is more than 1 % better: below 1 %",
+        "parity: not shown",
+        "it broke",
+        "12 cannot be: one cannot",
+        "3 of those looked at do not fit",
+        "note: no time was left for parity",
+        "3 trials in 61 s",
+    ):
+        assert line in text
+    assert text.index("optimizer: a to b") < text.index("micro-batch: 8 to 16")  # what brought most comes first
+
+
+def test_a_page_without_a_winner() -> None:
+    lines = list(page(ORDER, _tuning(winner=None, compared=(), shares=(), front=(), tried=()), Screen(None, ASCII)))
+    assert lines[0] == "no winner"
+
+
+def test_the_document_is_json_and_holds_every_trial() -> None:
+    values = json.loads(json.dumps(document(ORDER, _tuning(), {"kind": "test"}), allow_nan=False))
+    assert values["winner"]["id"] == FAST.id
+    assert values["winner"]["tokens_per_second_per_gpu"] == pytest.approx(16 * 1024 / 0.15)
+    assert [one["failure"] for one in values["trials"]] == ["", "", "it broke"]
+    assert TrainSpec.from_dict(values["trials"][1]["spec"]) == FAST

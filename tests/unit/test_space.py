@@ -1,0 +1,209 @@
+"""Spaces of configurations: what is in them, what cannot be and why, and files that say them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf.spec.space import space as spaces
+from pytest_llmperf.spec.space.axis import Axis, Choice
+from pytest_llmperf.spec.space.default_axes import default_axes
+from pytest_llmperf.spec.space.space import Space
+from pytest_llmperf.spec.space.space_file import axes_of, read_axes
+from pytest_llmperf.spec.space.traits import traits
+from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+
+TINY = TrainSpec(model="llama-tiny", micro_batch_size=8)
+
+
+def test_a_space_is_every_combination_of_its_choices_its_own_spec_first() -> None:
+    space = Space(TINY, axes_of({"micro_batch_size": [2, 8], "attention": ["eager", "sdpa"]}))
+    found = space.candidates()
+    assert found.specs[0] == TINY
+    assert {(spec.micro_batch_size, spec.attention) for spec in found.specs} == {
+        (size, attention) for size in (2, 8) for attention in ("eager", "sdpa")
+    }
+    assert (space.size, found.unseen, found.refused) == (4, 0, {})
+
+
+def test_what_cannot_be_is_counted_by_its_reason_without_the_id() -> None:
+    axes = axes_of({"torch_compile": [False, True], "torch_compile_scope": ["model", "layers"]})
+    found = Space(TINY, axes).candidates()
+    assert len(found.specs) == 3
+    assert dict(found.refused) == {"torch_compile_scope='layers' without torch_compile=True changes nothing": 1}
+
+
+def test_of_a_large_space_a_sample_is_looked_at_with_all_nearest_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spaces, "MOST", 60)
+    space = Space(TINY, axes_of({"micro_batch_size": list(range(1, 41)), "seed": list(range(50))}))
+    found = space.candidates()
+    nearest = {TINY, *space.neighbours(TINY)}
+    assert (len(nearest), len(found.specs), found.unseen) == (89, 89, 2000 - 89)
+    assert set(found.specs) == nearest
+    monkeypatch.setattr(spaces, "MOST", 100)
+    found = space.candidates()
+    assert (len(found.specs), found.unseen) == (100, 1900)
+    assert nearest < set(found.specs)
+    assert found.specs == space.candidates().specs
+
+
+def test_neighbours_differ_by_one_choice_and_can_be() -> None:
+    axes = axes_of({"attention": ["sdpa", "eager"], "sdpa_backend": ["auto", "math"], "micro_batch_size": [8, 4]})
+    space = Space(TINY, axes)
+    assert set(space.neighbours(TINY)) == {
+        replace(TINY, attention="eager"),
+        replace(TINY, sdpa_backend="math"),
+        replace(TINY, micro_batch_size=4),
+    }
+    assert set(space.neighbours(replace(TINY, sdpa_backend="math"))) == {
+        TINY,
+        replace(TINY, sdpa_backend="math", micro_batch_size=4),
+    }
+
+
+def test_two_axes_of_one_field_and_an_empty_axis_are_refused() -> None:
+    with pytest.raises(SpecError, match="both set seed"):
+        Space(TINY, (Axis.over("seed", [1]), Axis("other", (Choice.of("one", seed=2),))))
+    with pytest.raises(SpecError, match="'seed' has no choice"):
+        Space(TINY, (Axis("seed", ()),))
+
+
+class TestDefaultAxes:
+    def test_a_gpu_has_all_that_makes_training_faster_and_a_cpu_what_it_can(self) -> None:
+        def names(*, on_cpu: bool) -> dict[str, int]:
+            return {axis.name: len(axis.choices) for axis in default_axes(TINY, on_cpu=on_cpu)}
+
+        assert set(names(on_cpu=False)) - set(names(on_cpu=True)) == {"liger"}
+        assert names(on_cpu=False)["liger"] == 7  # off, all, without each of four, and the loss alone
+        assert names(on_cpu=True)["attention"] == 2
+
+    def test_a_precision_changes_only_where_it_is_allowed(self) -> None:
+        assert "precision" not in {axis.name for axis in default_axes(TINY, on_cpu=False)}
+        (axis,) = (
+            axis for axis in default_axes(TINY, on_cpu=False, allowed=["fp8", "bf16-pure"]) if axis.name == "precision"
+        )
+        assert [choice.name for choice in axis.choices] == [
+            "bf16",
+            "fp8 tensorwise",
+            "fp8 rowwise",
+            "fp8 rowwise_with_gw_hp",
+            "bf16-pure",
+        ]
+        with pytest.raises(SpecError, match=r"'fp9'.*did you mean 'fp8'"):
+            default_axes(TINY, on_cpu=False, allowed=["fp9"])
+
+    def test_an_optimizer_of_another_arithmetic_only_where_it_is_allowed(self) -> None:
+        def optimizers(*allowed: str) -> list[str]:
+            found = [axis for axis in default_axes(TINY, on_cpu=False, allowed=allowed) if axis.name == "optimizer"]
+            return [choice.name for choice in found[0].choices]
+
+        assert optimizers() == ["adamw_torch", "adamw_torch_fused"]
+        assert optimizers("adamw_torch_8bit") == ["adamw_torch", "adamw_torch_fused", "adamw_torch_8bit"]
+
+    def test_what_somebody_fixed_stays_with_all_that_is_decided_with_it(self) -> None:
+        names = {axis.name for axis in default_axes(TINY, on_cpu=False, fixed=["sdpa_backend", "micro_batch_size"])}
+        assert "attention" not in names
+        assert "micro-batch" not in names
+
+    def test_a_global_batch_is_reached_by_accumulation(self) -> None:
+        two = replace(TINY, gpus=2)
+        (axis,) = (axis for axis in default_axes(two, on_cpu=True, global_batch=24) if axis.name == "micro-batch")
+        specs = [Space(two, (axis,)).spec([choice]) for choice in axis.choices]
+        assert {spec.sequences_per_step for spec in specs} == {24}
+        assert [spec.micro_batch_size for spec in specs] == [1, 2, 3, 4, 6, 12]
+        with pytest.raises(SpecError, match="25 sequences cannot be shared by 2 GPUs"):
+            default_axes(two, on_cpu=True, global_batch=25)
+        with pytest.raises(SpecError, match="no multiple of the micro-batch 8"):
+            default_axes(two, on_cpu=True, fixed=["micro_batch_size"], global_batch=24)
+
+    def test_each_choice_can_be_named_again(self) -> None:
+        space = Space(TINY, default_axes(TINY, on_cpu=True))
+        spec = replace(TINY, torch_compile=True, torch_compile_scope="layers", micro_batch_size=2)
+        assert space.choices_of(spec) == {
+            "attention": "sdpa",
+            "compile": "layers",
+            "optimizer": "adamw_torch",
+            "checkpointing": "none",
+            "micro-batch": "2",
+        }
+
+
+class TestFile:
+    def test_fields_and_choices_of_several_fields(self, tmp_path: Path) -> None:
+        path = tmp_path / "space.toml"
+        path.write_text(
+            "[axes]\nmicro_batch_size = [2, 4]\nprecision = ['bf16', 'fp32']\n"
+            "[axes.loss]\nplain = { liger = false }\nfused = { liger = true, liger_kernels = 'rope' }\n"
+        )
+        space = Space(TINY, read_axes(path))
+        assert space.size == 8
+        assert {spec.precision for spec in space.candidates().specs} == {"bf16", "fp32"}
+        assert {spec.liger_kernels for spec in space.candidates().specs if spec.liger} == {"rope"}
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("", "it is empty"),
+            ("axes = 3", "a space needs axes"),
+            ("[axis]\nseed = [1]", "unknown 'axis'"),
+            ("[axes]\nmicro_batch = [1]", "no field 'micro_batch', did you mean 'micro_batch_size'"),
+            ("[axes]\nseed = 1", "axis 'seed' is 1, expected a list"),
+            ("[axes]\nseed = []", "expected a list of values"),
+            ("[axes]\nmodel = ['a']", "sets the model"),
+            ("[axes.mine]\noff = 3", "each choice sets fields"),
+            ("[axes]\nprecision = ['fp9']", "unknown precision 'fp9'"),
+            ("[axes\n", "no space could be read"),
+            ("[axes.liger]\n", "axis 'liger' has no choice"),
+            ("[axes]\nseed = [1, 2, 1]", "axis 'seed' has 1 twice"),
+            ("[axes]\nprecision = ['bf16', 'bf16']", "axis 'precision' has 'bf16' twice"),
+            ("[axes]\nsteps = [5, 9]", "axis 'steps' sets steps, expected what is trained"),
+        ],
+    )
+    def test_what_is_wrong_is_said_in_one_line_with_the_file(self, tmp_path: Path, text: str, said: str) -> None:
+        path = tmp_path / "space.toml"
+        path.write_text(text)
+        with pytest.raises(SpecError) as caught:
+            read_axes(path)
+        assert said in str(caught.value)
+        assert str(caught.value).startswith(f"{path}: ")
+        assert "\n" not in str(caught.value)
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(SpecError, match="no space could be read"):
+            read_axes(tmp_path / "none.toml")
+
+
+def test_traits_are_what_differs_with_each_kernel_of_ligers_by_itself() -> None:
+    specs = [
+        replace(TINY, liger=True),
+        replace(TINY, liger=True, liger_kernels="rope+rms_norm"),
+        replace(TINY, micro_batch_size=2),
+    ]
+    assert traits(specs) == (
+        {
+            "micro_batch_size": 8,
+            "liger": True,
+            "liger rope": True,
+            "liger rms_norm": True,
+            "liger swiglu": True,
+            "liger fused_linear_cross_entropy": True,
+        },
+        {
+            "micro_batch_size": 8,
+            "liger": True,
+            "liger rope": True,
+            "liger rms_norm": True,
+            "liger swiglu": False,
+            "liger fused_linear_cross_entropy": False,
+        },
+        {
+            "micro_batch_size": 2,
+            "liger": False,
+            "liger rope": False,
+            "liger rms_norm": False,
+            "liger swiglu": False,
+            "liger fused_linear_cross_entropy": False,
+        },
+    )

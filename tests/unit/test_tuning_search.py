@@ -1,0 +1,225 @@
+"""The search itself: what it tries next, what it believes, and how it ends. Nothing is launched."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.judge.tuning.failures import Failures
+from pytest_llmperf.judge.tuning.objective import OBJECTIVES, front
+from pytest_llmperf.judge.tuning.search import Field, Outcome, Search
+from pytest_llmperf.judge.tuning.surrogate import Surrogate
+from pytest_llmperf.judge.tuning.trial_costs import AUTOTUNED, COMPILED, PLAIN, TrialCosts
+from pytest_llmperf.records.trial import Trial
+
+_AXES: Mapping[str, tuple[Any, ...]] = {
+    "size": (1, 2, 4, 8, 16, 32, 64),
+    "attention": ("eager", "sdpa", "flash"),
+    "loss": (False, True),
+    "norm": (False, True),
+    "compile": ("no", "layers", "model"),
+    "optimizer": ("plain", "fused"),
+}
+_TRAITS = [dict(zip(_AXES, values, strict=True)) for values in itertools.product(*_AXES.values())]
+_FIELD = Field(
+    traits=_TRAITS,
+    size="size",
+    tokens=[1024 * traits["size"] for traits in _TRAITS],
+    compiles=[int(traits["compile"] != "no") for traits in _TRAITS],
+)
+
+
+def _world(seed: int) -> list[float]:
+    """Of each the logarithm of seconds for a token: what each trait brings, and a little of what two bring together."""
+    chance = random.Random(seed)
+    own = {(name, str(value)): chance.uniform(0, 0.2) for name, values in _AXES.items() for value in values}
+    together: dict[Any, float] = {}
+
+    def cost(traits: Mapping[str, Any]) -> float:
+        words = [(name, str(value)) for name, value in traits.items() if name != "size"]
+        pairs = sum(together.setdefault(pair, chance.gauss(0, 0.005)) for pair in itertools.combinations(words, 2))
+        return math.log((1 + 3 / traits["size"]) / 70_000) + sum(own[word] for word in words) + pairs
+
+    return [cost(traits) for traits in _TRAITS]
+
+
+def _searched(
+    logs: list[float], seed: int, seconds: float = 300.0, fails: Callable[[int], bool] = lambda _: False
+) -> tuple[Search, float]:
+    """A search, and what its trials took."""
+    search, chance, spent = Search(_FIELD, steps=9, seed=seed), random.Random(seed), 0.0
+    while (number := next(search.promising(seconds - spent), None)) is not None:
+        outside = 15.0 if _FIELD.compiles[number] else 3.0
+        spent += outside + 9 * math.exp(logs[number]) * _FIELD.tokens[number]
+        search.costs.learn(compiles=_FIELD.compiles[number], outside_seconds=outside)
+        failed = fails(number)
+        search.tell(number, Outcome(None if failed else logs[number] + chance.gauss(0, 0.003), 0.002))
+    return search, spent
+
+
+def test_it_ends_within_one_per_cent_of_the_best_of_504_by_few_trials() -> None:
+    gaps = []
+    for seed in range(16):
+        logs = _world(seed)
+        search, spent = _searched(logs, seed)
+        gaps.append(min(logs[number] for number in search.close_to_best()[:3]) - min(logs))
+        assert spent <= 300
+        assert len(search.outcomes) < 40
+    assert sum(gap < 0.01 for gap in gaps) >= 14
+    assert max(gaps) < 0.08
+
+
+def test_what_never_trains_is_not_tried_again_and_again() -> None:
+    logs = _world(1)
+    broken = {number for number, traits in enumerate(_TRAITS) if traits["compile"] == "model" and traits["norm"]}
+    search, _ = _searched(logs, 1, fails=broken.__contains__)
+    assert len([number for number in search.outcomes if number in broken]) <= 6
+    best = min(log for number, log in enumerate(logs) if number not in broken)
+    assert logs[search.in_order()[0]] - best < 0.015
+
+
+def test_excluded_ones_are_never_wanted_and_where_nothing_is_left_nothing_is() -> None:
+    search = Search(_FIELD, steps=9)
+    search.excluded |= {number for number in range(len(_TRAITS)) if number not in (5, 7)}
+    assert sorted(search.promising(100.0)) == [5, 7]
+    search.tell(5, Outcome(0.0))
+    search.tell(7, Outcome(0.1))
+    assert not list(search.promising(100.0))
+    assert search.chance_of_better(0.01) == 0.0
+    assert search.in_order() == [5, 7]
+    assert search.close_to_best() == [5]
+
+
+def test_a_space_of_one_is_tried_once() -> None:
+    search = Search(Field(traits=[{}], size="size", tokens=[8], compiles=[0]), steps=9)
+    assert list(search.promising(1.0)) == [0]
+    search.tell(0, Outcome(-9.0, 0.001))
+    assert not list(search.promising(1.0))
+    assert search.chance_of_better(0.01) == 0.0
+
+
+def test_it_begins_with_the_first_and_with_a_prior_goes_on_with_the_most_promising() -> None:
+    prior = [float(number) for number in range(len(_TRAITS))]
+    search = Search(Field(_TRAITS, "size", _FIELD.tokens, _FIELD.compiles, prior), steps=9)
+    first, second, third, *_ = search.promising(100.0)
+    assert first == 0
+    assert second < third
+
+
+def test_the_surrogate_passes_through_what_was_measured_and_is_unsure_elsewhere() -> None:
+    surrogate, logs = Surrogate(_TRAITS, "size"), _world(3)
+    seen = list(range(0, len(_TRAITS), 23))
+    told = surrogate.predict(seen, [logs[n] for n in seen], [0.0] * len(seen))
+    for number in seen:
+        assert abs(told.mean[number] - logs[number]) < 0.02
+    assert max(told.sd[n] for n in seen) < 0.006
+    others = [n for n in range(len(_TRAITS)) if n not in seen]
+    within = sum(abs(told.mean[n] - logs[n]) < 2 * told.sd[n] for n in others) / len(others)
+    assert within > 0.85
+
+
+@given(st.floats(-20, 20))
+def test_the_surrogate_knows_no_unit(shift: float) -> None:
+    surrogate, logs = Surrogate(_TRAITS, "size"), _world(4)
+    seen = list(range(0, len(_TRAITS), 61))
+    one = surrogate.predict(seen, [logs[n] for n in seen], [0.0] * len(seen))
+    other = surrogate.predict(seen, [logs[n] + shift for n in seen], [0.0] * len(seen))
+    assert max(abs(other.mean - one.mean - shift)) < 1e-6
+    assert max(abs(other.sd - one.sd)) < 1e-6
+
+
+def test_failures_blame_what_never_trained() -> None:
+    failures = Failures()
+    assert failures.chance({"a": 1, "b": 1}) == 1.0
+    failures.note({"a": 1, "b": 1}, trained=True)
+    failures.note({"a": 2, "b": 2}, trained=True)
+    failures.note({"a": 1, "b": 2}, trained=False)  # each trains, the two together do not
+    assert failures.chance({"a": 1, "b": 1}) == failures.chance({"a": 2, "b": 2}) == 1.0
+    assert failures.chance({"a": 1, "b": 2}) == pytest.approx(1 / 3)
+    failures.note({"a": 3, "b": 1}, trained=False)
+    failures.note({"a": 3, "b": 2}, trained=False)
+    assert failures.chance({"a": 3, "b": 9}) == pytest.approx(1 / 5)
+
+
+def test_costs_of_trials_are_learnt() -> None:
+    costs = TrialCosts(steps=10)
+    assert costs.of(compiles=COMPILED, step_seconds=0.1) > costs.of(compiles=PLAIN, step_seconds=0.1) > 1.0
+    for seconds in (2.0, 2.2, 9.0):
+        costs.learn(compiles=PLAIN, outside_seconds=seconds)
+    assert costs.of(compiles=PLAIN, step_seconds=0.5) == pytest.approx(7.2)
+    assert costs.outside(compiles=COMPILED) > 2.2
+    costs.learn(compiles=COMPILED, outside_seconds=6.0)
+    assert costs.outside(compiles=COMPILED) == 6.0
+    assert costs.outside(compiles=AUTOTUNED) > 30.0  # nobody has seen one, and it must not take a short search's time
+
+
+def _trial(**values: Any) -> Trial:
+    figures = {"step_seconds": 0.5, "tokens_per_step": 1000, "peak_reserved_bytes": 2**30, "gpus": 2, "steps": 9}
+    return Trial(**{"digest": "d", "id": "i", "wall_seconds": 5.0, **figures, **values})
+
+
+def test_objectives() -> None:
+    trial = _trial(power_watts=600.0)
+    costs = {name: math.exp(one.log_of(trial) or 0.0) for name, one in OBJECTIVES.items()}
+    assert costs == pytest.approx({"throughput": 1 / 2000, "cost": 1 / 1000, "energy": 0.3, "memory": 2**30})
+    assert OBJECTIVES["energy"].log_of(_trial()) is None
+    assert all(
+        one.log_of(_trial(failure="it broke", kind="error", power_watts=1.0)) is None for one in OBJECTIVES.values()
+    )
+
+
+def test_the_front_is_what_no_other_beats_in_speed_and_memory() -> None:
+    trials = {
+        "fast": _trial(step_seconds=0.4, peak_reserved_bytes=9),
+        "worse": _trial(step_seconds=0.45, peak_reserved_bytes=9),
+        "small": _trial(step_seconds=0.6, peak_reserved_bytes=3),
+        "slow": _trial(step_seconds=0.7, peak_reserved_bytes=4),
+        "failed": _trial(step_seconds=0.1, peak_reserved_bytes=1, failure="no"),
+    }
+    assert front(trials) == ["fast", "small"]
+
+
+class TestTrial:
+    def test_it_comes_back_as_it_was_written(self) -> None:
+        trial = _trial(neighbours=("python 7",), failure="it broke", kind="oom")
+        assert Trial.from_dict(trial.to_dict()) == trial
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {},
+            {"digest": "d"},
+            {"step_seconds": -1.0},
+            {"step_seconds": "1"},
+            {"steps": True},
+            {"other": 1},
+            {"id": 3},
+            {"wall_seconds": math.nan},
+        ],
+    )
+    def test_what_is_none_is_refused(self, values: dict[str, Any]) -> None:
+        document = {**_trial().to_dict(), **values} if values and values != {"digest": "d"} else values
+        with pytest.raises(ValueError, match=r"expected|no trial"):
+            Trial.from_dict(document)
+
+
+def test_the_chance_that_something_better_is_left_is_what_it_says() -> None:
+    """Over worlds and moments of a search: of chances around one half about half come true."""
+    told, true = [], []
+    for seed in range(24):
+        logs = _world(seed)
+        search, _ = _searched(logs, seed, seconds=30.0 + 15 * (seed % 8))
+        best = min(logs[number] for number in search.outcomes)
+        told.append(search.chance_of_better(0.01))
+        true.append(min(logs[number] for number in search.left) < best + math.log1p(-0.01))
+    assert abs(sum(told) - sum(true)) < 6
+    sure = [came for chance, came in zip(told, true, strict=True) if chance < 0.2]
+    assert sum(sure) <= max(1, len(sure) // 3)
+    assert min(told) < 0.5 < max(told)
