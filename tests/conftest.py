@@ -17,6 +17,8 @@ from tests.template import Template
 
 # Few users set it, and with it a line that nobody flushes is seen in time.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# What the runs inside of tests find is nothing for the page of a step that runs the tests.
+os.environ.pop("GITHUB_STEP_SUMMARY", None)
 
 # A shared machine may pause any test for longer than hypothesis' 200 ms.
 settings.register_profile("llmperf", deadline=None, max_examples=USUAL)

@@ -46,6 +46,7 @@ _LATER = (
     "pytest_llmperf.judge.gpu_effects.later_verdict",
     "pytest_llmperf.judge.host_shift",
     "pytest_llmperf.judge.static.upgrade_news",
+    "pytest_llmperf.plugin.markdown_files",
     "pytest_llmperf.plugin.perf",
     "pytest_llmperf.plugin.selection",
     "pytest_llmperf.plugin.summary",

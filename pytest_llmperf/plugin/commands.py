@@ -11,6 +11,7 @@ import pytest
 
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.report.results_json import TEST
 
 if TYPE_CHECKING:
     from pytest_llmperf.launch.slurm.cluster import Cluster
@@ -61,18 +62,30 @@ def salloc_words(cluster: Cluster | None, variables: Mapping[str, str]) -> list[
     return ["salloc", *words, *([f"--gres=gpu:{granted}"] if granted else [])]
 
 
+def rerun_words(session: PerfSession) -> list[str]:
+    """The same of any test, with ``TEST`` where its node id belongs, and in it the way to rootdir."""
+    way = os.path.relpath(session.config.rootpath, session.config.invocation_params.dir)
+    return _words(session, TEST if way == os.curdir else os.path.join(way, TEST))  # noqa: PTH118 - as a person types it
+
+
 def _command(item: pytest.Item, session: PerfSession) -> str:
     path, separator, name = item.nodeid.partition("::")
     node = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir) + separator + name
+    return shlex.join(_words(session, node))
+
+
+def _words(session: PerfSession, node: str) -> list[str]:
+    config = session.config
     where = ["--gpus", str(session.num_gpus)]
     if session.settings.static:
         where = ["--perf-static", *(where if session.settings.gpus is not None else [])]
-    where += ["--perf-loss-curve"] if item.config.getoption("--perf-loss-curve") else []
+    where += ["--perf-parity"] if config.getoption("--perf-parity") else []
+    where += ["--perf-loss-curve"] if config.getoption("--perf-loss-curve") else []
     parts = [*salloc_words(session.cluster, os.environ), "pytest", node, *where]
     for name, usual in _DECIDING.items():
-        value = item.config.getoption(name)
+        value = config.getoption(name)
         parts += [f"{name}={value}"] if value != usual else []
-    for setting in item.config.getoption("override_ini", default=None) or ():
+    for setting in config.getoption("override_ini", default=None) or ():
         # pytest also keeps --strict-config and the like here, which are in the ini file anyway and decide nothing.
         parts += [] if setting.startswith("strict") else ["-o", setting]
-    return shlex.join(parts)
+    return parts

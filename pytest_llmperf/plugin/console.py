@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.plugin.session import SESSION
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 
 
@@ -21,6 +22,7 @@ class Console:
     def __init__(self, config: pytest.Config) -> None:
         self._reporter: Any = config.pluginmanager.getplugin("terminalreporter")
         self._capture: Any = config.pluginmanager.getplugin("capturemanager")
+        self._session = config.stash.get(SESSION, None)
         self._worker: str = getattr(config, "workerinput", {}).get("workerid", "")
         self._quiet = self._reporter is None or bool(self._worker) or config.get_verbosity() < 0
         self.is_live = not self._quiet and bool(self._reporter.isatty)
@@ -40,7 +42,12 @@ class Console:
     def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchLines]:
         """Show one launch from its start to its end, however it ends."""
         say = _nothing if self._quiet else self.say
-        lines = LaunchLines(Numbered(spec_id, number, launches), say=say, write=self.write if self.is_live else None)
+        lines = LaunchLines(
+            Numbered(spec_id, number, launches),
+            say=say,
+            write=self.write if self.is_live else None,
+            run=self._run_progress,
+        )
         try:
             yield lines
         finally:
@@ -61,6 +68,10 @@ class Console:
             self._reporter.write(text, flush=True)
             # What follows must not believe that it continues this line.
             self._reporter.currentfspath = None
+
+    def _run_progress(self) -> str:
+        progress = self._session.progress if self._session is not None else None
+        return "" if progress is None else progress.line
 
     def _uncaptured(self) -> AbstractContextManager[None]:
         if self._capture is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, reports, rootdir, signals, summary, trouble
+from pytest_llmperf.plugin import benchmark, junit_properties, reports, rootdir, signals, summary, trouble
 from pytest_llmperf.plugin.attempts import Attempts
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
@@ -121,6 +121,10 @@ class _Collector:
         if cases and not session.config.option.collectonly:
             with self.session.outcomes():
                 self.session.begin(specs_of(session.items))
+                if not self.session.is_worker:
+                    from pytest_llmperf.plugin.run_progress import RunProgress
+
+                    self.session.progress = RunProgress.of(self.session, session.items)
                 if self.session.settings.static:
                     expect_no_failed_launch(session.items)
                     if not self.session.is_worker:  # each of several asks for its own when it comes to them
@@ -134,8 +138,11 @@ class _Collector:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """A test that is run again has found nothing yet, and its launches of before are its own."""
+        if self.session.progress is not None:
+            self.session.progress.begin(item.nodeid)
         if item.stash.get(FINDINGS, None) is not None:
             del item.stash[FINDINGS]
+            junit_properties.forget(item)
             self.session.result_cache.begin_again(item.nodeid)
 
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_makereport")
@@ -168,6 +175,8 @@ class _Collector:
             if report.failed and report.when != "teardown" and not findings.results:
                 with self.session.outcomes():
                     findings.results.append(summary.unjudged(self.session, item.nodeid, report.longreprtext))
+            if findings.results:
+                junit_properties.add(item, report, findings.results)
             # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
             said = (
                 "" if self.session.unfinished else reports.said(findings, report)
@@ -192,6 +201,8 @@ class _Collector:
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.session.progress is not None and report.when == "teardown":
+            self.session.progress.end(report.nodeid)
         unfinished = getattr(report, "llmperf_unfinished", None)
         if unfinished is not None:
             self.session.unfinished, self.session.ends_with = unfinished

@@ -30,9 +30,12 @@ def did_not_train(message: str) -> BaseException:
 
 
 def cause(message: str, case: str) -> str:
-    """What the short summary has room for, of a failure's first line: not the case, which the test's own id tells."""
+    """What the short summary has room for, and JUnit's XML above the whole: a failure's first line.
+
+    Without the case, which the test's own id tells.
+    """
     kind, of_case, why = message.partition(f": {case}: ")
-    return why if of_case and kind in {"Failed", DidNotTrain.__name__} else message
+    return why.partition("\n")[0] if of_case and kind in {"Failed", DidNotTrain.__name__} else message
 
 
 def refusal_line(excinfo: pytest.ExceptionInfo[BaseException] | None, source: Path) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from pytest_llmperf.engine.preconditions import (
     need_specs,
     need_the_same_tokens,
     need_the_same_training,
+    tuning_space,
 )
 from pytest_llmperf.engine.static.static_check import StaticChecks
 from pytest_llmperf.judge.gain import Bounds
@@ -131,6 +133,19 @@ class Perf:
             if other is not None:
                 need_the_same_training(spec, other)
             return self._told(self._cases.same_training(*specs))
+
+    def tune(self, spec: TrainSpec, *, over: Mapping[str, Any], runners_up: int = 3) -> CaseResult:
+        """Tell whether ``spec``, a winner of ``llmperf tune``, still is the fastest of its neighbours.
+
+        ``over`` says what may change, by field, as a space in TOML does: ``{"attention": ["sdpa",
+        "flash_attention_2"]}``. Each neighbour differs by one choice; those that are nearest to it in a trial take
+        turns with it, ``runners_up`` at most. One that is shown to be faster by more than 1 % makes the case
+        ``improved``, which fails under ``--perf-strict``. It needs no baseline.
+        """
+        with self._outcomes():
+            need_specs("tune", spec)
+            space = tuning_space(spec, over, runners_up)
+            return self._told(self._cases.tune(spec, space, runners_up))
 
     @contextmanager
     def _outcomes(self) -> Iterator[None]:

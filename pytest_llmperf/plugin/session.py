@@ -20,6 +20,7 @@ from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_llmperf.engine.whole_run import WholeRun
+    from pytest_llmperf.plugin.run_progress import RunProgress
 
 
 class PerfSession(Context):
@@ -40,6 +41,8 @@ class PerfSession(Context):
         self.findings = Findings()
         self.whole_run: WholeRun | None = None
         """What its cases say of each other, once it is over."""
+        self.progress: RunProgress | None = None
+        """How far it is; ``None``: it has no cases, or is a worker of others."""
         self.could_not_collect = False
         self.coverage = Coverage(width=settings.width.gpus if settings.width else None)
 

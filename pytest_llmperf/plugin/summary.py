@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_llmperf import __version__
 from pytest_llmperf.engine.dry_run import exceeds, gpu_hours, plan_lines, skip_lines
 from pytest_llmperf.plugin.benchmark import unwritten
+from pytest_llmperf.plugin.commands import rerun_words
 from pytest_llmperf.plugin.console import Console
 from pytest_llmperf.plugin.options.static_options import without_effect
 from pytest_llmperf.plugin.options.width_options import is_case
@@ -35,12 +37,17 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
     found = None if session.settings.against else first(session.config)
     ignored = without_effect(session.config)
+    takes = session.progress.whole if session.progress is not None else ""
+    parts = [f"llmperf: {cases} case(s) on {session.machine_kind}", where, f"baselines {baselines}", takes]
     return [
-        f"llmperf: {cases} case(s) on {session.machine_kind}, {where}, baselines {baselines}",
+        ", ".join(filter(None, parts)),
         *([f"llmperf: {ignored}"] if ignored else []),
         *([f"llmperf: {told(session.config, found)}"] if found else []),
     ]
 
+
+#: On the page.
+MADE_BY = f"pytest-llmperf {__version__}"
 
 #: Under which a worker of xdist leaves its controller the line of a usage error.
 REFUSED = "llmperf_refused"
@@ -73,24 +80,53 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
     if not _concerned(session):
         return
     from pytest_llmperf.engine.whole_run import judged_together
-    from pytest_llmperf.report.results_json import write_json
 
     _record_static(session, pytest_session.exitstatus)
     whole_run = session.whole_run = judged_together(session, session.findings.results)
     session.findings.results = list(whole_run.results)
     troubles = list(_troubles(session, whole_run))
+    troubles += _write_markdown(session, int(pytest_session.exitstatus), troubles)
     if troubles:
         _fail(pytest_session)
-    path = session.settings.json
-    if path is not None:
-        try:
-            stopped = bool(pytest_session.shouldstop or pytest_session.shouldfail)
-            write_json(path, _document(session, int(pytest_session.exitstatus), stopped=stopped))
-        except OSError as error:
-            troubles.append(Trouble("--perf-json", [f"--perf-json {path}: not written ({error})"]))
-            _fail(pytest_session)
-    for trouble in troubles:
+    written = list(_write(session, pytest_session))
+    if written:
+        _fail(pytest_session)
+    for trouble in (*troubles, *written):
         trouble.tell(session.config)
+
+
+def _write(session: PerfSession, pytest_session: pytest.Session) -> Iterator[Trouble]:
+    """The files that were asked for, and what could not be written."""
+    settings = session.settings
+    stopped = bool(pytest_session.shouldstop or pytest_session.shouldfail)
+    if settings.json is not None:
+        from pytest_llmperf.report.results_json import write_json
+
+        try:
+            write_json(settings.json, _document(session, int(pytest_session.exitstatus), stopped=stopped))
+        except OSError as error:
+            _fail(pytest_session)
+            yield Trouble("--perf-json", [f"--perf-json {settings.json}: not written ({error})"])
+    if settings.report is not None:
+        from pytest_llmperf.engine.run_page.page_file import write_page
+        from pytest_llmperf.engine.run_page.run_document import RunDocument
+
+        run = RunDocument(_document(session, int(pytest_session.exitstatus), stopped=stopped))
+        why = write_page(settings.report, [run], settings.baselines, made_by=MADE_BY)
+        if why:
+            yield Trouble("--perf-report", [f"--perf-report {why}"])
+
+
+def _write_markdown(session: PerfSession, exit_code: int, troubles: list[Trouble]) -> list[Trouble]:
+    """The pages that are wanted, and what of them could not be written."""
+    if session.settings.markdown is None and session.settings.step_summary is None:
+        return []
+    from pytest_llmperf.plugin import markdown_files
+
+    document = _document(session, exit_code, stopped=False)
+    unwritten, notes = markdown_files.write(session.settings, document, troubles)
+    session.notes += notes
+    return unwritten
 
 
 def _record_static(session: PerfSession, exit_code: int) -> None:
@@ -208,6 +244,8 @@ def _document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict[st
     spent = session.findings.spent
     values = document(session.machine_document(), _priced(session), spent) | {"exit_code": exit_code}
     values |= cost_document(spent.gpu_seconds, session.settings.price)
+    if session.findings.results:
+        values["rerun"] = rerun_words(session)
     if session.whole_run:
         values |= session.whole_run.document()
     if session.findings.skipped:
@@ -250,7 +288,8 @@ def _plans_too_much(session: PerfSession) -> bool:
 
 def _concerned(session: PerfSession) -> bool:
     findings = session.findings
-    asked = session.settings.json or session.settings.update == "prune"
+    settings = session.settings
+    asked = settings.json or settings.report or settings.markdown or settings.update == "prune"
     return bool(findings.results or findings.planned or findings.digests or asked)
 
 

@@ -58,6 +58,9 @@ class Check:
     """The value beyond which the metric counts as regressed."""
     change: float | None = None
     """``value / baseline - 1``."""
+    low: float | None = None
+    high: float | None = None
+    """Between which the change is, nine times in ten, where statistics of launches decided."""
     detectable: float | None = None
     """The smallest change this gate would have seen, as a fraction."""
     verdict: Verdict | None = None

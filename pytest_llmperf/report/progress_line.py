@@ -33,11 +33,16 @@ class Numbered(NamedTuple):
         return f"launch {self.number}/{self.launches}"
 
 
-def live_line(launch: Numbered, progress: Progress, seconds: float, width: int, encoding: str | None = "utf-8") -> str:
-    """One line of at most ``width - 1`` (a full one would wrap): the id gives way first, then the lesser figures."""
+def live_line(  # noqa: PLR0913 - what it shows, and where
+    launch: Numbered, progress: Progress, seconds: float, width: int, encoding: str | None = "utf-8", *, run: str = ""
+) -> str:
+    """One line of at most ``width - 1`` (a full one would wrap): the id gives way first, then the lesser figures.
+
+    ``run``: how far the run is, the least of them.
+    """
     room = max(width - 1, 0)
     name, tail = one_line(launch.spec_id, encoding), ""
-    for parts in _by_importance(launch, progress, seconds):
+    for parts in _by_importance(launch, progress, seconds, run):
         tail = _GAP.join(part for part in parts if part)
         if min(len(name), _SHORTEST_ID) + len(_GAP) + len(tail) <= room:
             break
@@ -45,13 +50,15 @@ def live_line(launch: Numbered, progress: Progress, seconds: float, width: int, 
     return (f"{name}{_GAP}{tail}" if name else tail)[:room].rstrip()
 
 
-def _by_importance(launch: Numbered, progress: Progress, seconds: float) -> Iterator[tuple[str, ...]]:
+def _by_importance(launch: Numbered, progress: Progress, seconds: float, run: str) -> Iterator[tuple[str, ...]]:
     """All figures, then fewer and fewer."""
     number = str(launch)
     phase = _phase(progress)
     rate = f"{formats.compact(progress.tokens_per_second)} tokens/s" if progress.tokens_per_second > 0 else ""
     memory = formats.memory(progress.reserved_bytes) if progress.reserved_bytes > 0 else ""
     elapsed = formats.elapsed(seconds)
+    yield number, phase, rate, memory, elapsed, run
+    yield phase, rate, memory, elapsed, run
     yield number, phase, rate, memory, elapsed
     yield phase, rate, memory, elapsed
     yield phase, rate, elapsed
@@ -93,8 +100,10 @@ class LaunchLines:
         *,
         say: Callable[[str], None],
         write: Callable[[str], None] | None,
+        run: Callable[[], str] = lambda: "",
     ) -> None:
-        self._launch, self._say = launch, say
+        """``run`` tells how far the run is that the launch is of."""
+        self._launch, self._say, self._run = launch, say, run
         self._start, self._is_told = time.monotonic(), False
         self._line = LiveLine(write=write, width=_width) if write is not None else None
 
@@ -102,7 +111,7 @@ class LaunchLines:
         """Of a launch that runs: one that waits for its nodes, or for which no time is left, has not started."""
         if self._line is not None:
             seconds = time.monotonic() - self._start
-            self._line.update(live_line(self._launch, progress, seconds, _width()))
+            self._line.update(live_line(self._launch, progress, seconds, _width(), run=self._run()))
         elif not self._is_told:
             self._is_told = True
             self._say(started_line(self._launch))

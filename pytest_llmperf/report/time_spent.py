@@ -56,13 +56,19 @@ def time_line(spent: Spent) -> str:
     """
     if not spent.launches:
         return ""
-    parts: dict[str, float] = {}
-    for phase, seconds in spent.phases.items():
-        name = _OF_A_RUN.get(phase, phase)
-        parts[name] = parts.get(name, 0.0) + seconds
+    parts = parts_of_a_run(spent.phases)
     line = f"{formats.seconds(spent.seconds)} in {spent.launches} {'launch' if spent.launches == 1 else 'launches'}"
     told = _worth_telling(sorted(parts.items(), key=lambda part: -part[1]))
     return f"{line}: {_listed(told)}" if any(name != _OF_A_RUN[OTHER] for name, _ in told) else line
+
+
+def parts_of_a_run(phases: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by what ``phases`` are to whoever waits for a run."""
+    parts: dict[str, float] = {}
+    for phase, seconds in phases.items():
+        name = _OF_A_RUN.get(phase, phase)
+        parts[name] = parts.get(name, 0.0) + seconds
+    return parts
 
 
 def longest_lines(results: Sequence[CaseResult], most: int) -> list[str]:

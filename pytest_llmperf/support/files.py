@@ -24,6 +24,26 @@ def write_text(path: Path, text: str, *, lasts: bool = True) -> None:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
+def refused_at(path: Path) -> str:
+    """Why ``write_text`` could not write there, found by trying; empty where it could. What is there stays as it is."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        return "" if os.access(target, os.W_OK) else "it may not be written"
+    part = _part_of(target)
+    try:
+        part.touch(exist_ok=False)
+        part.unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _part_of(target: Path) -> Path:
+    # In the same folder, since only within one file system is replacing atomic; not tempfile, whose files only their
+    # owner can read, and this one is for a CI job to collect.
+    return target.with_name(f".llmperf-{os.getpid()}-{secrets.token_hex(4)}.part")
+
+
 def _write(path: Path, text: str, *, lasts: bool) -> None:
     data = text.encode("utf-8", "backslashreplace")
     target = Path(os.path.realpath(path))  # a link stays a link
@@ -32,9 +52,7 @@ def _write(path: Path, text: str, *, lasts: bool) -> None:
         target.write_bytes(data)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, since only within one file system is replacing atomic; not tempfile, whose files only their
-    # owner can read, and this one is for a CI job to collect.
-    part = target.with_name(f".llmperf-{os.getpid()}-{secrets.token_hex(4)}.part")
+    part = _part_of(target)
     try:
         with part.open("xb") as file:
             file.write(data)

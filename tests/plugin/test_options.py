@@ -18,6 +18,7 @@ OPTIONS = [
     "--perf-reason=TEXT",
     "--perf-baselines=DIR",
     "--perf-json=FILE",
+    "--perf-report=FILE.html",
     "--perf-dry-run",
     "--perf-parity",
     "--perf-loss-curve",
@@ -32,6 +33,7 @@ OPTIONS = [
     "--perf-width=N",
     "--perf-plan=FILE",
     "--perf-static",
+    "--perf-markdown=FILE",
     "--perf-price=PRICE",
     "--perf-currency=NAME",
     "--perf-timeout=SECONDS",
@@ -66,7 +68,7 @@ def test_more_gpus_than_visible_is_a_usage_error_and_nothing_runs(project: Proje
     assert project.launches == []
 
 
-@pytest.mark.parametrize("option", ["--perf-json", "--perf-baselines"])
+@pytest.mark.parametrize("option", ["--perf-json", "--perf-report", "--perf-markdown", "--perf-baselines"])
 def test_a_path_that_is_empty_is_a_usage_error(project: Project, option: str) -> None:
     result = project.run(f"{option}=")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -188,7 +188,7 @@ def test_a_cpus_wide_gate_is_told_once(project: Project, ini: str, is_told: bool
     lines = [line for line in project.run().outlines if line.startswith("CPU: ")]
     said = "CPU: speed is hardly gated, a case fails only when it is 4 times slower: set perf_throughput_tolerance, *"
     assert len(lines) == is_told
-    assert all(line.startswith(said[:-1]) for line in lines)
+    assert all(line.startswith(said[:-1]) and "held exactly all the same: what was active" in line for line in lines)
 
 
 def test_tolerances_come_from_ini_spec_and_marker_in_that_order(project: Project) -> None:
@@ -305,3 +305,17 @@ def test_baselines_can_live_elsewhere(project: Project, tmp_path: Path) -> None:
     project.run("--update-baselines", f"--perf-baselines={elsewhere}").assert_outcomes(passed=2)
     assert len(list(elsewhere.rglob("*.json"))) == 2
     project.run(f"--perf-baselines={elsewhere}").assert_outcomes(passed=2)
+
+
+def test_a_case_that_is_held_beside_its_plain_form_is_repeated_so(project: Project) -> None:
+    project.pytester.makeconftest(
+        """
+        from pytest_llmperf.records.failure import Failure
+        from tests.fakes import FakeLauncher, install
+
+        FakeLauncher.training_errors = lambda *_: Failure(kind="error", message="it broke", tail=(), folder="run")
+        install()
+        """
+    )
+    result = project.run("-k", "sdpa", "--perf-parity")
+    result.stdout.fnmatch_lines(["*it broke*", "run it again: pytest * --gpus 0 --perf-parity*"])

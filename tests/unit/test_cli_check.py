@@ -14,8 +14,10 @@ import pytest
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.check import command
 from pytest_llmperf.engine import whole_run
+from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.whole_run import WholeRun
 from pytest_llmperf.judge.gpu_effects.common_change import CommonChange
+from pytest_llmperf.records.result import CaseResult
 from tests import text_package
 from tests.fakes import install
 
@@ -130,6 +132,34 @@ def test_what_cannot_be_had_is_refused_before_anything_is_launched(
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
     assert not Path("launches.txt").exists()
+
+
+def test_words_of_a_spec_may_stand_after_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("attention=eager", "--perf-strict", "micro_batch_size=2") == 1
+    assert "eager-seq64-mbs2-gpus1: new" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        check("--perf-strct", "micro_batch_size=2")
+    assert "unrecognized arguments: --perf-strct micro_batch_size=2" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["report", "--tables", "micro_batch_size=2"])
+    assert "error: micro_batch_size=2" in capsys.readouterr().err  # no spec, but a file of results to it
+
+
+def test_a_case_that_is_held_beside_its_plain_form_is_repeated_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with mock.patch.object(command, "CaseChecks") as checks:
+        checks.return_value.check.side_effect = lambda spec: Conclusion(
+            result=CaseResult(
+                id=spec.id,
+                digest=spec.digest,
+                nodeid="",
+                machine="m",
+                verdict="invalid",
+                reason="it learns otherwise",
+            ),
+            fails=True,
+        )
+        assert check("--perf-parity") == 1
+    assert "--gpus 0 --perf-parity --perf-baselines" in capsys.readouterr().out
 
 
 def test_a_spec_that_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

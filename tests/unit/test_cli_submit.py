@@ -460,9 +460,13 @@ class TestMerge:
         assert "gpus-1.json: not a --perf-json file (" in trouble
 
     def test_a_figure_that_is_absent_is_a_dash(self, tmp_path: Path) -> None:
-        night = night_results.gather([self.with_figure(tmp_path, "null")], [])
-        assert night.headline == "green: 1 pass"
-        assert night.page()[-1].split("|")[3].strip() == formats.ABSENT
+        """Beside one that is there: a column without any is left out."""
+        self.with_figure(tmp_path, "null")
+        write(tmp_path, 2, {**result("b"), "metrics": {"tokens_per_second_per_gpu": {"value": 5e4}}})
+        night = night_results.gather([tmp_path], [])
+        assert night.headline == "green: 2 pass"
+        _heading, _rule, *cells = [row.split(" | ")[2].strip() for row in night.page() if row.startswith("| ")]
+        assert cells == [formats.ABSENT, "50000"]
 
     def with_figure(self, folder: Path, value: str) -> Path:
         write(folder, 1, {**result("a"), "metrics": {"tokens_per_second_per_gpu": {"value": "HERE"}}})

@@ -222,7 +222,8 @@ class TestRunner:
             on_cpu=True,
             cluster=None,
             job=None,
-            settings=SimpleNamespace(launches=1, timeout_seconds=1.0, memory_limit_bytes=0, trace=True),
+            settings=SimpleNamespace(launches=1, memory_limit_bytes=0, trace=True),
+            launch_seconds=1.0,
             warm_starts=SimpleNamespace(start=lambda say: None),
             settle=lambda _spec: None,
         )
@@ -320,7 +321,7 @@ class TestShow:
     @staticmethod
     def show(**more: Any) -> Console:
         plugins = SimpleNamespace(getplugin=lambda name: None)
-        config: Any = SimpleNamespace(pluginmanager=plugins, get_verbosity=lambda: 0, **more)
+        config: Any = SimpleNamespace(pluginmanager=plugins, get_verbosity=lambda: 0, stash=pytest.Stash(), **more)
         return Console(config)
 
     def test_a_worker_of_xdist_says_why_it_waits_on_its_stderr(self, capfd: pytest.CaptureFixture[str]) -> None:

@@ -172,6 +172,7 @@ class Check:
 
     def _command(self, spec: TrainSpec) -> str:
         where = ["--static"] if self.arguments.static else ["--gpus", str(self.context.num_gpus)]
+        where += ["--perf-parity"] if self.arguments.perf_parity else []
         where += ["--perf-loss-curve"] if self.arguments.perf_loss_curve else []
         words = ["llmperf", "check", *_words(spec), *where]
         return shlex.join([*words, "--perf-baselines", str(self.arguments.perf_baselines)])

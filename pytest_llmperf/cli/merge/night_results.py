@@ -14,12 +14,10 @@ from pytest_llmperf.cli.merge.results_file import Part
 from pytest_llmperf.cli.merge.unjudged import Tests, silent, some_of, unjudged
 from pytest_llmperf.cli.merge.unused import is_strict, unused
 from pytest_llmperf.records.result import FAILING, VERDICTS
-from pytest_llmperf.report.exports import escaped, markdown
-from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.consumers.exported_run import ExportedCase
+from pytest_llmperf.report.consumers.markdown_page import case_table
+from pytest_llmperf.report.exports import escaped
 from pytest_llmperf.run.coverage import is_whole
-from pytest_llmperf.support import formats
-
-_RATE, _MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
 
 
 @dataclass(frozen=True)
@@ -70,23 +68,7 @@ class Night:
         lines = [f"# {self.headline}", ""]
         lines += [f"- {escaped(line)}" for line in (*self.troubles, *self.notes)]
         lines += [""] if self.troubles or self.notes else []
-        results = self.results
-        if results:
-            lines += markdown(
-                [
-                    Column("case", [str(result["id"]) for result in results], right=False),
-                    Column("verdict", [str(result["verdict"]) for result in results], right=False),
-                    Column(
-                        "tokens/s/GPU",
-                        [formats.tokens_per_second(_value(result, _RATE, "value")) for result in results],
-                    ),
-                    Column("change", [formats.percent(_value(result, _RATE, "change")) for result in results]),
-                    Column("memory", [formats.memory(_value(result, _MEMORY, "value")) for result in results]),
-                    Column("change", [formats.percent(_value(result, _MEMORY, "change")) for result in results]),
-                    Column("why", [_why(result) for result in results], right=False),
-                ]
-            )
-        return lines
+        return lines + case_table([ExportedCase.read(result) for result in self.results])
 
 
 def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | None = None) -> Night:
@@ -190,30 +172,3 @@ def _known(widths: Iterable[int | None]) -> set[int]:
 
 def _rank(result: Mapping[str, Any]) -> int:
     return VERDICTS.index(result["verdict"])
-
-
-_MOST_CHANGES = 3
-
-
-def _why(result: Mapping[str, Any]) -> str:
-    """The reason, and what is exact and not as in the baseline: that is told of a ``pass`` too."""
-    changed = result.get("changed", [])
-    more = f" and {len(changed) - _MOST_CHANGES} more" if len(changed) > _MOST_CHANGES else ""
-    told = f"changed since the baseline: {', '.join(changed[:_MOST_CHANGES])}{more}" if changed else ""
-    reason = "recorded" if result.get("updated") else str(result.get("reason", ""))
-    return "; ".join(filter(None, [reason, told, *_circumstances(result)]))
-
-
-def _circumstances(result: Mapping[str, Any]) -> list[str]:
-    """Of what is no ``pass``: where it ran, and what was otherwise there."""
-    if result["verdict"] == "pass":
-        return []
-    launches = [launch.get("evidence") for launch in result.get("launches", [])]
-    nodes = {str(evidence.get("slurm_nodes", "")) for evidence in launches if isinstance(evidence, dict)} - {""}
-    differences = result.get("differences", [])
-    return [*([f"on {', '.join(sorted(nodes))}"] if nodes else []), *map(str, differences[:_MOST_CHANGES])]
-
-
-def _value(result: Mapping[str, Any], metric: str, field: str) -> float | None:
-    value: float | None = result["metrics"].get(metric, {}).get(field)
-    return value

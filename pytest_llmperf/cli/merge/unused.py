@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.curves.curve_store import CurveStore
+from pytest_llmperf.judge.static.step_store import StepStore
 from pytest_llmperf.judge.store import BaselineStore, Entry
 from pytest_llmperf.run.coverage import Coverage, file_of, is_whole, unused_baselines
 
@@ -31,10 +33,11 @@ def unused(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]
         (suite["baselines"], suite["rootdir"], document["machine"].get("kind", ""))
         for document, suite in zip(documents, suites, strict=True)
     }
+    on_cpu = not any(document["machine"].get("gpus") for document in documents)
     lines: list[str] = []
     for baselines, root, kind in sorted(places):
         try:
-            entries = BaselineStore(Path(baselines)).entries(kind) if kind else []
+            entries = _entries(Path(baselines), kind, on_cpu=on_cpu)
         except BaselineError as error:
             lines.append(str(error))
             continue
@@ -45,7 +48,19 @@ def unused(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]
         ]
         lines += _not_collected(entries, whole)
     doubts = whole.doubts()
+    lines = list(dict.fromkeys(lines))  # what is of no machine kind is found with each
     return lines, [f"not every unused baseline may be known: {doubts}"] if doubts else []
+
+
+def _entries(root: Path, kind: str, *, on_cpu: bool) -> list[Entry]:
+    """Those of the machine kind, and those of none that cases for the CPU or for GPUs recorded."""
+    if not kind:
+        return []
+    return [
+        *BaselineStore(root).entries(kind),
+        *StepStore(root).entries(on_cpu=on_cpu),
+        *CurveStore(root).entries(on_cpu=on_cpu),
+    ]
 
 
 def _not_collected(entries: Sequence[Entry], whole: Coverage) -> list[str]:

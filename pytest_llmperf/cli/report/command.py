@@ -12,7 +12,7 @@ from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.cli.option_types import amount, count, instants
-from pytest_llmperf.cli.report import ladder_tables, loss_tables, purpose, purpose_pages, scaling_tables
+from pytest_llmperf.cli.report import ladder_tables, loss_tables, purpose, purpose_pages, run_pages, scaling_tables
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.insight import cost
 from pytest_llmperf.insight.chapter15 import STEPS
@@ -23,12 +23,14 @@ from pytest_llmperf.report.exports import FORMATS
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Of ``llmperf report``."""
     add_place(parser)
+    parser.add_argument("results", metavar="RESULTS", type=Path, nargs="*", help="--perf-json files, for --html")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--tables", action="store_true", help="tables 15.1 to 15.9, and 15.10 to 15.12 of several GPUs")
     what.add_argument("--purpose", choices=tuple(cost.PURPOSES), help="which case and how many GPUs serve it best")
     help_losses = "of --perf-json files: what each training had learnt by when"
     what.add_argument("--losses", metavar="FILE", type=Path, nargs="+", help=help_losses)
     help_at = "seconds after which --losses tells them, e.g. 10,20,35"
+    what.add_argument("--html", metavar="FILE", type=Path, help="the runs of RESULTS as one page that needs no network")
     parser.add_argument("--at", metavar="SECONDS,…", type=instants, help=help_at)
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
     parser.add_argument("--samples", metavar="N", type=count, help="also the epochs that a training over N covers")
@@ -40,13 +42,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    misplaced = purpose.misplaced(arguments)
-    if misplaced:
-        arguments.usage(f"{misplaced} says nothing to {_asked(arguments)}")
+    _refuse_misplaced(arguments)
+    if arguments.html:
+        return run_pages.written(arguments.html, arguments.results, arguments.perf_baselines)
     if arguments.losses:
         return _losses(arguments, screen)
     if arguments.purpose is not None:
         return _purpose(arguments, screen)
+    return _tables(arguments, screen)
+
+
+def _refuse_misplaced(arguments: argparse.Namespace) -> None:
+    if arguments.html and not arguments.results:
+        arguments.usage("--html needs RESULTS: the --perf-json files of the runs")
+    if arguments.results and not arguments.html:
+        arguments.usage(f"{arguments.results[0]} says nothing to {_asked(arguments)}: RESULTS go with --html FILE")
+    misplaced = purpose.misplaced(arguments)
+    if misplaced:
+        arguments.usage(f"{misplaced} says nothing to {_asked(arguments)}")
+
+
+def _tables(arguments: argparse.Namespace, screen: Screen) -> Answer:
     extent = _extent(arguments)
     shelf = Shelf.read(arguments.perf_baselines, arguments.machine)
     troubles = shelf.troubles
@@ -64,6 +80,8 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 
 def _asked(arguments: argparse.Namespace) -> str:
+    if arguments.html:
+        return "--html"
     if arguments.losses:
         return "--losses"
     return "--purpose" if arguments.purpose else "--tables"

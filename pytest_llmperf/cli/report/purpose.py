@@ -40,6 +40,8 @@ def misplaced(arguments: argparse.Namespace) -> str | None:
     of_tables, of_losses = ("samples", "steps", "hours"), ("at",)
     if arguments.purpose:
         options: tuple[str, ...] = (*of_tables, *of_losses)
+    elif arguments.html:
+        options = ("machine", *of_purpose, *of_tables, *of_losses)
     else:
         options = (*of_purpose, *(of_tables if arguments.losses else of_losses))
     return next((f"--{name}" for name in options if getattr(arguments, name) is not None), None)

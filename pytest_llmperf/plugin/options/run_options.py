@@ -10,11 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.plugin.options import cost_options, slurm_options, start_options, static_options, width_options
+from pytest_llmperf.plugin.options import (
+    cost_options,
+    markdown_options,
+    slurm_options,
+    start_options,
+    static_options,
+    width_options,
+)
 from pytest_llmperf.plugin.second import refuse_second
+from pytest_llmperf.report.page.installed import missing
 from pytest_llmperf.run.settings import MAX_LAUNCHES, Settings
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.support import quantities
+from pytest_llmperf.support.files import refused_at
 from pytest_llmperf.support.quantities import argument
 from pytest_llmperf.support.suggestions import hint
 
@@ -61,6 +70,7 @@ def add_options(parser: pytest.Parser) -> None:
     slurm_options.add_options(group)
     width_options.add_options(group)
     static_options.add_options(group)
+    markdown_options.add_options(group)
     cost_options.add_options(group, parser)
     _add_launches(group)
     parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.02)", default="")
@@ -88,6 +98,7 @@ def _add_baselines(group: pytest.OptionGroup) -> None:
 def _add_run(group: pytest.OptionGroup) -> None:
     add = group.addoption
     add("--perf-json", metavar="FILE", help="write every result, machine-readable")
+    add("--perf-report", metavar="FILE.html", help="write the run as one page that needs no network")
     what = "show what would run, in what order, and its GPU-hours; run nothing"
     add("--perf-dry-run", action="store_true", help=what)
     what = "hold what each case trains beside its plain form first: losses, gradients and updates of a small model"
@@ -133,7 +144,8 @@ def read_settings(config: pytest.Config) -> Settings:
         update=option.perf_update,
         reason=option.perf_reason.strip(),
         baselines=_baselines(_path(config, "--perf-baselines", option.perf_baselines)) or config.rootpath / "baselines",
-        json=_json_file(_path(config, "--perf-json", option.perf_json)),
+        json=_file(config, "--perf-json", option.perf_json),
+        report=_page(_file(config, "--perf-report", option.perf_report)),
         dry_run=option.perf_dry_run,
         strict=option.perf_strict,
         against=against,
@@ -145,6 +157,8 @@ def read_settings(config: pytest.Config) -> Settings:
         static=is_static,
         parity=option.perf_parity,
         loss_curve=option.perf_loss_curve or config.getini("perf_loss_curve"),
+        markdown=_file(config, "--perf-markdown", option.perf_markdown),
+        step_summary=markdown_options.step_summary(),
         slurm=slurm_options.read(config),
         width=width_options.read(option.perf_width, _path(config, "--perf-plan", option.perf_plan)),
         resume=option.perf_resume,
@@ -255,8 +269,19 @@ def _baselines(path: Path | None) -> Path | None:
     return path
 
 
-def _json_file(path: Path | None) -> Path | None:
+def _file(config: pytest.Config, name: str, value: str | None) -> Path | None:
     # Found out now, not after hours of training.
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise pytest.UsageError(f"--perf-json {path}: not a file in a folder that exists")
+    path = _path(config, name, value)
+    if path is None:
+        return None
+    if path.is_dir() or not path.parent.is_dir():
+        raise pytest.UsageError(f"{name} {path}: not a file in a folder that exists")
+    if why := refused_at(path):
+        raise pytest.UsageError(f"{name} {path}: cannot be written ({why}); name a file where you may write")
+    return path
+
+
+def _page(path: Path | None) -> Path | None:
+    if path is not None and (why := missing()):
+        raise pytest.UsageError(f"--perf-report {path}: {why}")
     return path

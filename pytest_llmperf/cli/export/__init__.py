@@ -1,0 +1,1 @@
+"""``llmperf export``: results of runs as the texts of other tools."""

@@ -1,0 +1,162 @@
+"""Rows: every case of a run with its figures, and what it opens to."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from pytest_llmperf.engine.run_page.case_cells import cells, headings
+from pytest_llmperf.engine.run_page.case_name import CaseName
+from pytest_llmperf.engine.run_page.change_charts import interval_words, step_chart, urgency
+from pytest_llmperf.engine.run_page.memory_charts import memory_parts, memory_table
+from pytest_llmperf.engine.run_page.run_document import Figure, Result, RunDocument, lines
+from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
+from pytest_llmperf.engine.run_page.trace_charts import trace_tables
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.report.page.page_model import Case, Chart, Details, Table
+from pytest_llmperf.report.results_json import TEST
+from pytest_llmperf.support import formats
+
+# More cases than these show their figures, and no picture of their steps.
+_MOST_CHARTS = 40
+# More are no page.
+MOST_CASES = 2500
+_LONGEST_LINE, _LONGEST_NAME = 600, 240
+_MOST_LINES = 40
+
+
+def rows(documents: Sequence[RunDocument], stored: StoredFigures) -> tuple[Case, ...]:
+    """Every case, those first that somebody has to look at, and in the order in which they ran among equals."""
+    names = headings(documents)
+    all_of_them = [(document, result) for document in documents for result in document.results]
+    ordered = sorted(all_of_them, key=lambda each: urgency(each[1]))
+    return tuple(
+        _case(f"case-{number}", document, result, stored, names=names, drawn=number <= _MOST_CHARTS)
+        for number, (document, result) in enumerate(ordered[:MOST_CASES], 1)
+    )
+
+
+def _case(  # noqa: PLR0913 - a row's facts
+    anchor: str, document: RunDocument, result: Result, stored: StoredFigures, *, names: Sequence[str], drawn: bool
+) -> Case:
+    steps = step_chart(result, stored) if drawn else None
+    return Case(
+        anchor=anchor,
+        name=clipped(result.id, _LONGEST_NAME),
+        verdict=result.verdict if result.verdict.isalpha() else "unknown",
+        reason=clipped(_reason(result)),
+        cells=cells(document, result, names),
+        command=clipped(command(document, result)),
+        short=_short(result),
+        details=_details(result, stored, [steps] if steps else []),
+    )
+
+
+def _reason(result: Result) -> str:
+    """Before a loss what traces point to, as a failure has it; and that a case which was new is so no more."""
+    recorded = "recorded by this run" if result.values.get("updated") else ""
+    return "; ".join(filter(None, [result.text("diagnosis"), result.text("reason"), recorded]))
+
+
+def clipped(text: str, most: int = _LONGEST_LINE) -> str:
+    """``text`` as far as a row has room for it."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def command(document: RunDocument, result: Result) -> str:
+    """What runs its test again; of a document that does not say how it was run, by what its id tells."""
+    nodeid = result.text("nodeid")
+    if not nodeid:
+        return ""
+    words = lines(document.values.get("rerun"))
+    if any(TEST in word for word in words):
+        return shlex.join(word.replace(TEST, nodeid) for word in words)
+    gpus = (CaseName.of(result.id).gpus or len(document.gpus)) if document.is_on_gpus else 0
+    return shlex.join(["pytest", nodeid, "--gpus", str(gpus)])
+
+
+def _short(result: Result) -> str:
+    medians = [formats.seconds(launch.median_step_seconds) for launch in result.launches[:_MOST_SHORT]]
+    told = f"median steps: {', '.join(medians)}" if medians else "no launch"
+    return f"{told}; what else is known of it is in the --perf-json file."
+
+
+_MOST_SHORT = 6
+
+
+def _details(result: Result, stored: StoredFigures, charts: Sequence[Chart]) -> Details:
+    parts = memory_parts(result, stored)
+    memory = memory_table(result, parts)
+    tables = [
+        *((("Figures", _figures(result)),) if result.figures else ()),
+        *((("Launches", _launches(result)),) if result.launches else ()),
+        *((("Memory", memory),) if memory and parts else ()),
+        *trace_tables(result, stored),
+    ]
+    notes = list(result.lines("notes"))
+    if result.num_unread:
+        notes.append(f"{result.num_unread} launches have records that this version cannot read")
+    told = [
+        ("Why", tuple(filter(None, [result.text("reason"), result.text("diagnosis")]))),
+        ("Changed since the baseline, and exact", result.lines("changed")),
+        ("Different from the baseline's environment", result.lines("differences")),
+        ("Notes", tuple(notes)),
+        ("Recorded", tuple(_written(result))),
+    ]
+    shown = tuple((title, _some(each)) for title, each in told if each)
+    return Details(tables=tuple(tables), lists=shown, charts=tuple(charts))
+
+
+def _written(result: Result) -> list[str]:
+    updated = result.values.get("updated")
+    return [line.strip() for line in updated.splitlines() if line.strip()] if isinstance(updated, str) else []
+
+
+def _some(told: Sequence[str]) -> tuple[str, ...]:
+    more = (f"and {len(told) - _MOST_LINES} more",) if len(told) > _MOST_LINES else ()
+    return (*(clipped(line) for line in told[:_MOST_LINES]), *more)
+
+
+def _figures(result: Result) -> Table:
+    return Table(
+        headings=("metric", "value", "baseline", "limit", "change", "nine times in ten", "detectable"),
+        rows=tuple(_figure(figure) for figure in result.figures.values()),
+    )
+
+
+def _figure(figure: Figure) -> tuple[str, ...]:
+    values = (figure.value, figure.baseline, figure.limit)
+    name = clipped(formats.label(figure.metric), _LONGEST_NAME)
+    return (
+        f"{name} ({clipped(figure.detail)})" if figure.detail else name,
+        *(formats.figure(figure.metric, value, figure.unit) for value in values),
+        formats.percent(figure.change),
+        interval_words(figure),
+        formats.share(figure.detectable),
+    )
+
+
+def _launches(result: Result) -> Table:
+    sides = [("", result.launches), *([("before: ", result.launches_before)] if result.launches_before else [])]
+    return Table(
+        headings=("launch", "host", "device", "median step", "tokens/s/GPU", "reserved", "wall", "clock", "power"),
+        rows=tuple(_launch(f"{side}{launch.started_at}", launch) for side, launches in sides for launch in launches),
+        num_words=3,
+    )
+
+
+def _launch(name: str, launch: Launch) -> tuple[str, ...]:
+    ranks, health = launch.ranks, launch.health
+    hosts = ", ".join(sorted({rank.host for rank in ranks}))
+    device = ranks[0].device if len(ranks) == 1 else f"{len(ranks)} ranks"
+    return (
+        clipped(name, _LONGEST_NAME),
+        clipped(hosts, _LONGEST_NAME),
+        clipped(device, _LONGEST_NAME),
+        formats.seconds(launch.median_step_seconds),
+        formats.tokens_per_second(launch.tokens_per_second_per_gpu),
+        formats.memory(launch.peak_reserved_bytes),
+        formats.seconds(launch.wall_seconds),
+        f"{health.sm_clock_mhz:.0f} MHz" if health.sm_clock_mhz else formats.ABSENT,
+        f"{health.power_watts:.0f} W" if health.power_watts else formats.ABSENT,
+    )

@@ -1,0 +1,230 @@
+"""The ladder: each rung as a bar beside its baseline and what was published, and its gain over the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_llmperf.engine.run_page.case_name import CaseName
+from pytest_llmperf.engine.run_page.run_document import Result
+from pytest_llmperf.engine.run_page.stored_figures import MEMORY, RATE, StoredFigures, stored_figure
+from pytest_llmperf.insight import chapter15
+from pytest_llmperf.insight.ladder import Gain, Rung, gains
+from pytest_llmperf.report.page.page_model import Bar, BarChart, Chart, Section, Table
+from pytest_llmperf.support import formats
+from pytest_llmperf.support.units import GIB
+
+# More are no picture.
+_MOST_RUNGS, _MOST_CHARTS = 24, 18
+
+_CHAPTER = {rung.spec.digest: rung for ladder in chapter15.LADDERS for rung in ladder}
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A rung with what is known of it."""
+
+    number: str
+    settings: str
+    rate: float | None = None
+    memory: float | None = None
+    baseline_rate: float | None = None
+    baseline_memory: float | None = None
+    published_rate: float | None = None
+    published_memory: float | None = None
+    is_stored: bool = False
+    out_of_memory: bool = False
+    """As published: a trial that shows the limit, and no step."""
+    verdict: str = ""
+    """Of this run; empty where it has none."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.number} {self.settings}"
+
+
+def ladder_section(results: Sequence[Result], stored: StoredFigures) -> Section | None:
+    """Of every model with two rungs or more; ``None`` where there is none."""
+    charts: list[Chart] = []
+    machines = dict.fromkeys(result.machine for result in results)
+    for machine in machines:
+        for model, steps in _ladders([one for one in results if one.machine == machine], machine, stored).items():
+            if sum(step.rate is not None for step in steps) > 1:
+                where = f"{model} on {machine}" if len(machines) > 1 else model
+                charts += _charts(where, steps[:_MOST_RUNGS])
+    return Section(anchor="ladder", title="The ladder", charts=tuple(charts[:_MOST_CHARTS])) if charts else None
+
+
+def _ladders(results: Iterable[Result], machine: str, stored: StoredFigures) -> Mapping[str, list[_Step]]:
+    measured = {result.text("digest"): result for result in results if result.text("rung")}
+    found: dict[str, list[_Step]] = {}
+    for ladder in chapter15.LADDERS:
+        if any(rung.spec.digest in measured for rung in ladder):
+            found[ladder[0].spec.model] = [
+                _step_of(rung, measured.get(rung.spec.digest), machine, stored) for rung in ladder
+            ]
+    others = [result for digest, result in measured.items() if digest not in _CHAPTER]
+    for result in sorted(others, key=lambda one: (_order(one.text("rung")), one.id)):
+        name = CaseName.of(result.id)
+        found.setdefault(name.model or "cases", []).append(_measured(result, name.settings))
+    return found
+
+
+def _order(number: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in number.split(".") if part.isdigit() and len(part) < 7)  # noqa: PLR2004
+
+
+def _step_of(rung: Rung, result: Result | None, machine: str, stored: StoredFigures) -> _Step:
+    settings = CaseName.of(rung.spec.id).settings
+    baseline = stored.of(machine, rung.spec.digest)
+    if result is not None:
+        step = _measured(result, settings, rung)
+        if step.rate is not None:
+            return step
+        # An invalid case is held against nothing; what it was is known all the same.
+        then = stored_figure(baseline, RATE), stored_figure(baseline, MEMORY)
+        return replace(step, baseline_rate=then[0], baseline_memory=then[1])
+    reference = rung.reference
+    return _Step(
+        rung.number,
+        settings,
+        rate=stored_figure(baseline, RATE),
+        memory=stored_figure(baseline, MEMORY),
+        published_rate=rung.published_rate,
+        published_memory=reference.peak_reserved_bytes if reference else None,
+        is_stored=baseline is not None,
+        out_of_memory=rung.ran_out_of_memory,
+    )
+
+
+def _measured(result: Result, settings: str, rung: Rung | None = None) -> _Step:
+    rate, memory = result.figure(RATE), result.figure(MEMORY)
+    reference = rung.reference if rung else None
+    return _Step(
+        result.text("rung"),
+        settings,
+        rate=rate.value,
+        memory=memory.value,
+        baseline_rate=rate.baseline,
+        baseline_memory=memory.baseline,
+        published_rate=result.published_rate or (rung.published_rate if rung else None),
+        published_memory=result.published_bytes or (reference.peak_reserved_bytes if reference else None),
+        out_of_memory=rung is not None and rung.ran_out_of_memory,
+        verdict=result.verdict,
+    )
+
+
+def _charts(where: str, steps: Sequence[_Step]) -> list[Chart]:
+    ours, published = _gains(steps, [step.rate for step in steps]), _gains(steps, [one.published_rate for one in steps])
+    speeds = BarChart(
+        title=f"{where}: throughput",
+        says=_says(where, steps),
+        axis="tokens/s/GPU",
+        bars=tuple(
+            Bar(step.label, step.rate, _rate(step), step.baseline_rate, step.published_rate, step.is_stored)
+            for step in steps
+        ),
+        table=Table(
+            headings=("rung", "settings", "tokens/s/GPU", "baseline", "published"),
+            rows=tuple(
+                (
+                    step.number,
+                    step.settings,
+                    _rate(step),
+                    formats.tokens_per_second(step.baseline_rate),
+                    "OOM" if step.out_of_memory else formats.tokens_per_second(step.published_rate),
+                )
+                for step in steps
+            ),
+            num_words=2,
+        ),
+    )
+    # A tiny model's on the CPU is thousandths of a GiB.
+    size, unit = (GIB, "GiB") if any((step.memory or 0) >= GIB for step in steps) else (GIB / 1024, "MiB")
+    memory = BarChart(
+        title=f"{where}: peak memory",
+        says=f"Peak memory of each rung of {where}, reserved by the worst rank.",
+        axis=f"{unit} reserved",
+        bars=tuple(
+            Bar(
+                step.label,
+                _of(step.memory, size),
+                formats.memory(step.memory),
+                _of(step.baseline_memory, size),
+                _of(step.published_memory, size),
+                step.is_stored,
+            )
+            for step in steps
+        ),
+        table=Table(
+            headings=("rung", "settings", "peak memory", "baseline", "published"),
+            rows=tuple(
+                (
+                    step.number,
+                    step.settings,
+                    *map(formats.memory, (step.memory, step.baseline_memory)),
+                    "OOM" if step.out_of_memory else formats.memory(step.published_memory),
+                )
+                for step in steps
+            ),
+            num_words=2,
+        ),
+    )
+    return [speeds, memory, _speed_ups(where, steps, ours, published)]
+
+
+def _speed_ups(where: str, steps: Sequence[_Step], ours: Sequence[Gain], published: Sequence[Gain]) -> BarChart:
+    first = steps[0].number
+    rows = list(zip(steps, ours, published, strict=True))
+    return BarChart(
+        title=f"{where}: speed-up per rung",
+        says=f"How many times as fast as the step before it each rung of {where} is.",
+        axis="times the step before",
+        bars=tuple(
+            Bar(step.label, mine.over_previous, _times(mine.over_previous), None, theirs.over_previous, step.is_stored)
+            for step, mine, theirs in rows
+            if mine.over_previous is not None or theirs.over_previous is not None
+        ),
+        table=Table(
+            headings=("rung", "settings", "over the step before", "published", f"over {first}", "published "),
+            rows=tuple(
+                (
+                    step.number,
+                    step.settings,
+                    *map(_times, (mine.over_previous, theirs.over_previous, mine.over_first, theirs.over_first)),
+                )
+                for step, mine, theirs in rows
+            ),
+            num_words=2,
+        ),
+    )
+
+
+def _gains(steps: Sequence[_Step], rates: Sequence[float | None]) -> list[Gain]:
+    """As the chapter's tables have them: a trial that ran out of memory is nothing to climb from."""
+    return gains([_OOM if step.out_of_memory else _STEP for step in steps], rates)
+
+
+# All that a gain asks of a rung is whether its publication ran out of memory.
+_STEP = next(rung for rung in chapter15.LLAMA if not rung.ran_out_of_memory)
+_OOM = next(rung for rung in chapter15.LLAMA if rung.ran_out_of_memory)
+
+
+def _says(where: str, steps: Sequence[_Step]) -> str:
+    known = [step for step in steps if step.rate is not None]
+    best = max(known, key=lambda step: step.rate or 0.0)
+    return (
+        f"Throughput of {len(known)} rungs of {where}; the fastest is {best.label} with {_rate(best)} tokens/s per GPU."
+    )
+
+
+def _rate(step: _Step) -> str:
+    return step.verdict if step.rate is None and step.verdict else formats.tokens_per_second(step.rate)
+
+
+def _of(num_bytes: float | None, size: float) -> float | None:
+    return None if num_bytes is None else num_bytes / size
+
+
+def _times(ratio: float | None) -> str:
+    return formats.ABSENT if ratio is None else f"{ratio:.2f}"

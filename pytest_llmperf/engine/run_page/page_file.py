@@ -1,0 +1,34 @@
+"""The page of runs as a file: what is read and written around ``run_page.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_llmperf.engine.run_page.pictures import charts_of, drawn
+from pytest_llmperf.engine.run_page.run_document import RunDocument
+from pytest_llmperf.engine.run_page.run_page import page_of
+from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
+from pytest_llmperf.report.page.html_page import html
+from pytest_llmperf.report.text import one_line
+from pytest_llmperf.support.files import write_text
+
+
+def write_page(
+    path: Path, runs: Sequence[RunDocument], baselines: Path, left_out: Sequence[str] = (), *, made_by: str
+) -> str:
+    """Write the page of ``runs`` beside what is stored in ``baselines``; why there is none in a line, else nothing.
+
+    ``left_out`` has a line for each run that could not be read. A run that is over has been judged and told whatever
+    becomes of its page, so that nothing is raised here.
+    """
+    try:
+        stored = StoredFigures.read(baselines, [run.machine for run in runs])
+        page = page_of(runs, stored, left_out, made_by)
+        write_text(path, html(page, drawn(charts_of(page))))
+    except OSError as error:
+        return f"{path}: no page was written ({error})"
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the page's and not the run's
+        why = one_line(f"{type(error).__name__}: {error}")
+        return f"{path}: no page was written ({why}); llmperf report RESULTS --html FILE tries again"
+    return ""

@@ -1,0 +1,167 @@
+"""Traced steps by category: of what a step consists, and what changed in it since the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_llmperf.engine.run_page.run_document import Result
+from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
+from pytest_llmperf.insight.tracing.kernel_categories import CATEGORIES
+from pytest_llmperf.insight.tracing.step_difference import (
+    DATA,
+    HOST,
+    NameChange,
+    StepDifference,
+    parts_of,
+    step_difference,
+)
+from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.report.page.page_model import Section, Stack, StackChart, Table
+from pytest_llmperf.report.step_words import milliseconds, short_kernel
+from pytest_llmperf.support import formats
+
+_ORDER = (*CATEGORIES, HOST, DATA)
+_MOST_CASES, _MOST_NAMES = 12, 12
+_NEGLIGIBLE = 0.001
+
+
+def trace_now(result: Result) -> Trace | None:
+    """Of its newest launch that has one."""
+    return next((launch.trace for launch in reversed(result.launches) if launch.trace), None)
+
+
+def trace_before(result: Result, stored: StoredFigures) -> Trace | None:
+    """Of the other side, where two took turns; else the baseline's."""
+    turns = [launch.trace for launch in result.launches_before if launch.trace]
+    if turns:
+        return turns[-1]
+    baseline = stored.of(result.machine, result.text("digest"))
+    return baseline.trace.trace if baseline is not None and baseline.trace is not None else None
+
+
+def trace_tables(result: Result, stored: StoredFigures) -> list[tuple[str, Table]]:
+    """Of one case: a step by category, and the names whose counts moved."""
+    now, before = trace_now(result), trace_before(result, stored)
+    if now is None:
+        return []
+    if before is None:
+        parts = parts_of(now)
+        rows = [(name, _ms(parts[name]), formats.share(_share(parts[name], now))) for name in _named(parts)]
+        return [("A traced step", Table(headings=("part", "ms", "share"), rows=tuple(rows)))]
+    difference = step_difference(before, now)
+    found = [("A traced step, then and now", _beside(difference))]
+    moved = _moved(difference)
+    return [*found, ("What a step does more or less often", moved)] if moved.rows else found
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.2f}"
+
+
+def _named(parts: dict[str, float]) -> list[str]:
+    return [name for name in _ORDER if parts.get(name)]
+
+
+def _share(seconds: float, trace: Trace) -> float | None:
+    return seconds / trace.step_seconds if trace.step_seconds else None
+
+
+def _beside(difference: StepDifference) -> Table:
+    rows = [
+        (part.name, _ms(part.before), _ms(part.after), milliseconds(part.change))
+        for part in difference.parts
+        if part.before or part.after
+    ]
+    rows.append(("the step", _ms(difference.before), _ms(difference.after), milliseconds(difference.change)))
+    return Table(headings=("part", "baseline, ms", "now, ms", "change"), rows=tuple(rows))
+
+
+def _moved(difference: StepDifference) -> Table:
+    named = [(part.name, change) for part in difference.parts for change in part.names]
+    named += [("the host waits", change) for change in difference.waits]
+    rows = [(name, short_kernel(change.name), _count(change), milliseconds(change.seconds)) for name, change in named]
+    return Table(headings=("part", "name", "calls", "time"), rows=tuple(rows[:_MOST_NAMES]), num_words=2)
+
+
+def _count(change: NameChange) -> str:
+    told = " (new)" if change.is_new else " (gone)" if change.is_gone else ""
+    return f"{change.count:+g}{told}"
+
+
+def trace_section(results: Sequence[Result], stored: StoredFigures) -> Section | None:
+    """A traced step of every case that has one; ``None`` where there is none."""
+    traced = [(result, trace) for result in results if (trace := trace_now(result)) is not None]
+    if not traced:
+        return None
+    shown = traced[:_MOST_CASES]
+    left = f"{len(traced) - len(shown)} more: each case below opens to its own." if len(traced) > len(shown) else ""
+    divided = [(result, trace, parts_of(trace)) for result, trace in shown]
+    names = [name for name in _ORDER if any(parts.get(name) for _, _, parts in divided)]
+    on_host = any(trace.is_on_host for _, trace, _ in divided)
+    chart = StackChart(
+        title="A traced step by category",
+        says=f"Of what a traced step of {len(shown)} cases consists, in milliseconds.",
+        note=" ".join(filter(None, [left, "On the CPU operators stand for kernels." if on_host else ""])),
+        axis="ms a step",
+        stacks=tuple(
+            Stack(
+                result.id,
+                f"{trace.step_seconds * 1000:.4g} ms",
+                tuple(
+                    (name, parts[name] * 1000)
+                    for name in names
+                    if parts.get(name, 0.0) > _NEGLIGIBLE * trace.step_seconds
+                ),
+            )
+            for result, trace, parts in divided
+        ),
+        table=Table(
+            headings=("case", *names, "step, ms"),
+            rows=tuple(
+                (result.id, *(_ms(parts.get(name, 0.0)) for name in names), _ms(trace.step_seconds))
+                for result, trace, parts in divided
+            ),
+        ),
+    )
+    differ = _differences(shown, stored)
+    return Section(anchor="traces", title="Inside a step", charts=(chart, *([differ] if differ else [])))
+
+
+def _differences(traced: Sequence[tuple[Result, Trace]], stored: StoredFigures) -> StackChart | None:
+    """What moved, of the cases that do not hold: what is gained and what is lost would hide each other in one bar."""
+    told: list[tuple[Result, StepDifference, list[tuple[str, float, float]]]] = []
+    for result, now in traced:
+        before = trace_before(result, stored)
+        if result.verdict not in ("regressed", "improved", "changed") or before is None or now.is_on_host:
+            continue
+        difference = step_difference(before, now)
+        side = [part for part in difference.parts if (part.change > 0) == (difference.change > 0)]
+        parts = [(part.name, part.before, part.after) for part in side]
+        if (difference.unexplained > 0) == (difference.change > 0):
+            parts.append(("unexplained", 0.0, difference.unexplained))
+        parts = [part for part in parts if abs(part[2] - part[1]) > _NEGLIGIBLE * before.step_seconds]
+        told += [(result, difference, parts)] if parts else []
+    if not told:
+        return None
+    return StackChart(
+        title="What takes longer where a case is slower, or less where it is faster",
+        says=f"By category, where the time of {len(told)} cases moved that do not hold or have changed.",
+        axis="ms a step",
+        stacks=tuple(
+            Stack(
+                result.id,
+                f"{difference.change * 1000:+.3g} ms",
+                tuple((name, abs(after - before) * 1000) for name, before, after in parts),
+            )
+            for result, difference, parts in told
+        ),
+        table=Table(
+            headings=("case", "part", "baseline, ms", "now, ms", "change"),
+            rows=tuple(
+                (result.id, name, _ms(before), _ms(after), milliseconds(after - before))
+                for result, _, parts in told
+                for name, before, after in parts
+            ),
+            num_words=2,
+        ),
+    )

@@ -1,0 +1,96 @@
+"""RunProgress: how far a run is: which case of how many, and the time that the rest takes, by their baselines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_llmperf.plugin.known_specs import specs_of
+from pytest_llmperf.plugin.options.width_options import is_case
+from pytest_llmperf.support import formats
+
+if TYPE_CHECKING:
+    from pytest_llmperf.plugin.session import PerfSession
+
+# A file for each case: of more of them somebody would wait for a guess.
+_MOST = 500
+
+
+class RunProgress:
+    """Of the cases that one process runs, in their order."""
+
+    def __init__(self, expected: Mapping[str, float | None]) -> None:
+        """Seconds of each, by node id; ``None`` where no baseline tells."""
+        self._expected = expected
+        self._places = {nodeid: place for place, nodeid in enumerate(expected, 1)}
+        self._took: dict[str, float] = {}
+        self._now, self._begun = "", 0.0
+
+    @classmethod
+    def of(cls, session: PerfSession, items: Iterable[pytest.Item]) -> RunProgress:
+        """What the baselines of this machine kind tell of ``items``."""
+        cases = [item for item in items if is_case(item)]
+        reads = len(cases) <= _MOST and not (session.settings.static or session.settings.dry_run)
+        return cls({item.nodeid: _expected(session, item) if reads else None for item in cases})
+
+    def begin(self, nodeid: str) -> None:
+        """A test begins, a case or not."""
+        self._now, self._begun = (nodeid if nodeid in self._places else ""), time.monotonic()
+
+    def end(self, nodeid: str) -> None:
+        """It has ended."""
+        if nodeid == self._now:
+            self._took[nodeid], self._now = time.monotonic() - self._begun, ""
+
+    @property
+    def whole(self) -> str:
+        """``about 2 min``, and for how many of its cases that is known; empty where it is not for any."""
+        known = [seconds for seconds in self._expected.values() if seconds is not None]
+        if not known:
+            return ""
+        of_them = "" if len(known) == len(self._expected) else f" for the {len(known)} that have a baseline"
+        return f"about {formats.elapsed(sum(known))}{of_them}"
+
+    @property
+    def line(self) -> str:
+        """``case 7 of 19, about 2 min left``; of one case alone nothing that its own line does not tell."""
+        if not self._now or len(self._places) == 1:
+            return ""
+        left = self._left()
+        told = f", about {formats.elapsed(left)} left" if left is not None else ""
+        return f"case {self._places[self._now]} of {len(self._places)}{told}"
+
+    def _left(self) -> float | None:
+        """By what baselines took, as this run has taken longer or not; ``None`` where nothing tells."""
+        took = [(seconds, self._expected[nodeid]) for nodeid, seconds in self._took.items()]
+        known = [(seconds, expected) for seconds, expected in took if expected]
+        times = sum(seconds for seconds, _ in known) / sum(expected for _, expected in known) if known else 1.0
+        told = [expected for expected in self._expected.values() if expected is not None]
+        other = fmean(told) * times if told else fmean(self._took.values()) if self._took else None
+        if other is None:
+            return None
+        each = {nodeid: other if seconds is None else seconds * times for nodeid, seconds in self._expected.items()}
+        place = self._places[self._now]
+        here = max(0.0, each[self._now] - (time.monotonic() - self._begun))
+        return here + sum(seconds for nodeid, seconds in each.items() if self._places[nodeid] > place)
+
+
+def _expected(session: PerfSession, item: pytest.Item) -> float | None:
+    from pytest_llmperf.judge.baseline_file import BaselineError  # noqa: PLC0415 - only a perf test pays for it
+    from pytest_llmperf.judge.store import BaselineStore  # noqa: PLC0415
+
+    specs, store = list(specs_of([item])), BaselineStore(session.settings.baselines)
+    seconds = []
+    for spec in specs:
+        try:
+            baseline = store.load(session.machine_kind, spec)
+        except (BaselineError, OSError, ValueError):  # its own test says what is wrong
+            return None
+        if baseline is None:
+            return None
+        seconds.append(fmean(launch.wall_seconds for launch in baseline.launches))
+    return sum(seconds) if seconds else None

@@ -1,0 +1,126 @@
+"""JUnit's XML of a run that is over, as pytest writes it while one lasts; and the properties of a case in both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from xml.etree import ElementTree as ET
+
+from pytest_llmperf.report.consumers.exported_run import ExportedCase, ExportedFigure, ExportedRun
+from pytest_llmperf.report.text import one_line
+from pytest_llmperf.support import formats
+
+#: Before the name of each property of ours.
+PREFIX = "llmperf."
+
+_COMPARED = ("baseline", "limit", "change", "detectable")
+
+
+def properties(case: ExportedCase) -> Iterator[tuple[str, str]]:
+    """Names and values of a testcase's properties; those of a test's next case begin with ``llmperf.case`` again."""
+    yield f"{PREFIX}case", case.name
+    yield f"{PREFIX}machine", case.machine or "unknown"
+    yield f"{PREFIX}verdict", case.verdict
+    yield f"{PREFIX}reason", case.reason
+    for figure in case.figures:
+        if figure.value is not None:
+            yield f"{PREFIX}{figure.metric}", repr(figure.value)
+        for name in _COMPARED:
+            value = getattr(figure, name)
+            if value is not None:
+                yield f"{PREFIX}{figure.metric}.{name}", repr(value)
+
+
+def junit(run: ExportedRun) -> Iterator[str]:
+    """The lines of an XML document: a suite for each machine, and one for what fails the run and is no case's."""
+    suites = [_suite(machine, [case for case in run.cases if case.machine == machine]) for machine in run.machines]
+    suites += [_suite_of_others(run)] if run.troubles or run.skipped else []
+    root = ET.Element("testsuites", {"name": "llmperf", **_totals(suites)})
+    root.extend(suites)
+    ET.indent(root, " ")
+    yield '<?xml version="1.0" encoding="utf-8"?>'
+    yield from ET.tostring(root, encoding="unicode").split("\n")
+
+
+def _suite(machine: str, cases: Sequence[ExportedCase]) -> ET.Element:
+    tests = Counter(case.nodeid for case in cases)
+    return _counted(f"llmperf {machine}".strip(), [_testcase(case, alone=tests[case.nodeid] == 1) for case in cases])
+
+
+def _testcase(case: ExportedCase, *, alone: bool) -> ET.Element:
+    classname, name = _names(case.nodeid)
+    told = name if alone and name else f"{name} ({case.name})".strip()
+    element = ET.Element("testcase", classname=classname or "llmperf", name=told, time=f"{case.seconds:.3f}")
+    inside = ET.SubElement(element, "properties")
+    for key, value in properties(case):
+        ET.SubElement(inside, "property", name=one_line(key), value=one_line(value))
+    if case.is_failing:
+        failure = ET.SubElement(element, "failure", type=case.verdict, message=f"{case.verdict}: {case.explanation}")
+        failure.text = "\n".join(_failure_text(case))
+    return element
+
+
+def _names(nodeid: str) -> tuple[str, str]:
+    """A test's class and name as pytest has them there: ``perf_tests.test_ladder`` and ``test_rung[…]``."""
+    path, _, name = nodeid.partition("::")
+    head, bracket, parameters = name.partition("[")
+    *classes, function = head.split("::")
+    return ".".join([path.removesuffix(".py").replace("/", "."), *classes]), function + bracket + parameters
+
+
+def _failure_text(case: ExportedCase) -> Iterator[str]:
+    yield f"{case.name}: {case.verdict}: {case.reason}"
+    for figure in case.figures:
+        if figure.limit is not None or figure.change is not None:
+            yield f"  {_sentence(figure)}"
+    if case.changed:
+        yield "changed since the baseline:"
+        yield from (f"  {line}" for line in case.changed)
+    if case.differences:
+        yield "different from the baseline's environment:"
+        yield from (f"  {line}" for line in case.differences)
+
+
+def _sentence(figure: ExportedFigure) -> str:
+    """``tokens/s/GPU 64,000, baseline 71,857 (-10.9 %), limit 70,420``."""
+    told = [f"{formats.label(figure.metric)} {formats.figure(figure.metric, figure.value, figure.unit)}"]
+    if figure.baseline is not None:
+        told.append(
+            f"baseline {formats.figure(figure.metric, figure.baseline, figure.unit)} ({formats.percent(figure.change)})"
+        )
+    if figure.limit is not None:
+        told.append(f"limit {formats.figure(figure.metric, figure.limit, figure.unit)}")
+    return ", ".join(told)
+
+
+def _suite_of_others(run: ExportedRun) -> ET.Element:
+    elements = []
+    for number, line in enumerate(run.troubles, 1):
+        element = ET.Element("testcase", classname="llmperf", name=f"the run: trouble {number}", time="0.000")
+        ET.SubElement(element, "error", message=line).text = line
+        elements.append(element)
+    for name, reason in run.skipped:
+        element = ET.Element("testcase", classname="llmperf", name=name, time="0.000")
+        ET.SubElement(element, "skipped", message=reason)
+        elements.append(element)
+    return _counted("llmperf, the run", elements)
+
+
+def _counted(name: str, testcases: Sequence[ET.Element]) -> ET.Element:
+    def number(kind: str) -> str:
+        return str(sum(testcase.find(kind) is not None for testcase in testcases))
+
+    seconds = sum(float(testcase.get("time", "0")) for testcase in testcases)
+    counts = {"failures": number("failure"), "errors": number("error"), "skipped": number("skipped")}
+    suite = ET.Element("testsuite", {"name": name, "tests": str(len(testcases)), **counts, "time": f"{seconds:.3f}"})
+    suite.extend(testcases)
+    return suite
+
+
+def _totals(suites: Iterable[ET.Element]) -> dict[str, str]:
+    found = list(suites)
+    counts = {
+        name: str(sum(int(suite.get(name, "0")) for suite in found))
+        for name in ("tests", "failures", "errors", "skipped")
+    }
+    return {**counts, "time": f"{sum(float(suite.get('time', '0')) for suite in found):.3f}"}

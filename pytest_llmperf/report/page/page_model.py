@@ -1,0 +1,201 @@
+"""Page: what a page of a run shows, as text and figures; how it looks is the template's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: The verdicts that somebody has to look at, in the order in which a page tells them.
+FOR_A_PERSON = ("regressed", "invalid", "new", "inconclusive", "improved", "changed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Cells as text."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_words: int = 1
+    """How many of the first columns are words; figures stand to the right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A picture and the same as a table, which is what a screen reader and a copy get."""
+
+    title: str
+    says: str
+    """In a sentence, for whoever does not see it."""
+    table: Table
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One row: a figure, with what it stands beside."""
+
+    label: str
+    value: float | None
+    told: str
+    """The figure for people."""
+    baseline: float | None = None
+    published: float | None = None
+    is_stored: bool = False
+    """Whether the figure is the baseline's, since this run did not measure it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarChart(Chart):
+    """Rows of bars."""
+
+    axis: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points in order; ``role`` is its colour and its dashes: ``now``, ``baseline``, ``published`` or ``ideal``."""
+
+    name: str
+    role: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineChart(Chart):
+    """Lines over a common axis."""
+
+    x_axis: str
+    y_axis: str
+    lines: tuple[Line, ...]
+    doubles: bool = False
+    """Whether each step to the right is twice as much: both axes are logarithms, ``x`` alone where ``y`` is a share."""
+    y_share: bool = False
+    from_zero: bool = True
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One row: parts that add up, and figures to hold their sum against."""
+
+    label: str
+    told: str
+    parts: tuple[tuple[str, float], ...]
+    marks: tuple[tuple[str, float], ...] = ()
+    """By name; the page's legend has them in the order in which they first appear."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackChart(Chart):
+    """Rows of bars that are divided."""
+
+    axis: str
+    stacks: tuple[Stack, ...]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Their names, as they first appear."""
+        return tuple(dict.fromkeys(name for stack in self.stacks for name, _ in stack.parts))
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Their names, as they first appear."""
+        return tuple(dict.fromkeys(name for stack in self.stacks for name, _ in stack.marks))
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One row: a change, between what it is, and where it would have been called a loss; fractions."""
+
+    label: str
+    verdict: str
+    told: str
+    change: float
+    low: float | None
+    high: float | None
+    limit: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalChart(Chart):
+    """Changes beside their limits."""
+
+    intervals: tuple[Interval, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page."""
+
+    anchor: str
+    """Its name in the page's addresses."""
+    title: str
+    charts: tuple[Chart, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Of a row: what is read, and what it is sorted by."""
+
+    text: str
+    order: float | None = None
+    """``None`` sorts by the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Details:
+    """What a row opens to."""
+
+    tables: tuple[tuple[str, Table], ...] = ()
+    """With their titles."""
+    lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    charts: tuple[Chart, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of the table of cases."""
+
+    anchor: str
+    name: str
+    verdict: str
+    reason: str
+    cells: tuple[Cell, ...]
+    """One for each of ``Page.columns``."""
+    command: str
+    """That runs it again; empty where that is not known."""
+    short: str
+    """What it opens to where there is no room for more: a line."""
+    details: Details
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A run, or several."""
+
+    title: str
+    runs: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """What each was, and where: names and values."""
+    warnings: tuple[str, ...] = ()
+    """What fails the run or must be known before its figures are read: an end before its end, files left out."""
+    columns: tuple[str, ...] = ()
+    cases: tuple[Case, ...] = ()
+    sections: tuple[Section, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Cases that were not run, and why."""
+    made_by: str = ""
+    notes: tuple[str, ...] = field(default=())
+    """What stands below: sources, conventions."""
+
+    @property
+    def verdicts(self) -> tuple[tuple[str, int], ...]:
+        """How many cases have each, those first that somebody has to look at."""
+        found = [case.verdict for case in self.cases]
+        order = [*FOR_A_PERSON, "pass", *sorted({*found} - {*FOR_A_PERSON, "pass"})]
+        return tuple((verdict, found.count(verdict)) for verdict in order if verdict in found)
+
+    @property
+    def for_a_person(self) -> tuple[tuple[str, tuple[Case, ...]], ...]:
+        """The cases that somebody has to look at, by verdict."""
+        groups = ((verdict, tuple(case for case in self.cases if case.verdict == verdict)) for verdict in FOR_A_PERSON)
+        return tuple((verdict, cases) for verdict, cases in groups if cases)

@@ -1,0 +1,51 @@
+"""Pages of runs that never were, as HTML."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pytest_llmperf.engine.run_page.pictures import charts_of, drawn
+from pytest_llmperf.engine.run_page.run_document import RunDocument
+from pytest_llmperf.engine.run_page.run_page import page_of
+from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
+from pytest_llmperf.report.page.html_page import html
+from tests.runs import ladder_run
+
+#: What would be a picture, two scripts, a template and the end of a style sheet, if it were markup.
+EVIL = '<img src=x onerror="throw 1"><script>throw 2</script>&amp;"\'{{ 7 * 7 }}</style></details>'
+
+
+def made(values: Any, stored: StoredFigures | None = None) -> str:
+    page = page_of([RunDocument(values)], stored or StoredFigures(), made_by="pytest-llmperf 0")
+    return html(page, drawn(charts_of(page)))
+
+
+def evil_run() -> Any:
+    """A document of which every text is an attack."""
+
+    def attacked(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: value[name] if name == "verdict" else attacked(value[name]) for name in value}
+        if isinstance(value, list):
+            return [attacked(each) for each in value]
+        return EVIL if isinstance(value, str) else value
+
+    values = attacked(json.loads(json.dumps(ladder_run())))
+    values["results"][0] |= {"verdict": EVIL, "id": EVIL + "\ud800\x00\x1b[31m"}
+    values["results"][1]["notes"] = [EVIL]
+    return values | {"skipped": [{"id": EVIL, "reason": EVIL}], "unfinished": EVIL}
+
+
+def many(number: int) -> Any:
+    """So many cases: eleven judged ones, each again and again under another name."""
+    values = json.loads(json.dumps(ladder_run()))
+    results = values["results"]
+    values["results"] = [
+        {
+            **results[index % len(results)],
+            "id": results[index % len(results)]["id"].replace("-gpus", f"-case{index}-gpus"),
+        }
+        for index in range(number)
+    ]
+    return values

@@ -1,0 +1,214 @@
+"""Results as other tools read them: held against those tools' own libraries and documented forms."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.cli import main
+from pytest_llmperf.judge.policy import METRICS, PHASES
+from pytest_llmperf.records.result import VERDICTS
+from pytest_llmperf.report.consumers.bencher import bencher
+from pytest_llmperf.report.consumers.direction import DIRECTIONS
+from pytest_llmperf.report.consumers.exported_run import ExportedRun
+from pytest_llmperf.report.consumers.github_benchmark import github_benchmark
+from pytest_llmperf.report.consumers.gitlab_metrics import gitlab_metrics
+from pytest_llmperf.report.consumers.junit import junit
+from pytest_llmperf.report.consumers.markdown_page import markdown_page, within
+from pytest_llmperf.report.consumers.prometheus import prometheus
+from tests.examples import examples
+
+HOSTILE = ['a"b\\c', "two\nlines", "pipe | <b>bold</b> # {x}", "ü \u2028 日本", "x" * 5000, "\ud800\x00]]>", "", "'"]
+RATE = {"value": 100.0, "unit": "tokens/s", "baseline": 110.0, "limit": 108.0, "change": -0.0909, "detectable": 0.01}
+
+
+def result(name: str = "case", verdict: str = "pass", **others: Any) -> dict[str, Any]:
+    metrics = {"tokens_per_second_per_gpu": RATE, "peak_reserved_bytes": {"value": 2.0**30, "unit": "bytes"}}
+    values = {"id": name, "digest": "d", "nodeid": f"t.py::test[{name}]", "verdict": verdict, "reason": "why"}
+    return {**values, "metrics": metrics, "launches": [], **others}
+
+
+def document(*results: dict[str, Any], kind: str = "gpu", **others: Any) -> dict[str, Any]:
+    return {"schema": 1, "machine": {"kind": kind}, "results": list(results), "exit_code": 0, **others}
+
+
+def run(*documents: dict[str, Any]) -> ExportedRun:
+    return ExportedRun.read(documents)
+
+
+def samples(lines: list[str], module: str) -> list[Any]:
+    parser = pytest.importorskip(f"prometheus_client.{module}")
+    families = list(parser.text_string_to_metric_families("\n".join([*lines, ""])))
+    found = [sample for family in families for sample in family.samples]
+    keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in found]
+    assert len(set(keys)) == len(keys)
+    return found
+
+
+NAMES = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=20))
+FIGURES = st.one_of(st.none(), st.floats(), st.integers(), st.just(10**400))
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    found = []
+    for number in range(draw(st.integers(0, 3))):
+        metrics = {
+            name: {"value": draw(FIGURES), "unit": draw(NAMES), "baseline": draw(FIGURES), "change": draw(FIGURES)}
+            for name in draw(st.lists(st.sampled_from([*METRICS, "new|metric", "9 x"]), max_size=3, unique=True))
+        }
+        words = {"reason": draw(NAMES), "changed": [draw(NAMES)], "digest": str(number)}
+        found.append(result(draw(NAMES), draw(st.sampled_from(VERDICTS)), metrics=metrics, **words))
+    unfinished = {"unfinished": "SIGTERM"} if draw(st.booleans()) else {}
+    return document(*found, kind=draw(NAMES), skipped=[{"id": draw(NAMES), "reason": "no GPU"}], **unfinished)
+
+
+@examples(50)
+@given(st.lists(documents(), min_size=1, max_size=2))
+def test_whatever_names_and_figures_there_are_each_consumer_reads_its_text(found: list[dict[str, Any]]) -> None:
+    told = ExportedRun.read(found)
+    assert all(math.isfinite(sample.value) for sample in samples(list(prometheus(told)), "parser"))
+    samples(list(gitlab_metrics(told)), "openmetrics.parser")
+    ET.fromstring("\n".join(junit(told)).partition("\n")[2])
+    for name, measures in json.loads("\n".join(bencher(told)), parse_constant=pytest.fail).items():
+        assert 0 < len(name) <= 1024
+        assert all(re.fullmatch("[a-z0-9-]{1,64}", measure) for measure in measures)
+        assert all(set(value) == {"value"} for value in measures.values())
+    for entry in json.loads("\n".join(github_benchmark(told, "bigger")), parse_constant=pytest.fail):
+        assert {name: type(value) for name, value in entry.items()} == {
+            "name": str, "unit": str, "value": float, "extra": str,
+        }  # fmt: skip
+    page = markdown_page(told)
+    assert all("\n" not in line for line in page)
+    rows = [line for line in page if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in rows}) <= 1
+    assert len(rows) == (len(told.cases) + 2 if told.cases else 0)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_gitlab_takes_each_line_apart_as_a_shell_does(name: str) -> None:
+    for line in gitlab_metrics(run(document(result(name)))):
+        words = shlex.split(re.sub("#.*$", "", line))
+        if words:
+            assert words[0].startswith("llmperf_")
+            assert math.isfinite(float(words[1]))
+            assert len(words) == 2
+
+
+def test_a_case_keeps_its_name_through_prometheus() -> None:
+    name = 'a"b\\c {x}, # y'
+    found = samples(list(prometheus(run(document(result(name))))), "parser")
+    rates = {sample.name: sample for sample in found if sample.labels.get("case") == name}
+    assert rates["llmperf_tokens_per_second_per_gpu"].value == 100.0
+    assert rates["llmperf_tokens_per_second_per_gpu_baseline"].value == 110.0
+    assert rates["llmperf_verdict"].labels["verdict"] == "pass"
+
+
+def test_a_run_that_was_aborted_says_so_everywhere_that_it_can() -> None:
+    aborted = run(document(result(), unfinished="SIGTERM", exit_code=2))
+    assert 'llmperf_run_complete{machine="gpu"} 0' in list(prometheus(aborted))
+    assert markdown_page(aborted)[0] == "## llmperf: red: 1 pass"
+    assert any("ended before its end: SIGTERM" in line for line in markdown_page(aborted))
+    assert 'errors="1"' in list(junit(aborted))[1]
+
+
+def test_figures_of_an_invalid_case_enter_no_history() -> None:
+    told = run(document(result(verdict="invalid")))
+    assert list(bencher(told)) == ["{}"]
+    assert list(github_benchmark(told, "bigger")) == ["[]"]
+    assert not [line for line in prometheus(told) if "tokens" in line]
+    assert "100" in markdown_page(told)[-1]
+
+
+def test_of_a_case_the_last_file_counts_and_in_it_the_worst_verdict() -> None:
+    first, last = document(result(verdict="invalid")), document(result(), result(verdict="regressed"))
+    assert [case.verdict for case in run(first, last).cases] == ["regressed"]
+
+
+def test_two_machines_are_told_apart() -> None:
+    told = run(document(result(), kind="a"), document(result(), kind="b"))
+    assert list(json.loads("\n".join(bencher(told)))) == ["case (a)", "case (b)"]
+    assert "machine" in markdown_page(told)[2]
+    assert len([line for line in prometheus(told) if line.startswith("llmperf_verdict{")]) == 2
+
+
+def test_each_way_of_getting_better_has_its_metrics() -> None:
+    told = run(document(result()))
+    names = {way: [each["name"] for each in json.loads("\n".join(github_benchmark(told, way)))] for way in DIRECTIONS}
+    assert names == {"bigger": ["case: tokens_per_second_per_gpu"], "smaller": ["case: peak_reserved_bytes"]}
+    for name, metric in {**METRICS, **PHASES}.items():
+        if name != "final_loss":
+            assert name in DIRECTIONS["bigger" if metric.higher_is_better else "smaller"]
+
+
+def test_junit_is_what_its_readers_know() -> None:
+    reader = pytest.importorskip("junitparser")
+    skipped = [{"id": "wide", "reason": "needs 8 GPUs"}]
+    told = run(document(result(), result('<"&', "regressed"), skipped=skipped))
+    suites = list(reader.JUnitXml.fromstring("\n".join(junit(told)).partition("\n")[2]))
+    assert [(suite.tests, suite.failures, suite.skipped) for suite in suites] == [(2, 1, 0), (1, 0, 1)]
+    failed = next(case for case in suites[0] if case.result)
+    assert (failed.classname, failed.name) == ("t", 'test[<"&]')
+    assert failed.result[0].message == "regressed: why"
+    assert "baseline 110 (-9.1 %), limit 108" in failed.result[0].text
+    (found,) = failed.iterchildren(reader.Properties)
+    values = {each.name: each.value for each in found}
+    assert (values["llmperf.verdict"], values["llmperf.tokens_per_second_per_gpu"]) == ("regressed", "100.0")
+
+
+def test_a_page_is_cut_at_a_row_and_says_so() -> None:
+    page = markdown_page(run(document(*(result(f"case-{number:05}-" + "ü" * 100) for number in range(3000)))))
+    text = within(page, 100_000)
+    assert 90_000 < len(text.encode()) <= 100_000
+    *rows, _, note = text.splitlines()
+    assert rows[-1].endswith(" |")
+    assert note.startswith(f"{len(page) - len(rows)} more lines had no room here")
+    assert within(page, 100) == ""
+    assert len(within(page, 2**30).splitlines()) == len(page)
+
+
+FORMATS = ("markdown", "gitlab", "bencher", "github-benchmark", "prometheus", "junit")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_command_tells_what_it_can_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = json.dumps(document(result())).replace("-0.0909", "NaN").replace("108.0", "1e999")
+    for file, text in (("old.json", old), ("cut.json", old[:50]), ("new.json", '{"schema": 2}')):
+        (tmp_path / file).write_text(text)
+    paths = [str(tmp_path / file) for file in ("old.json", "cut.json", "new.json", "gone.json")]
+    assert main(["export", *paths, "--format", name]) == 1
+    told = capsys.readouterr()
+    assert "case" in told.out
+    assert not re.search(r"\b(NaN|inf|Infinity)\b", told.out)
+    assert [re.search(r"(\w+\.json): (no JSON|expected schema 1|No such)", line) is not None
+            for line in told.err.splitlines()] == [True] * 3  # fmt: skip
+
+
+def test_a_file_is_written_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.json").write_text(json.dumps(document(result("ü"))))
+    out = tmp_path / "llmperf.prom"
+    assert main(["export", str(tmp_path / "in.json"), "--format", "prometheus", "--output", str(out)]) == 0
+    assert 'case="ü"' in out.read_text(encoding="utf-8")
+    assert capsys.readouterr().out == f"{out}: 1 case(s), prometheus\n"
+
+
+def test_the_files_of_docs_ci_are_what_the_page_shows() -> None:
+    yaml = pytest.importorskip("yaml")
+    docs = Path(__file__).parents[2] / "docs"
+    github = yaml.safe_load((docs / "ci" / "github-actions.yml").read_text())
+    gitlab = yaml.safe_load((docs / "ci" / "gitlab-ci.yml").read_text())
+    assert set(github["jobs"]) == {"perf-static", "perf-gpu"}
+    assert {"perf-static", "perf-gpu"} <= set(gitlab)
+    for jobs in (github["jobs"], gitlab):
+        assert "--perf-static" in json.dumps(jobs["perf-static"])
+        assert "llmperf export" in json.dumps(jobs["perf-gpu"])
+    assert gitlab["perf-gpu"]["artifacts"]["reports"] == {"junit": "perf-gpu.xml", "metrics": "metrics.txt"}

@@ -1,0 +1,154 @@
+"""A page in a real browser, where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser import CHROMIUM, Browser, browser
+from tests.pages import EVIL, evil_run, made, many
+from tests.runs import ladder_run, stored_figures
+
+pytest.importorskip("jinja2", reason="a page takes the extra `page`")
+pytest.importorskip("vl_convert", reason="a page takes the extra `page`")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium here; apt-get install chromium"),
+]
+
+ROWS = "[...document.querySelectorAll('tbody.case')]"
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return made(ladder_run(), stored_figures())
+
+
+def show(opened: Browser, folder: Path, text: str, *, width: int = 1280, dark: bool = False) -> None:
+    """``text`` as a file in ``folder``, opened anew."""
+    path = folder / "page.html"
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    opened.requests.clear()
+    opened.errors.clear()
+    opened.open(f"file://{path}", width=width, dark=dark)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(chromium: Browser, tmp_path: Path, text: str) -> Browser:
+    show(chromium, tmp_path, text)
+    return chromium
+
+
+def test_it_asks_for_nothing_and_says_nothing_in_the_console(opened: Browser, tmp_path: Path) -> None:
+    assert opened.requests == [f"file://{tmp_path}/page.html"]
+    assert opened.errors == []
+
+
+@pytest.mark.parametrize("key", ["Enter", " "])
+def test_a_row_opens_by_a_key_to_what_it_has(opened: Browser, key: str) -> None:
+    row = "document.querySelector('tbody.case')"
+    assert opened.evaluate(f"{row}.rows[1].offsetHeight") == 0
+    opened.evaluate(f"{row}.querySelector('summary').focus()")
+    opened.press(key)
+    assert opened.evaluate(f"{row}.rows[1].offsetHeight") > 200
+    told = opened.evaluate(f"{row}.rows[1].innerText")
+    assert "Run it again: pytest" in told
+    assert "torch: 2.11.0 -> 2.12.0" in told
+    assert "Step times" in told
+    opened.press(key)
+    assert opened.evaluate(f"{row}.rows[1].offsetHeight") == 0
+
+
+def test_a_link_at_the_top_leads_to_its_row_which_opens(opened: Browser) -> None:
+    opened.evaluate("document.querySelector('.person a').click()")
+    assert opened.evaluate(
+        "new Promise(done => setTimeout(() => done(document.querySelector('#case-1 details').open)))"
+    )
+    assert opened.evaluate("Math.abs(document.querySelector('#case-1').getBoundingClientRect().top)") < 5
+
+
+def test_words_and_verdict_filter(opened: Browser) -> None:
+    shown = f"{ROWS}.filter(one => one.offsetHeight).map(one => one.dataset.verdict)"
+    assert len(opened.evaluate(shown)) == 11
+    opened.evaluate("document.getElementById('words').focus()")
+    for letter in "sdpa mbs7":
+        opened.press(letter)
+    assert opened.evaluate(shown) == ["regressed"]
+    assert opened.evaluate("document.getElementById('shown').value") == "1 of 11 cases"
+    opened.evaluate("document.getElementById('words').value = ''")
+    opened.evaluate("document.getElementById('verdict').value = 'improved'")
+    opened.evaluate("document.getElementById('verdict').dispatchEvent(new Event('change'))")
+    assert opened.evaluate(shown) == ["improved"]
+
+
+def test_a_column_sorts_by_its_figures_up_and_down(opened: Browser) -> None:
+    heading = "document.querySelectorAll('table.cases thead button')[2]"
+    rates = "[...document.querySelectorAll('tbody.case')].map(one => one.rows[0].cells[2].innerText.replace(',', ''))"
+    opened.evaluate(f"{heading}.focus()")
+    for order, reverse in (("ascending", False), ("descending", True)):
+        opened.press("Enter")
+        found = [float(rate) for rate in opened.evaluate(rates)]
+        assert found == sorted(found, reverse=reverse)
+        assert opened.evaluate(f"{heading}.parentElement.getAttribute('aria-sort')") == order
+    opened.evaluate("document.querySelectorAll('table.cases thead button')[0].click()")
+    names = opened.evaluate("[...document.querySelectorAll('tbody.case summary')].map(one => one.innerText)")
+    assert names.index("llama-3.2-1b-bf16-sdpa-mbs7-gpus1") < names.index("llama-3.2-1b-bf16-sdpa-mbs14-gpus1")
+    assert opened.evaluate("document.querySelectorAll('[aria-sort]').length") == 1
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_wider_than_the_window(chromium: Browser, tmp_path: Path, text: str, width: int) -> None:
+    show(chromium, tmp_path, text, width=width)
+    chromium.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    assert chromium.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_light_and_dark_follow_the_reader(chromium: Browser, tmp_path: Path, text: str) -> None:
+    grounds = []
+    for dark in (False, True):
+        show(chromium, tmp_path, text, dark=dark)
+        grounds.append(chromium.evaluate("getComputedStyle(document.body).backgroundColor"))
+        ink, bar = (
+            chromium.evaluate(f"getComputedStyle(document.querySelector('.plot {mark}')).fill")
+            for mark in ("text", "path[fill^=var]")
+        )
+        assert len({ink, bar, grounds[-1]}) == 3
+    assert grounds == ["rgb(255, 255, 255)", "rgb(20, 23, 27)"]
+
+
+def test_it_prints(opened: Browser) -> None:
+    assert opened.printed().startswith(b"%PDF-")
+
+
+def test_markup_in_names_is_text_there_too(chromium: Browser, tmp_path: Path) -> None:
+    show(chromium, tmp_path, made(evil_run(), stored_figures()))
+    assert chromium.errors == []
+    assert chromium.evaluate("document.querySelectorAll('img').length") == 0
+    chromium.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    assert EVIL in chromium.evaluate("document.querySelector('tbody.case summary').textContent")
+
+
+def test_two_thousand_rows_filter_and_sort_at_once(chromium: Browser, tmp_path: Path) -> None:
+    show(chromium, tmp_path, made(many(2000)))
+    script = """(() => {
+        const words = document.getElementById('words');
+        const began = performance.now();
+        words.value = 'case1999'; words.dispatchEvent(new Event('input'));
+        const shown = document.getElementById('shown').value;
+        words.value = ''; words.dispatchEvent(new Event('input'));
+        document.querySelectorAll('table.cases thead button')[2].click();
+        document.body.offsetHeight;
+        return [shown, performance.now() - began];
+    })()"""
+    shown, milliseconds = chromium.evaluate(script)
+    assert shown == "1 of 2000 cases"
+    assert milliseconds < 10_000  # a third of a second on two cores
+    assert chromium.errors == []

@@ -1,0 +1,379 @@
+"""What a page shows of a run, before it is drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.engine.run_page.case_name import CaseName
+from pytest_llmperf.engine.run_page.pictures import charts_of
+from pytest_llmperf.engine.run_page.run_document import RunDocument, refused
+from pytest_llmperf.engine.run_page.run_page import page_of
+from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
+from pytest_llmperf.insight import chapter15
+from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.report.page.charts import specification
+from pytest_llmperf.report.page.page_model import (
+    BarChart,
+    Case,
+    Chart,
+    IntervalChart,
+    LineChart,
+    Page,
+    Section,
+    StackChart,
+)
+from pytest_llmperf.report.results_json import document
+from tests.examples import examples
+from tests.runs import LADDER, MACHINE, WIDTHS, ladder_run, launches_at, result_of, stored_at, stored_figures
+from tests.shelf import keep
+
+NOTHING = StoredFigures()
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return page_of([RunDocument(ladder_run())], stored_figures())
+
+
+def section(page: Page, anchor: str) -> Section:
+    return next(each for each in page.sections if each.anchor == anchor)
+
+
+def case(page: Page, part: str) -> Case:
+    return next(each for each in page.cases if part in each.name)
+
+
+def chart(page: Page, anchor: str, title: str) -> Any:
+    return next(each for each in section(page, anchor).charts if title in each.title)
+
+
+def of_run(values: Any, stored: StoredFigures = NOTHING) -> Page:
+    return page_of([RunDocument(json.loads(json.dumps(values)))], stored)
+
+
+def test_what_needs_a_person_comes_first_each_with_its_reason(page: Page) -> None:
+    told = [(verdict, [one.name for one in cases]) for verdict, cases in page.for_a_person]
+    assert told == [
+        ("regressed", ["llama-3.2-1b-bf16-sdpa-mbs7-gpus1"]),
+        ("improved", ["llama-3.2-1b-bf16-sdpa-mbs14-gpus1"]),
+    ]
+    assert "(-10.7 %)" in page.for_a_person[0][1][0].reason
+    assert [one.verdict for one in page.cases][:3] == ["regressed", "improved", "pass"]
+    assert page.verdicts == (("regressed", 1), ("improved", 1), ("pass", 9))
+
+
+def test_the_ladder_stands_beside_its_baseline_and_what_was_published(page: Page) -> None:
+    bars = {bar.label: bar for bar in chart(page, "ladder", "throughput").bars}
+    slower = bars["15.6 bf16-sdpa-mbs7"]
+    assert slower.value is not None
+    assert slower.baseline is not None
+    assert slower.value / slower.baseline == pytest.approx(1 / 1.12, rel=1e-3)
+    assert slower.published == 24446
+    assert bars["15.2 fp32-eager-mbs7"].value is None
+    memory = {bar.label: bar for bar in chart(page, "ladder", "memory").bars}
+    assert memory["15.9 bf16-sdpa-liger-mbs37"].value == pytest.approx(50)
+    assert memory["15.9 bf16-sdpa-liger-mbs37"].published == pytest.approx(62.33)
+
+
+def test_a_step_is_as_much_faster_as_the_chapters_tables_say_it(page: Page) -> None:
+    bars = {bar.label: bar for bar in chart(page, "ladder", "speed-up").bars}
+    # Over 15.1 and not over 15.2, which ran out of memory.
+    assert bars["15.3 bf16-mixed-eager-mbs5"].value == pytest.approx(11489 / 10485, rel=1e-6)
+    assert bars["15.6 bf16-sdpa-mbs7"].published == pytest.approx(24446 / 14315)
+
+
+def test_a_rung_that_was_not_run_is_the_baselines() -> None:
+    only = [result_of(*LADDER[name]) for name in list(LADDER)[:2]]
+    bars = chart(page_of([RunDocument(ladder_run(only))], stored_figures()), "ladder", "throughput").bars
+    assert [bar.is_stored for bar in bars if bar.value is not None] == [False, False, *[True] * 6]
+
+
+def test_of_a_rung_that_is_invalid_the_baseline_is_shown() -> None:
+    rung, rate = LADDER["llama-3.2-1b-bf16-sdpa-liger-mbs14-gpus1"]
+    bare = replace(result_of(rung, rate), verdict="invalid", checks=())
+    others = [result_of(*LADDER[name]) for name in list(LADDER)[:2]]
+    page = page_of([RunDocument(ladder_run([bare, *others]))], stored_figures())
+    bar = next(each for each in chart(page, "ladder", "throughput").bars if each.label.startswith("15.8"))
+    assert (bar.value, bar.told, bar.baseline) == (None, "invalid", pytest.approx(rate))
+
+
+def test_scaling_stands_beside_the_ideal_line_and_what_a_gpu_hour_buys(page: Page) -> None:
+    lines = {line.role: line.points for line in chart(page, "scaling", "throughput").lines}
+    assert [gpus for gpus, _ in lines["now"]] == [1, 2, 4, 8]
+    one = lines["now"][0][1]
+    assert lines["ideal"][3] == (8, pytest.approx(8 * one))
+    assert lines["published"][-1] == (32, 32 * 41424)
+    cost = {line.role: line.points for line in chart(page, "cost", "GPU-hour").lines}
+    assert cost["now"][0] == (pytest.approx(one), 1.0)
+    assert cost["published"][-1][1] == pytest.approx(41424 / 48229)
+
+
+def test_the_interval_that_decided_is_drawn_and_told(page: Page) -> None:
+    first = chart(page, "changes", "throughput").intervals[0]
+    assert first.verdict == "regressed"
+    assert first.low < first.change < first.high < first.limit < 0
+    figures = dict(case(page, "sdpa-mbs7").details.tables)["Figures"]
+    (row,) = [row for row in figures.rows if row[0] == "tokens/s/GPU"]
+    assert row[4] == "-10.7 %"
+    assert " % to -" in row[5]
+    (steps,) = case(page, "sdpa-mbs7").details.charts
+    assert isinstance(steps, LineChart)
+    assert [line.role for line in steps.lines] == ["baseline"] * 3 + ["now"] * 2
+    assert "-10.7 %" in steps.says
+
+
+def test_memory_by_part_is_the_predicted_beside_what_was_measured(page: Page) -> None:
+    first = chart(page, "memory", "part").stacks[0]
+    assert dict(first.parts) == {"weights": 2, "optimizer": 5, "activations": 40}
+    assert dict(first.marks) == {"measured: allocated": 50, "measured: reserved": 50}
+    table = dict(case(page, "sdpa-mbs7").details.tables)["Memory"]
+    assert table.rows[-1] == ("prediction off by", "-6.0 %")
+
+
+def test_a_trace_is_told_by_category_and_what_moved_in_it(page: Page) -> None:
+    stack = chart(page, "traces", "by category").stacks[0]
+    assert dict(stack.parts) == {"matrix products": 200, "attention": 60, "elementwise and others": 40}
+    moved = dict(case(page, "sdpa-mbs7").details.tables)["What a step does more or less often"]
+    assert moved.rows == (("elementwise and others", "elementwise_add", "+40 (new)", "+40.0 ms"),)
+    (differs,) = [one for one in section(page, "traces").charts if "longer" in one.title]
+    assert isinstance(differs, StackChart)
+    (one,) = differs.stacks
+    assert one.label == "llama-3.2-1b-bf16-sdpa-mbs7-gpus1"
+    assert dict(one.parts) == {"elementwise and others": pytest.approx(40)}
+
+
+def test_the_runs_time_is_told_by_phase(page: Page) -> None:
+    (stack,) = chart(page, "time", "All launches").stacks
+    assert dict(stack.parts) == {
+        "waiting for hardware": pytest.approx(11),
+        "start-up": pytest.approx(30.8),
+        "first steps": pytest.approx(33),
+        "training": pytest.approx(220),
+        "ending": pytest.approx(22),
+    }
+
+
+def test_a_row_opens_to_its_launches_differences_and_command(page: Page) -> None:
+    one = case(page, "sdpa-mbs7")
+    assert one.command == f"pytest 'perf_tests/test_ladder.py::test_rung[{one.name}]' --gpus 8"
+    assert ("Different from the baseline's environment", ("torch: 2.11.0 -> 2.12.0",)) in one.details.lists
+    assert len(dict(one.details.tables)["Launches"].rows) == 2
+
+
+def test_every_chart_has_a_sentence_and_a_table_with_all_of_its_rows(page: Page) -> None:
+    charts: list[Chart] = [one for each in page.sections for one in each.charts]
+    assert {type(one) for one in charts} == {BarChart, IntervalChart, LineChart, StackChart}
+    for one in charts:
+        assert one.says
+        assert one.table.rows
+        assert {len(row) for row in one.table.rows} == {len(one.table.headings)}
+
+
+def test_a_document_that_does_not_say_how_it_was_run_offers_what_its_ids_tell() -> None:
+    values = ladder_run()
+    del values["rerun"]
+    assert case(of_run(values), "gpus4").command.endswith("gpus4]' --gpus 4")
+    values["machine"] = {"kind": "cpu-x", "gpus": []}
+    assert case(of_run(values), "gpus4").command.endswith(" --gpus 0")
+
+
+def test_a_run_that_was_ended_says_so_first() -> None:
+    told = of_run(ladder_run() | {"unfinished": "SIGTERM", "troubles": ["gpus-8.json: missing"]}).warnings
+    assert told[0] == "the run ended before its end (SIGTERM): what is missing here was not judged"
+    assert told[1] == "gpus-8.json: missing"
+
+
+def test_runs_of_two_machines_are_kept_apart() -> None:
+    here, there = ladder_run(), ladder_run() | {"machine": {"kind": "other", "gpus": []}}
+    page = page_of([RunDocument(here, "a.json"), RunDocument(there, "b.json")], stored_figures())
+    assert page.columns[0] == "run"
+    assert len(page.cases) == 2 * len(here["results"])
+    titles = [one.title for one in section(page, "ladder").charts]
+    assert [title.partition(":")[0] for title in titles] == [
+        *["llama-3.2-1b on nvidia-h200-140gib"] * 3,
+        *["llama-3.2-1b on other"] * 3,
+    ]
+    assert [dict(facts)["run"] for facts in page.runs] == ["a.json", "b.json"]
+
+
+def test_of_two_runs_of_one_machine_charts_show_the_last() -> None:
+    first = ladder_run()
+    last = json.loads(json.dumps(first))
+    for result in last["results"]:
+        result["metrics"]["tokens_per_second_per_gpu"]["value"] = 7.0
+    page = page_of([RunDocument(first, "a"), RunDocument(last, "b")], NOTHING)
+    assert {bar.value for bar in chart(page, "ladder", "throughput").bars if bar.value} == {7.0}
+
+
+def test_a_night_of_several_files_is_of_their_machine_kind() -> None:
+    values = ladder_run()
+    machines = {"gpus-1.json": values["machine"], "gpus-8.json": {**values["machine"], "cores": 3}}
+    run = RunDocument({**values, "machine": {}, "machines": machines})
+    assert (run.machine, len(run.gpus)) == (MACHINE, 8)
+
+
+def test_an_empty_run_is_a_page_too() -> None:
+    page = of_run({"schema": 1, "machine": {}, "results": []})
+    assert (page.cases, page.sections, page.for_a_person, page.verdicts) == ((), (), (), ())
+
+
+def test_a_case_without_figures_or_launches_is_a_row() -> None:
+    bare = CaseResult(id="x", digest="", nodeid="t.py::t", machine="m", verdict="invalid", reason="it broke")
+    (one,) = of_run(document({}, [bare])).cases
+    assert (one.name, one.reason, one.command) == ("x", "it broke", "pytest t.py::t --gpus 0")
+    assert one.cells == ()
+    values = ladder_run()
+    values["results"].append({"id": "y", "nodeid": "t.py::y", "verdict": "pass"})
+    assert {cell.text for cell in case(of_run(values), "y").cells} == {"-", "0"}
+
+
+def test_a_figure_that_is_no_number_in_an_old_file_is_absent() -> None:
+    text = json.dumps(ladder_run()).replace('"loss": 6.0', '"loss": NaN')
+    values = json.loads(text)
+    metric = values["results"][0]["metrics"]["tokens_per_second_per_gpu"]
+    metric |= {"value": math.nan, "change": math.inf, "interval": [math.nan, 1]}
+    values["results"][0]["launches"][0]["losses"] = [None, math.nan]
+    page = page_of([RunDocument(values)], stored_figures())
+    one = case(page, values["results"][0]["id"])
+    assert one.cells[0].text == "-"
+    assert len(dict(one.details.tables)["Launches"].rows) == 2  # whatever their losses are
+    assert "nan" not in repr(page).lower()
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, "soon"])
+def test_a_launch_whose_times_are_none_is_not_drawn(seconds: object) -> None:
+    values = json.loads(json.dumps(ladder_run()))
+    first = values["results"][0]["launches"]
+    first[0]["ranks"][0]["step_seconds"][3] = seconds
+    first[1]["phases"]["steps"] = seconds
+    page = page_of([RunDocument(values)], stored_figures())
+    one = case(page, values["results"][0]["id"])
+    assert one.details.charts == ()
+    assert page.warnings == ("2 launches cannot be read by this version and are not shown; their cases' figures are",)
+
+
+def test_an_older_document_shows_what_it_has() -> None:
+    values = json.loads(json.dumps(ladder_run()))
+    for name in ("spent", "rerun", "exit_code", "schema"):
+        del values[name]
+    for result in values["results"]:
+        for name in ("rung", "reference", "notes", "differences"):
+            result.pop(name, None)
+        for metric in result["metrics"].values():
+            metric.pop("interval", None)
+        for launch in result["launches"]:
+            launch.pop("phases")
+            launch.pop("trace")
+        result["launches"][0]["a_field_of_later"] = 1
+    page = page_of([RunDocument(values)], NOTHING)
+    assert [each.anchor for each in page.sections] == ["scaling", "cost", "changes"]
+    assert page.warnings[0] == "schema None, of an older version: what it does not say is not shown"
+    assert page.warnings[1].startswith(f"{len(values['results'])} launches cannot be read by this version")
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ([], "no file of --perf-json"),
+        ({"schema": 1}, "no file of --perf-json"),
+        ({"schema": 2, "results": []}, "schema 2 is newer than this version understands (1); upgrade pytest-llmperf"),
+        ({"schema": 1, "results": []}, ""),
+    ],
+)
+def test_what_is_no_document_is_refused_in_a_line(values: object, why: str) -> None:
+    assert refused(values).startswith(why)
+    assert bool(refused(values)) == bool(why)
+
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@examples(25)
+@given(st.data())
+def test_whatever_stands_in_a_document_its_page_is_made(data: st.DataObject) -> None:
+    values: Any = json.loads(json.dumps(ladder_run([result_of(*LADDER[name]) for name in list(LADDER)[:2]])))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place: Any = values
+        while True:
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            key = data.draw(st.sampled_from(keys))
+            if not isinstance(place[key], (dict, list)) or not place[key] or data.draw(st.booleans()):
+                break
+            place = place[key]
+        place[key] = data.draw(_ANY)
+    page = page_of([RunDocument(values)], stored_figures())
+    assert len(page.cases) == len(RunDocument(values).results)
+    for one in charts_of(page):
+        json.dumps(specification(one), allow_nan=False)
+
+
+_RATES = st.floats(allow_nan=True, allow_infinity=True) | st.integers() | st.none()
+
+
+@examples(25)
+@given(st.lists(st.tuples(_RATES, _RATES, _RATES), min_size=3, max_size=3))
+def test_whatever_its_figures_are_all_that_is_drawn_is_finite(figures: list[tuple[Any, Any, Any]]) -> None:
+    values = json.loads(json.dumps(ladder_run([result_of(*WIDTHS[name]) for name in WIDTHS])))
+    for result, (value, baseline, change) in zip(values["results"], figures, strict=True):
+        for metric in result["metrics"].values():
+            metric |= {"value": value, "baseline": baseline, "limit": baseline, "change": change}
+            metric |= {"interval": [change, value]}
+        result |= {"rung": "15.1", "reference": {"tokens_per_second_per_gpu": baseline, "peak_reserved_bytes": change}}
+    values["spent"]["phases"] = {"start": figures[0][0], "steps": figures[1][0]}
+    for one in charts_of(page_of([RunDocument(values)], NOTHING)):
+        json.dumps(specification(one), allow_nan=False)
+
+
+def test_a_stored_file_that_cannot_serve_is_a_line_and_no_more(tmp_path: Path) -> None:
+    rung, rate = next(iter(LADDER.values()))
+    keep(tmp_path, stored_at(rung.spec, rate))
+    (tmp_path / MACHINE / "llama-3.2-1b" / "broken.json").write_text("{", encoding="utf-8")
+    stored = StoredFigures.read(tmp_path, [MACHINE, "../..", ""])
+    assert stored.of(MACHINE, rung.spec.digest) is not None
+    (line,) = stored.broken
+    assert "broken.json" in line
+    assert page_of([], stored).warnings == (line,)
+
+
+def test_what_this_run_has_recorded_is_not_its_own_baseline() -> None:
+    rung, rate = LADDER["llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"]
+    result = replace(result_of(rung, rate), updated="recorded")
+    stored = stored_at(rung.spec, rate)
+    with_it = replace(stored, launches=(*stored.launches, *result.launches))
+    page = page_of([RunDocument(ladder_run([result]))], StoredFigures({(MACHINE, stored.digest): with_it}))
+    (steps,) = page.cases[0].details.charts
+    assert isinstance(steps, LineChart)
+    assert [line.role for line in steps.lines] == ["baseline"] * 3 + ["now"] * 2
+    assert page.cases[0].reason.endswith("; recorded by this run")
+
+
+def test_where_two_sides_took_turns_the_other_side_is_what_it_is_held_against() -> None:
+    rung, rate = LADDER["llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"]
+    result = replace(result_of(rung, rate), launches_before=launches_at(rung.spec, rate, 1))
+    (steps,) = page_of([RunDocument(ladder_run([result]))], stored_figures()).cases[0].details.charts
+    assert isinstance(steps, LineChart)
+    assert [line.name for line in steps.lines] == ["the other side", "this run", "this run"]
+
+
+@pytest.mark.parametrize("rung", [*chapter15.LLAMA, *chapter15.OPT, *chapter15.LLAMA_WIDTHS])
+def test_an_id_tells_its_model_and_its_gpus(rung: Any) -> None:
+    name = CaseName.of(rung.spec.id)
+    assert (name.model, name.gpus) == (rung.spec.model, rung.spec.gpus)
+    assert name.training + f"-gpus{name.gpus}" == rung.spec.id
+
+
+@given(st.text())
+def test_whatever_an_id_is_its_name_is_found(text: str) -> None:
+    assert CaseName.of(text).training is not None

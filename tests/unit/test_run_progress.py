@@ -1,0 +1,69 @@
+"""How far a run is, and the time that is left, by the baselines of its cases."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pytest_llmperf.plugin.run_progress import RunProgress
+from pytest_llmperf.records.failure import Progress
+from pytest_llmperf.report.progress_line import Numbered, live_line
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def test_what_is_left_is_what_baselines_took_as_this_run_takes_longer_or_not(now: list[float]) -> None:
+    run = RunProgress({"a": 10.0, "b": 20.0, "c": 30.0})
+    assert run.whole == "about 60 s"
+    assert run.line == ""
+    run.begin("a")
+    assert run.line == "case 1 of 3, about 60 s left"
+    now[0] += 4
+    assert run.line == "case 1 of 3, about 56 s left"
+    now[0] += 1
+    run.end("a")
+    run.begin("b")  # the first took half of what it took before, so the others are expected to
+    assert run.line == "case 2 of 3, about 25 s left"
+    now[0] += 40  # longer than expected: it is over at any moment
+    assert run.line == "case 2 of 3, about 15 s left"
+
+
+def test_a_case_without_a_baseline_takes_as_long_as_the_others(now: list[float]) -> None:
+    run = RunProgress({"a": None, "b": 20.0, "c": None})
+    assert run.whole == "about 20 s for the 1 that have a baseline"
+    run.begin("a")
+    assert run.line == "case 1 of 3, about 60 s left"
+
+
+def test_where_no_baseline_tells_the_run_itself_does(now: list[float]) -> None:
+    run = RunProgress({"a": None, "b": None})
+    assert run.whole == ""
+    run.begin("a")
+    assert run.line == "case 1 of 2"
+    now[0] += 7
+    run.end("a")
+    run.begin("b")
+    assert run.line == "case 2 of 2, about 7 s left"
+
+
+def test_other_tests_and_a_case_alone_say_nothing(now: list[float]) -> None:
+    run = RunProgress({"a": 10.0, "b": 10.0})
+    run.begin("no case")
+    assert run.line == ""
+    run.end("no case")
+    alone = RunProgress({"a": 10.0})
+    alone.begin("a")
+    assert alone.line == ""
+
+
+def test_the_line_of_a_launch_has_it_where_there_is_room() -> None:
+    launch, progress = Numbered("llama-tiny-bf16", 1, 2), Progress(phase="importing")
+    run = "case 7 of 19, about 2 min left"
+    assert live_line(launch, progress, 3.0, 100, run=run) == f"llama-tiny-bf16  launch 1/2  importing  3 s  {run}"
+    assert live_line(launch, progress, 3.0, 45, run=run) == "llama-tiny-bf16  launch 1/2  importing  3 s"
