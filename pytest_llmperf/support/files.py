@@ -16,8 +16,13 @@ def write_text(path: Path, text: str, *, lasts: bool = True) -> None:
         OSError: the file or its folder cannot be written; whatever was there before is still there. It names the file,
             which an error of a full disk does not by itself.
     """
+    write_bytes(path, text.encode("utf-8", "backslashreplace"), lasts=lasts)
+
+
+def write_bytes(path: Path, data: bytes, *, lasts: bool = True) -> None:
+    """As ``write_text``, of what is no text."""
     try:
-        _write(path, text, lasts=lasts)
+        _write(path, data, lasts=lasts)
     except OSError as error:
         if error.errno is None:
             raise
@@ -44,8 +49,7 @@ def _part_of(target: Path) -> Path:
     return target.with_name(f".llmperf-{os.getpid()}-{secrets.token_hex(4)}.part")
 
 
-def _write(path: Path, text: str, *, lasts: bool) -> None:
-    data = text.encode("utf-8", "backslashreplace")
+def _write(path: Path, data: bytes, *, lasts: bool) -> None:
     target = Path(os.path.realpath(path))  # a link stays a link
     if target.exists() and not target.is_file():
         # /dev/stdout, a pipe: replacing it would put a file in its place. A folder raises here, which is right too.
