@@ -14,12 +14,16 @@ from pytest_llmperf.cli.command_error import CommandError
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.report.text import fold, glyphs_of, one_line
+from pytest_llmperf.support import signals
 
-_INTERRUPTED = 130  # 128 and SIGINT, as shells say it
+# 128 and the signal, as shells say it.
+_INTERRUPTED, _TERMINATED = 130, 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 is fine, 1 is no baselines, no such case or a broken file, and argparse exits with 2."""
+    ended_by: list[str] = []
+    restore = signals.end_on(signals.OF_A_HOST, ended_by.append)
     try:
         try:
             return _run(argv)
@@ -29,11 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 0
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return _TERMINATED if ended_by else _INTERRUPTED
     except OSError as error:  # a full disk, a folder that may not be read
         _discard_output()
         print(f"llmperf: {one_line(str(error))}", file=sys.stderr)
         return 1
+    finally:
+        restore()
 
 
 def _discard_output() -> None:

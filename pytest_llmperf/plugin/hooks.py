@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, junit_properties, reports, rootdir, signals, summary, trouble
+from pytest_llmperf.plugin import benchmark, junit_properties, reports, rootdir, summary, trouble
 from pytest_llmperf.plugin.attempts import Attempts
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
@@ -27,6 +27,7 @@ from pytest_llmperf.plugin.reports import FINDINGS
 from pytest_llmperf.plugin.session import SESSION, PerfSession
 from pytest_llmperf.run.context import UNFINISHED
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.support import signals
 
 _MARKERS = (
     "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9')",

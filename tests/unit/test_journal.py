@@ -23,10 +23,10 @@ from pytest_llmperf.launch.slurm import allocation, controller
 from pytest_llmperf.launch.slurm.cluster import Cluster
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.launch.slurm.srun import Srun
-from pytest_llmperf.plugin import signals
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run import slurm_job
 from pytest_llmperf.run.journal import Journal, Kept
+from pytest_llmperf.support import signals
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=16)

@@ -1,35 +1,24 @@
-"""The README's pictures, made from the committed baselines: ``python -m tools.pictures [docs/pictures]``.
-
-Drawn by Vega-Lite (``pip install 'pytest-llmperf[page]'``), on a ground of their own, so that they read on any page.
-"""
+"""The ladder of the committed baselines, as a Vega-Lite specification."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Rung
 from pytest_llmperf.judge.stats import pooled_tokens_per_second
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.report.page import vega_drawing
 from pytest_llmperf.support.units import GIB
 
-_MACHINE = "nvidia-h200-140gib"
 _OURS, _PUBLISHED = "one H200, this project", "H100 64 GB, as published"
 _COLOURS = {_OURS: "#2a78d6", _PUBLISHED: "#9aa3ad"}
 
 
-def rows(rungs: Sequence[Rung], store: BaselineStore) -> list[dict[str, Any]]:
+def rows(rungs: Sequence[Rung], store: BaselineStore, machine: str) -> list[dict[str, Any]]:
     """Of each rung that ran, for each of the two its rate in tokens/s per GPU and its memory in GiB."""
     found = []
     for rung in rungs:
-        baseline = store.load(_MACHINE, rung.spec)
+        baseline = store.load(machine, rung.spec)
         if baseline is None or rung.ran_out_of_memory:
             continue
         spec = rung.spec
@@ -85,27 +74,3 @@ def ladder(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "axis": {"labelFontSize": 12, "gridColor": "#eee"},
         },
     }
-
-
-def drawn(specifications: Sequence[Mapping[str, Any]]) -> list[str]:
-    """SVG of each."""
-    command = [sys.executable, str(Path(vega_drawing.__file__))]
-    done = subprocess.run(command, input=json.dumps(specifications), capture_output=True, text=True, check=True)
-    return [str(picture) for picture in json.loads(done.stdout)]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("docs/pictures"))
-    folder = parser.parse_args(argv).folder
-    store = BaselineStore(Path("baselines"))
-    folder.mkdir(parents=True, exist_ok=True)
-    (picture,) = drawn([ladder(rows(chapter15.LADDERS[0], store))])
-    (folder / "ladder.svg").write_text(picture, encoding="utf-8")
-    print(f"{folder / 'ladder.svg'}: {len(picture) / 1000:.0f} kB")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
