@@ -20,12 +20,15 @@ class Console:
     """
 
     def __init__(self, config: pytest.Config) -> None:
+        self._config = config
         self._reporter: Any = config.pluginmanager.getplugin("terminalreporter")
         self._capture: Any = config.pluginmanager.getplugin("capturemanager")
         self._session = config.stash.get(SESSION, None)
         self._worker: str = getattr(config, "workerinput", {}).get("workerid", "")
         self._quiet = self._reporter is None or bool(self._worker) or config.get_verbosity() < 0
         self.is_live = not self._quiet and bool(self._reporter.isatty)
+        self._left_at: int | None = None
+        """Column of the line above the live one, at which pytest's own output goes on."""
 
     def say(self, line: str) -> None:
         """One line of its own; also under ``-q``, since it tells why nothing seems to happen."""
@@ -33,6 +36,7 @@ class Console:
             if self._worker:
                 _to_stderr(f"llmperf [{self._worker}]: {line}\n")
             elif self._reporter is not None:
+                self._return()
                 self._reporter.ensure_newline()
                 self._reporter.write_line(f"llmperf: {line}")
                 # A log would show it with the next test; what is left in the buffer may end up as captured output.
@@ -52,6 +56,8 @@ class Console:
             yield lines
         finally:
             lines.clear()
+            with self._uncaptured():
+                self._return()
 
     def ended_from_outside(self, error: BaseException) -> str:
         """Why a test was failed while it waited, as by the signal of pytest-timeout; empty of a failure of our own.
@@ -62,12 +68,29 @@ class Console:
         return str(error).rstrip(".") if of_pytest else ""
 
     def write(self, text: str) -> None:
-        """Raw text to the terminal, for the live line."""
+        """Raw text to the terminal, for the live line, which is below the line that pytest has begun."""
         with self._uncaptured():
-            self._reporter.ensure_newline()
-            self._reporter.write(text, flush=True)
-            # What follows must not believe that it continues this line.
-            self._reporter.currentfspath = None
+            if self._left_at is None and self._reporter.currentfspath is not None:
+                self._left_at = self._terminal.width_of_current_line
+                text = f"\n{text}"
+            self._write_raw(text)
+
+    def _return(self) -> None:
+        """Back to where pytest has left its own line, so that its next letter stands there."""
+        if self._left_at is not None:
+            column = self._left_at % self._terminal.fullwidth
+            self._write_raw("\r\x1b[K\x1b[A" + (f"\x1b[{column}C" if column else ""))
+            self._left_at = None
+
+    def _write_raw(self, text: str) -> None:
+        # Past pytest's writer, which counts columns.
+        self._terminal.flush()
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    @property
+    def _terminal(self) -> Any:
+        return self._config.get_terminal_writer()
 
     def _run_progress(self) -> str:
         progress = self._session.progress if self._session is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +20,7 @@ from pytest_llmperf.plugin.second import first, told
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.plugin.trouble import Trouble
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.report.text import fold
 from pytest_llmperf.run.errors import UsageError
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
         return
     from pytest_llmperf.plugin.unused_baselines import listed
 
-    lines = [*session.told, *unwritten(session.config)]
+    lines = _folded([*session.told, *unwritten(session.config)], reporter)
     if session.settings.against_itself:
         lines.append(f"--perf-against {session.settings.against}: the same environment on both sides")
     if session.settings.dry_run and session.settings.update != "prune":
@@ -186,7 +187,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
         lines = plan_lines(planned, session.settings.budget_gpu_hours) + costs + lines
     elif session.findings.results or session.findings.spent.launches:
         lines = _table(session, reporter) + lines
-    lines += skip_lines(session.findings.skipped) + listed(session)
+    lines += _folded([*skip_lines(session.findings.skipped), *listed(session)], reporter)
     if not lines:
         return
     reporter.section("llmperf", "=")
@@ -209,14 +210,15 @@ def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]
     most = reporter.config.getoption("durations", None)  # pytest's own, which tells of whole tests; 0: all
     longest = [] if most is None else longest_lines(results, most)
     upgrade = upgrade_lines(results) if session.settings.static else []
-    return [
-        *filter(None, [whole_run.line if whole_run and whole_run.change else host_shift(results)]),
-        *table,
-        *upgrade,
-        *costs,
-        *filter(None, [wide_gates(results)]),
-        *longest,
-    ]
+    common = whole_run.line if whole_run and whole_run.change else host_shift(results)
+    below = [*upgrade, *costs, *filter(None, [wide_gates(results)]), *longest]
+    return [*_folded(filter(None, [common]), reporter), *table, *_folded(below, reporter)]
+
+
+def _folded(lines: Iterable[str], reporter: pytest.TerminalReporter) -> list[str]:
+    """For a terminal, whose own way to break a line is within a word; a file gets lines as long as they are."""
+    width = reporter._tw.fullwidth if reporter.isatty else None
+    return [part for line in lines for part in fold(line, width, indent="  ") or [""]]
 
 
 def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:

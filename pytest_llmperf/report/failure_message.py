@@ -52,13 +52,17 @@ def _header(result: CaseResult, reason: str) -> str:
 
 
 def explained(result: CaseResult, reason: str) -> str:
-    """``reason`` and what traces point to: before a loss of time, its cause; after what is exact, as what it took."""
+    """``reason`` and what traces point to: before a loss of time, its cause; after what is exact, as what it took.
+
+    A CPU's times are noise: there the figure comes first.
+    """
     told = result.diagnosis
     if not told or result.verdict == "invalid":  # whose evidence has said more
         return reason
     lost = [check for check in result.checks if check.verdict == result.verdict]
     is_exact = bool(lost) and all(check.tolerance == 0 for check in lost)
-    return f"{reason}; {told}" if is_exact else f"{told}; {reason}"
+    is_on_host = any(launch.trace and launch.trace.is_on_host for launch in result.launches)
+    return f"{reason}; {told}" if is_exact or is_on_host else f"{told}; {reason}"
 
 
 def _command(words: str, command: str) -> list[str]:

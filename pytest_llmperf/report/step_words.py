@@ -105,6 +105,9 @@ def points_to(difference: Difference) -> str:
     """One line: of how much of a step, where that is known from what, in which parts, by which names."""
     data = difference.data
     is_data = data.change > 0 and data.change >= _MOST_OF_IT * difference.change
+    is_only_slower = difference.is_the_same_work and not (is_data or difference.causes or _ranks(difference))
+    if is_only_slower and difference.is_on_host:
+        return "a traced step runs the same kernels, copies and waits; a CPU's times are noise"
     parts = [part for part in difference.parts if not (is_data and part is data)]
     moved = [part for part in parts if part.names]
     least = _LEAST_SHARE * max(abs(difference.change), *(abs(part.change) for part in difference.parts), 0.0)

@@ -46,7 +46,7 @@ def summary_lines(
         *_grouped("not the same on both sides", in_turns, lambda result: result.changed),
         *_grouped("different from the baseline's environment", stored, lambda result: result.differences),
         *_grouped("different between the two sides", in_turns, lambda result: result.differences),
-        *(f"{result.id}: {note}" for result in results for note in result.notes),
+        *_noted(results),
         *(line for result in results for line in _recorded(result)),
         _totals(results, spent or Spent(), glyphs),
         *_hint(results),
@@ -157,6 +157,18 @@ def _grouped(title: str, results: Sequence[CaseResult], lines_of: Callable[[Case
             cases.setdefault(line, []).append(result.id)
     lines = [f"{title}: {line} ({_of(ids, len(results))})" for line, ids in cases.items()]
     return lines[:_MOST_LINES] + ([f"{title}: {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else [])
+
+
+def _noted(results: Sequence[CaseResult]) -> list[str]:
+    """Each note with its case; one that several have once, with all of them."""
+    cases: dict[str, list[str]] = {}
+    for result in results:
+        for note in dict.fromkeys(result.notes):
+            cases.setdefault(note, []).append(result.id)
+    return [
+        f"{ids[0]}: {note}" if len(ids) == 1 else f"{len(ids)} cases: {note} ({_of(ids, len(results))})"
+        for note, ids in cases.items()
+    ]
 
 
 def _of(ids: Sequence[str], total: int) -> str:

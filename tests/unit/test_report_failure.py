@@ -11,6 +11,7 @@ from pytest_llmperf.records.launch import Environment, Launch, RankRecord
 from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.report.failure_message import MAX_LINES, failure_message
 from pytest_llmperf.support.units import GIB
+from tests.fakes import trace_of
 
 RERUN = "pytest 'perf_tests/test_ladder.py::test_rung[15.9]' --gpus 8"
 ACCEPT = RERUN + ' --update-baselines --perf-reason "why"'
@@ -104,6 +105,12 @@ POINTED = "+34.2 ms of a traced step: fused kernels gone: _rms_norm_* 66"
 def test_what_traces_point_to_comes_before_the_loss_that_it_explains() -> None:
     header = failure_message(replace(REGRESSED, diagnosis=POINTED), RERUN, ACCEPT).splitlines()[0]
     assert header.endswith(f"regressed: {POINTED}; {REGRESSED.reason}")
+
+
+def test_on_a_cpu_whose_times_are_noise_the_figure_comes_first() -> None:
+    traced = tuple(replace(launch, trace=trace_of({"operator": {"aten::mm": 1}})) for launch in REGRESSED.launches)
+    header = failure_message(replace(REGRESSED, diagnosis=POINTED, launches=traced), RERUN, ACCEPT).splitlines()[0]
+    assert header.endswith(f"regressed: {REGRESSED.reason}; {POINTED}")
 
 
 def test_an_exact_count_that_fails_comes_before_what_it_took() -> None:

@@ -252,3 +252,12 @@ def test_any_width_loses_no_id_and_no_line_is_too_long(
     assert all(len(line) <= width and line == line.rstrip() for line in lines)
     first = "".join(re.split(r"  +", line)[0] for line in lines if not line.startswith(" "))
     assert all(name in first for name, *_ in rows)
+
+
+def test_a_note_that_several_cases_have_is_said_once() -> None:
+    results = [
+        case("pass", name, notes=("the steps have two speeds", *more)) for name, more in (("a", ("own",)), ("b", ()))
+    ]
+    lines = summary_lines([*results, case("pass", "c")], None, color=False)
+    assert [line for line in lines if "two speeds" in line] == ["2 cases: the steps have two speeds (a, b)"]
+    assert "a: own" in lines

@@ -136,6 +136,15 @@ def test_the_next_batch_and_the_host_are_waited_for_apart() -> None:
     )
 
 
+def test_on_a_cpu_the_same_work_is_said_without_its_times_unless_it_waits_for_data() -> None:
+    before = replace(trace_of({"operator": {"aten::mm": 100}}), step_seconds=0.1)
+    after = replace(before, step_seconds=0.16)
+    same = "a traced step runs the same kernels, copies and waits; a CPU's times are noise"
+    assert points_to(step_difference(before, after)) == same
+    waits = points_to(step_difference(before, replace(after, data_seconds=0.05)))
+    assert "+50.0 ms waiting for data, 31 % of the step" in waits
+
+
 def test_what_is_waited_for_data_stands_first_only_where_it_is_what_a_change_is_about() -> None:
     before = replace(trace_of({"kernel": {"gemm": 100}}), step_seconds=0.1)
     beside = points_to(step_difference(before, replace(before, step_seconds=0.16, data_seconds=0.02)))

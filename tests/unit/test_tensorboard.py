@@ -42,7 +42,6 @@ def export(folder: Path, *results: dict[str, Any]) -> int:
 
 def shown(folder: Path) -> Any:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    pytest.importorskip("tensorboardX")
     accumulator = reader.EventAccumulator(str(folder))
     accumulator.Reload()
     return accumulator
@@ -77,6 +76,7 @@ class TestPoints:
 
 class TestFiles:
     def test_nights_are_one_line_and_a_night_that_is_written_twice_is_one_point(self, tmp_path: Path) -> None:
+        pytest.importorskip("tensorboardX")
         for night in (*NIGHTS, NIGHTS[1]):
             assert export(tmp_path, result(started=night)) == 0
         seen = shown(tmp_path / "log" / "gpu" / "case")

@@ -1,8 +1,8 @@
 """Make them: ``python -m tools.pictures [docs/pictures] [--only ladder terminal page]``.
 
 ``ladder`` is drawn from the committed baselines by Vega-Lite (``pip install 'pytest-llmperf[page]'``). ``terminal`` is
-what pytest prints here, on this CPU, of tiny models: a run and a failure, two minutes of real training. ``page`` is that
-of the newest session of each rung's baseline, judged against the sessions before it, as a headless Chromium shows it.
+what pytest prints here, on this CPU, of tiny models: a run and a failure, two minutes of real training (``pip install
+pyte``). ``page`` is that of each rung's newest session, judged against the sessions before it, as Chromium shows it.
 """
 
 from __future__ import annotations
