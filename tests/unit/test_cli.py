@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli import main
+from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.cli.baseline_folder import Stored, read
 from pytest_llmperf.cli.baselines.diff import diff_page, settings_differences
 from pytest_llmperf.cli.baselines.views import history_page, list_page, short_site, show_page
@@ -488,3 +489,24 @@ class TestProcess:
         done = self.run(f"PYTHONIOENCODING=ascii llmperf baselines show {SPEC.id} --perf-baselines {root}")
         assert (done.returncode, done.stderr) == (0, "")
         assert r"pr\xfcfung.py" in done.stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_command_that_is_ended_tells_a_shell_by_what(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM ends it as Ctrl-C does, so that what it began is ended and what it knows is told."""
+    ended: list[bool] = []
+
+    def command(_argv: object) -> int:
+        try:
+            signal.raise_signal(number)
+        finally:
+            ended.append(True)
+        return 0
+
+    monkeypatch.setattr(entry_point, "_run", command)
+    before = signal.getsignal(number)
+    assert main([]) == code
+    assert ended
+    assert signal.getsignal(number) is before

@@ -64,15 +64,3 @@ def test_a_killed_search_goes_on_and_its_winner_is_held_from_then_on(tmp_path: P
     assert suite.returncode == 0, suite.stdout + suite.stderr
     assert found["winner"]["id"] in suite.stdout
     assert " pass " in suite.stdout or "inconclusive" in suite.stdout
-
-
-def test_a_search_that_is_ended_from_outside_tells_what_it_knows(tmp_path: Path) -> None:
-    (tmp_path / "space.toml").write_text(_SPACE)
-    search = _tune(tmp_path, "--json")
-    assert search.stderr is not None
-    told = next(line for line in search.stderr if " tokens/s/GPU, " in line)
-    search.send_signal(signal.SIGTERM)
-    out, err = search.communicate(timeout=60)
-    assert search.returncode == 1
-    assert "interrupted; the same command goes on from what was tried" in err
-    assert json.loads(out)["trials"][0]["id"] in told
