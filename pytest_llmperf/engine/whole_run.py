@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from pytest_llmperf.judge.gpu_effects.common_change import CommonChange, common_change
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
@@ -20,15 +20,29 @@ _RATE = "tokens_per_second_per_gpu"
 
 
 @dataclass(frozen=True)
+class LateVerdict:
+    """A case that its test passed, and that does not hold by what the whole run knows."""
+
+    result: CaseResult
+    was: Verdict | Literal["planned"]
+    """With which its test ended."""
+
+    @property
+    def line(self) -> str:
+        """Who, what, and what it was."""
+        return f"{self.result.nodeid}: {self.result.id}: {self.result.reason}; its test ended as {self.was}"
+
+
+@dataclass(frozen=True)
 class WholeRun:
     """What was found."""
 
     results: Sequence[CaseResult]
     """Those of the run, each by what all of it knows."""
-    regressed: Sequence[str] = ()
-    """A line for each that its test passed, and that does not hold by that."""
-    undecided: Sequence[str] = ()
-    """The same of each that a strict run fails for what is not shown."""
+    regressed: Sequence[LateVerdict] = ()
+    """Of each that its test passed, and that does not hold by that."""
+    undecided: Sequence[LateVerdict] = ()
+    """Of each that a strict run fails for what is not shown."""
     change: CommonChange | None = None
     """What all cases have in common; ``None``: they are too few, or on GPUs of which too little is known."""
     verdict: Verdict = "pass"
@@ -58,8 +72,7 @@ class WholeRun:
     def lines(self) -> list[str]:
         """What fails the run and no test of it."""
         return [
-            *self.regressed,
-            *self.undecided,
+            *(late.line for late in (*self.regressed, *self.undecided)),
             *([self.line] if self.verdict == "regressed" else []),
             *filter(None, [self.unjudged]),
         ]
@@ -109,13 +122,12 @@ def _judged_together(context: Context, results: Sequence[CaseResult]) -> WholeRu
     baselines = {each[0].digest: each for each in before if each}
     # As for a case by itself; what failed by itself has failed.
     failing = FAILING_IF_STRICT if settings.strict else FAILING
-    found, lines, undecided = [], list[str](), list[str]()
+    found, regressed, undecided = list[CaseResult](), list[LateVerdict](), list[LateVerdict]()
     for result in results:
         baseline = baselines.get(result.digest) if _is_judged(result, context.machine_kind) else None
         later = judged_later(result, baseline, knowledge, rule) if baseline else result
         if later.verdict in failing and result.verdict not in failing:
-            told = f"{later.nodeid}: {later.id}: {later.reason}; its test ended as {result.verdict}"
-            (lines if later.verdict in FAILING else undecided).append(told)
+            (regressed if later.verdict in FAILING else undecided).append(LateVerdict(later, result.verdict))
         found.append(later)
     change = common_change(knowledge)
     compared = [result for result in judged if result.digest in baselines]
@@ -123,7 +135,7 @@ def _judged_together(context: Context, results: Sequence[CaseResult]) -> WholeRu
     # Whoever records what is there already has accepted what it does.
     is_held = change is not None and held and not any(result.updated for result in compared)
     verdict = change.verdict(median(held), rule) if change and is_held else "pass"
-    return WholeRun(found, lines, undecided, change, verdict)
+    return WholeRun(found, regressed, undecided, change, verdict)
 
 
 def _is_judged(result: CaseResult, machine: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,6 +66,16 @@ def rerun_words(session: PerfSession) -> list[str]:
     """The same of any test, with ``TEST`` where its node id belongs, and in it the way to rootdir."""
     way = os.path.relpath(session.config.rootpath, session.config.invocation_params.dir)
     return _words(session, TEST if way == os.curdir else os.path.join(way, TEST))  # noqa: PTH118 - as a person types it
+
+
+def rerun_of(session: PerfSession, nodes: Sequence[str]) -> str:
+    """The command that runs these tests again, by their node ids."""
+    words = rerun_words(session)
+    return shlex.join(named for word in words for named in _named(word, nodes))
+
+
+def _named(word: str, nodes: Sequence[str]) -> list[str]:
+    return [word.replace(TEST, node) for node in nodes] if TEST in word else [word]
 
 
 def _command(item: pytest.Item, session: PerfSession) -> str:

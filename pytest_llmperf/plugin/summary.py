@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from pytest_llmperf import __version__
 from pytest_llmperf.engine.dry_run import exceeds, gpu_hours, plan_lines, skip_lines
 from pytest_llmperf.plugin.benchmark import unwritten
-from pytest_llmperf.plugin.commands import rerun_words
+from pytest_llmperf.plugin.commands import rerun_of, rerun_words
 from pytest_llmperf.plugin.console import Console
 from pytest_llmperf.plugin.options.static_options import without_effect
 from pytest_llmperf.plugin.options.width_options import is_case
@@ -24,7 +24,7 @@ from pytest_llmperf.report.text import fold
 from pytest_llmperf.run.errors import UsageError
 
 if TYPE_CHECKING:
-    from pytest_llmperf.engine.whole_run import WholeRun
+    from pytest_llmperf.engine.whole_run import LateVerdict, WholeRun
 
 
 def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
@@ -148,9 +148,9 @@ def _troubles(session: PerfSession, whole_run: WholeRun) -> Iterator[Trouble]:
     from pytest_llmperf.plugin import unused_baselines
 
     if whole_run.regressed:
-        yield Trouble("regressed, by what the whole run knows", whole_run.regressed)
+        yield Trouble("regressed, by what the whole run knows", _late(session, whole_run.regressed))
     if whole_run.undecided:
-        yield Trouble("not shown to hold, by what the whole run knows", whole_run.undecided)
+        yield Trouble("not shown to hold, by what the whole run knows", _late(session, whole_run.undecided))
     if whole_run.verdict == "regressed":
         yield Trouble("all cases", [whole_run.line])
     if whole_run.unjudged:
@@ -168,6 +168,13 @@ def _troubles(session: PerfSession, whole_run: WholeRun) -> Iterator[Trouble]:
     if _plans_too_much(session):
         hours = gpu_hours(session.findings.planned)
         yield Trouble("--perf-budget", [f"--perf-budget {settings.budget_gpu_hours:g}: {hours:.2f} GPU-hours planned"])
+
+
+def _late(session: PerfSession, verdicts: Sequence[LateVerdict]) -> list[str]:
+    """A line for each, and the command that runs their tests again."""
+    command = rerun_of(session, [late.result.nodeid for late in verdicts])
+    told = "run again, best with the other cases, by which their GPUs are known"
+    return [*(late.line for late in verdicts), f"{told}: {command}"]
 
 
 def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:

@@ -23,6 +23,10 @@ OF_THE_RUN, UNKEPT = "calibrations", "unkept.txt"
 #: How every time of a record is written: UTC, ISO 8601.
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
+#: Of how a GPU is calibrated, raised with each change of it: what another procedure measured is not comparable.
+PROCEDURE = 1
+_FIRST_PROCEDURE = 1
+
 _SENSED = ("sm_clock_mhz", "power_watts", "temperature_celsius", "power_limit_watts")
 
 
@@ -45,6 +49,8 @@ class Calibration:
     power_limit_watts: float = 0.0
     trouble: str = ""
     """Why it cannot be used; empty where it can."""
+    procedure: int = _FIRST_PROCEDURE
+    """That it was made by; absent in files of the first."""
 
     def __post_init__(self) -> None:
         try:
@@ -63,11 +69,15 @@ class Calibration:
 
     @property
     def maker(self) -> str:
-        """``cuda 13.0, driver 580.82.07, torch 2.13.0``: calibrations of another one are not comparable."""
-        return ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
+        """``cuda 13.0, driver 580.82.07, torch 2.13.0, procedure 1``: those of another one are not comparable."""
+        versions = [f"{name} {version}" for name, version in sorted(self.versions.items())]
+        return ", ".join([*versions, f"procedure {self.procedure}"])
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        if self.procedure == _FIRST_PROCEDURE:
+            del values["procedure"]
+        return values
 
     @classmethod
     def from_dict(cls, values: object) -> Calibration:

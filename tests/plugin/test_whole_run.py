@@ -92,6 +92,7 @@ def test_a_case_that_its_test_let_pass_fails_the_run_once_its_gpu_is_known(
         [
             f"* ERROR at teardown of the run: {name} *",
             f"test_mine.py::test_case[[]0]: {spec_of(0).id}: tokens_per_second_per_gpu *; * ended as inconclusive",
+            "run again, best with *: pytest *test_mine.py::test_case[[]0]* --gpus *",
             f"*{spec_of(0).id}* regressed*",
             f"ERROR llmperf::{name} - test_mine.py*",
         ]

@@ -83,5 +83,13 @@ def test_what_lacks_a_part_is_refused(missing: str) -> None:
 
 def test_who_made_it_is_said_in_one_order() -> None:
     shuffled = replace(MADE, versions=dict(sorted(MADE.versions.items(), reverse=True)))
-    assert shuffled.maker == MADE.maker == "cuda 13.0, driver 580.82.07, torch 2.13.0"
+    assert shuffled.maker == MADE.maker == "cuda 13.0, driver 580.82.07, torch 2.13.0, procedure 1"
     assert replace(MADE, versions={**MADE.versions, "driver": "590"}).maker != MADE.maker
+
+
+def test_what_another_procedure_measured_is_told_apart_and_files_of_the_first_do_not_say_it() -> None:
+    another = replace(MADE, procedure=2)
+    assert another.maker != MADE.maker
+    assert Calibration.from_dict(another.to_dict()) == another
+    assert "procedure" not in MADE.to_dict()
+    assert Calibration.from_dict(MADE.to_dict()) == MADE

@@ -21,7 +21,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT, COPY, FP32_PRODUCT, TIME_FORMAT, Calibration
+from pytest_llmperf.records.calibration import (
+    ALL_REDUCE,
+    BF16_PRODUCT,
+    COPY,
+    FP32_PRODUCT,
+    PROCEDURE,
+    TIME_FORMAT,
+    Calibration,
+)
 from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.worker.environment import device_name, driver
 from pytest_llmperf.worker.measuring.calibration_file import read, write
@@ -161,6 +169,7 @@ def calibrate(device: torch.device) -> Calibration:
         temperature_celsius=max((look.temperature or 0.0 for look in loaded), default=0.0),
         power_limit_watts=limit,
         trouble="; ".join([*disturbances(looks), *unsteady(_judged(steady, device))]),
+        procedure=PROCEDURE,
     )
 
 
