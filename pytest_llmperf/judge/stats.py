@@ -43,6 +43,8 @@ class Difference:
     """Standard deviation of one more launch, or pair."""
     each: tuple[float, ...]
     """The same ``log`` of every launch, or pair, by itself."""
+    of_gpus: float = 0.0
+    """By how much slower the GPUs of the one are than those of the other, as others tell: no part of ``log``."""
 
 
 def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], noise: Noise) -> Difference:

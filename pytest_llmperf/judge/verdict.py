@@ -268,7 +268,7 @@ def speed_check(check: Check, difference: Difference, rule: Rule) -> Speed:
         limit=check.value / ratio * math.exp(sign * decision.alarm_log),
         detectable=slower / (1 + slower) if check.higher_is_better else slower,
         verdict=decision.verdict or "inconclusive",
-        detail=check.detail or _blind(decision, check.tolerance),
+        detail=check.detail or "; ".join(filter(None, [_of_gpus(difference), _blind(decision, check.tolerance)])),
     )
     return Speed(check, undecided=decision.verdict is None)
 
@@ -293,6 +293,9 @@ def _beside(check: Check, reference: float) -> Check:
     return replace(check, baseline=reference, change=check.value / reference - 1 if reference else None)
 
 
+# Per cent.
+_LEAST_TOLD = 0.2
+
 # What a gate sees nine times in ten is always somewhat more than its tolerance.
 _BLIND = 1.5
 
@@ -301,6 +304,14 @@ def _blind(decision: Decision, tolerance: float) -> str:
     if decision.detectable <= _BLIND * tolerance:
         return ""
     return f"this gate sees {decision.detectable * 100:.1f} %, not its tolerance of {tolerance * 100:.1f} %"
+
+
+def _of_gpus(difference: Difference) -> str:
+    percent = math.expm1(abs(difference.of_gpus)) * 100
+    if percent < _LEAST_TOLD:
+        return ""
+    way = "slower" if difference.of_gpus > 0 else "faster"
+    return f"its GPU is {way} by {percent:.1f} %, as other cases and calibrations tell: no part of the change"
 
 
 def _detail(name: str, launches: Sequence[Launch]) -> str:

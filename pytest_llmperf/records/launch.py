@@ -283,6 +283,8 @@ class Launch:
         values = asdict(self)
         health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
         late = ("boot", "canary", "waiting_seconds", "calibration", "real_tokens")
+        for rank, own in zip(values["ranks"], self.ranks, strict=True):
+            rank["calibration"] = own.calibration and own.calibration.to_dict()
         ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
         absent = {"trace": self.trace.none == OLDER, "learning": self.learning.none == UNINSPECTED}
         absent |= {name: not values[name] for name in ("canary", "phases", "gradient_norms")}

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -20,13 +21,14 @@ from pytest_llmperf.judge.gpu_effects.later_verdict import judged_later
 from pytest_llmperf.judge.gpu_effects.model import Model, learn
 from pytest_llmperf.judge.gpu_effects.observation import Observation, Unit, observations_of, unit_of
 from pytest_llmperf.judge.gpu_effects.panel import Panel, incidence
-from pytest_llmperf.judge.noise import Spread
+from pytest_llmperf.judge.noise import Spread, log_of
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential_test import Rule, decide, least_tolerance
 from pytest_llmperf.judge.stats import Difference, quantile
-from pytest_llmperf.judge.verdict import judge
+from pytest_llmperf.judge.verdict import judge, speed_check
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import Check
 from tests.gpu_nights import TONIGHT, Cases, World, baseline_of, device_of, flat, is_limited, result_of, spec_of
 
 RATE = "tokens_per_second_per_gpu"
@@ -599,6 +601,23 @@ def test_foresight_knows_the_gpus_of_the_run(world: World, stored: Cases, knowle
     of_pairs = passing_ranges(baseline, gpu_policy(wide), TONIGHT)
     assert of_pairs is not None
     assert of_pairs.at_sites.keys() == before.at_sites.keys()
+
+
+def test_what_is_taken_off_for_its_gpu_is_told(world: World, stored: Cases, knowledge: Knowledge) -> None:
+    """Most of what one launch is off by, where its case is as it was: what is known of a GPU is drawn to the mean."""
+    launches = [world.launch(case, UNSEEN) for case in range(9)]
+    launch, more = launches[3], knowledge.with_seen([*launches[:3], *launches[4:]])
+    found = more.difference([launch], stored[3])
+    moved = log_of(launch) - fmean(map(log_of, stored[3]))
+    assert abs(moved) > 0.008
+    assert 0.5 < found.of_gpus / moved < 1.2
+    assert abs(found.log) < 0.5 * abs(moved)
+    check = Check(metric="tokens_per_second_per_gpu", value=1.0, unit="tokens/s", higher_is_better=True, tolerance=0.03)
+    way = "slower" if moved > 0 else "faster"
+    told = speed_check(check, found, Rule()).check.detail
+    assert told.startswith(f"its GPU is {way} by {abs(math.expm1(found.of_gpus)) * 100:.1f} %, as other cases")
+    alone = Difference(log=0.0, error=0.01, df=10.0, launch_sd=0.01, each=(0.0,), of_gpus=0.001)
+    assert "its GPU" not in speed_check(check, alone, Rule()).check.detail
 
 
 def test_what_passed_is_regressed_once_its_gpu_is_known_to_be_fast() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from pytest_llmperf.judge.gpu_effects.model import (
@@ -172,6 +172,8 @@ def _difference(
         (half.sd**2 * same, half.df),
         (launch.sd**2 * np.eye(size) + np.outer(unsure, unsure) * same, launch.df),
     ]
-    logs = [log_of(each) - float(effect) for each, effect in zip(everyone, loads @ effects, strict=True)]
+    raw = [log_of(each) for each in everyone]
+    logs = [log - float(effect) for log, effect in zip(raw, loads @ effects, strict=True)]
     one = Spread(math.sqrt(launch.sd**2 + fmean(excess[num:])), launch.df)
-    return contrasted(logs, num, parts, one, launch)
+    found = contrasted(logs, num, parts, one, launch)
+    return replace(found, of_gpus=contrasted(raw, num, parts, one, launch).log - found.log)
