@@ -12,14 +12,8 @@ from pytest_llmperf.engine.history.history_store import HistoryError, HistorySto
 from pytest_llmperf.engine.history.past_results import past_results
 from pytest_llmperf.engine.run_page.run_document import RunDocument, refused
 from pytest_llmperf.records.past_result import PastResult
-from pytest_llmperf.support.state_folder import state_folder
 
 _SQLITE = b"SQLite format 3\0"
-
-
-def usual_store() -> Path:
-    """Where runs keep their history unless they are told otherwise."""
-    return state_folder() / "history.sqlite"
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class HistoryStore:
         (pages,) = database.execute("PRAGMA page_count").fetchone()
         (size,) = database.execute("PRAGMA page_size").fetchone()
         found = self.path.stat().st_size
-        if found < pages * size:
+        if 0 < found < pages * size:  # a new one is empty until its first transaction ends
             raise sqlite3.DatabaseError(f"{found:,} of {pages * size:,} bytes are there")
 
     @contextmanager

@@ -65,7 +65,7 @@ class Timeline:
         import numpy as np  # noqa: PLC0415 - only who looks at a history pays for it
 
         shares = {name: _same([getattr(point, name) for point in self.points]) for name in ("host", "site")}
-        days = _same([f"{point.site} {point.day}" for point in self.points])
+        days = _same([f"{point.site} {point.day}" if point.site else "" for point in self.points])
         launches = noise.launch.sd**2 / np.array([point.num_launches for point in self.points])
         errors = np.array([point.squared_error for point in self.points])
         near = noise.session.sd**2 * days + np.diag(launches + np.maximum(0.0, errors - launches))
