@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def state_folder() -> Path:
-    """As the XDG base directories have it, since people empty a cache; ``LLMPERF_CACHE_DIR`` names one folder for all."""
+    """As the XDG base directories have it, and no cache, which people empty; ``LLMPERF_CACHE_DIR`` names both."""
     named, state_home = os.environ.get("LLMPERF_CACHE_DIR"), os.environ.get("XDG_STATE_HOME")
     if named:
         return Path(named).absolute()

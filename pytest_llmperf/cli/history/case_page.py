@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pytest_llmperf.cli.history.run_chart import run_chart
 from pytest_llmperf.cli.screen import Screen, plain, table
-from pytest_llmperf.judge.history.case_history import CaseHistory, Segment
+from pytest_llmperf.judge.history.case_history import CaseHistory, Change, Segment
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats
 
@@ -18,11 +18,9 @@ def case_page(history: CaseHistory, screen: Screen) -> list[str]:
         return [*lines, "every run of it was invalid: nothing to draw"]
     lines += ["", *run_chart(history, screen), "", *_table(history.segments, screen)]
     for number, segment in enumerate(history.segments[1:], 1):
-        low, high = segment.rate_change_interval or (0.0, 0.0)
         lines += [
             "",
-            f"change {number}, {segment.results[0].began[:10]}: {formats.percent(segment.rate_change)} "
-            f"({formats.percent(low)} to {formats.percent(high)})",
+            f"change {number}, {segment.results[0].began[:10]}: {_change(segment.change)}",
             *(f"  {plain(line)}" for line in segment.different or ("nothing else that is recorded changed with it",)),
         ]
     if history.is_short:
@@ -40,6 +38,7 @@ def _size(history: CaseHistory) -> str:
 
 
 def _table(segments: Sequence[Segment], screen: Screen) -> list[str]:
+    newest = [one.results[-1] for one in segments]
     return table(
         [
             Column("from", [one.results[0].began[:10] for one in segments], right=False),
@@ -48,13 +47,22 @@ def _table(segments: Sequence[Segment], screen: Screen) -> list[str]:
             Column("tokens/s/GPU", [formats.tokens_per_second(one.rate(one.step_seconds)) for one in segments]),
             Column("95 of 100 in", [_interval(one) for one in segments], right=False),
             Column("step", [formats.seconds(one.step_seconds) for one in segments]),
-            Column("change", [formats.percent(one.rate_change) for one in segments]),
-            Column("peak memory", [formats.memory(one.results[-1].peak_reserved_bytes) for one in segments]),
-            Column("torch", [plain(one.results[-1].versions.get("torch", formats.ABSENT)) for one in segments], right=False),
-            Column("revision", [plain(one.results[-1].revision or formats.ABSENT) for one in segments], right=False),
+            Column("change", [formats.percent(one.change.rate if one.change else None) for one in segments]),
+            Column("peak memory", [formats.memory(one.peak_reserved_bytes) for one in newest]),
+            Column("torch", [plain(one.versions.get("torch", formats.ABSENT)) for one in newest], right=False),
+            Column("revision", [plain(one.revision or formats.ABSENT) for one in newest], right=False),
         ],
         screen,
     )
+
+
+def _change(change: Change | None) -> str:
+    if change is None:
+        return formats.ABSENT
+    told = f"{formats.percent(change.rate)} ({formats.percent(change.low)} to {formats.percent(change.high)})"
+    if change.shared is None:
+        return told
+    return f"{told}, {formats.percent(change.shared)} of all cases that ran with it: look at what they share"
 
 
 def _interval(segment: Segment) -> str:

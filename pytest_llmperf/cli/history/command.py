@@ -17,8 +17,8 @@ from pytest_llmperf.cli.history.documents import history_document
 from pytest_llmperf.cli.history.list_page import list_page
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.engine.history.history import History
-from pytest_llmperf.engine.history.machine_noise import noises
-from pytest_llmperf.judge.history.case_history import histories
+from pytest_llmperf.engine.history.machine_noise import scattering
+from pytest_llmperf.judge.history.all_histories import histories
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.run.usual_history import usual_history
 from pytest_llmperf.support import quantities
@@ -57,7 +57,12 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     found = History.read(sources)
     results = _chosen(found.results, arguments, sources)
     named = _named(results, arguments.case) if arguments.case else results
-    several = histories(named, noises({result.machine for result in named}, arguments.perf_baselines))
+    # The cases of a run tell of its GPUs, also where one of them alone was asked for.
+    asked = {(result.machine, result.digest) for result in named}
+    machines = {result.machine for result in named}
+    beside = [result for result in results if result.machine in machines]
+    known = scattering(machines, arguments.perf_baselines)
+    several = [one for one in histories(beside, known) if (one.machine, one.digest) in asked]
     if arguments.json:
         lines = json.dumps(history_document(several), indent=1, allow_nan=False).splitlines()
         return Answer(lines, found.troubles, for_programs=True)
@@ -78,12 +83,13 @@ def _chosen(
     where = ", ".join(map(str, sources))
     if not results:
         raise CaseError(
-            f"{where}: no history here, expected results of runs; each run adds its own to --perf-history (on by default), "
-            "and --from reads --perf-json files"
+            f"{where}: no history here, expected results of runs; each run adds its own to --perf-history (on by "
+            "default), and --from reads --perf-json files"
         )
     machines = sorted({result.machine for result in results})
     if arguments.machine and arguments.machine not in machines:
-        raise CaseError(f"{arguments.machine}: {where} has no runs on this machine kind, expected one of {', '.join(machines)}")
+        known = ", ".join(machines)
+        raise CaseError(f"{arguments.machine}: {where} has no runs on this machine kind, expected one of {known}")
     found = [result for result in results if arguments.machine in (None, result.machine)]
     since = [result for result in found if arguments.since is None or result.began >= arguments.since]
     if not since:
@@ -105,7 +111,7 @@ def _named(results: Sequence[PastResult], case: str) -> Sequence[PastResult]:
     matching = {each for each in ids if fnmatchcase(each, case) or case in each}
     if not matching:
         raise CaseError(
-            f"{case}: no such case in this history, expected an id, a part of one, a pattern or a digest; the nearest id is "
-            f"{nearest(case, ids, at_least=0.0)!r}; llmperf history lists them all"
+            f"{case}: no such case in this history, expected an id, a part of one, a pattern or a digest; the nearest "
+            f"id is {nearest(case, ids, at_least=0.0)!r}; llmperf history lists them all"
         )
     return [result for result in results if result.id in matching]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pytest_llmperf.judge.history.case_history import CaseHistory, Segment
@@ -48,7 +49,6 @@ def _segment(segment: Segment) -> dict[str, Any]:
         "step_seconds": segment.step_seconds,
         "step_seconds_interval": [segment.low, segment.high],
         "rate": segment.rate(segment.step_seconds),
-        "change": segment.rate_change,
-        "change_interval": segment.rate_change_interval and list(segment.rate_change_interval),
+        "change": asdict(segment.change) if segment.change else None,
         "different": list(segment.different),
     }

@@ -23,7 +23,7 @@ def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
 
 def _urgency(one: CaseHistory) -> tuple[bool, float, str]:
     latest = one.latest_change
-    return latest is None, (latest.rate_change or 0.0) if latest else 0.0, one.id
+    return latest is None, latest.change.rate if latest and latest.change else 0.0, one.id
 
 
 def _table(group: Sequence[CaseHistory], screen: Screen) -> list[str]:
@@ -35,7 +35,9 @@ def _table(group: Sequence[CaseHistory], screen: Screen) -> list[str]:
             Column("last run", [one.results[-1].began[:10] for one in group], right=False),
             Column("tokens/s/GPU", [_last(one) for one in group]),
             Column("verdict", [plain(one.results[-1].verdict) for one in group], right=False, colored=True),
-            Column("latest change", [formats.percent(one.rate_change) if one else formats.ABSENT for one in changes]),
+            Column(
+                "latest change", [formats.percent(one.change.rate if one and one.change else None) for one in changes]
+            ),
             Column("since", [one.results[0].began[:10] if one else formats.ABSENT for one in changes], right=False),
             Column("what else changed", [_different(one) for one in group], right=False),
         ],
@@ -51,4 +53,7 @@ def _different(one: CaseHistory) -> str:
     latest = one.latest_change
     if latest is None:
         return formats.ABSENT
-    return plain(latest.different[0]) + (f" (+{len(latest.different) - 1})" if len(latest.different) > 1 else "") if latest.different else "nothing known"
+    if not latest.different:
+        return "nothing that is recorded"
+    more = len(latest.different) - 1
+    return plain(latest.different[0]) + (f" (+{more})" if more else "")

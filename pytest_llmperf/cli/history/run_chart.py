@@ -50,13 +50,12 @@ def run_chart(history: CaseHistory, screen: Screen) -> list[str]:
             if value:
                 rows[_row(value, low, high)][number] = mark
     labels = {0: high, _HEIGHT // 2: (low + high) / 2, _HEIGHT - 1: low}
-    drawn = [
-        f"{_short(labels.get(number)):>{_LABEL}} {axis}{''.join(row)}".rstrip() for number, row in enumerate(rows)
-    ]
+    drawn = [f"{_short(labels.get(number)):>{_LABEL}} {axis}{''.join(row)}".rstrip() for number, row in enumerate(rows)]
     first, last = history.results[0].began[:10], history.results[-1].began[:10]
     below = " " * (_LABEL + 2)
     marks = "".join(str(column.begins % 10) if column.begins else " " for column in columns)
-    dates = f"{first}{last:>{max(0, len(columns) - len(first))}}" if len(columns) >= 2 * len(first) + 1 else f"{first} to {last}"
+    is_wide = len(columns) > 2 * len(first)
+    dates = f"{first}{last:>{len(columns) - len(first)}}" if is_wide else f"{first} to {last}"
     return [
         f"{'tokens/s/GPU' if history.results[-1].tokens_per_step else 'steps/s'}",
         *drawn,
@@ -89,8 +88,8 @@ def _columns(history: CaseHistory, width: int) -> list[_Column]:
         own = [result for result, number in zip(results, numbers, strict=True) if number == level]
         for start in range(0, len(own), each):
             counted = [result for result in own[start : start + each] if id(result) in levels]
-            begins = level if start == 0 else 0
-            found.append(_Column(_middle(counted), segment.rate(segment.step_seconds) or 1 / segment.step_seconds, begins))
+            rate = segment.rate(segment.step_seconds) or 1 / segment.step_seconds
+            found.append(_Column(_middle(counted), rate, level if start == 0 else 0))
     return found
 
 

@@ -173,7 +173,7 @@ def _told(error: sqlite3.OperationalError) -> str:
     known = {
         "database is locked": f"locked by another program for over {BUSY_SECONDS:g} s; end that one",
         "attempt to write a readonly database": "it may not be written; name another file with --perf-history",
-        "unable to open database file": "it or its folder cannot be opened for writing; name another with --perf-history",
+        "unable to open database file": "it or its folder cannot be opened; name another with --perf-history",
     }
     return known.get(str(error), str(error))
 
@@ -201,8 +201,10 @@ def _insert(database: sqlite3.Connection, results: Sequence[PastResult]) -> None
         if result.run not in runs:
             # Two runs may begin in the same second.
             name = f"{result.began} {secrets.token_hex(4)}"
-            values = (name, result.machine, result.revision, result.unfinished)
-            added = database.execute("INSERT INTO runs (name, machine, revision, unfinished) VALUES (?, ?, ?, ?)", values)
+            added = database.execute(
+                "INSERT INTO runs (name, machine, revision, unfinished) VALUES (?, ?, ?, ?)",
+                (name, result.machine, result.revision, result.unfinished),
+            )
             runs[result.run] = added.lastrowid or 0
         launches = [
             {**asdict(launch), "places": [[place.host, place.device, place.boot] for place in launch.places]}
@@ -228,7 +230,8 @@ def _insert(database: sqlite3.Connection, results: Sequence[PastResult]) -> None
 
 def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
     """``known``: versions that were read before; thousands of results share them."""
-    run, machine, case_id, digest, nodeid, verdict, launches, tokens, ranks, memory, versions, revision, counts, why = row
+    run, machine, case_id, digest, nodeid, verdict, launches, *figures, versions, revision, counts, unfinished = row
+    tokens, ranks, memory = figures
     if versions not in known:
         known[versions] = json.loads(versions)
     return PastResult(
@@ -245,7 +248,7 @@ def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
         versions=known[versions],
         revision=revision,
         counts=json.loads(counts),
-        unfinished=why,
+        unfinished=unfinished,
     )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from pytest_llmperf.judge.history.all_histories import Scattering
 from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.judge.policy import Policy
@@ -15,9 +16,9 @@ from pytest_llmperf.judge.store import BaselineStore
 _CPU = re.compile(r"^cpu-|-cpu(-limit-|$)")
 
 
-def noises(machines: Iterable[str], baselines: Path) -> dict[str, Noise]:
+def scattering(machines: Iterable[str], baselines: Path) -> dict[str, Scattering]:
     """By machine kind."""
-    return {machine: _noise(machine, baselines) for machine in set(machines)}
+    return {one: Scattering(_noise(one, baselines), are_gpus=not _CPU.search(one)) for one in sorted(set(machines))}
 
 
 def _noise(machine: str, baselines: Path) -> Noise:

@@ -88,8 +88,8 @@ def _parts(records: list[Mapping[str, Any]]) -> Iterator[PastLaunch]:
         ranks = [mapping(rank) for rank in items(record.get("ranks"))]
         steps = [[number(step) for step in items(rank.get("step_seconds"))] for rank in ranks]
         started_at, warmup = text(record.get("started_at")), number(record.get("warmup_steps")) or 1.0
-        slowest = [max(each) for each in zip(*steps, strict=False) if None not in each]  # type: ignore[type-var]
-        steady = [step for step in slowest[int(warmup) :] if step is not None and step > 0]
+        slowest = [max(step or 0.0 for step in each) for each in zip(*steps, strict=False) if None not in each]
+        steady = [step for step in slowest[int(warmup) :] if step > 0]
         if started_at and steady:
             places = (Place(*(text(rank.get(name)) for name in ("host", "device", "boot"))) for rank in ranks)
             yield PastLaunch(started_at, median(steady), places=tuple(places))

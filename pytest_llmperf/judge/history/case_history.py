@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytest_llmperf.judge.history.change_points import LEAST_RUNS, Levels, find_levels
+from pytest_llmperf.judge.history.change_points import LEAST_RUNS, ChangePoint, Levels
 from pytest_llmperf.judge.history.timeline import Timeline
-from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.past_result import PastResult
 
 # With fewer there is no change point that could be shown.
 _LEAST_POINTS = 2 * LEAST_RUNS
+
+# Of an interval of 95 %.
+_UPPER = 0.975
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of the rate, from one segment to the next, as fractions."""
+
+    rate: float
+    low: float
+    high: float
+    """Between which it is, nineteen times in twenty."""
+    shared: float | None = None
+    """What of it all cases of these runs have in common, a driver's or a library's say; ``None``: it is its own."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +40,8 @@ class Segment:
     low: float
     high: float
     """Between which the mean of such runs is, nineteen times in twenty, on whatever hosts."""
-    rate_change: float | None
-    """Of the rate since the segment before, as a fraction; ``None`` of the first one."""
-    rate_change_interval: tuple[float, float] | None
+    change: Change | None
+    """Since the segment before; ``None`` of the first one."""
     different: tuple[str, ...]
     """Between the last run of the segment before and the first of this one, ``name: then -> now``."""
 
@@ -45,15 +58,6 @@ class CaseHistory:
     results: tuple[PastResult, ...]
     segments: tuple[Segment, ...]
     """None where no run counts."""
-
-    @classmethod
-    def of(cls, results: Sequence[PastResult], noise: Noise) -> CaseHistory:
-        """``results`` in the order of time."""
-        timeline = Timeline.of(results)
-        if not timeline.points:
-            return cls(tuple(results), ())
-        levels = find_levels(timeline.logs, timeline.scatter(noise), timeline.runs)
-        return cls(tuple(results), _segments(timeline, levels))
 
     @property
     def id(self) -> str:
@@ -78,14 +82,6 @@ class CaseHistory:
         return sum(len(segment.results) for segment in self.segments) < _LEAST_POINTS
 
 
-def histories(results: Sequence[PastResult], noises: dict[str, Noise]) -> list[CaseHistory]:
-    """Of each case by itself: other settings and other machine kinds are other cases. ``noises``: by machine kind."""
-    cases: dict[tuple[str, str], list[PastResult]] = {}
-    for result in results:
-        cases.setdefault((result.machine, result.digest), []).append(result)
-    return [CaseHistory.of(several, noises[machine]) for (machine, _), several in cases.items()]
-
-
 def differences(before: PastResult, after: PastResult) -> tuple[str, ...]:
     """What may explain that ``after`` is not as ``before``, those first that people change."""
     lines = []
@@ -96,37 +92,48 @@ def differences(before: PastResult, after: PastResult) -> tuple[str, ...]:
         then, now = before.versions.get(name, "none"), after.versions.get(name, "none")
         if then != now:
             lines.append(f"{name}: {then} -> {now}")
-    for name in dict.fromkeys([*before.counts, *after.counts]):
-        then, now = before.counts.get(name), after.counts.get(name)
-        if then is not None and now is not None and then != now:
-            lines.append(f"{name}: {then:g} -> {now:g}")
-    hosts, sites = ([sorted({getattr(one, what) for one in each.launches}) for each in (before, after)] for what in ("host", "site"))
-    if hosts[0] != hosts[1]:
-        lines.append(f"host: {' | '.join(hosts[0]) or 'unknown'} -> {' | '.join(hosts[1]) or 'unknown'}")
-    elif sites[0] != sites[1]:
+    both = [name for name in before.counts if name in after.counts]
+    pairs = ((name, before.counts[name], after.counts[name]) for name in both)
+    lines += [f"{name}: {then:g} -> {now:g}" for name, then, now in pairs if then != now]
+    left, entered = _hosts(before), _hosts(after)
+    if left != entered:
+        lines.append(f"host: {left} -> {entered}")
+    elif {launch.site for launch in before.launches} != {launch.site for launch in after.launches}:
         lines.append("GPU: another of the same host")
     return tuple(lines)
 
 
-def _segments(timeline: Timeline, levels: Levels) -> tuple[Segment, ...]:
+def _hosts(result: PastResult) -> str:
+    return ", ".join(sorted({launch.host for launch in result.launches})) or "unknown"
+
+
+def segments(timeline: Timeline, levels: Levels, shared: Mapping[int, float]) -> tuple[Segment, ...]:
+    """Those of ``timeline``; ``shared``: by a change's index what of its logarithm all cases have in common."""
     found: list[Segment] = []
     for number, level in enumerate(levels.levels):
         runs = dict.fromkeys(timeline.runs[level.start : level.end])
         results = tuple(timeline.results[run] for run in runs)
-        reach = quantile(0.975, level.df) * level.error
+        reach = quantile(_UPPER, level.df) * level.error
         change = levels.changes[number - 1] if number else None
-        spread = quantile(0.975, level.df) * change.error if change else 0.0
         found.append(
             Segment(
                 results=results,
                 step_seconds=math.exp(level.log),
                 low=math.exp(level.log - reach),
                 high=math.exp(level.log + reach),
-                rate_change=math.expm1(-change.log) if change else None,
-                rate_change_interval=(math.expm1(-change.log - spread), math.expm1(-change.log + spread))
-                if change
-                else None,
+                change=_change(change, level.df, shared) if change else None,
                 different=differences(found[-1].results[-1], results[0]) if found else (),
             )
         )
     return tuple(found)
+
+
+def _change(change: ChangePoint, df: float, shared: Mapping[int, float]) -> Change:
+    reach = quantile(_UPPER, df) * change.error
+    part = shared.get(change.index)
+    return Change(
+        rate=math.expm1(-change.log),
+        low=math.expm1(-change.log - reach),
+        high=math.expm1(-change.log + reach),
+        shared=None if part is None else math.expm1(-part),
+    )

@@ -108,18 +108,24 @@ def find_levels(logs: Sequence[float], scatter: Scatter, runs: Sequence[int]) ->
             break
         found = sorted([*found, best])
     changes = _merged(values, precision, scatter, found, len(candidates))
-    starts = [0, *(change.index for change in changes)]
-    ends = [*starts[1:], len(values)]
-    return Levels(tuple(changes), tuple(_levels(values, precision, scatter, starts, ends)))
+    return Levels(tuple(changes), tuple(_levels(values, precision, scatter, changes)))
+
+
+def levels_between(logs: Sequence[float], scatter: Scatter, changes: Sequence[ChangePoint]) -> Levels:
+    """The levels where ``changes``, in their order, are known."""
+    import numpy as np  # noqa: PLC0415
+
+    values = _calmed(np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total)))
+    return Levels(tuple(changes), tuple(_levels(values, np.linalg.inv(scatter.total), scatter, changes)))
 
 
 def _calmed(values: Array, spreads: Array) -> Array:
     """What stands alone drawn towards its neighbours; a change, which the next values share, stays as it is."""
     import numpy as np  # noqa: PLC0415
 
-    middles = np.array(
-        [np.median(values[max(0, min(i - _AROUND, len(values) - 2 * _AROUND - 1)) :][: 2 * _AROUND + 1]) for i in range(len(values))]
-    )
+    window, most = 2 * _AROUND + 1, max(0, len(values) - 2 * _AROUND - 1)
+    starts = [min(max(0, index - _AROUND), most) for index in range(len(values))]
+    middles = np.array([np.median(values[start : start + window]) for start in starts])
     return np.clip(values, middles - _FAR * spreads, middles + _FAR * spreads)
 
 
@@ -182,24 +188,22 @@ def _merged(
     """Those of ``found`` that hold beside one another."""
     kept = list(found)
     while True:
-        changes = [
-            _change(values, precision, scatter, [other for other in kept if other != one], one) for one in kept
-        ]
+        changes = [_change(values, precision, scatter, [other for other in kept if other != one], one) for one in kept]
         weak = [change for change in changes if not _holds(change, num_candidates)]
         if not weak:
             return changes
         kept.remove(max(weak, key=lambda change: change.probability).index)
 
 
-def _levels(
-    values: Array, precision: Array, scatter: Scatter, starts: Sequence[int], ends: Sequence[int]
-) -> list[Level]:
+def _levels(values: Array, precision: Array, scatter: Scatter, changes: Sequence[ChangePoint]) -> list[Level]:
     import numpy as np  # noqa: PLC0415
 
-    design = np.array([[float(a <= index < b) for a, b in zip(starts, ends, strict=True)] for index in range(len(values))])
+    starts = [0, *(change.index for change in changes)]
+    parts = list(zip(starts, [*starts[1:], len(values)], strict=True))
+    design = np.array([[float(start <= index < end) for start, end in parts] for index in range(len(values))])
     weights = np.linalg.solve(design.T @ precision @ design, design.T @ precision)
     found = []
-    for start, end, row in zip(starts, ends, weights, strict=True):
+    for (start, end), row in zip(parts, weights, strict=True):
         variance, df = scatter.variance(row)
         found.append(Level(start, end, float(row @ values), variance**0.5, df))
     return found

@@ -33,6 +33,8 @@ class Point:
     host: str
     site: str
     day: str
+    left: float = 1.0
+    """The share of what hosts, GPUs and days do that is still in it, where other cases told of the rest."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Timeline:
     """In the order of time."""
 
     results: tuple[PastResult, ...]
+    """None where its points are of no case."""
     points: tuple[Point, ...]
 
     @classmethod
@@ -68,8 +71,9 @@ class Timeline:
         days = _same([f"{point.site} {point.day}" if point.site else "" for point in self.points])
         launches = noise.launch.sd**2 / np.array([point.num_launches for point in self.points])
         errors = np.array([point.squared_error for point in self.points])
-        near = noise.session.sd**2 * days + np.diag(launches + np.maximum(0.0, errors - launches))
-        far = noise.host.sd**2 * shares["host"] + noise.site.sd**2 * shares["site"]
+        left = np.outer(*[[point.left for point in self.points]] * 2)
+        near = left * noise.session.sd**2 * days + np.diag(launches + np.maximum(0.0, errors - launches))
+        far = left * (noise.host.sd**2 * shares["host"] + noise.site.sd**2 * shares["site"])
         beside = [a.site == b.site for a, b in pairwise(self.points)]
         inner, told = self._scale(near, [i for i, is_same in enumerate(beside) if is_same], noise.launch.df)
         near = inner * near

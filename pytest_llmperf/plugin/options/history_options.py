@@ -14,7 +14,7 @@ OFF = "off"
 
 def add_options(group: pytest.OptionGroup, parser: pytest.Parser) -> None:
     """Register the command line's and the ini file's."""
-    what = f"the store to which this run adds what its cases took, or {OFF} (default: history.sqlite of the user's state)"
+    what = f"the store to which this run adds what its cases took, or {OFF} (history.sqlite of the user's state)"
     group.addoption("--perf-history", metavar=f"FILE|{OFF}", help=what)
     parser.addini("perf_history", "as --perf-history; a relative path is looked up from the rootdir", default="")
 
@@ -28,7 +28,8 @@ def read(config: pytest.Config) -> Path | None:
     said, from_ini = config.option.perf_history, str(config.getini("perf_history")).strip()
     if said == "":  # a shell's variable that is not set
         raise pytest.UsageError(f"--perf-history '': expected a file, or {OFF}")
-    name, word, home = ("--perf-history", said, config.invocation_params.dir) if said else ("ini perf_history =", from_ini, config.rootpath)
+    name, home = ("--perf-history", config.invocation_params.dir) if said else ("ini perf_history =", config.rootpath)
+    word = said or from_ini
     if word == OFF:
         return None
     if not word:
