@@ -12,7 +12,7 @@ from pytest_llmperf.report.text import one_line
 
 
 def keep(path: Path, document: Mapping[str, Any]) -> str:
-    """Add the results of ``document``, as ``--perf-json`` has it, to the store at ``path``; a line where that failed."""
+    """Add what ``document``, as ``--perf-json`` has it, tells to the store at ``path``; a line where that failed."""
     try:
         results = past_results(RunDocument(document), "this run")
         if not results:

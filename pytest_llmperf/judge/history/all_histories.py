@@ -1,4 +1,4 @@
-"""The histories of all cases: each by itself, without what the GPUs of its runs did, as far as the others tell of that."""
+"""The histories of all cases: each without what the GPUs of its runs did, as far as the other cases tell of that."""
 
 from __future__ import annotations
 

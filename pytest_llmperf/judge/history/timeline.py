@@ -71,7 +71,8 @@ class Timeline:
         days = _same([f"{point.site} {point.day}" if point.site else "" for point in self.points])
         launches = noise.launch.sd**2 / np.array([point.num_launches for point in self.points])
         errors = np.array([point.squared_error for point in self.points])
-        left = np.outer(*[[point.left for point in self.points]] * 2)
+        parts = np.array([point.left for point in self.points])
+        left = np.outer(parts, parts)
         near = left * noise.session.sd**2 * days + np.diag(launches + np.maximum(0.0, errors - launches))
         far = left * (noise.host.sd**2 * shares["host"] + noise.site.sd**2 * shares["site"])
         beside = [a.site == b.site for a, b in pairwise(self.points)]
