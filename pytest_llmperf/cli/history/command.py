@@ -62,7 +62,7 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     machines = {result.machine for result in named}
     beside = [result for result in results if result.machine in machines]
     known = scattering(machines, arguments.perf_baselines)
-    several = [one for one in histories(beside, known) if (one.machine, one.digest) in asked]
+    several = histories(beside, known, asked)
     if arguments.json:
         lines = json.dumps(history_document(several), indent=1, allow_nan=False).splitlines()
         return Answer(lines, found.troubles, for_programs=True)
@@ -108,7 +108,8 @@ def _named(results: Sequence[PastResult], case: str) -> Sequence[PastResult]:
         return [result for result in results if result.id == case]
     if _DIGEST.fullmatch(case) and (found := [one for one in results if one.digest.startswith(case)]):
         return found
-    matching = {each for each in ids if fnmatchcase(each, case) or case in each}
+    patterns = (case, f"*{case}*")
+    matching = next(filter(None, ({each for each in ids if fnmatchcase(each, one)} for one in patterns)), set[str]())
     if not matching:
         raise CaseError(
             f"{case}: no such case in this history, expected an id, a part of one, a pattern or a digest; the nearest "

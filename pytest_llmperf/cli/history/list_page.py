@@ -10,6 +10,10 @@ from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats
 
 
+# Of a machine kind; those with a change point are all shown.
+_MOST_CASES = 500
+
+
 def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
     """A table for each machine kind."""
     lines = list[str]()
@@ -17,7 +21,11 @@ def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
         group = sorted((one for one in histories if one.machine == machine), key=_urgency)
         changed = sum(one.latest_change is not None for one in group)
         told = f"{len(group)} case{'s' * (len(group) != 1)}, {changed or 'none'} of them with a change point"
-        lines += [*([""] if lines else []), f"{plain(machine)}: {told}", *_table(group, screen)]
+        # Whoever has to look at a case finds it in the first ones, and no terminal shows thousands at once.
+        shown = group[: max(_MOST_CASES, changed)]
+        lines += [*([""] if lines else []), f"{plain(machine)}: {told}", *_table(shown, screen)]
+        if len(group) > len(shown):
+            lines.append(f"{len(group) - len(shown)} more without a change point: name a part of an id, or add --json")
     return lines
 
 

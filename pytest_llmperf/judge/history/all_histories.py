@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.judge.history.case_history import CaseHistory, segments
@@ -27,8 +27,14 @@ class Scattering:
     """Whether what cases of a run share is their hardware's; a busy CPU moves each of them at its own time."""
 
 
-def histories(results: Sequence[PastResult], scattering: Mapping[str, Scattering]) -> list[CaseHistory]:
-    """Of each case; other settings and other machine kinds are other cases. ``scattering``: by machine kind."""
+def histories(
+    results: Sequence[PastResult], scattering: Mapping[str, Scattering], asked: Container[tuple[str, str]] | None = None
+) -> list[CaseHistory]:
+    """Of each case; other settings and other machine kinds are other cases.
+
+    ``scattering``: by machine kind; ``asked``: machine kinds and digests of the cases that are wanted, else all. What
+    the others have taken tells of the GPUs all the same.
+    """
     cases: dict[tuple[str, str], list[PastResult]] = {}
     for result in results:
         cases.setdefault((result.machine, result.digest), []).append(result)
@@ -38,9 +44,13 @@ def histories(results: Sequence[PastResult], scattering: Mapping[str, Scattering
         own = {case: one for case, one in timelines.items() if case[0] == machine}
         for group in groups(own.values()):
             told = _Told.of(group, known)
-            histories_of = {id(one): told.history(one) for one in group}
-            found |= {case: histories_of[id(one)] for case, one in own.items() if id(one) in histories_of}
+            mine = [case for case in map(_case, group) if asked is None or case in asked]
+            found |= {case: told.history(own[case]) for case in mine}
     return [found[case] for case in cases if case in found]
+
+
+def _case(timeline: Timeline) -> tuple[str, str]:
+    return timeline.results[0].machine, timeline.results[0].digest
 
 
 @dataclass(frozen=True)

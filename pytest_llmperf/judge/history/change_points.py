@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 Array = Any  # numpy is untyped here
@@ -125,7 +126,8 @@ def _calmed(values: Array, spreads: Array) -> Array:
 
     window, most = 2 * _AROUND + 1, max(0, len(values) - 2 * _AROUND - 1)
     starts = [min(max(0, index - _AROUND), most) for index in range(len(values))]
-    middles = np.array([np.median(values[start : start + window]) for start in starts])
+    plain = values.tolist()
+    middles = np.array([median(plain[start : start + window]) for start in starts])
     return np.clip(values, middles - _FAR * spreads, middles + _FAR * spreads)
 
 

@@ -1,0 +1,154 @@
+"""Change points of histories: a change is found where it is, and a host is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_llmperf.judge.history.all_histories import Scattering, histories
+from pytest_llmperf.judge.history.case_history import CaseHistory
+from pytest_llmperf.judge.history.change_points import Scatter, find_levels
+from pytest_llmperf.records.past_result import PastResult
+from tests.examples import examples
+from tests.history import MACHINE, NOISE, nights, with_versions
+
+
+def told(results: Sequence[PastResult]) -> list[CaseHistory]:
+    return histories(results, {MACHINE: Scattering(NOISE)})
+
+
+def changes(results: Sequence[PastResult]) -> dict[str, list[str]]:
+    """The days on which each case that changed went to another level."""
+    found = {one.id: [segment.results[0].began[:10] for segment in one.segments[1:]] for one in told(results)}
+    return {name: days for name, days in found.items() if days}
+
+
+def independent(num: int, sd: float) -> Scatter:
+    import numpy as np
+
+    return Scatter(((sd**2 * np.eye(num), 100.0),))
+
+
+def test_a_step_is_found_at_its_first_value() -> None:
+    logs = [0.0] * 10 + [0.03] * 10
+    found = find_levels(logs, independent(20, 0.005), range(20))
+    (change,) = found.changes
+    assert change.index == 10
+    assert change.log == pytest.approx(0.03)
+    assert [(level.start, level.end) for level in found.levels] == [(0, 10), (10, 20)]
+    assert [level.log for level in found.levels] == pytest.approx([0.0, 0.03])
+
+
+def test_what_comes_back_is_two_changes() -> None:
+    logs = [0.0] * 8 + [0.04] * 6 + [0.0] * 8
+    found = find_levels(logs, independent(22, 0.005), range(22))
+    assert [change.index for change in found.changes] == [8, 14]
+
+
+@pytest.mark.parametrize("place", [0, 7, 19])
+def test_one_run_that_was_slow_is_no_level(place: int) -> None:
+    logs = [0.0] * 20
+    logs[place] = 0.5
+    assert find_levels(logs, independent(20, 0.005), range(20)).changes == ()
+
+
+def test_what_is_too_small_to_matter_is_none() -> None:
+    logs = [0.0] * 30 + [0.004] * 30
+    assert find_levels(logs, independent(60, 0.0005), range(60)).changes == ()
+
+
+@given(st.integers(1, 12), st.floats(-0.1, 0.1))
+def test_few_values_are_one_level_or_two(num: int, step: float) -> None:
+    logs = [0.0 if number < num // 2 else step for number in range(num)]
+    found = find_levels(logs, independent(num, 0.005), range(num))
+    assert len(found.levels) == len(found.changes) + 1
+    assert found.levels[0].start == 0
+    assert found.levels[-1].end == num
+    if num < 4:
+        assert not found.changes
+
+
+@given(st.lists(st.floats(-0.05, 0.05), min_size=4, max_size=30), st.floats(-3, 3))
+@examples(25)
+def test_only_differences_count(logs: list[float], by: float) -> None:
+    here = find_levels(logs, independent(len(logs), 0.005), range(len(logs)))
+    there = find_levels([log + by for log in logs], independent(len(logs), 0.005), range(len(logs)))
+    assert [change.index for change in here.changes] == [change.index for change in there.changes]
+
+
+@pytest.mark.parametrize("hosts", [lambda night: night, lambda night: night // 10, lambda _: 0])
+def test_nights_that_differ_by_their_hosts_alone_have_no_change_point(hosts: object) -> None:
+    spoilt = sum(bool(changes(nights(40, 1, hosts, seed=seed))) for seed in range(40))  # type: ignore[arg-type]
+    assert spoilt <= 1
+
+
+def test_a_host_that_is_slow_for_weeks_is_no_change_of_its_cases() -> None:
+    for cases in (1, 8):
+        results = nights(60, cases, lambda night: night // 14, bad={2: 0.04})
+        assert changes(results) == {}
+
+
+def test_the_same_on_the_same_host_is_a_change() -> None:
+    results = nights(60, 1, lambda _: 0, slower={0: (30, 0.04)})
+    assert changes(results) == {"llama-case0-gpus1": ["2026-01-31"]}
+
+
+def test_a_change_on_the_host_that_has_just_begun_is_found_where_it_is() -> None:
+    results = nights(60, 1, lambda night: night // 20, slower={0: (25, 0.04)})
+    (days,) = changes(results).values()
+    assert days in (["2026-01-25"], ["2026-01-26"], ["2026-01-27"])
+
+
+def test_a_small_change_of_one_case_is_found_by_what_the_others_tell_of_the_gpu() -> None:
+    alone = sum(bool(changes(nights(20, 1, slower={0: (14, 0.015)}, seed=seed))) for seed in range(20))
+    beside = sum(
+        set(changes(nights(20, 8, slower={0: (14, 0.015)}, seed=seed))) == {"llama-case0-gpus1"} for seed in range(20)
+    )
+    assert alone < 10
+    assert beside >= 18
+
+
+def test_what_all_cases_lose_is_told_as_shared() -> None:
+    results = nights(40, 6, slower={case: (20, 0.05) for case in range(6)})
+    found = told(results)
+    assert [[segment.results[0].began[:10] for segment in one.segments[1:]] for one in found] == [["2026-01-21"]] * 6
+    for one in found:
+        change = one.segments[1].change
+        assert change is not None
+        assert change.shared is not None
+        assert change.rate == pytest.approx(math.expm1(-0.05), abs=0.01)
+        assert change.low < change.rate < change.high
+
+
+def test_most_cases_changing_does_not_make_the_others_change_the_other_way() -> None:
+    results = nights(40, 8, slower={case: (20, 0.06) for case in range(5)})
+    assert set(changes(results)) == {f"llama-case{case}-gpus1" for case in range(5)}
+
+
+def test_invalid_runs_do_not_count() -> None:
+    from dataclasses import replace
+
+    results = nights(20, 1, slower={0: (10, 0.5)})
+    late = [replace(one, verdict="invalid") if one.began >= "2026-01-11" else one for one in results]
+    assert changes(late) == {}
+    (history,) = told(late)
+    assert len(history.results) == 20
+    assert len(history.segments[0].results) == 10
+
+
+def test_a_case_of_which_nothing_counts_has_no_level() -> None:
+    from dataclasses import replace
+
+    (history,) = told([replace(one, verdict="invalid") for one in nights(5)])
+    assert history.segments == ()
+    assert history.latest_change is None
+
+
+def test_what_else_changed_stands_beside_it() -> None:
+    results = with_versions(nights(40, 1, lambda _: 0, slower={0: (20, 0.05)}), 20, torch="2.12")
+    (history,) = told(results)
+    assert history.segments[1].different == ("torch: 2.11 -> 2.12",)
