@@ -39,7 +39,7 @@ def past_result(night: int = 0, case: int = 0, log: float = math.log(0.1), host:
     )
 
 
-def nights(  # noqa: PLR0913 - the facts of a world, as tests name them
+def nights(  # noqa: PLR0913, PLR0917 - the facts of a world, as tests name them
     num: int = 40,
     cases: int = 1,
     host_of: Callable[[int], int] = lambda night: night,
@@ -48,13 +48,12 @@ def nights(  # noqa: PLR0913 - the facts of a world, as tests name them
     seed: int = 1,
     first: int = 0,
 ) -> list[PastResult]:
-    """Of GPUs that differ as ``NOISE`` has it. ``slower``: by case from which night on, by how much; ``bad``: by host."""
+    """Of GPUs that differ as ``NOISE`` has it. ``slower``: by case from which night on, by how much; ``bad``: hosts."""
     source, hosts, found = random.Random(seed), dict[int, float](), []
     for night in range(first, first + num):
         host = host_of(night)
-        place = hosts.setdefault(host, source.gauss(0, math.hypot(NOISE.host.sd, NOISE.site.sd))) + (bad or {}).get(
-            host, 0.0
-        )
+        place = hosts.setdefault(host, source.gauss(0, math.hypot(NOISE.host.sd, NOISE.site.sd)))
+        place += (bad or {}).get(host, 0.0)
         day = source.gauss(0, NOISE.session.sd)
         for case in range(cases):
             since, by = (slower or {}).get(case, (0, 0.0))

@@ -113,7 +113,7 @@ def _write(session: PerfSession, pytest_session: pytest.Session) -> Iterator[Tro
         from pytest_llmperf.engine.run_page.run_document import RunDocument
 
         run = RunDocument(_document(session, int(pytest_session.exitstatus), stopped=stopped))
-        why = write_page(settings.report, [run], settings.baselines, made_by=MADE_BY)
+        why = write_page(settings.report, [run], settings.baselines, made_by=MADE_BY, history=settings.history)
         if why:
             yield Trouble("--perf-report", [f"--perf-report {why}"])
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,8 +30,6 @@ def changes(results: Sequence[PastResult]) -> dict[str, list[str]]:
 
 
 def independent(num: int, sd: float) -> Scatter:
-    import numpy as np
-
     return Scatter(((sd**2 * np.eye(num), 100.0),))
 
 
@@ -113,7 +113,7 @@ def test_a_small_change_of_one_case_is_found_by_what_the_others_tell_of_the_gpu(
 
 
 def test_what_all_cases_lose_is_told_as_shared() -> None:
-    results = nights(40, 6, slower={case: (20, 0.05) for case in range(6)})
+    results = nights(40, 6, slower=dict.fromkeys(range(6), (20, 0.05)))
     found = told(results)
     assert [[segment.results[0].began[:10] for segment in one.segments[1:]] for one in found] == [["2026-01-21"]] * 6
     for one in found:
@@ -125,13 +125,11 @@ def test_what_all_cases_lose_is_told_as_shared() -> None:
 
 
 def test_most_cases_changing_does_not_make_the_others_change_the_other_way() -> None:
-    results = nights(40, 8, slower={case: (20, 0.06) for case in range(5)})
+    results = nights(40, 8, slower=dict.fromkeys(range(5), (20, 0.06)))
     assert set(changes(results)) == {f"llama-case{case}-gpus1" for case in range(5)}
 
 
 def test_invalid_runs_do_not_count() -> None:
-    from dataclasses import replace
-
     results = nights(20, 1, slower={0: (10, 0.5)})
     late = [replace(one, verdict="invalid") if one.began >= "2026-01-11" else one for one in results]
     assert changes(late) == {}
@@ -141,8 +139,6 @@ def test_invalid_runs_do_not_count() -> None:
 
 
 def test_a_case_of_which_nothing_counts_has_no_level() -> None:
-    from dataclasses import replace
-
     (history,) = told([replace(one, verdict="invalid") for one in nights(5)])
     assert history.segments == ()
     assert history.latest_change is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,8 +262,6 @@ def test_ids_that_are_no_text_move_no_cursor(llmperf: Run, store: HistoryStore) 
 
 @pytest.mark.slow
 def test_ten_thousand_cases_are_listed_in_seconds(llmperf: Run, store: HistoryStore) -> None:
-    import time
-
     for night in range(10):
         store.append(nights(1, 10_000, seed=night, first=night))
     began = time.process_time()

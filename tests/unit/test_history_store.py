@@ -148,7 +148,7 @@ def test_a_store_that_is_cut_is_told_and_not_made_worse(store: HistoryStore, sha
     cut = whole[: int(len(whole) * share)]
     store.path.write_bytes(cut)
     for act in (store.read, lambda: store.append([past_result(99)])):
-        with pytest.raises(HistoryError, match="cut, damaged or no database .* move it away"):
+        with pytest.raises(HistoryError, match=r"cut, damaged or no database .* move it away"):
             act()
     assert store.path.read_bytes() == cut
 

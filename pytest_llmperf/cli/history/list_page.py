@@ -9,7 +9,6 @@ from pytest_llmperf.judge.history.case_history import CaseHistory
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats
 
-
 # Of a machine kind; those with a change point are all shown.
 _MOST_CASES = 500
 

@@ -40,7 +40,13 @@ class History:
                         troubles.append(str(error))
                 except OSError as error:
                     troubles.append(f"{file}: {error.strerror or error}; expected a store or a file of --perf-json")
-        return cls(_each_once(found), tuple(troubles))
+        return cls.of(found, troubles)
+
+    @classmethod
+    def of(cls, results: Iterable[PastResult], troubles: Sequence[str] = ()) -> History:
+        """Of ``results`` in any order; a night's files and what ``llmperf merge`` made of them may lie side by side."""
+        found = {result.measurement: result for result in results}
+        return cls(tuple(sorted(found.values(), key=lambda result: (result.began, result.run))), tuple(troubles))
 
 
 class _NoDocumentError(Exception):
@@ -51,12 +57,6 @@ def _files(path: Path) -> Iterable[Path]:
     if not path.is_dir():
         return [path]
     return sorted(file for file in path.rglob("*") if file.suffix in (".json", ".sqlite") and file.is_file())
-
-
-def _each_once(results: Iterable[PastResult]) -> tuple[PastResult, ...]:
-    """A night's files and what ``llmperf merge`` made of them may lie side by side."""
-    found = {result.measurement: result for result in results}
-    return tuple(sorted(found.values(), key=lambda result: (result.began, result.run)))
 
 
 def _read(path: Path) -> list[PastResult]:
