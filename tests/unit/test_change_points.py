@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.engine.history.machine_noise import scattering
 from pytest_llmperf.judge.history.all_histories import Scattering, histories
 from pytest_llmperf.judge.history.case_history import CaseHistory
-from pytest_llmperf.judge.history.change_points import Scatter, find_levels
+from pytest_llmperf.judge.history.change_points import FALSE_ALARM, Scatter, find_levels
+from pytest_llmperf.judge.history.shared_effects import SharedEffects, groups
+from pytest_llmperf.judge.history.timeline import Timeline
 from pytest_llmperf.records.past_result import PastResult
 from tests.examples import examples
-from tests.history import MACHINE, NOISE, nights, with_versions
+from tests.history import MACHINE, NOISE, nights, past_result, with_versions
 
 
-def told(results: Sequence[PastResult]) -> list[CaseHistory]:
-    return histories(results, {MACHINE: Scattering(NOISE)})
+def told(results: Sequence[PastResult], *, are_gpus: bool = True) -> list[CaseHistory]:
+    return histories(results, {MACHINE: Scattering(NOISE, are_gpus=are_gpus)})
 
 
 def changes(results: Sequence[PastResult]) -> dict[str, list[str]]:
@@ -148,3 +153,88 @@ def test_what_else_changed_stands_beside_it() -> None:
     results = with_versions(nights(40, 1, lambda _: 0, slower={0: (20, 0.05)}), 20, torch="2.12")
     (history,) = told(results)
     assert history.segments[1].different == ("torch: 2.11 -> 2.12",)
+
+
+def test_runs_of_which_nobody_told_the_host_are_taken_for_hosts_of_their_own() -> None:
+    results = nights(60, 1, lambda night: night // 30, bad={1: 0.03})
+    assert changes(results) == {}
+    untold = [replace(one, launches=tuple(replace(each, places=()) for each in one.launches)) for one in results]
+    scatter = Timeline.of(untold).scatter(NOISE).total
+    assert np.count_nonzero(scatter) == len(untold)
+
+
+def test_a_series_that_scatters_more_than_is_usual_is_judged_by_that() -> None:
+    source = random.Random(3)
+    logs = [source.gauss(0, 0.03) for _ in range(60)]
+    results = [past_result(night, log=math.log(0.1) + log) for night, log in enumerate(logs)]
+    assert changes(results) == {}
+    own = Timeline.of(results).scatter(NOISE).total
+    usual = Timeline.of([past_result(night) for night in range(60)]).scatter(NOISE).total
+    assert own[0, 0] > 2 * usual[0, 0]
+
+
+def test_launches_of_one_run_on_several_gpus_stay_together() -> None:
+    found = []
+    for night in range(20):
+        one = past_result(night, log=math.log(0.1) + (0.05 if night >= 10 else 0.0))
+        other = past_result(night, log=math.log(0.101) + (0.05 if night >= 10 else 0.0), host=7)
+        found.append(replace(one, launches=(*one.launches, *other.launches)))
+    (history,) = told(found)
+    assert [len(segment.results) for segment in history.segments] == [10, 10]
+
+
+def test_of_several_launches_of_a_run_each_counts() -> None:
+    one = past_result()
+    twice = replace(one, launches=(one.launches[0], replace(one.launches[0], step_seconds=0.4)))
+    assert twice.step_seconds == pytest.approx(0.2)
+    (point,) = Timeline.of([twice]).points
+    assert point.log == pytest.approx(math.log(0.2))
+    assert point.num_launches == 2
+
+
+def test_each_change_holds_beside_the_others() -> None:
+    levels = [-0.01] * 6 + [0.01] * 5 + [0.02] * 11 + [0.03] * 18
+    found = find_levels(levels, independent(40, 0.005), range(40)).changes
+    assert len(found) == 2
+    assert all(change.probability * 37 < FALSE_ALARM for change in found)
+
+
+def test_a_series_that_scatters_more_from_host_to_host_is_judged_by_that() -> None:
+    source = random.Random(3)
+    logs = [source.gauss(0, 0.05) for _ in range(60)]
+    results = [past_result(night, log=math.log(0.1) + log, host=night) for night, log in enumerate(logs)]
+    own = Timeline.of(results).scatter(NOISE).total
+    usual = Timeline.of([past_result(night, host=night) for night in range(60)]).scatter(NOISE).total
+    assert np.diag(own).min() > 4 * np.diag(usual).max()
+    assert changes(results) == {}
+
+
+def test_too_few_cases_tell_nothing_of_their_gpu() -> None:
+    for cases, are_told in ((3, False), (4, True)):
+        effects = SharedEffects.of([Timeline.of(each) for each in by_case(nights(20, cases)).values()]).effects
+        assert bool(effects) == are_told
+
+
+def by_case(results: Sequence[PastResult]) -> dict[str, list[PastResult]]:
+    return {name: [one for one in results if one.id == name] for name in dict.fromkeys(one.id for one in results)}
+
+
+def test_cases_at_the_power_limit_tell_nothing_of_those_below_it() -> None:
+    results = nights(40, 8, lambda _: 0)
+    below = [
+        replace(one, launches=tuple(replace(each, sm_clock_mhz=1980.0) for each in one.launches))
+        if one.id in ("llama-case0-gpus1", "llama-case1-gpus1", "llama-case2-gpus1", "llama-case3-gpus1")
+        else one
+        for one in results
+    ]
+    timelines = [Timeline.of(each) for each in by_case(below).values()]
+    assert [[one.results[0].id[10:11] for one in group] for group in groups(timelines)] == [list("4567"), list("0123")]
+
+
+def test_what_programs_on_a_cpu_do_is_not_taken_off_its_cases() -> None:
+    results = nights(40, 6, lambda _: 0, slower=dict.fromkeys(range(6), (20, 0.05)))
+    for are_gpus in (True, False):
+        found = [one.segments[1].change for one in told(results, are_gpus=are_gpus)]
+        assert [change is not None and change.shared is not None for change in found] == [are_gpus] * 6
+    known = scattering(["cpu-amd-2c", "site-cpu", MACHINE], Path("nowhere"))
+    assert [known[name].are_gpus for name in ("cpu-amd-2c", "site-cpu", MACHINE)] == [False, False, True]

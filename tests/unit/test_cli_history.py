@@ -191,11 +191,15 @@ def test_a_file_that_cannot_serve_is_told_and_the_others_are_drawn(llmperf: Run,
     assert "none.json: No such file" in errors
 
 
-def test_a_night_and_what_merged_it_count_once(llmperf: Run, tmp_path: Path) -> None:
-    text = night_file(tmp_path, 1).read_text()
-    (tmp_path / "merged.json").write_text(text)
+@pytest.mark.parametrize("name", ["a-merged.json", "z-merged.json"])
+def test_a_night_and_what_merged_it_count_once(llmperf: Run, tmp_path: Path, name: str) -> None:
+    night_file(tmp_path, 1, revision={"commit": "abc", "changed": 1})
+    night_file(tmp_path, 1).rename(tmp_path / name)
+    night_file(tmp_path, 1, revision={"commit": "abc", "changed": 1})
     _, output, _ = llmperf("history", "--from", tmp_path, "--json")
-    assert {len(case["runs"]) for case in json.loads(output)["cases"]} == {1}
+    cases = json.loads(output)["cases"]
+    assert {len(case["runs"]) for case in cases} == {1}
+    assert {run["revision"] for case in cases for run in case["runs"]} == {"abc+"}
 
 
 def test_results_of_an_older_schema_are_read_as_far_as_they_go(llmperf: Run, tmp_path: Path) -> None:

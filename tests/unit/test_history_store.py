@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -153,6 +155,17 @@ def test_a_store_that_is_cut_is_told_and_not_made_worse(store: HistoryStore, sha
     assert store.path.read_bytes() == cut
 
 
+def test_a_store_without_its_last_page_takes_nothing_more(store: HistoryStore) -> None:
+    for night in range(30):
+        store.append([past_result(night, case) for case in range(20)])
+    cut = store.path.read_bytes()[:-4096]
+    store.path.write_bytes(cut)
+    for act in (store.read, lambda: store.append([past_result(99)])):
+        with pytest.raises(HistoryError, match="cut, damaged or no database"):
+            act()
+    assert store.path.read_bytes() == cut
+
+
 def test_a_file_that_is_no_database_is_told_and_left_alone(store: HistoryStore) -> None:
     store.path.write_text("notes of last week\n" * 100)
     with pytest.raises(HistoryError, match="no database"):
@@ -168,6 +181,28 @@ def test_a_database_of_something_else_is_left_alone(store: HistoryStore) -> None
         with pytest.raises(HistoryError, match="a database of something else"):
             act()
     assert store.path.read_bytes() == before
+
+
+_KILLED = """
+import os, sqlite3, sys
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("PRAGMA cache_size = 1")  # so that it writes before it is done
+database.execute("BEGIN IMMEDIATE")
+database.execute("DELETE FROM results")
+for number in range(5000):
+    database.execute("INSERT INTO texts (text) VALUES (?)", (f"{number} " * 100,))
+os._exit(9)
+"""
+
+
+@pytest.mark.processes
+def test_what_a_run_that_was_killed_has_half_written_is_taken_back(store: HistoryStore) -> None:
+    store.append([past_result(night) for night in range(50)])
+    assert subprocess.run([sys.executable, "-c", _KILLED, str(store.path)], check=False).returncode == 9
+    assert store.path.with_name("history.sqlite-journal").exists()
+    assert len(store.read()) == 50
+    store.append([past_result(99)])
+    assert len(store.read()) == 51
 
 
 def test_what_lies_in_two_places_counts_once(tmp_path: Path) -> None:

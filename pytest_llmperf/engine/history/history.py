@@ -45,7 +45,12 @@ class History:
     @classmethod
     def of(cls, results: Iterable[PastResult], troubles: Sequence[str] = ()) -> History:
         """Of ``results`` in any order; a night's files and what ``llmperf merge`` made of them may lie side by side."""
-        found = {result.measurement: result for result in results}
+        found: dict[tuple[object, ...], PastResult] = {}
+        for result in results:
+            known = found.get(result.measurement)
+            # What was merged does not say of which revision each part of it is.
+            if known is None or not known.revision:
+                found[result.measurement] = result
         return cls(tuple(sorted(found.values(), key=lambda result: (result.began, result.run))), tuple(troubles))
 
 

@@ -73,7 +73,6 @@ class HistoryStore:
         with self._refusing(), closing(self._opened_for_writing()) as database:
             database.execute("BEGIN IMMEDIATE")  # one writer at a time from here on
             try:
-                self._check_whole(database)
                 self._bring_up_to_date(database)
                 _insert(database, results)
                 database.execute("COMMIT")
@@ -100,10 +99,10 @@ class HistoryStore:
 
     @contextmanager
     def _opened_for_reading(self) -> Iterator[sqlite3.Connection]:
-        address = f"file:{quote(str(self.path.absolute()))}?mode=ro"
+        # Writable where it can be: what a run that was killed has left half written is taken back by the next who asks.
+        address = f"file:{quote(str(self.path.absolute()))}?mode=rw"
         with closing(sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)) as database:
             database.execute("BEGIN")
-            self._check_whole(database)
             version = self._version(database)
             if version in (0, len(SCHEMAS)):
                 if version:
@@ -144,14 +143,6 @@ class HistoryStore:
         if version < len(SCHEMAS):
             database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             database.execute(f"PRAGMA user_version = {len(SCHEMAS)}")
-
-    def _check_whole(self, database: sqlite3.Connection) -> None:
-        """Pages that are gone would be noticed only by who asks for one of them."""
-        (pages,) = database.execute("PRAGMA page_count").fetchone()
-        (size,) = database.execute("PRAGMA page_size").fetchone()
-        found = self.path.stat().st_size
-        if 0 < found < pages * size:  # a new one is empty until its first transaction ends
-            raise sqlite3.DatabaseError(f"{found:,} of {pages * size:,} bytes are there")
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

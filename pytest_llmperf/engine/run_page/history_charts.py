@@ -14,8 +14,8 @@ _MOST_CASES, _MOST_POINTS = 8, 400
 
 
 def history_section(histories: Sequence[CaseHistory]) -> Section | None:
-    """Those that changed, the worst first; ``None`` where no case ran before."""
-    several = [one for one in histories if one.segments and len(one.results) > 1]
+    """Those that changed, the worst first; ``None`` where there are none."""
+    several = [one for one in histories if one.segments]
     if not several:
         return None
     changed = sorted((one for one in several if one.latest_change), key=_latest)
