@@ -15,7 +15,8 @@ import pytest
 
 from pytest_llmperf.engine.history import history_store
 from pytest_llmperf.engine.history.history import History
-from pytest_llmperf.engine.history.history_store import APPLICATION_ID, SCHEMAS, HistoryError, HistoryStore
+from pytest_llmperf.engine.history.history_error import HistoryError
+from pytest_llmperf.engine.history.history_store import APPLICATION_ID, SCHEMAS, HistoryStore
 from tests.history import nights, past_result
 
 

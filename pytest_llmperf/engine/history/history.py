@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.engine.history.history_store import HistoryError, HistoryStore
+from pytest_llmperf.engine.history.history_error import HistoryError
 from pytest_llmperf.engine.history.past_results import past_results
 from pytest_llmperf.engine.run_page.run_document import RunDocument, refused
 from pytest_llmperf.records.past_result import PastResult
@@ -68,6 +68,9 @@ def _read(path: Path) -> list[PastResult]:
     with path.open("rb") as file:
         is_store = file.read(len(_SQLITE)) == _SQLITE
     if is_store or path.suffix == ".sqlite":
+        # Pages and --perf-json files do without it.
+        from pytest_llmperf.engine.history.history_store import HistoryStore  # noqa: PLC0415
+
         return HistoryStore(path).read()
     return past_results(RunDocument(_document(path)), str(path))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from pytest_llmperf.engine.history.history_error import HistoryError
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
 
@@ -52,10 +53,6 @@ _READ = """
     FROM results JOIN runs ON runs.id = results.run JOIN texts ON texts.id = results.versions
     ORDER BY results.rowid
 """
-
-
-class HistoryError(Exception):
-    """A store that cannot serve: one line with the file, what is wrong and what to do."""
 
 
 class HistoryStore:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.engine.history.history_error import HistoryError
 from pytest_llmperf.engine.history.past_results import past_results
 from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.report.text import one_line
@@ -18,7 +19,7 @@ def keep(path: Path, document: Mapping[str, Any]) -> str:
         if not results:
             return ""
         # Who launches nothing pays for no database.
-        from pytest_llmperf.engine.history.history_store import HistoryError, HistoryStore  # noqa: PLC0415
+        from pytest_llmperf.engine.history.history_store import HistoryStore  # noqa: PLC0415
 
         try:
             HistoryStore(path).append(results)
