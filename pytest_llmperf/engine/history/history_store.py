@@ -154,7 +154,7 @@ class HistoryStore:
                 f"(sqlite3 {self.path.name} .recover may save what is in it)"
             ) from error
         except OSError as error:
-            raise HistoryError(f"{self.path}: {error.strerror or error}") from error
+            raise HistoryError(f"{self.path}: {error.strerror or error}; name another with --perf-history") from error
 
 
 def _told(error: sqlite3.OperationalError) -> str:
