@@ -54,6 +54,8 @@ def _pytest_is_forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pytest.Pytester, "popen", forked)
+        # The history of who runs the tests is none of these runs' own.
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
     for template in templates:
         template.close()

@@ -108,14 +108,25 @@ def _write(session: PerfSession, pytest_session: pytest.Session) -> Iterator[Tro
         except OSError as error:
             _fail(pytest_session)
             yield Trouble("--perf-json", [f"--perf-json {settings.json}: not written ({error})"])
+    _keep_history(session, int(pytest_session.exitstatus), stopped=stopped)
     if settings.report is not None:
         from pytest_llmperf.engine.run_page.page_file import write_page
         from pytest_llmperf.engine.run_page.run_document import RunDocument
 
         run = RunDocument(_document(session, int(pytest_session.exitstatus), stopped=stopped))
-        why = write_page(settings.report, [run], settings.baselines, made_by=MADE_BY)
+        why = write_page(settings.report, [run], settings.baselines, made_by=MADE_BY, history=settings.history)
         if why:
             yield Trouble("--perf-report", [f"--perf-report {why}"])
+
+
+def _keep_history(session: PerfSession, exit_code: int, *, stopped: bool) -> None:
+    path = session.settings.history
+    if path is None or not any(result.launches for result in session.findings.results):
+        return
+    from pytest_llmperf.engine.history.keeping import keep
+
+    trouble = keep(path, _document(session, exit_code, stopped=stopped))
+    session.notes += [trouble] if trouble else []
 
 
 def _write_markdown(session: PerfSession, exit_code: int, troubles: list[Trouble]) -> list[Trouble]:
@@ -255,6 +266,8 @@ def _document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict[st
     values |= cost_document(spent.gpu_seconds, session.settings.price)
     if session.findings.results:
         values["rerun"] = rerun_words(session)
+    if any(result.launches for result in session.findings.results):
+        values |= session.revision.document()
     if session.whole_run:
         values |= session.whole_run.document()
     if session.findings.skipped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _SECONDS = 20
 
@@ -18,6 +19,10 @@ class Revision:
     commit: str
     changed: tuple[str, ...]
     """Files that differ from the commit, or that could decide what runs and are in none; baselines apart."""
+
+    def document(self) -> dict[str, Any]:
+        """What ``--perf-json`` says of it; nothing outside of version control."""
+        return {"revision": {"commit": self.commit, "changed": len(self.changed)}} if self.commit else {}
 
 
 def find_revision(root: Path, baselines: Path) -> Revision:

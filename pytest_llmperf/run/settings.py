@@ -76,5 +76,7 @@ class Settings:
     """A site's own name for its machine kind; empty where the hardware's name serves."""
     tolerances: Mapping[str, float] = field(default_factory=dict)
     """By metric, what the ini file sets."""
+    history: Path | None = None
+    """The store to which the run adds what its cases took; ``None``: none."""
     price: Price | None = None
     """Of a GPU-hour; ``None``: costs are told in GPU-hours."""

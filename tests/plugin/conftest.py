@@ -29,6 +29,9 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Proje
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     # Fakes train on nothing: they need not wait for what else trains on this host.
     monkeypatch.setenv("LLMPERF_LEASE_DIR", str(pytester.path.with_name(f"{pytester.path.name}-leases")))
+    # What a run leaves in the user's state is no part of the project.
+    monkeypatch.setenv("XDG_STATE_HOME", str(pytester.path.with_name(f"{pytester.path.name}-state")))
+    monkeypatch.delenv("LLMPERF_CACHE_DIR", raising=False)
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", "CI"):
         monkeypatch.delenv(name, raising=False)  # they tell the inner pytest that it is a worker
     pytester.makeconftest("from tests.fakes import install\n\ninstall()\n")
@@ -42,6 +45,7 @@ class Project:
 
     def __init__(self, pytester: pytest.Pytester) -> None:
         self.pytester, self.path = pytester, pytester.path
+        self.state = pytester.path.with_name(f"{pytester.path.name}-state")
 
     def run(self, *options: str, gpus: str = "0") -> pytest.RunResult:
         return self.pytester.runpytest_subprocess("-p", "no:randomly", "--gpus", gpus, *options)

@@ -36,6 +36,7 @@ OPTIONS = [
     "--perf-markdown=FILE",
     "--perf-price=PRICE",
     "--perf-currency=NAME",
+    "--perf-history=FILE|off",
     "--perf-timeout=SECONDS",
     "--perf-launches=N",
     "--perf-max-launches=N",

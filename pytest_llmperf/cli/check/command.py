@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.curve_check import SEEDS
+from pytest_llmperf.engine.history.keeping import keep
 from pytest_llmperf.engine.static.static_check import StaticChecks
 from pytest_llmperf.engine.static.static_recording import record_static
 from pytest_llmperf.engine.terms import CaseTerms
@@ -29,6 +30,7 @@ from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import CALIBRATIONS, MAX_LAUNCHES, STARTS, Settings
+from pytest_llmperf.run.usual_history import usual_history
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.quantities import argument
@@ -51,6 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--update-baselines", nargs="?", const="all", choices=("all", "new"), help="record what ran clean")
     add("--perf-reason", default="", metavar="TEXT", help="why, where an update makes a figure worse")
     add("--perf-json", type=Path, metavar="FILE", help="write every result, as pytest does")
+    what = "the store to which this adds what its cases took, or off; default: history.sqlite of the user's state"
+    add("--perf-history", metavar="FILE|off", help=what)
     add("--perf-strict", action="store_true", help="also fail on improved or inconclusive cases, and on what changed")
     number = argument(quantities.count, "a number of launches, 1 or more")
     add("--perf-launches", type=number, default=1, metavar="N", help="of each case at least; default: %(default)s")
@@ -97,6 +101,7 @@ class Check:
             reason=arguments.perf_reason.strip(),
             baselines=arguments.perf_baselines.absolute(),
             json=path,
+            history=_history(arguments),
             strict=arguments.perf_strict,
             start=arguments.perf_start,
             trace=arguments.perf_trace == "yes",
@@ -152,7 +157,10 @@ class Check:
         self.troubles += whole_run.lines
         yield from filter(None, [whole_run.line])
         yield from ("", *summary_lines(self.findings.results, screen.width, color=False, spent=self.findings.spent))
-        self._write_json(exit_code or int(bool(self.troubles)), whole_run)
+        values = self._document(exit_code or int(bool(self.troubles)), whole_run)
+        self._write_json(values)
+        if self.context.settings.history is not None:
+            yield from filter(None, [keep(self.context.settings.history, values)])
         if exit_code:
             raise SystemExit(exit_code)
 
@@ -177,15 +185,30 @@ class Check:
         words = ["llmperf", "check", *_words(spec), *where]
         return shlex.join([*words, "--perf-baselines", str(self.arguments.perf_baselines)])
 
-    def _write_json(self, exit_code: int, whole_run: WholeRun) -> None:
+    def _document(self, exit_code: int, whole_run: WholeRun) -> dict[str, Any]:
+        values = document(self.context.machine_document(), self.findings.results, self.findings.spent)
+        launched = any(result.launches for result in self.findings.results)
+        revision = self.context.revision.document() if launched else {}
+        return values | revision | whole_run.document() | {"exit_code": exit_code}
+
+    def _write_json(self, values: Mapping[str, Any]) -> None:
         path = self.context.settings.json
         if path is None:
             return
         try:
-            values = document(self.context.machine_document(), self.findings.results, self.findings.spent)
-            write_json(path, values | whole_run.document() | {"exit_code": exit_code})
+            write_json(path, values)
         except OSError as error:
             self.troubles.append(f"--perf-json {path}: not written ({error})")
+
+
+def _history(arguments: argparse.Namespace) -> Path | None:
+    said = arguments.perf_history
+    if said == "off":
+        return None
+    path = usual_history() if said is None else Path(said)
+    if said is not None and (path.is_dir() or not path.parent.is_dir()):
+        arguments.usage(f"--perf-history {path}: not a file in a folder that exists; or off, which keeps no history")
+    return path
 
 
 def _words(spec: TrainSpec) -> Sequence[str]:

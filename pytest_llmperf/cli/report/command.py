@@ -18,6 +18,7 @@ from pytest_llmperf.insight import cost
 from pytest_llmperf.insight.chapter15 import STEPS
 from pytest_llmperf.insight.ladder import Extent
 from pytest_llmperf.report.exports import FORMATS
+from pytest_llmperf.run.usual_history import usual_history
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +32,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--losses", metavar="FILE", type=Path, nargs="+", help=help_losses)
     help_at = "seconds after which --losses tells them, e.g. 10,20,35"
     what.add_argument("--html", metavar="FILE", type=Path, help="the runs of RESULTS as one page that needs no network")
+    help_history = "the store of runs before these, for --html, or off; default: the one to which runs add"
+    parser.add_argument("--perf-history", metavar="FILE|off", help=help_history)
     parser.add_argument("--at", metavar="SECONDS,…", type=instants, help=help_at)
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
     parser.add_argument("--samples", metavar="N", type=count, help="also the epochs that a training over N covers")
@@ -44,12 +47,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     _refuse_misplaced(arguments)
     if arguments.html:
-        return run_pages.written(arguments.html, arguments.results, arguments.perf_baselines)
+        return run_pages.written(arguments.html, arguments.results, arguments.perf_baselines, _history(arguments))
     if arguments.losses:
         return _losses(arguments, screen)
     if arguments.purpose is not None:
         return _purpose(arguments, screen)
     return _tables(arguments, screen)
+
+
+def _history(arguments: argparse.Namespace) -> Path | None:
+    said: str | None = arguments.perf_history
+    if said is None:
+        return usual_history()
+    return None if said == "off" else Path(said)
 
 
 def _refuse_misplaced(arguments: argparse.Namespace) -> None:

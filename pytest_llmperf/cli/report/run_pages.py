@@ -17,7 +17,7 @@ from pytest_llmperf.report.page.installed import missing
 MADE_BY = f"pytest-llmperf {__version__}"
 
 
-def written(path: Path, results: Sequence[Path], baselines: Path) -> Answer:
+def written(path: Path, results: Sequence[Path], baselines: Path, history: Path | None = None) -> Answer:
     """What was written to ``path``, and a line for each of ``results`` that is not in it."""
     if why := missing():
         return Answer([], [f"--html {path}: {why}"])
@@ -32,7 +32,7 @@ def written(path: Path, results: Sequence[Path], baselines: Path) -> Answer:
         return Answer([], [*troubles, f"{path}: no page was written, there is nothing to show"])
     names = _told_apart([name for name, _ in found]) if len(found) > 1 else [""]
     runs = [RunDocument(document, name) for (_, document), name in zip(found, names, strict=True)]
-    trouble = write_page(path, runs, baselines, troubles, made_by=MADE_BY)
+    trouble = write_page(path, runs, baselines, troubles, made_by=MADE_BY, history=history)
     if trouble:
         return Answer([], [*troubles, trouble])
     return Answer([f"{path}: {sum(len(run.results) for run in runs)} cases of {_runs(len(runs))}"], troubles)

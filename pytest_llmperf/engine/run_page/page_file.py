@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_llmperf.engine.history.run_histories import RunHistories
 from pytest_llmperf.engine.run_page.pictures import charts_of, drawn
 from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.engine.run_page.run_page import page_of
@@ -14,17 +15,24 @@ from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support.files import write_text
 
 
-def write_page(
-    path: Path, runs: Sequence[RunDocument], baselines: Path, left_out: Sequence[str] = (), *, made_by: str
+def write_page(  # noqa: PLR0913 - what it is made of
+    path: Path,
+    runs: Sequence[RunDocument],
+    baselines: Path,
+    left_out: Sequence[str] = (),
+    *,
+    made_by: str,
+    history: Path | None = None,
 ) -> str:
     """Write the page of ``runs`` beside what is stored in ``baselines``; why there is none in a line, else nothing.
 
-    ``left_out`` has a line for each run that could not be read. A run that is over has been judged and told whatever
-    becomes of its page, so that nothing is raised here.
+    ``left_out`` has a line for each run that could not be read; ``history`` is the store of runs before these. A run
+    that is over has been judged and told whatever becomes of its page, so that nothing is raised here.
     """
     try:
         stored = StoredFigures.read(baselines, [run.machine for run in runs])
-        page = page_of(runs, stored, left_out, made_by)
+        told = RunHistories.read(runs, history, baselines)
+        page = page_of(runs, stored, [*left_out, *told.troubles], made_by, told.cases)
         write_text(path, html(page, drawn(charts_of(page))))
     except OSError as error:
         return f"{path}: no page was written ({error})"

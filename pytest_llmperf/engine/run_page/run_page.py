@@ -8,6 +8,7 @@ from itertools import chain
 from pytest_llmperf.engine.run_page.case_cells import headings
 from pytest_llmperf.engine.run_page.case_rows import MOST_CASES, clipped, rows
 from pytest_llmperf.engine.run_page.change_charts import change_section, urgency
+from pytest_llmperf.engine.run_page.history_charts import history_section
 from pytest_llmperf.engine.run_page.ladder_charts import ladder_section
 from pytest_llmperf.engine.run_page.memory_charts import memory_section
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, lines, mapping, number, text
@@ -16,6 +17,7 @@ from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.engine.run_page.time_charts import time_section
 from pytest_llmperf.engine.run_page.trace_charts import trace_section
 from pytest_llmperf.insight import chapter15
+from pytest_llmperf.judge.history.case_history import CaseHistory
 from pytest_llmperf.judge.static.stored_step import ANY_MACHINE
 from pytest_llmperf.report.page.page_model import Page, Section
 from pytest_llmperf.support import formats
@@ -24,11 +26,16 @@ _MOST_SKIPPED = 200
 
 
 def page_of(
-    documents: Sequence[RunDocument], stored: StoredFigures, left_out: Sequence[str] = (), made_by: str = ""
+    documents: Sequence[RunDocument],
+    stored: StoredFigures,
+    left_out: Sequence[str] = (),
+    made_by: str = "",
+    histories: Sequence[CaseHistory] = (),
 ) -> Page:
     """The page of ``documents``, beside what is ``stored`` of their machine kinds.
 
     ``left_out``: a line for each file that is not in it. ``made_by``: the name and version of what makes it.
+    ``histories``: of cases that ran before.
     """
     results = [result for document in documents for result in document.results]
     skipped = [each for document in documents for each in document.skipped]
@@ -42,19 +49,25 @@ def page_of(
         ),
         columns=headings(documents),
         cases=rows(documents, stored),
-        sections=tuple(_sections(documents, _newest(results), stored)),
+        sections=tuple(_sections(documents, _newest(results), stored, histories)),
         skipped=tuple((clipped(name), clipped(why)) for name, why in skipped[:_MOST_SKIPPED]),
         made_by=made_by,
         notes=_notes(results),
     )
 
 
-def _sections(documents: Sequence[RunDocument], results: Sequence[Result], stored: StoredFigures) -> Iterable[Section]:
+def _sections(
+    documents: Sequence[RunDocument],
+    results: Sequence[Result],
+    stored: StoredFigures,
+    histories: Sequence[CaseHistory],
+) -> Iterable[Section]:
     """In the order of the page; one that has nothing to show is not there."""
     found = [
         ladder_section(results, stored),
         *scaling_sections(results, stored),
         change_section(results),
+        history_section(histories),
         memory_section(results, stored),
         trace_section(results, stored),
         time_section(documents),

@@ -12,6 +12,7 @@ import pytest
 
 from pytest_llmperf.plugin.options import (
     cost_options,
+    history_options,
     markdown_options,
     slurm_options,
     start_options,
@@ -72,6 +73,7 @@ def add_options(parser: pytest.Parser) -> None:
     static_options.add_options(group)
     markdown_options.add_options(group)
     cost_options.add_options(group, parser)
+    history_options.add_options(group, parser)
     _add_launches(group)
     parser.addini("perf_throughput_tolerance", "fraction by which a case may slow down (GPU: 0.02)", default="")
     parser.addini("perf_memory_tolerance", "fraction by which a case's peak memory may grow (GPU: 0.01)", default="")
@@ -174,6 +176,7 @@ def read_settings(config: pytest.Config) -> Settings:
         machine=_machine(str(config.getini("perf_machine"))),
         tolerances=_tolerances(config),
         price=cost_options.read(config),
+        history=history_options.read(config),
     )
 
 

@@ -1,0 +1,1 @@
+"""``llmperf history``: what a case took, run by run, and where that changed."""

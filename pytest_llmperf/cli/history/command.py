@@ -1,0 +1,118 @@
+"""The command: its options, and what it answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.command_error import CaseError
+from pytest_llmperf.cli.history.case_page import case_page
+from pytest_llmperf.cli.history.documents import history_document
+from pytest_llmperf.cli.history.list_page import list_page
+from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.engine.history.history import History
+from pytest_llmperf.engine.history.machine_noise import scattering
+from pytest_llmperf.judge.history.all_histories import histories
+from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.run.usual_history import usual_history
+from pytest_llmperf.support import quantities
+from pytest_llmperf.support.suggestions import nearest
+
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+# Fewer digits of a digest are as likely a word.
+_DIGEST = re.compile(r"[0-9a-f]{6,16}")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of ``llmperf history``."""
+    add = parser.add_argument
+    add("case", metavar="CASE", nargs="?", help="an id, a part of one, a pattern such as '*liger*', or a digest")
+    what = "stores, --perf-json files, or folders of them; default: the store to which runs add"
+    add("--from", dest="sources", metavar="PATH", type=Path, nargs="+", help=what)
+    add("--machine", metavar="KIND", help="only on this machine kind")
+    add("--since", metavar="DAY", type=_since, help="only runs since that UTC day, or of the last 30d")
+    add("--json", action="store_true", help="the same for programs")
+    what = "where baselines tell how launches scatter; default: %(default)s, here"
+    add("--perf-baselines", metavar="DIR", type=Path, default=Path("baselines"), help=what)
+    parser.set_defaults(answer=_answer, usage=parser.error)
+
+
+def _since(text: str) -> str:
+    if _DAY.fullmatch(text):
+        return text
+    hours = quantities.duration_hours(text)
+    if hours is None or hours > 24 * 36500:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a day, e.g. 2026-10-31, or how long ago, e.g. 30d")
+    return (datetime.now(timezone.utc) - timedelta(hours=hours)).isoformat()
+
+
+def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    sources = arguments.sources or [usual_history()]
+    found = History.read(sources)
+    results = _chosen(found.results, arguments, sources)
+    named = _named(results, arguments.case) if arguments.case else results
+    # The cases of a run tell of its GPUs, also where one of them alone was asked for.
+    asked = {(result.machine, result.digest) for result in named}
+    machines = {result.machine for result in named}
+    beside = [result for result in results if result.machine in machines]
+    known = scattering(machines, arguments.perf_baselines)
+    several = histories(beside, known, asked)
+    if arguments.json:
+        lines = json.dumps(history_document(several), indent=1, allow_nan=False).splitlines()
+        return Answer(lines, found.troubles, for_programs=True)
+    if arguments.case and len({one.id for one in several}) == 1:
+        pages = [case_page(one, screen) for one in several]
+        return Answer([line for page in pages for line in ("", *page)][1:], found.troubles)
+    return Answer(list_page(several, screen), found.troubles)
+
+
+def _chosen(
+    results: Sequence[PastResult], arguments: argparse.Namespace, sources: Sequence[Path]
+) -> Sequence[PastResult]:
+    """Those of the machine kind and the time that were asked for.
+
+    Raises:
+        CaseError: there are none.
+    """
+    where = ", ".join(map(str, sources))
+    if not results:
+        raise CaseError(
+            f"{where}: no history here, expected results of runs; each run adds its own to --perf-history (on by "
+            "default), and --from reads --perf-json files"
+        )
+    machines = sorted({result.machine for result in results})
+    if arguments.machine and arguments.machine not in machines:
+        known = ", ".join(machines)
+        raise CaseError(f"{arguments.machine}: {where} has no runs on this machine kind, expected one of {known}")
+    found = [result for result in results if arguments.machine in (None, result.machine)]
+    since = [result for result in found if arguments.since is None or result.began >= arguments.since]
+    if not since:
+        raise CaseError(f"--since {arguments.since[:10]}: no run since then, the newest began {found[-1].began[:10]}")
+    return since
+
+
+def _named(results: Sequence[PastResult], case: str) -> Sequence[PastResult]:
+    """Those that ``case`` names: the very id, else a digest, a pattern, a part of ids.
+
+    Raises:
+        CaseError: none.
+    """
+    ids = {result.id for result in results}
+    if case in ids:
+        return [result for result in results if result.id == case]
+    if _DIGEST.fullmatch(case) and (found := [one for one in results if one.digest.startswith(case)]):
+        return found
+    patterns = (case, f"*{case}*")
+    matching = next(filter(None, ({each for each in ids if fnmatchcase(each, one)} for one in patterns)), set[str]())
+    if not matching:
+        raise CaseError(
+            f"{case}: no such case in this history, expected an id, a part of one, a pattern or a digest; the nearest "
+            f"id is {nearest(case, ids, at_least=0.0)!r}; llmperf history lists them all"
+        )
+    return [result for result in results if result.id in matching]

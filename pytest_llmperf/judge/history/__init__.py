@@ -1,0 +1,1 @@
+"""Since when a case takes what it takes: change points over runs."""

@@ -1,0 +1,211 @@
+"""Change points of a series whose scatter has known parts: E-divisive in the metric of that scatter.
+
+E-divisive (Matteson and James 2014) divides a series where the divergence between what is before and after is largest,
+divides the parts again, and asks a permutation test whether it may; Hunter (Fleming et al. 2023, now Apache Otava) asks
+Student's t instead, and merges what does not hold. Both take nights for exchangeable. They are not: all that ran on one
+host share its deviation, and a series that moves to another host moves by it.
+
+With exponent 2 the divergence between two parts is the squared difference of their means, times nm/(n + m): its square
+in units of its own variance, where nights are independent. Here it is taken in units of the variance that it really
+has. With y = logarithms of step times, V = their covariance (hosts, sites, sessions and launches, each times who
+shares it), X = the levels found so far and s = the step at a candidate, generalised least squares gives
+
+    P = V^-1 - V^-1 X (X' V^-1 X)^-1 X' V^-1,    change = s'Py / s'Ps,    variance of it = 1 / s'Ps,
+
+and the candidate whose change is most standard errors is divided at, if Student's t with Satterthwaite's degrees of
+freedom says so at a level that all candidates share (Bonferroni). Where a series leaves one host for another, s and
+the host are nearly the same direction: the variance is that of two hosts, and no number of nights makes it less. A
+change on the same host, or one that other hosts show too, has the small one. At the end each change point is asked
+again beside all others, and the weakest goes as long as one does not hold (Hunter's merging).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+Array = Any  # numpy is untyped here
+
+#: That a series which never changed shows a change point at all.
+FALSE_ALARM = 0.01
+
+#: Smaller changes are nobody's concern, however well they are known; logarithms.
+LEAST_CHANGE = 0.005
+
+#: On each side of a change point: one run may be off for reasons of its own.
+LEAST_RUNS = 2
+
+# A run that stands alone counts for no more than this many standard deviations from those around it.
+_FAR = 3.0
+_AROUND = 2
+
+_MOST_CHANGES = 20
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """The covariance of a series in parts that add up, each with the degrees of freedom by which its size is known."""
+
+    parts: tuple[tuple[Array, float], ...]
+
+    @property
+    def total(self) -> Array:
+        return sum(matrix for matrix, _ in self.parts)
+
+    def variance(self, weights: Array) -> tuple[float, float]:
+        """Of a weighted sum of the series, and its degrees of freedom (Satterthwaite 1946)."""
+        shares = [(float(weights @ matrix @ weights), df) for matrix, df in self.parts]
+        total = sum(share for share, _ in shares)
+        spread = sum(share**2 / df for share, df in shares)
+        return total, total**2 / spread if spread > 0 else 1e6
+
+
+@dataclass(frozen=True)
+class ChangePoint:
+    """Where a series goes from one level to another."""
+
+    index: int
+    """Of the first value after it."""
+    log: float
+    """By how much: a logarithm, positive where it is slower."""
+    error: float
+    probability: float
+    """Of so large a change, where there is none, at one candidate alone."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """The values between two change points."""
+
+    start: int
+    end: int
+    log: float
+    error: float
+    df: float
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What a series consists of."""
+
+    changes: tuple[ChangePoint, ...]
+    levels: tuple[Level, ...]
+    """One more than changes."""
+
+
+def find_levels(logs: Sequence[float], scatter: Scatter, runs: Sequence[int]) -> Levels:
+    """``runs``: of each value the number of its run; what is of one run stays together."""
+    import numpy as np  # noqa: PLC0415 - only who looks at a history pays for it
+
+    values = _calmed(np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total)))
+    precision = np.linalg.inv(scatter.total)
+    candidates = _candidates(runs)
+    found: list[int] = []
+    while len(found) < _MOST_CHANGES:
+        best = _best(values, precision, found, [one for one in candidates if _is_apart(one, found, runs)])
+        if best is None or not _holds(_change(values, precision, scatter, found, best), len(candidates)):
+            break
+        found = sorted([*found, best])
+    changes = _merged(values, precision, scatter, found, len(candidates))
+    return Levels(tuple(changes), tuple(_levels(values, precision, scatter, changes)))
+
+
+def levels_between(logs: Sequence[float], scatter: Scatter, changes: Sequence[ChangePoint]) -> Levels:
+    """The levels where ``changes``, in their order, are known."""
+    import numpy as np  # noqa: PLC0415
+
+    values = _calmed(np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total)))
+    return Levels(tuple(changes), tuple(_levels(values, np.linalg.inv(scatter.total), scatter, changes)))
+
+
+def _calmed(values: Array, spreads: Array) -> Array:
+    """What stands alone drawn towards its neighbours; a change, which the next values share, stays as it is."""
+    import numpy as np  # noqa: PLC0415
+
+    window, most = 2 * _AROUND + 1, max(0, len(values) - 2 * _AROUND - 1)
+    starts = [min(max(0, index - _AROUND), most) for index in range(len(values))]
+    plain = values.tolist()
+    middles = np.array([median(plain[start : start + window]) for start in starts])
+    return np.clip(values, middles - _FAR * spreads, middles + _FAR * spreads)
+
+
+def _candidates(runs: Sequence[int]) -> list[int]:
+    """Indices at which a run begins that has enough runs on both sides."""
+    order = list(dict.fromkeys(runs))
+    starts = [runs.index(run) for run in order]
+    return starts[LEAST_RUNS : len(order) - LEAST_RUNS + 1]
+
+
+def _is_apart(candidate: int, found: Sequence[int], runs: Sequence[int]) -> bool:
+    return all(len(set(runs[min(candidate, one) : max(candidate, one)])) >= LEAST_RUNS for one in found)
+
+
+def _projected(precision: Array, starts: Sequence[int]) -> Array:
+    """The precision of what is left once each level's mean is taken off."""
+    import numpy as np  # noqa: PLC0415
+
+    num = len(precision)
+    design = np.array([[float(index >= start) for start in (0, *starts)] for index in range(num)])
+    weighted = precision @ design
+    return precision - weighted @ np.linalg.solve(design.T @ weighted, weighted.T)
+
+
+def _best(values: Array, precision: Array, found: Sequence[int], candidates: Sequence[int]) -> int | None:
+    """The candidate whose change is most of its standard errors."""
+    import numpy as np  # noqa: PLC0415
+
+    if not candidates:
+        return None
+    left = _projected(precision, found)
+    # Sums over all values from each index on, in both directions: of every step at once.
+    towards = np.cumsum((left @ values)[::-1])[::-1]
+    known = np.diag(np.cumsum(np.cumsum(left[::-1, ::-1], axis=0), axis=1)[::-1, ::-1])
+    usable = [one for one in candidates if known[one] > 0]
+    return max(usable, key=lambda one: towards[one] ** 2 / known[one], default=None)
+
+
+def _change(values: Array, precision: Array, scatter: Scatter, others: Sequence[int], index: int) -> ChangePoint:
+    """The change at ``index`` beside those at ``others``."""
+    import numpy as np  # noqa: PLC0415
+    from scipy import special  # noqa: PLC0415
+
+    step = (np.arange(len(values)) >= index).astype(float)
+    weights = _projected(precision, others) @ step
+    weights /= weights @ step
+    log = float(weights @ values)
+    variance, df = scatter.variance(weights)
+    error = variance**0.5
+    return ChangePoint(index, log, error, 2 * float(special.stdtr(df, -abs(log) / error)) if error else 1.0)
+
+
+def _holds(change: ChangePoint, num_candidates: int) -> bool:
+    return change.probability * num_candidates < FALSE_ALARM and abs(change.log) >= LEAST_CHANGE
+
+
+def _merged(
+    values: Array, precision: Array, scatter: Scatter, found: Sequence[int], num_candidates: int
+) -> list[ChangePoint]:
+    """Those of ``found`` that hold beside one another."""
+    kept = list(found)
+    while True:
+        changes = [_change(values, precision, scatter, [other for other in kept if other != one], one) for one in kept]
+        weak = [change for change in changes if not _holds(change, num_candidates)]
+        if not weak:
+            return changes
+        kept.remove(max(weak, key=lambda change: change.probability).index)
+
+
+def _levels(values: Array, precision: Array, scatter: Scatter, changes: Sequence[ChangePoint]) -> list[Level]:
+    import numpy as np  # noqa: PLC0415
+
+    starts = [0, *(change.index for change in changes)]
+    parts = list(zip(starts, [*starts[1:], len(values)], strict=True))
+    design = np.array([[float(start <= index < end) for start, end in parts] for index in range(len(values))])
+    weights = np.linalg.solve(design.T @ precision @ design, design.T @ precision)
+    found = []
+    for (start, end), row in zip(parts, weights, strict=True):
+        variance, df = scatter.variance(row)
+        found.append(Level(start, end, float(row @ values), variance**0.5, df))
+    return found

@@ -1,0 +1,80 @@
+"""PastLaunch, PastResult: as much of a case's result as its history needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from pytest_llmperf.records.launch import Place, host_of, site_of
+
+
+@dataclass(frozen=True)
+class PastLaunch:
+    """One launch of it."""
+
+    started_at: str
+    """UTC, ISO 8601."""
+    step_seconds: float
+    """Median of the steady steps, of the slowest rank."""
+    median_error: float = 0.0
+    """Relative standard error of that within the launch."""
+    sm_clock_mhz: float = 0.0
+    """Median while it trained; 0 where nobody told."""
+    places: tuple[Place, ...] = ()
+    """Of its ranks; none where nobody told."""
+
+    @property
+    def host(self) -> str:
+        return host_of(self.places)
+
+    @property
+    def site(self) -> str:
+        return site_of(self.places)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastResult:
+    """One case of one run."""
+
+    run: str
+    """What its other cases share, and no other run has."""
+    machine: str
+    id: str
+    digest: str
+    nodeid: str
+    verdict: str
+    launches: tuple[PastLaunch, ...]
+    """One at least, in the order of time."""
+    tokens_per_step: int
+    """Over all ranks; 0 where nobody told."""
+    ranks: int
+    peak_reserved_bytes: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of Python, packages, CUDA and the driver."""
+    revision: str = ""
+    """The commit of the project that ran, with a ``+`` where files differed from it; empty where that is not known."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """What a traced step is made of, by metric; empty where it was not traced."""
+    unfinished: str = ""
+    """What ended its run before its end."""
+
+    @property
+    def began(self) -> str:
+        return self.launches[0].started_at
+
+    @property
+    def step_seconds(self) -> float:
+        """Of its launches together, where +5 % and -5 % weigh the same."""
+        return math.exp(fmean(math.log(launch.step_seconds) for launch in self.launches))
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float | None:
+        """``None`` where its tokens were not told."""
+        return self.tokens_per_step / self.ranks / self.step_seconds if self.tokens_per_step else None
+
+    @property
+    def measurement(self) -> tuple[object, ...]:
+        """Which one it is, in whatever file it was found."""
+        return self.machine, self.digest, *((launch.started_at, launch.site) for launch in self.launches)

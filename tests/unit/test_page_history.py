@@ -1,0 +1,110 @@
+"""The history on the page: where a case ran before, and what changed there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.engine.history.history_store import HistoryStore
+from pytest_llmperf.engine.history.past_results import past_results
+from pytest_llmperf.engine.history.run_histories import RunHistories
+from pytest_llmperf.engine.run_page.history_charts import history_section
+from pytest_llmperf.engine.run_page.run_document import RunDocument
+from pytest_llmperf.engine.run_page.run_page import page_of
+from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
+from pytest_llmperf.report.page.page_model import LineChart
+from tests.runs import ladder_run
+
+
+def night(day: int, times: float = 1.0, torch: str = "2.11") -> RunDocument:
+    """Of the ladder, all of whose steps took so many times as long."""
+    values: Any = json.loads(json.dumps(ladder_run()))
+    for result in values["results"]:
+        result["launches"] = result["launches"][:1]
+        for launch in result["launches"]:
+            launch["started_at"] = f"2026-03-{day:02d}T00:00:00Z"
+            launch["environment"]["versions"]["torch"] = torch
+            for rank in launch["ranks"]:
+                rank["step_seconds"] = [each * times for each in rank["step_seconds"]]
+    return RunDocument(values)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Nineteen nights, of which the last nine are slower, by another torch."""
+    path = tmp_path / "history.sqlite"
+    for day in range(1, 20):
+        slow = day > 10
+        HistoryStore(path).append(past_results(night(day, 1.1 if slow else 1.0, "2.12" if slow else "2.11"), "x"))
+    return path
+
+
+def test_changes_are_drawn_with_versions(store: Path, tmp_path: Path) -> None:
+    told = RunHistories.read([night(20, 1.1, "2.12")], store, tmp_path)
+    assert told.troubles == ()
+    section = history_section(told.cases)
+    assert section is not None
+    (line,) = section.lines
+    assert line.startswith("11 cases over 20 runs since 2026-03-01: 11 with a change point. 3 of them are not drawn")
+    chart = section.charts[0]
+    assert isinstance(chart, LineChart)
+    assert "since 2026-03-11" in chart.says
+    assert "torch: 2.11 -> 2.12" in chart.note
+    before, after = chart.table.rows
+    assert before[:2] == ("2026-03-01", "2026-03-10")
+    assert after[:3] == ("2026-03-11", "2026-03-20", "torch: 2.11 -> 2.12")
+    assert "torch 2.12" in after[3]
+    assert after[-1] == "-9.1 %"
+    assert [len(line.points) for line in chart.lines] == [2, 2, 20]
+
+
+def test_a_run_that_is_in_the_store_already_counts_once(store: Path, tmp_path: Path) -> None:
+    told = RunHistories.read([night(19, 1.1, "2.12")], store, tmp_path)
+    assert {len(one.results) for one in told.cases} == {19}
+
+
+def test_the_section_is_there_only_where_cases_ran_before(tmp_path: Path) -> None:
+    for source in (None, tmp_path / "none.sqlite"):
+        told = RunHistories.read([night(1)], source, tmp_path)
+        assert history_section(told.cases) is None
+    several = RunHistories.read([night(1), night(2)], None, tmp_path)
+    section = history_section(several.cases)
+    assert section is not None
+    assert section.charts == ()
+    assert section.lines == ("11 cases over 2 runs since 2026-03-01: none with a change point.",)
+
+
+def test_a_store_that_is_broken_is_a_line_on_the_page(tmp_path: Path) -> None:
+    store = tmp_path / "history.sqlite"
+    store.write_text("nothing of ours " * 100)
+    told = RunHistories.read([night(1)], store, tmp_path)
+    assert told.cases == ()
+    (line,) = told.troubles
+    assert "history.sqlite: cut, damaged or no database" in line
+
+
+def test_the_page_has_it_after_what_changed(store: Path, tmp_path: Path) -> None:
+    run = night(20, 1.1, "2.12")
+    told = RunHistories.read([run], store, tmp_path)
+    page = page_of([run], StoredFigures(), histories=told.cases)
+    anchors = [section.anchor for section in page.sections]
+    assert "history" in anchors
+    assert "history" not in [section.anchor for section in page_of([run], StoredFigures()).sections]
+
+
+def test_names_in_a_history_are_text(store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2", reason="a page takes the extra `page`")
+    pytest.importorskip("vl_convert", reason="a page takes the extra `page`")
+    from pytest_llmperf.engine.run_page.pictures import charts_of, drawn  # noqa: PLC0415
+    from pytest_llmperf.report.page.html_page import html  # noqa: PLC0415
+    from tests.pages import EVIL  # noqa: PLC0415
+
+    run = night(20, 1.1, EVIL)
+    told = RunHistories.read([run, night(21, 1.1, EVIL)], store, tmp_path)
+    page = page_of([run], StoredFigures(), histories=told.cases)
+    text = html(page, drawn(charts_of(page)))
+    assert "throw 1" not in text or "<img src=x" not in text
+    assert "<script>throw 2" not in text
