@@ -1,0 +1,50 @@
+"""What Sphinx does of this project's own: reference pages from the code, and contents from an index page's list.
+
+An ``index.md`` lists the pages beside it as GitHub shows them; that list is the site's table of contents too. A page of
+the reference has a directive in place of its text::
+
+    ```{llmperf-reference} options
+    ```
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from tools.documentation.reference import page
+
+_LISTED = re.compile(r"(?m)^- \[[^\]]*\]\(([^)#:]+)\.md\)")
+
+
+class Reference(SphinxDirective):
+    """``llmperf-reference SUBJECT``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[Any]:
+        """The subject's text, as if it stood in the page."""
+        found: list[Any] = self.parse_text_to_nodes(page(self.arguments[0]), allow_section_headings=True)
+        return found
+
+
+def contents(docname: str, text: str) -> str:
+    """The pages that ``text`` lists, as Sphinx has to be told of them; nothing for a page that is no index."""
+    pages = [] if os.path.basename(docname) != "index" else _LISTED.findall(text)
+    inside = [each for each in pages if not each.startswith("..")]
+    return "\n".join(["", "```{toctree}", ":hidden:", "", *inside, "```", ""]) if inside else ""
+
+
+def _add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
+    source[0] += contents(docname, source[0])
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """For Sphinx."""
+    app.add_directive("llmperf-reference", Reference)
+    app.connect("source-read", _add_contents)
+    return {"version": "1", "parallel_read_safe": True}
