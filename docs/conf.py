@@ -1,4 +1,4 @@
-"""How Sphinx makes a site of these pages; ``make docs`` does. What is this project's own of it: ``tools/documentation/``."""
+"""How Sphinx makes a site of these pages, as ``make docs`` does; its own part is ``tools/documentation/``."""
 
 import sys
 from pathlib import Path

@@ -8,7 +8,6 @@ import re
 import subprocess
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -101,7 +100,9 @@ def test_what_is_of_a_file_stands_there(block: Block) -> None:
 INLINE = [
     (page, code)
     for page in PAGES
-    for code in re.findall(r"`((?:pytest|llmperf|make|python -m|python tools/)[ ][^`]+)`", page.read_text(encoding="utf-8"))
+    for code in re.findall(
+        r"`((?:pytest|llmperf|make|python -m|python tools/)[ ][^`]+)`", page.read_text(encoding="utf-8")
+    )
 ]
 
 
@@ -189,7 +190,8 @@ class TestOfTheRule:
     def test_what_was_printed_has_an_origin(self, language: str, origin: str, detail: str, said: str) -> None:
         text = "$ llmperf baselines list\nprinted\n" if language == "console" else "printed\n"
         found = origin_trouble(self.block(language, text, origin, detail))
-        assert said in found and bool(said) == bool(found)
+        assert bool(said) == bool(found)
+        assert said in found
 
     @pytest.mark.parametrize(
         ("line", "said"),
@@ -210,7 +212,8 @@ class TestOfTheRule:
     )
     def test_a_command_that_cannot_be_given_is_told(self, line: str, said: str, pytestconfig: pytest.Config) -> None:
         found = list(troubles(line, pytestconfig._parser))
-        assert bool(found) == bool(said) and said in "".join(found)
+        assert bool(found) == bool(said)
+        assert said in "".join(found)
 
     @pytest.mark.parametrize(
         ("shown", "printed", "difference"),
@@ -234,5 +237,3 @@ class TestOfTheRule:
 
     def test_words_of_tables_count_and_those_of_blocks_do_not(self) -> None:
         assert words_of("# One\n\n| two | three |\n|---|---|\n\n```text\nnot these\n```\n[four](five.md)\n") == 4
-
-

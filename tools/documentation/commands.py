@@ -1,4 +1,4 @@
-"""Whether a command that the documentation names can be given: its options exist, its files are there, its spec is one."""
+"""Whether a command that the documentation names can be given: its options exist, and its files are there."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _commands(line: str) -> Iterator[list[str]]:
             found.append(word)
 
 
-def _trouble(words: list[str], parser: pytest.Parser) -> str:
+def _trouble(words: list[str], parser: pytest.Parser) -> str:  # noqa: PLR0911 - one for each program
     match words:
         case ["pytest", *rest] | ["python", "-m", "pytest", *rest]:
             return _pytest(rest, parser)
@@ -113,7 +113,8 @@ def _tool(path: str, words: list[str]) -> str:
     if missing:
         return f"{path}.py has no {missing[0]}"
     return next(
-        (f"there is no {word}" for word in words if word.startswith(("docs/", "baselines/")) and not _is_there(word)), ""
+        (f"there is no {word}" for word in words if word.startswith(("docs/", "baselines/")) and not _is_there(word)),
+        "",
     )
 
 

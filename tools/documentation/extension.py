@@ -9,8 +9,8 @@ the reference has a directive in place of its text::
 
 from __future__ import annotations
 
-import os
 import re
+from pathlib import PurePosixPath
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -34,12 +34,12 @@ class Reference(SphinxDirective):
 
 def contents(docname: str, text: str) -> str:
     """The pages that ``text`` lists, as Sphinx has to be told of them; nothing for a page that is no index."""
-    pages = [] if os.path.basename(docname) != "index" else _LISTED.findall(text)
+    pages = [] if PurePosixPath(docname).name != "index" else _LISTED.findall(text)
     inside = [each for each in pages if not each.startswith("..")]
     return "\n".join(["", "```{toctree}", ":hidden:", "", *inside, "```", ""]) if inside else ""
 
 
-def _add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
+def _add_contents(_app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] += contents(docname, source[0])
 
 

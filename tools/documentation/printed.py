@@ -82,7 +82,7 @@ def _place(wanted: Sequence[str], lines: Sequence[str], at: int, *, free: bool) 
 
 
 def without_figures(line: str) -> str:
-    """A line's words alone: what is a number, a digest or a date differs from run to run, and so does the table's width."""
+    """A line's words alone: numbers, digests and dates differ from run to run, and so does a table's width."""
     line = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{12}\b", "#", line)
     line = re.sub(r"[+-]?\d[\d,.]*(?:-\d\d-\d\d)?", "#", line)
     line = re.sub(r"# to #", "#", line)

@@ -10,7 +10,9 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from _pytest.config.argparsing import Parser  # pytest makes them itself, and has no public way to ask one of its plugins
+from _pytest.config.argparsing import (
+    Parser,
+)  # pytest makes them itself, and has no public way to ask one of its plugins
 
 import pytest_llmperf
 from pytest_llmperf.cli.arguments import arguments_parser
@@ -50,8 +52,8 @@ def ini_values() -> Iterator[str]:
     parser: Any = plugin_parser()
     for name, (text, kind, default) in parser._inidict.items():
         given = {"default": default} if default not in ("", None, False, []) else {}
-        kind = f" ({kind})" if kind not in (None, "string") else ""
-        yield from _entry([f"`{name}`{kind}"], f"{text}{_default(text, given)}", {})
+        of_kind = f" ({kind})" if kind not in (None, "string") else ""
+        yield from _entry([f"`{name}`{of_kind}"], f"{text}{_default(text, given)}", {})
 
 
 def markers() -> Iterator[str]:
@@ -76,7 +78,7 @@ def _command(parser: argparse.ArgumentParser, depth: int) -> Iterator[str]:
             _read_options(command)
             yield from (f"{_sentence(help_of.get(name) or '')}", "")
             if not any(isinstance(each, argparse._SubParsersAction) for each in command._actions):
-                yield from ("```text", _usage(command), "```", "")
+                yield from (f"`{_usage(command)}`", "")
             yield from _command(command, depth + 1)
     if not below:
         for action in parser._actions:

@@ -36,7 +36,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Of ``llmperf export``."""
     add = parser.add_argument
     add("results", metavar="RESULTS", type=Path, nargs="+", help="--perf-json files; of a case the last one's is taken")
-    add("--format", choices=(*_FORMATS, _GITHUB_BENCHMARK), required=True, help="docs/how-to/results.md says for which tool")
+    add(
+        "--format",
+        choices=(*_FORMATS, _GITHUB_BENCHMARK),
+        required=True,
+        help="docs/how-to/results.md says for which tool",
+    )
     text = f"for {_GITHUB_BENCHMARK}: metrics of which more is better, or less (default: bigger)"
     add("--better", choices=tuple(DIRECTIONS), help=text)
     add("--output", metavar="FILE", type=Path, help="instead of standard output; whole, or as it was before")
