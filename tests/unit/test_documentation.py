@@ -226,9 +226,11 @@ class TestOfTheRule:
             ("a", "a\nb", "b"),
             ("b", "a\nb", "b"),
             ("…\nc\n…\na", "a\nc", "a"),
+            ("a b, …\nc", "a b, and more\nc", ""),
+            ("a b, …\nc", "a c, and more\nc", "a b, …\nc"),
         ],
     )
-    def test_an_ellipsis_stands_for_any_lines(self, shown: str, printed: str, difference: str) -> None:
+    def test_an_ellipsis_stands_for_what_is_left_out(self, shown: str, printed: str, difference: str) -> None:
         assert differences(shown, printed) == difference
 
     def test_an_unknown_keyword_is_told(self) -> None:

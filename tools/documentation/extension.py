@@ -27,7 +27,8 @@ class Reference(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[Any]:
-        """The subject's text, as if it stood in the page."""
+        """The subject's text, as if it stood in the page; another one tomorrow, though the page's file be the same."""
+        self.env.note_reread()
         found: list[Any] = self.parse_text_to_nodes(page(self.arguments[0]), allow_section_headings=True)
         return found
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from pytest_llmperf.cli import main
 from tools.documentation.blocks import REPOSITORY, Block, steps
 
-#: On a line of its own, in what a page shows: any lines, or none.
+#: In what a page shows: on a line of its own any lines, or none; at a line's end the rest of that line.
 ELLIPSIS = "…"
 
 
@@ -76,9 +76,14 @@ def differences(shown: str, printed: str, alike: Callable[[str], str] = str.rstr
 def _place(wanted: Sequence[str], lines: Sequence[str], at: int, *, free: bool) -> int:
     """The line after ``wanted`` in ``lines``, from ``at`` on or, if ``free``, later; -1: they are not there."""
     for begin in range(at, len(lines) + 1 if free else at + 1):
-        if list(lines[begin : begin + len(wanted)]) == list(wanted):
+        there = lines[begin : begin + len(wanted)]
+        if len(there) == len(wanted) and all(map(_is, there, wanted)):
             return begin + len(wanted)
     return -1
+
+
+def _is(line: str, wanted: str) -> bool:
+    return line.startswith(wanted[:-1]) if wanted.endswith(ELLIPSIS) else line == wanted
 
 
 def without_figures(line: str) -> str:

@@ -2,8 +2,8 @@
 
 Two launches of one spec with the same versions run the same kernels the same number of times on every host of a machine
 kind (docs/measurements/traces.md: how often that was seen). So one launch decides. What costs time and is easily
-written by mistake - a wait for the device, a copy, a broken graph - is ``regressed``; another number of kernels at the same speed
-is ``changed`` (docs/decisions/0029).
+written by mistake - a wait for the device, a copy, a broken graph - is ``regressed``; another number of kernels at the
+same speed is ``changed`` (docs/decisions/0029).
 """
 
 from __future__ import annotations
