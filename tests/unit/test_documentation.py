@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import Perf, TrainSpec
+from pytest_llmperf.spec.space.space_file import read_axes
 from tools.documentation.blocks import REPOSITORY, SHELLS, Block, blocks_of, pages, steps
 from tools.documentation.commands import troubles
 from tools.documentation.printed import differences, folder_for_commands, printed_by
@@ -30,13 +31,15 @@ _ORIGINS = {
     "file": r"\S+",
     "drawing": r"",
 }
-_LANGUAGES = ("bash", "console", "text", "python", "toml")
+_LANGUAGES = ("bash", "console", "text", "python", "toml", "yaml")
 
 
 def origin_trouble(block: Block) -> str:
     """What is missing of where a block comes from; empty: nothing."""
     if block.language not in _LANGUAGES:
         return f"its language is {block.language!r}, expected one of {', '.join(_LANGUAGES)}"
+    if block.language == "yaml" and block.origin != "file":
+        return "nobody runs it here: show lines of a file that is tested, <!-- from: file PATH -->"
     if block.shows_output and not block.origin:
         return "shows what was printed, and nothing says by what: <!-- from: … -->, see CONTRIBUTING.md"
     if block.origin and not re.fullmatch(_ORIGINS.get(block.origin, "(?!)"), block.detail):
@@ -62,6 +65,11 @@ class TestOfEachBlock:
     def test_its_python_calls_what_is_there(self, block: Block) -> None:
         if block.language == "python":
             assert not unknown_keywords(ast.parse(block.text))
+
+    def test_its_space_is_one(self, block: Block, tmp_path: Path) -> None:
+        if block.language == "toml":
+            (tmp_path / "space.toml").write_text(block.text, encoding="utf-8")
+            assert read_axes(tmp_path / "space.toml")
 
 
 def unknown_keywords(tree: ast.Module) -> list[str]:
@@ -184,6 +192,8 @@ class TestOfTheRule:
             ("text", "measured", "some day, a machine", "no origin"),
             ("text", "memory", "", "no origin"),
             ("text", "measured", "2026-11-21, one H200", ""),
+            ("yaml", "", "", "nobody runs it here"),
+            ("yaml", "file", "docs/ci/gitlab-ci.yml", ""),
             ("bash", "", "", ""),
         ],
     )
