@@ -249,3 +249,21 @@ class TestOfTheRule:
 
     def test_words_of_tables_count_and_those_of_blocks_do_not(self) -> None:
         assert words_of("# One\n\n| two | three |\n|---|---|\n\n```text\nnot these\n```\n[four](five.md)\n") == 4
+
+
+#: What stands in a reader's own project.
+_OF_READERS = (".github/workflows/llmperf.yml", "perf_tests/test_mine.py", "site/sitecustomize.py")
+
+
+def _sources() -> list[tuple[Path, str]]:
+    found = re.compile(r"`([\w./-]+/[\w.-]+\.(?:py|sbatch|ini|toml|yml))`")
+    return [(page, path) for page in PAGES for path in sorted(set(found.findall(page.read_text(encoding="utf-8"))))]
+
+
+@pytest.mark.parametrize(
+    ("page", "path"), _sources(), ids=lambda value: value if isinstance(value, str) else value.stem
+)
+def test_a_source_that_is_named_is_there(page: Path, path: str) -> None:
+    folders = [REPOSITORY, REPOSITORY / "pytest_llmperf", REPOSITORY / "docs"]
+    if path not in _OF_READERS:
+        assert any((folder / path).exists() for folder in folders)

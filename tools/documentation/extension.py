@@ -9,16 +9,13 @@ the reference has a directive in place of its text::
 
 from __future__ import annotations
 
-import re
-from pathlib import PurePosixPath
 from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from tools.documentation.contents import contents
 from tools.documentation.reference import page
-
-_LISTED = re.compile(r"(?m)^- \[[^\]]*\]\(([^)#:]+)\.md\)")
 
 
 class Reference(SphinxDirective):
@@ -31,13 +28,6 @@ class Reference(SphinxDirective):
         self.env.note_reread()
         found: list[Any] = self.parse_text_to_nodes(page(self.arguments[0]), allow_section_headings=True)
         return found
-
-
-def contents(docname: str, text: str) -> str:
-    """The pages that ``text`` lists, as Sphinx has to be told of them; nothing for a page that is no index."""
-    pages = [] if PurePosixPath(docname).name != "index" else _LISTED.findall(text)
-    inside = [each for each in pages if not each.startswith("..")]
-    return "\n".join(["", "```{toctree}", ":hidden:", "", *inside, "```", ""]) if inside else ""
 
 
 def _add_contents(_app: Sphinx, docname: str, source: list[str]) -> None:
