@@ -12,7 +12,7 @@ author = "The pytest-llmperf developers"
 project_copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "tools.documentation.extension"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "tools.documentation.extension"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 # Links to sections are written as GitHub makes them, so that they work in both places.

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_llmperf.plugin import hooks
 from tools.documentation import reference
-from tools.documentation.contents import contents
+from tools.documentation.contents import as_fields, contents
 
 OWN = re.compile(r"--(?:perf-|gpus$|update-baselines)")
 
@@ -73,3 +73,17 @@ def test_the_list_of_an_index_is_its_contents() -> None:
 def test_no_other_page_has_contents() -> None:
     assert contents("how-to/one", "- [One](one.md)") == ""
     assert contents("index", "no list") == ""
+
+
+def test_what_a_docstring_says_of_errors_is_a_field() -> None:
+    lines = [
+        "One line: with a colon.",
+        "",
+        "Raises:",
+        "    SpecError: it cannot be,",
+        "        in one line.",
+        "",
+        "More.",
+    ]
+    expected = ["One line: with a colon.", "", ":raises SpecError: it cannot be,", "        in one line.", "", "More."]
+    assert as_fields(lines) == expected

@@ -14,7 +14,7 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from tools.documentation.contents import contents
+from tools.documentation.contents import as_fields, contents
 from tools.documentation.reference import page
 
 
@@ -34,8 +34,13 @@ def _add_contents(_app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] += contents(docname, source[0])
 
 
+def _add_fields(_app: Sphinx, _what: str, _name: str, _found: Any, _options: Any, lines: list[str]) -> None:
+    lines[:] = as_fields(lines)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """For Sphinx."""
     app.add_directive("llmperf-reference", Reference)
     app.connect("source-read", _add_contents)
+    app.connect("autodoc-process-docstring", _add_fields)
     return {"version": "1", "parallel_read_safe": True}

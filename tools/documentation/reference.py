@@ -145,10 +145,11 @@ def _sentence(text: str) -> str:
 def names() -> Iterator[str]:
     """Each name of ``pytest_llmperf``, by its docstring."""
     for name in sorted(pytest_llmperf.__all__, key=str.lower):
-        module = pytest_llmperf._HOMES.get(name, "spec.train_spec")
         found = getattr(pytest_llmperf, name)
         kind = "autoclass" if inspect.isclass(found) else "autofunction" if callable(found) else "autodata"
-        yield from (f"## `{name}`", "", "```{eval-rst}", f".. {kind}:: pytest_llmperf.{module}.{name}")
+        # What is said of a constant stands where it is made, and nothing else knows it.
+        home = f"pytest_llmperf.{pytest_llmperf._HOMES[name]}" if kind == "autodata" else "pytest_llmperf"
+        yield from (f"## `{name}`", "", "```{eval-rst}", f".. {kind}:: {home}.{name}")
         if kind == "autoclass":
             yield from ("   :members:", "   :exclude-members: __new__, __init__")
         yield from ("```", "")
