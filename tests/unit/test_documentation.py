@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from pytest_llmperf import Perf, TrainSpec
 from pytest_llmperf.spec.space.space_file import read_axes
-from tools.documentation.blocks import REPOSITORY, SHELLS, Block, blocks_of, pages, steps
+from tools.documentation.blocks import REPOSITORY, SHELLS, Block, blocks_of, pages, steps, tables_of
 from tools.documentation.commands import troubles
 from tools.documentation.printed import differences, folder_for_commands, printed_by
 
@@ -103,6 +104,38 @@ def test_what_is_run_prints_what_is_shown(page: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", [each for each in BLOCKS if each.origin == "file"], ids=lambda block: block.place)
 def test_what_is_of_a_file_stands_there(block: Block) -> None:
     assert block.text in (REPOSITORY / block.detail).read_text(encoding="utf-8")
+
+
+TABLES = [table for page in PAGES if "measurements" in page.parts for table in tables_of(page)]
+_OF_TABLES = {"run": r"python -m .+", "computed": r"(?:python -m|llmperf) .+", "page": r"\S+\.md", "measured": ""}
+
+
+def table_trouble(table: Block) -> str:
+    """What is missing of where a table of measurements comes from; empty: nothing."""
+    pattern = _OF_TABLES.get(table.origin, "(?!)") or _ORIGINS[table.origin]
+    if not re.fullmatch(pattern, table.detail):
+        return f"nothing says where its figures come from: {table.origin} {table.detail}; see CONTRIBUTING.md"
+    if table.origin == "measured":
+        date.fromisoformat(table.detail[:10])
+    return ""
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.place)
+def test_a_table_of_measurements_says_where_it_comes_from(table: Block, pytestconfig: pytest.Config) -> None:
+    assert not table_trouble(table)
+    if table.origin in ("run", "computed"):
+        assert not list(troubles(table.detail, pytestconfig._parser))
+    if table.origin == "page":
+        assert list(tables_of(table.page.parent / table.detail))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("table", [each for each in TABLES if each.origin == "run"], ids=lambda table: table.place)
+def test_a_table_that_is_run_is_what_is_printed(table: Block) -> None:
+    words = [sys.executable, *table.detail.split()[1:]]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    printed = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert table.text.splitlines() == printed
 
 
 INLINE = [
@@ -202,6 +235,20 @@ class TestOfTheRule:
         found = origin_trouble(self.block(language, text, origin, detail))
         assert bool(said) == bool(found)
         assert said in found
+
+    @pytest.mark.parametrize(
+        ("origin", "detail", "is_said"),
+        [
+            ("", "", False),
+            ("drawing", "", False),
+            ("run", "", False),
+            ("measured", "some day", False),
+            ("measured", "2026-11-21, one H200", True),
+            ("computed", "python -m tools.verdicts simulate --gates 4000", True),
+        ],
+    )
+    def test_a_table_has_an_origin(self, origin: str, detail: str, is_said: bool) -> None:
+        assert bool(table_trouble(self.block("table", "| |\n|-|\n", origin, detail))) != is_said
 
     @pytest.mark.parametrize(
         ("line", "said"),

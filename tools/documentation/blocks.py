@@ -10,6 +10,12 @@ A block names its language; a comment on the line above it names its origin, whe
     <!-- from: measured 2026-11-21, one H200 -->  printed by a machine that CI does not have
     <!-- from: file PATH -->                      lines of a file of this repository
     <!-- from: drawing -->                        nothing printed it: a diagram, a formula
+
+A table below ``docs/measurements/`` has such a comment too, or one of these::
+
+    <!-- from: run COMMAND -->                    the tests run it and compare
+    <!-- from: computed COMMAND -->               it prints it, and takes minutes
+    <!-- from: page PAGE -->                      figures of that page's tables
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ REPOSITORY = Path(__file__).parents[2]
 SHELLS = ("bash", "console")
 
 _FENCE = re.compile(r"(?m)^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2[ ]*$", re.DOTALL)
+_TABLE = re.compile(r"(?m)^( *)\|.*\n *\|[ :|-]*--[ :|-]*\n(?: *\|.*\n?)*")
 _ORIGIN = re.compile(r"<!-- from: (\w+) ?(.*?) -->\n\s*\Z")
 
 
@@ -67,6 +74,18 @@ def blocks_of(page: Path) -> Iterator[Block]:
         inside = re.sub(rf"(?m)^{match[1]}", "", match[4])
         yield Block(
             page, before.count("\n") + 1, language, inside, origin[1] if origin else "", origin[2] if origin else ""
+        )
+
+
+def tables_of(page: Path) -> Iterator[Block]:
+    """Each table of ``page``, without its indent; its language is ``table``."""
+    text = page.read_text(encoding="utf-8")
+    for match in _TABLE.finditer(text):
+        before = text[: match.start()]
+        origin = _ORIGIN.search(before)
+        inside = re.sub(rf"(?m)^{match[1]}", "", match[0])
+        yield Block(
+            page, before.count("\n") + 1, "table", inside, origin[1] if origin else "", origin[2] if origin else ""
         )
 
 
