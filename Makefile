@@ -1,6 +1,7 @@
 # Needs python3 (3.10 or newer, with venv), git and make. Everything else goes into .bootstrap/ and .tox/.
 #   make test    all tests, once; on the other Pythons that there are what runs in one process
 #   make lint    ruff, mypy, import contracts         (make format rewrites what ruff can)
+#   make docs    the documentation as a site, in build/docs/html     (make docs LINKS=1 asks for what it links to, too)
 #   make demo    the ladder with tiny models on the CPU: recorded, then judged
 #   make gpu     the suite on this machine's GPUs      make gpu ARGS="-k liger --gpus 1"
 #   make clean   forget the environments
@@ -16,7 +17,7 @@ TOX := .bootstrap/bin/python -m tox run $(DISCOVER)
 TOX_TWO := .bootstrap/bin/python -m tox run-parallel $(DISCOVER) --parallel 2 --parallel-no-spinner
 ARGS :=
 
-.PHONY: test lint format demo gpu clean
+.PHONY: test lint format docs demo gpu clean
 
 test: .bootstrap/ready
 	$(TOX_TWO) -e full,lean,py310,py312 $(if $(ARGS),-- $(ARGS))
@@ -26,6 +27,9 @@ lint: .bootstrap/ready
 
 format: .bootstrap/ready
 	$(TOX) -e format
+
+docs: .bootstrap/ready
+	$(TOX) -e $(if $(LINKS),links,docs) -- $(ARGS)
 
 demo: .bootstrap/ready
 	$(TOX) -e demo -- $(ARGS)

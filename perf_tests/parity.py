@@ -1,6 +1,6 @@
 """What must train as its plain form does, as data: each rung of the ladder, and every other way to be faster.
 
-Each is made small before it is trained (docs/parity.md), so sizes decide nothing here but their shares.
+Each is made small before it is trained (docs/explanation/parity.md), so sizes decide nothing here but their shares.
 """
 
 from __future__ import annotations

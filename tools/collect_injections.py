@@ -1,4 +1,4 @@
-"""Launches with and without injected slowdowns, on every visible GPU at once: the raw data behind docs/verdicts.md.
+"""Launches with and without injected slowdowns, on every visible GPU at once: raw data of docs/measurements/verdicts/.
 
     python tools/collect_injections.py --minutes 9 --out launches.jsonl
 

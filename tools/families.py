@@ -1,4 +1,4 @@
-"""Which optimisations apply to which model family, asked of small models: the table of docs/families.md.
+"""Which optimisations apply to which model family, asked of small models: the table of docs/how-to/own-model.md.
 
     python -m tools.families
 

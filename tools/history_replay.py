@@ -1,4 +1,4 @@
-"""The tables of docs/history.md: change points that are false, and those that are missed, beside Apache Otava's.
+"""The tables of docs/measurements/history.md: false and missed change points, beside Apache Otava's.
 
     python -m tools.history_replay simulate baselines/nvidia-h200-140gib --histories 50   # several minutes
     python -m tools.history_replay replay baselines/nvidia-h200-140gib                    # one minute

@@ -1,4 +1,4 @@
-"""The tables of docs/verdicts.md on when a launch ends: what its last steps decide, by simulation and by replay.
+"""The tables of docs/measurements/verdicts/launch-end-tables.md: what last steps decide, simulated and replayed.
 
     python -m tools.launch_ends simulate --gates 2000      # virtual nights of launches with steps, several minutes
     python -m tools.launch_ends replay docs/data/*.jsonl   # the replay of verdicts.py, by both rules

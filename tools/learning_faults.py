@@ -1,4 +1,4 @@
-"""The table of docs/learning.md: twenty faults, what tells of each and when, and what a loss curve would have shown.
+"""The table of docs/measurements/learning.md: twenty faults, what tells of each and when, what a loss curve shows.
 
     python -m tools.learning_faults           # some minutes on two cores
 

@@ -1,4 +1,4 @@
-"""The tables of docs/verdicts.md on GPUs that nobody knows: by replay of stored launches, and by simulation.
+"""The tables of docs/measurements/verdicts/unknown-gpus.md: by replay of stored launches, and by simulation.
 
     python -m tools.unknown_gpus replay baselines/nvidia-h200-140gib                  # several minutes
     python -m tools.unknown_gpus simulate baselines/nvidia-h200-140gib --nights 200   # the same

@@ -1,4 +1,4 @@
-"""The tables of docs/verdicts.md: how often a verdict is wrong, by simulation and by replay of real launches.
+"""The tables of docs/measurements/verdicts/: how often a verdict is wrong, by simulation, and by replay of launches.
 
     python tools/verdicts.py simulate --gates 2000      # virtual nights, several minutes
     python tools/verdicts.py replay docs/data/*.jsonl   # launches measured on H200, some with injected slowdowns

@@ -29,7 +29,8 @@ from pytest_llmperf.run.context import UNFINISHED
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.support import signals
 
-_MARKERS = (
+#: As `pytest --markers` tells them.
+MARKERS = (
     "rung(number): the case is this rung of the chapter's ladder, e.g. rung(number='15.9')",
     "perf_tolerance(throughput=…, memory=…): fractions by which this test's cases may get worse",
     "perf_scaling(efficiency_at_least=…, tolerance=…): a floor of the scaling efficiency, and how far it may fall",
@@ -49,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for marker in _MARKERS:
+    for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     session = PerfSession(config, run_options.read_settings(config))
     config.stash[SESSION] = session

@@ -155,7 +155,7 @@ class TestFit:
 
 
 class TestPublished:
-    """The errors that docs/scaling.md tells."""
+    """The errors that docs/explanation/scaling-model.md tells."""
 
     @pytest.mark.parametrize(
         ("algorithm", "sixteen", "thirty_two"), [("ring", -0.0055, -0.0160), ("tree", -0.0133, -0.0237)]

@@ -72,11 +72,11 @@ class TestOfALaunch:
         assert list(phases)[4:] == ["steps", "checkpoint", "trace", "end"]
         assert [phases[name] for name in ("checkpoint", "trace", "end")] == [4.0, 0.5, 2.0]
 
-    def test_the_guide_names_them_in_their_order(self) -> None:
-        guide = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
+    def test_the_documentation_names_them_in_their_order(self) -> None:
+        page = (REPOSITORY / "docs" / "explanation" / "measurement.md").read_text(encoding="utf-8")
         every = {**REACHED, "saving": BEGAN + 20.0, "gathering": BEGAN + 21.0, "tracing": BEGAN + 21.5}
         every |= {"calibrating": BEGAN + 10.0, "assembling": BEGAN + 10.5}
-        table = guide.partition("## Where the time went")[2].partition("\n## ")[0]
+        table = page.partition("## Where the time went")[2].partition("\n## ")[0]
         assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [WAITING, *phases_of(BEGAN, 25.5, every, 3.25)]
 
     def test_nothing_is_made_up_where_rank_0_told_nothing(self) -> None:

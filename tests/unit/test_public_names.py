@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import pytest_llmperf
+from tools.documentation import reference
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = Path(pytest_llmperf.__file__).parent
@@ -22,10 +23,8 @@ MODULES = sorted(
 SUITE = sorted((REPOSITORY / "perf_tests").glob("*.py"))
 
 
-def test_the_guide_lists_every_name() -> None:
-    guide = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
-    table = guide.partition("## Names to import")[2].partition("\n## ")[0]
-    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(pytest_llmperf.__all__)
+def test_the_reference_lists_every_name() -> None:
+    assert sorted(re.findall(r"^## `(\w+)`$", reference.page("names"), re.MULTILINE)) == sorted(pytest_llmperf.__all__)
 
 
 @pytest.mark.parametrize("name", pytest_llmperf.__all__)

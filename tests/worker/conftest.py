@@ -43,7 +43,7 @@ _TOGETHER = {
     "test_traces": "patchable",
 }
 # In two processes at once these begin first, and short ones fill what is left.
-_LONGEST = ("test_plan", "test_warm_launches", "test_settings", "test_node_servers")
+_LONGEST = ("test_tutorial", "test_plan", "test_warm_launches", "test_settings", "test_node_servers")
 
 
 class Together(LoadFileScheduling):

@@ -94,7 +94,7 @@ def predicted(answer: Mapping[str, int] | PredictionError) -> Mapping[str, int]:
 
 
 def is_modelled(spec: TrainSpec) -> bool:
-    """Whether a prediction claims to be right of it: docs/memory.md lists of what it does not."""
+    """Whether a prediction claims to be right of it: docs/explanation/memory.md lists of what it does not."""
     known = spec.fp8 == "no" and spec.optimizer in ("adamw_torch", "adamw_torch_fused", "sgd")
     return known and not spec.torch_compile and not spec.has_padding
 

@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=(*_FORMATS, _GITHUB_BENCHMARK, _TENSORBOARD),
         required=True,
-        help="docs/ci.md says for which tool",
+        help="docs/how-to/results.md says for which tool",
     )
     text = f"for {_GITHUB_BENCHMARK}: metrics of which more is better, or less (default: bigger)"
     add("--better", choices=tuple(DIRECTIONS), help=text)

@@ -2,7 +2,7 @@
 
 A run is one transaction of some milliseconds, and SQLite's rollback journal keeps the file whole, whoever dies
 meanwhile. Write-ahead logging would gain nothing at one write a run, is files beside the file, and does not work where
-hosts share a file system; nor do all of these have locks that SQLite can rely on (docs/history.md).
+hosts share a file system; nor do all of these have locks that SQLite can rely on (docs/how-to/history.md).
 """
 
 from __future__ import annotations

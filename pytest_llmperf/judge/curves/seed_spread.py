@@ -2,7 +2,7 @@
 
 A seed draws the order of the rows and the initial weights. Nobody calls it wrong to draw others, so a small share of
 what that does is nothing; nor is what rounding does, which moved single losses by up to 0.04 % (0.0051 nats of 12, in
-fp8 on H200: docs/verdicts.md).
+fp8 on H200: docs/explanation/verdicts/exact.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Changes: what of a training is exact, and is another than in its baseline. Pure.
 
 Evidence and first losses have no noise: one launch tells, and what it tells is said in every verdict, also in a
-``pass``. How often either was seen to differ where nothing had changed: docs/verdicts.md.
+``pass``. How often either was seen to differ where nothing had changed: docs/explanation/verdicts/exact.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What is trained is a function of the spec alone, so under one seed the first loss is the same in every process, but
 where a compiler tries kernels and keeps the fastest. Later losses follow gradients, whose sums a GPU adds up in another
-order each time. docs/verdicts.md has what was measured of both.
+order each time. docs/explanation/verdicts/exact.md has what was measured of both.
 """
 
 from __future__ import annotations
