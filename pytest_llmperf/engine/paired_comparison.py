@@ -145,7 +145,7 @@ class PairedComparison:
     def take_turns(
         self, sides: Sequence[Side], decide: Callable[[Pairs, Sequence[str]], Judgement], begun: Pairs = ()
     ) -> Turns:
-        """Pairs until ``decide`` has, after those that were ``begun`` with; every second one begins with the other side.
+        """Pairs until ``decide`` has, after those that were ``begun``; every second one begins with the other side.
 
         What drifts slowly (heat, neighbours) then weighs on both alike.
         """

@@ -31,7 +31,8 @@ def page(spec: TrainSpec, found: Bisection, spent: Spent, further: str, screen: 
         yield from _conclusion(found, further)
     launches = f"{spent.launches} launch{'es' * (spent.launches != 1)}"
     yield from (f"note: {plain(note)}" for note in found.notes)
-    yield f"cost: {launches}, {formats.elapsed(sum(spent.phases.values()))}; {spent.gpu_seconds / 60:.1f} GPU-minutes"
+    gpus = f"; {spent.gpu_seconds / 60:.1f} GPU-minutes" if spent.gpu_seconds else ""
+    yield f"cost: {launches}, {formats.elapsed(sum(spent.phases.values()))}{gpus}"
 
 
 def _columns(steps: tuple[Step, ...]) -> list[Column]:
@@ -58,7 +59,7 @@ def _conclusion(found: Bisection, further: str) -> Iterator[str]:
             "last good": last.told,
             "told apart by": by,
             "step time": _shown(found.change),
-            "confidence": f"at least {100 * found.confidence:.0f} %, if one change made the difference",
+            "confidence": _confidence(found),
         }
     )
     if found.diagnosis:
@@ -108,6 +109,12 @@ def _words(yardstick: Yardstick) -> str:
         return f"what is exact: {'; '.join(sorted(yardstick.lines)[:2])}"
     name = "step time" if yardstick.by == "speed" else "peak memory"
     return f"{name}, {formats.percent(math.expm1(yardstick.size))} from end to end"
+
+
+def _confidence(found: Bisection) -> str:
+    if found.confidence == 1:
+        return "no noise is in what was compared; of several changes, one that crosses the middle"
+    return f"at least {100 * found.confidence:.0f} % that it crosses the middle between good and bad"
 
 
 def _shown(change: Change | None) -> str:

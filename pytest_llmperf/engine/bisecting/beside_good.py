@@ -14,7 +14,7 @@ from pytest_llmperf.judge.evidence.exact_changes import changes
 from pytest_llmperf.judge.stats import paired_difference, quantile
 from pytest_llmperf.judge.tracing.exact_counts import METRICS, count_of
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.launch.candidates.errors import NotMadeError
+from pytest_llmperf.launch.candidates.errors import NoRoomError, NotMadeError
 from pytest_llmperf.launch.candidates.history import History
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.failure import LaunchFailed
@@ -26,6 +26,9 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support import formats
 
 Decide = Callable[[Pairs], Told]
+
+# Another attempt ends the same way; a timeout, or memory that a neighbour had, need not.
+_LASTING = frozenset({"error", "refused"})
 
 # Two-sided confidence in an interval that is shown.
 _INTERVAL = 0.975
@@ -68,11 +71,11 @@ class BesideGood:
         pairs = self._pairs.get(name)
         return pairs[-1][0] if pairs else None
 
-    def compared(self, candidate: Candidate, decide: Decide) -> Step:
-        """What ``decide`` says of ``candidate``, by as many pairs as it takes.
+    def compared(self, candidate: Candidate, decide: Decide, *, is_end: bool = False) -> Step:
+        """What ``decide`` says of ``candidate``, by as many pairs as it takes; one that ``is_end`` is always tried.
 
         Raises:
-            CaseFailedError: the good end cannot be launched.
+            CaseFailedError: the good end cannot be launched, or the disk is full.
         """
         kept = self._store.pairs(candidate.name)
         if kept:
@@ -81,10 +84,12 @@ class BesideGood:
             if not told.goes_on:
                 return self._step(candidate, told, was_kept=True)
         failure = self._store.failure(candidate.name)
-        if failure:
+        if failure and not is_end:
             return Step(candidate=candidate, side="skipped", reason=failure, was_kept=True)
         try:
             return self._launched(candidate, decide, kept)
+        except NoRoomError as error:
+            raise CaseFailedError(f"{candidate.shown}: {error}; free some: the same command goes on") from None
         except NotMadeError as error:
             return Step(candidate=candidate, side="skipped", reason=str(error))
 
@@ -123,17 +128,20 @@ class BesideGood:
             self.ended = "time"
             return Step(candidate=candidate, side=None, reason="time was over")
         reason = f"{error.failure.reason}; logs: {error.failure.folder}"
-        if error.failure.message.endswith(f"(under {_name(self.good)})"):
+        if error.failure.message.endswith(f"(under {self.good.shown})"):
             raise CaseFailedError(f"--good {self.good.shown}: {reason}")
-        return self._skipped(candidate, reason)
+        if error.failure.kind == "unwritable":  # no other candidate would fare better
+            raise CaseFailedError(reason)
+        return self._skipped(candidate, reason, lasts=error.failure.kind in _LASTING)
 
     def _contradicted(self, candidate: Candidate, troubles: list[str], by_good: bool) -> Step:
         if by_good:
             raise CaseFailedError(f"--good {self.good.shown}: {troubles[0]}")
         return self._skipped(candidate, troubles[0])
 
-    def _skipped(self, candidate: Candidate, reason: str) -> Step:
-        self._store.keep(candidate.name, (), reason)
+    def _skipped(self, candidate: Candidate, reason: str, *, lasts: bool = True) -> Step:
+        if lasts:
+            self._store.keep(candidate.name, (), reason)
         return Step(candidate=candidate, side="skipped", reason=reason)
 
     def _step(self, candidate: Candidate, told: Told, *, was_kept: bool = False) -> Step:
@@ -145,20 +153,33 @@ class BesideGood:
             side=None if told.goes_on else told.side,
             pairs=len(pairs),
             change=Change(difference.log, difference.log - wide, difference.log + wide),
-            exact=exact_differences(*pairs[-1]),
+            exact=self.exact_differences(*pairs[-1]),
             reason=told.reason,
             was_kept=was_kept,
         )
+
+    def exact_differences(self, then: Launch, now: Launch) -> tuple[str, ...]:
+        """What is counted, or else exact, of ``now`` that is not as it was ``then``; memory beyond its tolerance."""
+        found = []
+        for metric in METRICS:
+            a, b = count_of(then, metric), count_of(now, metric)
+            if a is not None and b is not None and a != b:
+                found.append(f"{metric.removesuffix('_per_step')}: {a:g} -> {b:g}")
+        tolerance = self._policy.in_pairs().tolerances["peak_reserved_bytes"]
+        if abs(now.peak_reserved_bytes - then.peak_reserved_bytes) > tolerance * then.peak_reserved_bytes:
+            memory = " -> ".join(formats.memory(launch.peak_reserved_bytes) for launch in (then, now))
+            found.append(f"peak memory: {memory}")
+        return (*found, *changes((now,), (then,)))
 
     def _good(self) -> Side:
         try:
             self._good_python = self._good_python or self._made(self.good)
         except NotMadeError as error:
             raise CaseFailedError(f"--good {self.good.shown}: {error}") from None
-        return Side(_name(self.good), self._spec, self._good_python, _name(self.good))
+        return Side(self.good.shown, self._spec, self._good_python, f"at {self.good.shown}")
 
     def _side(self, candidate: Candidate) -> Side:
-        return Side(_name(candidate), self._spec, self._made(candidate), _name(candidate))
+        return Side(candidate.shown, self._spec, self._made(candidate), f"at {candidate.shown}")
 
     def _made(self, candidate: Candidate) -> str:
         self._watch(f"{candidate.shown}: its environment")
@@ -167,21 +188,3 @@ class BesideGood:
     @property
     def _left(self) -> float:
         return self._caller.context.until - time.monotonic()
-
-
-def exact_differences(then: Launch, now: Launch) -> tuple[str, ...]:
-    """What is counted, or else exact, of ``now`` that is not as it was ``then``."""
-    found = []
-    for metric in METRICS:
-        a, b = count_of(then, metric), count_of(now, metric)
-        if a is not None and b is not None and a != b:
-            found.append(f"{metric.removesuffix('_per_step')}: {a:g} -> {b:g}")
-    if then.peak_reserved_bytes != now.peak_reserved_bytes:
-        memory = (formats.memory(launch.peak_reserved_bytes) for launch in (then, now))
-        shown = " -> ".join(memory)
-        found.append(f"peak memory: {shown}")
-    return (*found, *changes((now,), (then,)))
-
-
-def _name(candidate: Candidate) -> str:
-    return f"at {candidate.shown}"

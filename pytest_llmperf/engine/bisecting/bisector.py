@@ -12,8 +12,7 @@ from pytest_llmperf.engine.bisecting.bisection import Bisection, BisectionOrder,
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.insight.tracing.step_difference import step_difference
 from pytest_llmperf.judge.bisecting.lineage import Lineage, Side, most_steps
-from pytest_llmperf.judge.bisecting.yardstick import Told, Yardstick, compared_ends, side_of
-from pytest_llmperf.judge.evidence.exact_changes import changes
+from pytest_llmperf.judge.bisecting.yardstick import Told, Yardstick, compared_ends, criteria, side_of
 from pytest_llmperf.launch.candidates.history import History, Span
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.launch import Launch
@@ -53,6 +52,7 @@ class Bisector:
                 yardstick = self._ends(beside, lineage.bad, alpha)
                 found = replace(found, yardstick=yardstick)
                 if yardstick is not None:
+                    found = replace(found, notes=(*found.notes, *self._caution(yardstick)))
                     self._divided(beside, lineage, yardstick, alpha)
             except KeyboardInterrupt:
                 ended = "interrupted"
@@ -68,24 +68,23 @@ class Bisector:
         """
         self._watch(f"the ends: {beside.good.shown} (good) and {bad.shown} (bad), in turns")
         yardstick: list[Yardstick | None] = [None]
+        order = criteria(self._order.by, on_cpu=self._caller.context.on_cpu)
 
         def decide(pairs: tuple[tuple[Launch, Launch], ...]) -> Told:
-            told = compared_ends(
-                pairs,
-                self._policy,
-                by=self._order.by,
-                alpha=alpha,
-                budget=self._order.max_pairs,
-                on_cpu=self._caller.context.on_cpu,
-            )
+            told = compared_ends(pairs, self._policy, order, alpha=alpha, budget=self._order.max_pairs)
             yardstick[0] = told.yardstick
             return Told(told.goes_on, "bad" if told.yardstick else None)
 
-        step = beside.compared(bad, decide)
+        step = beside.compared(bad, decide, is_end=True)
         self._steps.append(step)
         if step.side == "skipped":
             raise CaseFailedError(f"--bad {bad.shown}: {step.reason}")
         return yardstick[0]
+
+    def _caution(self, yardstick: Yardstick) -> tuple[str, ...]:
+        if yardstick.by != "speed" or not self._caller.context.on_cpu:
+            return ()
+        return ("a CPU's clock shows its other work too: see whether --by counts tells the ends apart",)
 
     def _divided(self, beside: BesideGood, lineage: Lineage, yardstick: Yardstick, alpha: float) -> None:
         def decide(pairs: tuple[tuple[Launch, Launch], ...]) -> Told:
@@ -110,7 +109,8 @@ class Bisector:
     def _concluded(self, found: Bisection, lineage: Lineage, beside: BesideGood, alpha: float) -> Bisection:
         if found.yardstick is None:
             return found
-        decided = sum(step.side in ("good", "bad") for step in found.steps)
+        # What is counted has no noise to be wrong by.
+        decided = sum(step.side in ("good", "bad") for step in found.steps) if found.yardstick.by == "speed" else 0
         suspects = lineage.suspects(self._sides)
         found = replace(found, suspects=suspects, confidence=1 - min(1.0, alpha * decided))
         first_bad = found.first_bad
@@ -127,7 +127,7 @@ class Bisector:
             found,
             last_good=last_good,
             change=_between(self._step(name), self._step(first_bad.name)),
-            exact=(*changes((now,), (then,)), *then.differences(now)),
+            exact=(*beside.exact_differences(then, now), *then.differences(now)),
             diagnosis=words,
         )
 

@@ -27,7 +27,8 @@ CRITERIA: tuple[By, ...] = ("speed", "memory", "counts", "evidence")
 # A CPU's clock tells less than its counts.
 _ON_CPU: tuple[By, ...] = ("counts", "speed", "memory", "evidence")
 
-_MEMORY = "peak_reserved_bytes"
+_CONFIRMED = 2
+_RATE, _MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
 # Two are the same where the interval of their difference, a logarithm, is within this.
 _SAME = 0.003
 _MIDDLE = 0.5
@@ -65,17 +66,24 @@ class EndsTold:
     yardstick: Yardstick | None = None
 
 
-def compared_ends(
-    pairs: Pairs, policy: Policy, *, by: By | None, alpha: float, budget: int, on_cpu: bool = False
-) -> EndsTold:
-    """In what good and bad differ by ``pairs`` of (good, bad), by the first of what ``by`` allows that tells them apart."""
-    order = (by,) if by else _ON_CPU if on_cpu else CRITERIA
+def criteria(by: By | None, *, on_cpu: bool) -> Sequence[By]:
+    """What to look at, in this order, where ``by`` is asked for, or anything."""
+    return (by,) if by else _ON_CPU if on_cpu else CRITERIA
+
+
+def compared_ends(pairs: Pairs, policy: Policy, order: Sequence[By], *, alpha: float, budget: int) -> EndsTold:
+    """In what good and bad differ by ``pairs`` of (good, bad): the first of ``order`` that tells them apart."""
     for one in order:
         if one == "speed":
             difference = paired_difference(pairs, policy.noise)
-            if is_shown(difference.log, difference, alpha / 2, budget):
-                return EndsTold(False, Yardstick("speed", difference.log))
-            if _may_show(difference, alpha / 2, budget):
+            # A user who asks for speed has looked at it; else a CPU's clock tells what is far beyond its noise.
+            least = 0.0 if len(order) == 1 or order == CRITERIA else math.log1p(policy.in_pairs().tolerances[_RATE])
+            if is_shown(difference.log, difference, alpha / 2, budget) and abs(difference.log) > least:
+                if _is_confirmed(difference, budget):
+                    return EndsTold(False, Yardstick("speed", difference.log))
+                if len(pairs) < budget:
+                    return EndsTold(True)
+            elif _may_show(difference, least, alpha / 2, budget):
                 return EndsTold(True)
         elif (found := _exact(one, pairs, policy)) is not None:
             return EndsTold(False, found)
@@ -108,15 +116,22 @@ def side_of_difference(difference: Difference, size: float, *, alpha: float, bud
 
 
 def is_shown(beyond: float, difference: Difference, alpha: float, budget: int) -> bool:
-    """Whether something is ``beyond`` 0 by more than the noise, at one of ``budget`` looks; ``alpha`` is of one side."""
+    """Whether something is ``beyond`` 0 by more than the noise, at one of ``budget`` looks; ``alpha``: one-sided."""
     return abs(beyond) > quantile(1 - alpha / budget, difference.df) * difference.error
 
 
-def _may_show(difference: Difference, alpha: float, budget: int) -> bool:
+def _is_confirmed(difference: Difference, budget: int) -> bool:
+    """Whether two pairs are each beyond half of it by themselves: one may have met a neighbour."""
+    half = abs(difference.log) / 2
+    sign = math.copysign(1.0, difference.log)
+    return sum(sign * each > half for each in difference.each) >= min(_CONFIRMED, budget)
+
+
+def _may_show(difference: Difference, least: float, alpha: float, budget: int) -> bool:
     ahead = Outlook.of(difference, Rule(alpha=alpha, budget=budget))
     reach = quantile(1 - alpha / budget, difference.df) * ahead.error
     is_same = abs(difference.log) + quantile(0.975, difference.df) * difference.error < _SAME
-    return ahead.left > 0 and not is_same and abs(difference.log) + ahead.moves > reach
+    return ahead.left > 0 and not is_same and abs(difference.log) + ahead.moves > max(reach, least)
 
 
 def _exact(by: By, pairs: Pairs, policy: Policy) -> Yardstick | None:

@@ -9,3 +9,7 @@ class HistoryError(Exception):
 
 class NotMadeError(Exception):
     """This candidate has no interpreter: it could not be checked out, installed or asked."""
+
+
+class NoRoomError(NotMadeError):
+    """The same for a disk that is full: no other candidate would be made either."""

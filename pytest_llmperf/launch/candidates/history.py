@@ -1,4 +1,4 @@
-"""History: candidates from a good end to a bad one, and an interpreter for each. Of git revisions, versions, commands."""
+"""History: candidates from a good end to a bad one, and an interpreter for each."""
 
 from __future__ import annotations
 

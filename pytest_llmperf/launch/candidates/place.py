@@ -13,13 +13,16 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pytest_llmperf.launch.candidates.errors import NotMadeError
+from pytest_llmperf.launch.candidates.errors import NoRoomError, NotMadeError
+from pytest_llmperf.launch.disk_space import means_no_room
 from pytest_llmperf.support.cache_folder import cache_folder
 from pytest_llmperf.support.files import write_text
 
 # A wheel of torch is fetched and unpacked within that, seconds; a project is built.
 _LONGEST = 3600.0
 _COMPLETE = "complete"
+# As the system says it, in the words of whichever command met it.
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 # What a launch needs, asked without importing it.
 _PROBE = """
@@ -43,7 +46,8 @@ def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
             if not (folder / _COMPLETE).exists():
                 _fill(folder, make)
     except OSError as error:
-        raise NotMadeError(f"{folder} cannot be made ({error.strerror or error})") from error
+        kind = NoRoomError if means_no_room(error) else NotMadeError
+        raise kind(f"{folder} cannot be made ({error.strerror or error})") from error
     return folder
 
 
@@ -84,7 +88,8 @@ def run(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping
         said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         why = next((line for line in reversed(said) if line.lower().startswith(("error", "fatal"))), "")
         why = why or (said[-1] if said else f"exit code {done.returncode}")
-        raise NotMadeError(f"{shlex.join(command[:6])}: {why}")
+        kind = NoRoomError if any(words in line for line in said for words in _NO_ROOM) else NotMadeError
+        raise kind(f"{shlex.join(command[:6])}: {why}")
     return done.stdout
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import site
 import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -69,11 +69,12 @@ class PackageHistory:
             home = folder / "venv"
             run([sys.executable, "-m", "venv", str(home)])
             python = str(home / "bin" / "python")
-            site = run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+            packages = run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
             # What this version does not replace, and need not, is found where it is installed now.
-            ours = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+            users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+            ours = dict.fromkeys([*site.getsitepackages(), *users])
             lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in ours)
-            Path(site, "_beside.pth").write_text(lines, encoding="utf-8")
+            Path(packages, "_beside.pth").write_text(lines, encoding="utf-8")
             wanted = f"{self.package}=={candidate.name}"
             run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wanted])
 
