@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.bisecting.lineage import Lineage, Side, most_steps
-from pytest_llmperf.judge.bisecting.yardstick import Told, compared_ends, criteria, is_shown, side_of, side_of_difference
+from pytest_llmperf.judge.bisecting.yardstick import Told, Yardstick, compared_ends, criteria, is_shown, side_of, side_of_difference
 from pytest_llmperf.judge.noise import Noise, Spread
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Difference
@@ -106,22 +106,22 @@ def _seen(each: list[float], sd: float) -> Difference:
     return Difference(math.fsum(each) / num, sd / math.sqrt(num), math.inf, sd, tuple(each))
 
 
-def _ends(truth: float, sd: float, alpha: float, chance: random.Random) -> float | None:
+def _ends(truth: float, sd: float, alpha: float, chance: random.Random) -> Yardstick | None:
     """How far apart they are seen to be; ``None``: they could not be told apart."""
     each = [chance.gauss(truth, sd)]
     while len(each) < 8:
         each.append(chance.gauss(truth, sd))
         seen = _seen(each, sd)
         if is_shown(seen.log, seen, alpha / 2, 8):
-            return seen.log
+            return Yardstick("speed", seen.log, seen.error)
     return None
 
 
-def _decided(truth: float, sd: float, size: float, alpha: float, chance: random.Random) -> tuple[Told, int]:
+def _decided(truth: float, sd: float, ends: Yardstick, alpha: float, chance: random.Random) -> tuple[Told, int]:
     each: list[float] = []
     while True:
         each.append(chance.gauss(truth, sd))
-        told = side_of_difference(_seen(each, sd), size, alpha=alpha, budget=8)
+        told = side_of_difference(_seen(each, sd), ends, alpha=alpha, budget=8)
         if not told.goes_on:
             return told, len(each)
 
@@ -157,15 +157,15 @@ def test_with_known_noise_at_least_95_of_100_searches_do_not_lose_the_first_bad_
 
 def test_a_large_change_takes_one_pair_a_step_and_a_small_one_more() -> None:
     chance = random.Random(1)
-    large = [_decided(0.05, 0.003, 0.05, 0.01, chance)[1] for _ in range(50)]
-    small = [_decided(0.01, 0.003, 0.01, 0.01, chance) for _ in range(50)]
+    large = [_decided(0.05, 0.003, Yardstick("speed", 0.05), 0.01, chance)[1] for _ in range(50)]
+    small = [_decided(0.005, 0.003, Yardstick("speed", 0.005), 0.01, chance) for _ in range(50)]
     assert set(large) == {1}
     assert max(num for _, num in small) > 1
     assert {told.side for told, _ in small} <= {"bad", "skipped"}
 
 
 def test_one_in_the_middle_stays_undecided_and_says_so() -> None:
-    told = side_of_difference(Difference(0.01, 0.001, math.inf, 0.003, (0.01,) * 8), 0.02, alpha=0.01, budget=8)
+    told = side_of_difference(Difference(0.01, 0.001, math.inf, 0.003, (0.01,) * 8), Yardstick("speed", 0.02), alpha=0.01, budget=8)
     assert told == Told(
         False, "skipped", "undecided by 8 pairs: +1.0% of step time, too near the middle between good and bad"
     )

@@ -41,6 +41,8 @@ class Yardstick:
     by: By
     size: float = 0.0
     """Of speed and memory: the logarithm of bad over good, of step times or of bytes."""
+    error: float = 0.0
+    """Of speed's."""
     metric: str = ""
     """Of counts: which one."""
     ends: tuple[float, float] = (0.0, 0.0)
@@ -80,7 +82,7 @@ def compared_ends(pairs: Pairs, policy: Policy, order: Sequence[By], *, alpha: f
             least = 0.0 if len(order) == 1 or order == CRITERIA else math.log1p(policy.in_pairs().tolerances[_RATE])
             if is_shown(difference.log, difference, alpha / 2, budget) and abs(difference.log) > least:
                 if _is_confirmed(difference, budget):
-                    return EndsTold(False, Yardstick("speed", difference.log))
+                    return EndsTold(False, Yardstick("speed", difference.log, difference.error))
                 if len(pairs) < budget:
                     return EndsTold(True)
             elif _may_show(difference, least, alpha / 2, budget):
@@ -98,17 +100,24 @@ def side_of(pairs: Pairs, yardstick: Yardstick, policy: Policy, *, alpha: float,
             return Told(False, "skipped", f"its launches do not tell of {yardstick.metric or yardstick.by}")
         return Told(False, "bad" if position > _MIDDLE else "good")
     difference = paired_difference(pairs, policy.noise)
-    return side_of_difference(difference, yardstick.size, alpha=alpha, budget=budget)
+    return side_of_difference(difference, yardstick, alpha=alpha, budget=budget)
 
 
-def side_of_difference(difference: Difference, size: float, *, alpha: float, budget: int) -> Told:
-    """The same of speed: ``size`` is the whole change, a logarithm."""
+def side_of_difference(difference: Difference, yardstick: Yardstick, *, alpha: float, budget: int) -> Told:
+    """The same of speed: Wald's test (1945) of "as good" against "as bad", by the change that is sure at least."""
+    size = yardstick.size
     beyond = math.copysign(1.0, size) * (difference.log - size / 2)
-    if is_shown(beyond, difference, alpha, budget):
+    # Were the change smaller than it was seen, the two would be nearer to one another than the test takes them for.
+    sure = max(0.0, abs(size) - yardstick.error)
+    # How well the noise is known widens Student's quantile over the normal one, and this by its square.
+    heavier = (quantile(1 - alpha, difference.df) / quantile(1 - alpha, math.inf)) ** 2
+    needed = heavier * math.log(1 / alpha)
+    reach = needed * difference.error**2 / sure if sure else math.inf
+    if abs(beyond) > min(reach, quantile(1 - alpha / budget, difference.df) * difference.error):
         return Told(False, "bad" if beyond > 0 else "good")
     ahead = Outlook.of(difference, Rule(alpha=alpha, budget=budget))
-    reach = quantile(1 - alpha / budget, difference.df) * ahead.error
-    if ahead.left and abs(beyond) + ahead.moves > reach:
+    nearest = needed * ahead.error**2 / sure if sure else math.inf
+    if ahead.left and abs(beyond) + ahead.moves > min(nearest, quantile(1 - alpha / budget, difference.df) * ahead.error):
         return Told(True)
     num = len(difference.each)
     where = f"{math.expm1(difference.log):+.1%} of step time, too near the middle between good and bad"
