@@ -72,9 +72,11 @@ def main() -> None:
     print("revisions  change   found  range    tie  wrong  launches (median, most)")
     for num in _REVISIONS:
         for change in _CHANGES:
-            chance = random.Random(f"{num} {change}")
+            chance = random.Random(f"{num} {change}")  # noqa: S311 - a simulation
             ended = [_search(num, change, chance) for _ in range(searches)]
-            share = {what: sum(one == what for one, _ in ended) / searches for what in ("found", "range", "tie", "wrong")}
+            share = {
+                what: sum(one == what for one, _ in ended) / searches for what in ("found", "range", "tie", "wrong")
+            }
             spent = sorted(launches for _, launches in ended)
             cells = "  ".join(f"{100 * value:3.1f} %" for value in share.values())
             print(f"{num:9}  {100 * change:.1f} %  {cells}  {spent[len(spent) // 2]}, {spent[-1]}")

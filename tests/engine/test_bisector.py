@@ -230,3 +230,13 @@ def test_a_kept_file_that_is_broken_is_made_anew(engine: Engine, tmp_path: Path)
     found = bisect(engine)
     assert found.first_bad is not None
     assert not any(step.was_kept for step in found.steps)
+
+
+def test_a_cpus_clock_and_ends_that_are_hardly_apart_are_told(engine: Engine) -> None:
+    engine.fake(by=from_on(3))
+    (note,) = bisect(engine).notes
+    assert note.startswith("a CPU's clock shows its other work too")
+    engine.fake(by=from_on(3, {"step_seconds": 0.1135}))
+    small = bisect(engine, replace(ORDER, good="v1", max_pairs=60))
+    assert small.yardstick is not None
+    assert small.notes[1].endswith("its answer is worth little without --max-pairs 240")

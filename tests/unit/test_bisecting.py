@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.bisecting.lineage import Lineage, Side, most_steps
-from pytest_llmperf.judge.bisecting.yardstick import Told, Yardstick, compared_ends, criteria, is_shown, side_of, side_of_difference
+from pytest_llmperf.judge.bisecting.yardstick import (
+    Told,
+    Yardstick,
+    compared_ends,
+    criteria,
+    is_shown,
+    side_of,
+    side_of_difference,
+)
 from pytest_llmperf.judge.noise import Noise, Spread
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Difference
@@ -165,7 +173,9 @@ def test_a_large_change_takes_one_pair_a_step_and_a_small_one_more() -> None:
 
 
 def test_one_in_the_middle_stays_undecided_and_says_so() -> None:
-    told = side_of_difference(Difference(0.01, 0.001, math.inf, 0.003, (0.01,) * 8), Yardstick("speed", 0.02), alpha=0.01, budget=8)
+    told = side_of_difference(
+        Difference(0.01, 0.001, math.inf, 0.003, (0.01,) * 8), Yardstick("speed", 0.02), alpha=0.01, budget=8
+    )
     assert told == Told(
         False, "skipped", "undecided by 8 pairs: +1.0% of step time, too near the middle between good and bad"
     )
@@ -181,7 +191,9 @@ MORE = {"operator": {"aten::mm": 14.0}}
 
 class TestTheEnds:
     def test_a_slower_end_is_told_by_speed(self) -> None:
-        told = compared_ends([pair(bad=Fake(step_seconds=0.12))] * 2, QUIET, criteria(None, on_cpu=False), alpha=0.01, budget=8)
+        told = compared_ends(
+            [pair(bad=Fake(step_seconds=0.12))] * 2, QUIET, criteria(None, on_cpu=False), alpha=0.01, budget=8
+        )
         assert told.yardstick is not None
         assert told.yardstick.by == "speed"
         assert told.yardstick.size == pytest.approx(math.log(1.2))
@@ -206,7 +218,9 @@ class TestTheEnds:
         assert (told.goes_on, told.yardstick) == (False, None)
 
     def test_ends_that_may_still_differ_take_another_pair(self) -> None:
-        told = compared_ends([pair(bad=Fake(step_seconds=0.1005))], QUIET, criteria(None, on_cpu=False), alpha=0.01, budget=8)
+        told = compared_ends(
+            [pair(bad=Fake(step_seconds=0.1005))], QUIET, criteria(None, on_cpu=False), alpha=0.01, budget=8
+        )
         assert told.goes_on
 
     @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ class TestGit:
         project.commit("one")
         project.commit("two")
         history = GitHistory(project.folder, build="echo hello; echo 'error: no compiler' >&2; echo more >&2; exit 3")
-        with pytest.raises(NotMadeError, match="error: no compiler$"):
+        with pytest.raises(NotMadeError, match=r"error: no compiler$"):
             history.python(history.span("HEAD~1", "HEAD").good)
         assert not [path for path in (tmp_path / "cache/candidates").iterdir() if path.is_dir()]
 
@@ -162,7 +162,7 @@ class TestGit:
             GitHistory(project.folder).span(good, bad)
 
     def test_a_folder_without_git_is_told_what_else_there_is(self, tmp_path: Path) -> None:
-        with pytest.raises(HistoryError, match="is in no git repository: expected .* --package NAME"):
+        with pytest.raises(HistoryError, match=r"is in no git repository: expected .* --package NAME"):
             GitHistory(tmp_path).span("a", "b")
 
     def test_a_hook_of_git_that_runs_it_is_not_followed(
@@ -288,8 +288,8 @@ class TestCommands:
 
 class TestProbing:
     def test_one_without_torch_is_told(self, tmp_path: Path) -> None:
-        python = place.script(tmp_path / "python", ["echo '[\"torch\", \"accelerate\"]'"])
-        with pytest.raises(NotMadeError, match="its Python has no torch$"):
+        python = place.script(tmp_path / "python", ['echo \'["torch", "accelerate"]\''])
+        with pytest.raises(NotMadeError, match=r"its Python has no torch$"):
             place.probed(python)
 
     def test_one_that_has_all_is_taken(self, tmp_path: Path) -> None:

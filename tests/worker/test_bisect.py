@@ -50,10 +50,22 @@ def _project(folder: Path) -> str:
 
 
 def _bisect(folder: Path) -> subprocess.Popen[str]:
-    ends = ["--project", "project", "--good", "main~3", "--bad", "main"]
+    ends = ["--project", "project", "--good", "main~3", "--bad", "main", "--by", "counts"]
     environment = os.environ | {"LLMPERF_CACHE_DIR": str(folder / "cache"), "LLMPERF_LEASE_DIR": str(folder / "leases")}
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest_llmperf.cli", "bisect", *_CASE, "--gpus", "0", *ends, "--by", "counts", "--json"],
+        [
+            sys.executable,
+            "-m",
+            "pytest_llmperf.cli",
+            "bisect",
+            *_CASE,
+            "--gpus",
+            "0",
+            *ends,
+            "--by",
+            "counts",
+            "--json",
+        ],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

@@ -117,7 +117,6 @@ class Bisect:
             why = why_skip(specs[0], num_gpus=context.num_gpus, num_cores=context.machine.cores)
             if why:
                 raise CaseError(why)
-            context.begin(specs)
         except UsageError as error:
             arguments.usage(str(error))
         return cls(arguments, specs[0], context, history, span, [])

@@ -23,6 +23,9 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 #: How often all of a bisection's decisions together may be wrong.
 ALPHA = 0.05
 
+# A change below so many standard deviations of a pair is often seen larger than it is, where it is seen at all.
+_CLEAR = 2.0
+
 Watch = Callable[[str], None]
 
 
@@ -82,9 +85,17 @@ class Bisector:
         return yardstick[0]
 
     def _caution(self, yardstick: Yardstick) -> tuple[str, ...]:
-        if yardstick.by != "speed" or not self._caller.context.on_cpu:
+        if yardstick.by != "speed":
             return ()
-        return ("a CPU's clock shows its other work too: see whether --by counts tells the ends apart",)
+        found = []
+        if self._caller.context.on_cpu:
+            found.append("a CPU's clock shows its other work too: see whether --by counts tells the ends apart")
+        scatter = yardstick.error * math.sqrt(self._steps[0].pairs)
+        if abs(yardstick.size) < _CLEAR * scatter:
+            more = 4 * self._order.max_pairs
+            why = "the ends are hardly further apart than one pair scatters, and chance may have enlarged that"
+            found.append(f"{why}: its answer is worth little without --max-pairs {more}")
+        return tuple(found)
 
     def _divided(self, beside: BesideGood, lineage: Lineage, yardstick: Yardstick, alpha: float) -> None:
         def decide(pairs: tuple[tuple[Launch, Launch], ...]) -> Told:

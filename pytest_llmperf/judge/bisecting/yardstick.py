@@ -117,7 +117,9 @@ def side_of_difference(difference: Difference, yardstick: Yardstick, *, alpha: f
         return Told(False, "bad" if beyond > 0 else "good")
     ahead = Outlook.of(difference, Rule(alpha=alpha, budget=budget))
     nearest = needed * ahead.error**2 / sure if sure else math.inf
-    if ahead.left and abs(beyond) + ahead.moves > min(nearest, quantile(1 - alpha / budget, difference.df) * ahead.error):
+    if ahead.left and abs(beyond) + ahead.moves > min(
+        nearest, quantile(1 - alpha / budget, difference.df) * ahead.error
+    ):
         return Told(True)
     num = len(difference.each)
     where = f"{math.expm1(difference.log):+.1%} of step time, too near the middle between good and bad"

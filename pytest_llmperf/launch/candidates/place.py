@@ -46,8 +46,8 @@ def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
             if not (folder / _COMPLETE).exists():
                 _fill(folder, make)
     except OSError as error:
-        kind = NoRoomError if means_no_room(error) else NotMadeError
-        raise kind(f"{folder} cannot be made ({error.strerror or error})") from error
+        failed = NoRoomError if means_no_room(error) else NotMadeError
+        raise failed(f"{folder} cannot be made ({error.strerror or error})") from error
     return folder
 
 
@@ -88,8 +88,8 @@ def run(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping
         said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         why = next((line for line in reversed(said) if line.lower().startswith(("error", "fatal"))), "")
         why = why or (said[-1] if said else f"exit code {done.returncode}")
-        kind = NoRoomError if any(words in line for line in said for words in _NO_ROOM) else NotMadeError
-        raise kind(f"{shlex.join(command[:6])}: {why}")
+        failed = NoRoomError if any(words in line for line in said for words in _NO_ROOM) else NotMadeError
+        raise failed(f"{shlex.join(command[:6])}: {why}")
     return done.stdout
 
 
