@@ -53,7 +53,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bisect(engine: Engine, order: BisectionOrder = ORDER, history: Versions | None = None) -> Bisection:
     history = history or Versions()
-    caller = engine.caller(gpus=0)
+    caller = engine.caller(gpus=0, max_launches=order.max_pairs)
     return Bisector(caller, SPEC, order, history, engine.heard.say).run(history.span(order.good, order.bad))
 
 
@@ -236,7 +236,7 @@ def test_a_cpus_clock_and_ends_that_are_hardly_apart_are_told(engine: Engine) ->
     engine.fake(by=from_on(3))
     (note,) = bisect(engine).notes
     assert note.startswith("a CPU's clock shows its other work too")
-    engine.fake(by=from_on(3, {"step_seconds": 0.1135}))
+    engine.fake(by=from_on(3, {"step_seconds": 0.106}))
     small = bisect(engine, replace(ORDER, good="v1", max_pairs=60))
     assert small.yardstick is not None
     assert small.notes[1].endswith("its answer is worth little without --max-pairs 240")

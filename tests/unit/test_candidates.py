@@ -17,6 +17,10 @@ from pytest_llmperf.launch.candidates.version_history import CommandHistory, Pac
 from pytest_llmperf.records.candidate import Candidate
 
 
+# Each asks git, pip or an interpreter.
+pytestmark = pytest.mark.processes
+
+
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(tmp_path / "cache"))
@@ -212,7 +216,6 @@ class TestVersions:
         with pytest.raises(HistoryError, match="expected a distribution's name"):
             PackageHistory("--index-url=x")
 
-    @pytest.mark.processes
     def test_an_environment_has_its_version_and_everything_else_from_this_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -21,7 +21,7 @@ class BisectionOrder:
     seconds: float = 3600.0
     """For all of it."""
     max_pairs: int = 8
-    """Of one comparison at most."""
+    """Of one comparison at most; the run's settings allow as many launches of a side."""
 
 
 @dataclass(frozen=True)
