@@ -78,6 +78,14 @@ def test_the_first_slow_version_is_found(engine: Engine, first: int) -> None:
     assert {launched.split()[0] for launched in engine.launches} == {SPEC.id}
 
 
+def test_what_became_faster_is_found_as_well(engine: Engine) -> None:
+    engine.fake(by=from_on(4, {"step_seconds": 0.01}))
+    found = bisect(engine)
+    assert found.first_bad is not None
+    assert found.change is not None
+    assert (found.first_bad.name, found.change.log < -2) == ("v4", True)
+
+
 def test_ends_that_do_not_differ_end_it(engine: Engine) -> None:
     found = bisect(engine, replace(ORDER, by="counts"))
     assert (found.yardstick, found.first_bad, found.suspects) == (None, None, ())

@@ -16,7 +16,6 @@ from pytest_llmperf.launch.candidates.git_history import GitHistory
 from pytest_llmperf.launch.candidates.version_history import CommandHistory, PackageHistory
 from pytest_llmperf.records.candidate import Candidate
 
-
 # Each asks git, pip or an interpreter.
 pytestmark = pytest.mark.processes
 
