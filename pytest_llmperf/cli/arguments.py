@@ -33,6 +33,9 @@ _COMMANDS = {
     "tune": _Command(
         "the fastest configuration of a model that fits here: searched, compared in turns, shown to be sound"
     ),
+    "bisect": _Command(
+        "the revision, or the version of a package, with which a training became slower, larger or another"
+    ),
     "submit": _Command("the nightly job of a cluster file: its cost, then sbatch"),
     "merge": _Command("the --perf-json files of one night as one, and a summary; exit code 1 unless all is green"),
     "export": _Command("--perf-json files as one text for another tool: GitHub, GitLab, Bencher, Prometheus, JUnit"),

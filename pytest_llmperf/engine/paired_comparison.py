@@ -142,13 +142,15 @@ class PairedComparison:
             notes=(*turns.notes, *filter(None, map(self._caller.context.model_flops.note, case.specs)), *result.notes),
         )
 
-    def take_turns(self, sides: Sequence[Side], decide: Callable[[Pairs, Sequence[str]], Judgement]) -> Turns:
-        """Pairs until ``decide`` has; every second one begins with the other side.
+    def take_turns(
+        self, sides: Sequence[Side], decide: Callable[[Pairs, Sequence[str]], Judgement], begun: Pairs = ()
+    ) -> Turns:
+        """Pairs until ``decide`` has, after those that were ``begun``; every second one begins with the other side.
 
         What drifts slowly (heat, neighbours) then weighs on both alike.
         """
         settings, retry = self._caller.context.settings, LaunchRetry(self._caller.observer.say)
-        pairs: Pairs = ()
+        pairs = begun
         self._caller.context.settle(*(side.spec for side in sides))  # during the turns GPUs are held
         with self._runner.hold(max(side.spec.gpus for side in sides)):
             while True:

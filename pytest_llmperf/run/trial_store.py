@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from pytest_llmperf.launch.local import lasting_environment
 from pytest_llmperf.records.trial import Trial
@@ -30,8 +31,7 @@ class TrialStore:
 
     def __init__(self, machine_kind: str, gpu_uuids: tuple[str, ...] = ()) -> None:
         """``gpu_uuids``: a trial of other GPUs is one of a machine a per cent faster or slower."""
-        around = {name: value for name, value in lasting_environment(os.environ, {}).items() if _is_cause(name)}
-        key = [_PROCEDURE, _versions(), sorted(around.items()), sorted(gpu_uuids)]
+        key = [_PROCEDURE, *surroundings(), sorted(gpu_uuids)]
         self._folder = cache_folder("trials") / machine_kind / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
     def all(self) -> Mapping[TrainSpec, Trial]:
@@ -48,6 +48,12 @@ class TrialStore:
         with suppress(OSError):
             path = self._folder / f"{spec.digest}-{spec.steps}.json"
             write_text(path, json.dumps(document, indent=1) + "\n", lasts=False)
+
+
+def surroundings() -> list[Any]:
+    """What else a training's speed depends on: what is installed, and what the shell sets; for a key."""
+    around = {name: value for name, value in lasting_environment(os.environ, {}).items() if _is_cause(name)}
+    return [_versions(), sorted(around.items())]
 
 
 def _read(path: Path) -> tuple[TrainSpec, Trial] | None:

@@ -35,7 +35,7 @@ def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tupl
         if name in COUNTED and not (newest and _applies(name, newest)):
             continue
         # What is counted without a trace gates launches that could not be traced as well.
-        counts = [count for launch in launches if (count := _count(launch, name)) is not None]
+        counts = [count for launch in launches if (count := count_of(launch, name)) is not None]
         if not counts:
             continue
         if gate is None or (baseline := _stored_count(gate, name)) is None:
@@ -95,7 +95,8 @@ def _applies(name: str, newest: StoredTrace) -> bool:
     return name != other
 
 
-def _count(launch: Launch, name: str) -> float | None:
+def count_of(launch: Launch, name: str) -> float | None:
+    """Of a metric of ``METRICS``; ``None`` where the launch does not tell."""
     if name not in COUNTED:
         return other_counts(launch).get(name)
     return launch.trace.count(name) if launch.trace else None

@@ -1,0 +1,1 @@
+"""``llmperf bisect``."""

@@ -1,0 +1,213 @@
+"""The command: its options, and the search that it makes of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.arguments import add_place
+from pytest_llmperf.cli.bisect.pages import document, page
+from pytest_llmperf.cli.check.terminal import Terminal
+from pytest_llmperf.cli.command_error import CaseError
+from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.engine.bisecting.bisection import Bisection, BisectionOrder
+from pytest_llmperf.engine.bisecting.bisector import Bisector
+from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.judge.bisecting.yardstick import CRITERIA
+from pytest_llmperf.launch.candidates.errors import HistoryError
+from pytest_llmperf.launch.candidates.git_history import GitHistory
+from pytest_llmperf.launch.candidates.history import History, Span
+from pytest_llmperf.launch.candidates.version_history import CommandHistory, PackageHistory
+from pytest_llmperf.records.result import Spent
+from pytest_llmperf.report.text import one_line
+from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
+from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.settings import STARTS, Settings
+from pytest_llmperf.spec.requirements import why_skip
+from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support import formats, quantities
+from pytest_llmperf.support.quantities import argument
+
+NODEID = "llmperf bisect"
+
+_OF_GIT = ("path", "build", "first_parent", "project")
+_INTERRUPTED = 130
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of ``llmperf bisect``."""
+    add_place(parser)
+    add = parser.add_argument
+    add("specs", metavar="CASE", nargs="+", help="the id of a stored case, or one spec in key=value pairs")
+    add("--good", required=True, metavar="REV", help="a revision, or version, in which it was as it should be")
+    add("--bad", required=True, metavar="REV", help="a later one, in which it is not")
+    add("--project", type=Path, metavar="DIR", help="the git project whose revisions are compared; default: this one")
+    what = "a folder of the project that goes on the Python path; default: its top, and src; may be given again"
+    add("--path", action="append", default=[], metavar="DIR", help=what)
+    add("--build", default="", metavar="COMMAND", help="what each checkout needs before it is used, e.g. make")
+    add("--first-parent", action="store_true", help="count a merge as one change, as git bisect does")
+    add("--package", metavar="NAME", help="compare versions of this package in place of revisions")
+    what = "versions to compare, e.g. 4.55.0,4.55.1; default with --package: all of pip's index between the ends"
+    add("--versions", type=_versions, default=[], metavar="LIST", help=what)
+    what = "compare what this command runs in place of revisions, e.g. 'apptainer exec torch-{version}.sif python'"
+    add("--python", metavar="COMMAND", help=what)
+    add("--by", choices=CRITERIA, help="what tells bad from good; default: the first in which the ends differ")
+    add("--gpus", type=argument(quantities.whole, "a number of GPUs, 0 (the CPU) or more"), metavar="N")
+    minutes = argument(quantities.positive, "a time in minutes above 0")
+    add("--minutes", type=minutes, default=60.0, metavar="M", help="for all of it; default: %(default)g")
+    number = argument(quantities.count, "a number of pairs, 1 or more")
+    add("--max-pairs", type=number, default=8, metavar="N", help="of one comparison; default: %(default)s")
+    add("--json", action="store_true", help="one JSON document instead of a page")
+    seconds = argument(quantities.positive, "a time in seconds above 0")
+    add("--perf-timeout", type=seconds, default=1800.0, metavar="SECONDS", help="per launch; default: %(default)g")
+    add("--perf-start", choices=STARTS, default="auto", help="how a launch begins; default: %(default)s")
+    parser.set_defaults(answer=_answer, usage=parser.error)
+
+
+@dataclass
+class Bisect:
+    """One search."""
+
+    arguments: argparse.Namespace
+    spec: TrainSpec
+    context: Context
+    history: History
+    span: Span
+    troubles: list[str]
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Bisect:
+        """What was asked for; what cannot be had is refused before anything is launched.
+
+        Raises:
+            CaseError: no such case, or no such history.
+        """
+        specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
+        if len(specs) != 1:
+            raise CaseError(f"{len(specs)} cases are named, expected one: {', '.join(spec.id for spec in specs)}")
+        history = _history(arguments)
+        try:
+            span = history.span(arguments.good, arguments.bad)
+        except HistoryError as error:
+            raise CaseError(str(error)) from error
+        settings = Settings(
+            gpus=arguments.gpus,
+            baselines=arguments.perf_baselines.absolute(),
+            start=arguments.perf_start,
+            calibration=False,
+            timeout_seconds=arguments.perf_timeout,
+            max_launches=arguments.max_pairs,
+            machine=arguments.machine or "",
+        )
+        context = Context(settings, rootdir=Path.cwd())
+        try:
+            _ = context.machine_kind
+            if context.cluster is not None:
+                raise CaseError("in a SLURM job with srun, other interpreters cannot be launched; leave it out")
+            why = why_skip(specs[0], num_gpus=context.num_gpus, num_cores=context.machine.cores)
+            if why:
+                raise CaseError(why)
+        except UsageError as error:
+            arguments.usage(str(error))
+        return cls(arguments, specs[0], context, history, span, [])
+
+    def lines(self, screen: Screen) -> Iterator[str]:
+        """What was found, at its end."""
+        terminal, findings = Terminal(), Findings()
+        caller = Caller(context=self.context, terms=CaseTerms(), findings=findings, observer=terminal, nodeid=NODEID)
+        order = BisectionOrder(
+            good=self.arguments.good,
+            bad=self.arguments.bad,
+            by=self.arguments.by,
+            seconds=60 * self.arguments.minutes,
+            max_pairs=self.arguments.max_pairs,
+        )
+        for note in self.span.notes:
+            terminal.say(note)
+        try:
+            bisector = Bisector(caller, self.spec, order, self.history, lambda line: terminal.say(one_line(line)))
+            yield from self._told(bisector.run(self.span), findings.spent, screen)
+        except (CaseFailedError, RunEndedError) as error:
+            self.troubles.append(str(error).splitlines()[0])
+        finally:
+            self.context.close()
+
+    def _told(self, found: Bisection, spent: Spent, screen: Screen) -> Iterator[str]:
+        first_bad = found.first_bad
+        further = self.history.further(first_bad) if first_bad else ""
+        if self.arguments.json:
+            yield json.dumps(document(self.spec, found, spent, further, self.context.machine_document()), indent=1)
+        else:
+            yield from page(self.spec, found, spent, further, screen)
+        self.troubles += _troubles(found)
+        if found.ended == "interrupted":
+            for line in self.troubles:
+                print(f"llmperf: {one_line(line)}", file=sys.stderr)
+            raise SystemExit(_INTERRUPTED)
+
+
+def _troubles(found: Bisection) -> list[str]:
+    ends = f"{found.good.shown} and {found.bad.shown}"
+    if found.ended:
+        why = "interrupted" if found.ended == "interrupted" else "its --minutes are over"
+        return [f"{why}; the same command goes on from what was measured"]
+    if found.yardstick is None:
+        change = found.steps[0].change if found.steps else None
+        wide = f" (step time between {_percent(change.low)} and {_percent(change.high)})" if change else ""
+        return [f"{ends} do not differ in what can be shown here{wide}: nothing to bisect"]
+    if found.first_bad is None:
+        return [f"the first bad one is among {len(found.suspects)}, of which no more can be told: see why above"]
+    return []
+
+
+def _percent(log: float) -> str:
+    return formats.percent(math.expm1(log))
+
+
+def _versions(text: str) -> list[str]:
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if len(set(found)) < len(found) or not found:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected versions, each once, e.g. 4.55.0,4.56.0")
+    return found
+
+
+def _history(arguments: argparse.Namespace) -> History:
+    """Of what kind candidates are.
+
+    Raises:
+        CaseError: options of two kinds, or no such history.
+    """
+    others = [f"--{name}" for name in ("package", "python") if getattr(arguments, name) is not None]
+    git = [f"--{name.replace('_', '-')}" for name in _OF_GIT if getattr(arguments, name)]
+    if len(others) > 1 or (others and git):
+        raise CaseError(f"{' and '.join((*others, *git))} are of different histories, expected one of them")
+    if arguments.versions and not others:
+        raise CaseError(
+            f"--versions {shlex.quote(','.join(arguments.versions))} needs --package NAME or --python COMMAND"
+        )
+    try:
+        if arguments.package is not None:
+            return PackageHistory(arguments.package, arguments.versions)
+        if arguments.python is not None:
+            return CommandHistory(arguments.python, arguments.versions)
+        project = (arguments.project or Path()).absolute()
+        if not project.is_dir():
+            raise CaseError(f"--project {project}: no such folder")
+        return GitHistory(project, arguments.path, arguments.build, arguments.first_parent)
+    except HistoryError as error:
+        raise CaseError(str(error)) from error
+
+
+def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    bisect = Bisect.of(arguments)
+    return Answer(bisect.lines(screen), bisect.troubles, for_programs=arguments.json, acts=True)

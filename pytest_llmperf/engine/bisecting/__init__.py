@@ -1,0 +1,1 @@
+"""One search for the revision or version with which a training changed."""

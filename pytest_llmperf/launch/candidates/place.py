@@ -1,0 +1,129 @@
+"""Place: a folder of the cache that is made once, by one process, and is complete or made anew."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from filelock import FileLock
+
+from pytest_llmperf.launch.candidates.errors import NoRoomError, NotMadeError
+from pytest_llmperf.launch.disk_space import means_no_room
+from pytest_llmperf.support.cache_folder import cache_folder
+from pytest_llmperf.support.files import write_text
+
+# A wheel of torch is fetched and unpacked within that, seconds; a project is built.
+_LONGEST = 3600.0
+_COMPLETE = "complete"
+# As the system says it, in the words of whichever command met it.
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+
+# What a launch needs, asked without importing it.
+_PROBE = """
+import importlib.util, json, sys
+print(json.dumps([name for name in ("torch", "transformers", "accelerate") if importlib.util.find_spec(name) is None]))
+"""
+_PROBE_SECONDS = 120.0
+
+
+def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
+    """The folder of ``key``; ``make`` fills it where it is not there yet.
+
+    Raises:
+        NotMadeError: it could not be made, and nothing of it is left.
+    """
+    digest = hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()[:16]
+    folder = cache_folder("candidates") / f"{kind}-{digest}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not (folder / _COMPLETE).exists():
+                _fill(folder, make)
+    except OSError as error:
+        failed = NoRoomError if means_no_room(error) else NotMadeError
+        raise failed(f"{folder} cannot be made ({error.strerror or error})") from error
+    return folder
+
+
+def _fill(folder: Path, make: Callable[[Path], None]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        make(folder)
+        write_text(folder / _COMPLETE, "")
+    except BaseException:  # Ctrl-C too: half of an environment would train something else
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def run(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+    """What ``command`` prints.
+
+    Raises:
+        NotMadeError: it failed; with the last line that it said.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_LONGEST,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotMadeError(f"{shlex.join(command[:4])} took more than {_LONGEST:.0f} s") from error
+    except OSError as error:
+        raise NotMadeError(f"{command[0]} cannot be run ({error.strerror or error})") from error
+    if done.returncode:
+        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        why = next((line for line in reversed(said) if line.lower().startswith(("error", "fatal"))), "")
+        why = why or (said[-1] if said else f"exit code {done.returncode}")
+        failed = NoRoomError if any(words in line for line in said for words in _NO_ROOM) else NotMadeError
+        raise failed(f"{shlex.join(command[:6])}: {why}")
+    return done.stdout
+
+
+def script(path: Path, lines: Sequence[str]) -> str:
+    """An interpreter that is a shell's script; its path."""
+    write_text(path, "\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return str(path)
+
+
+def probed(python: str) -> str:
+    """``python``, if it has what a launch needs.
+
+    Raises:
+        NotMadeError: it has not, or it does not run.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_PROBE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotMadeError(f"its Python does not run ({error})") from error
+    missing: object = None
+    with suppress(ValueError, IndexError):
+        missing = json.loads(done.stdout.splitlines()[-1])
+    if not isinstance(missing, list):
+        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise NotMadeError(f"its Python does not run ({said[-1] if said else f'exit code {done.returncode}'})")
+    if missing:
+        raise NotMadeError(f"its Python has no {missing[0]}")
+    return python

@@ -1,0 +1,339 @@
+"""Candidates: which lie between two ends, the interpreter of each, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_llmperf.launch.candidates import git_history, place, version_history
+from pytest_llmperf.launch.candidates.errors import HistoryError, NoRoomError, NotMadeError
+from pytest_llmperf.launch.candidates.git_history import GitHistory
+from pytest_llmperf.launch.candidates.version_history import CommandHistory, PackageHistory
+from pytest_llmperf.records.candidate import Candidate
+
+# Each asks git, pip or an interpreter.
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMPERF_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.setattr(git_history, "probed", lambda python: python)
+    monkeypatch.setattr(version_history, "probed", lambda python: python)
+
+
+class Project:
+    """A git project, a commit for each word."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.git("init", "-q", "-b", "main")
+
+    def git(self, *words: str) -> str:
+        who = ["-c", "user.name=Ann", "-c", "user.email=ann@example.org"]
+        return subprocess.run(
+            ["git", *who, *words], cwd=self.folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def commit(self, text: str) -> str:
+        (self.folder / "mine.py").write_text(f"WORD = {text!r}\n")
+        self.git("add", "-A")
+        self.git("commit", "-qm", text)
+        return self.git("rev-parse", "HEAD")
+
+    def state(self) -> list[str]:
+        """All of the user's own that a bisection must not touch."""
+        paths = sorted(path for path in self.folder.rglob("*") if path.is_file() and path.name != "index")
+        return [f"{path} {path.stat().st_mtime_ns}" for path in paths]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
+
+
+def word_of(python: str) -> str:
+    said = subprocess.run([python, "-c", "import mine; print(mine.WORD)"], capture_output=True, text=True, check=True)
+    return said.stdout.strip()
+
+
+class TestGit:
+    def test_its_commits_come_in_order_with_subject_and_author(self, project: Project) -> None:
+        hashes = [project.commit(text) for text in ("one", "two", "three")]
+        span = GitHistory(project.folder).span(hashes[0][:8], "main")
+        assert (span.good.name, span.good.parents) == (hashes[0], ())
+        assert [(one.name, one.parents, one.subject, one.author) for one in span.candidates] == [
+            (hashes[1], (hashes[0],), "two", "Ann"),
+            (hashes[2], (hashes[1],), "three", "Ann"),
+        ]
+        assert span.candidates[0].told.startswith(f"{hashes[1][:12]} two (Ann, 2")
+
+    def test_each_has_an_interpreter_of_its_own_and_the_checkout_is_left_alone(
+        self, project: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for text in ("one", "two"):
+            project.commit(text)
+        (project.folder / "mine.py").write_text("WORD = 'not committed'\n")
+        before = project.state()
+        history = GitHistory(project.folder)
+        span = history.span("HEAD~1", "HEAD")
+        assert span.notes == (f"1 files of {project.folder} are not as committed; commits alone are compared",)
+        monkeypatch.chdir(project.folder.parent)
+        monkeypatch.setenv("PYTHONPATH", str(project.folder.parent / "of_the_launch"))
+        pythons = [history.python(one) for one in (span.good, *span.candidates)]
+        assert [word_of(python) for python in pythons] == ["one", "two"]
+        assert project.state() == before
+        assert project.git("worktree", "list").count("\n") == 0
+
+    def test_what_a_launch_put_first_stays_first_and_the_users_own_path_comes_after(
+        self, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        project.commit("one")
+        project.commit("two")
+        (tmp_path / "first").mkdir()
+        (tmp_path / "last").mkdir()
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/first:{tmp_path}/last")
+        python = GitHistory(project.folder).python(GitHistory(project.folder).span("HEAD~1", "HEAD").good)
+        said = subprocess.run([python, "-c", "import sys; print(sys.path)"], capture_output=True, text=True, check=True)
+        path = said.stdout
+        assert path.index("/first'") < path.index("/tree'") < path.index("/last'")
+
+    def test_what_was_made_is_made_once_and_a_build_runs_in_it(self, project: Project) -> None:
+        project.commit("one")
+        project.commit("two")
+        history = GitHistory(project.folder, build="date +%s%N > built; echo 'BUILT = 1' >> mine.py")
+        good = history.span("HEAD~1", "HEAD").good
+        python = history.python(good)
+        tree = Path(python).parent / "tree"
+        when = (tree / "built").read_text()
+        assert history.python(good) == python
+        assert (tree / "built").read_text() == when
+
+    def test_a_build_that_fails_is_one_line_and_leaves_nothing(self, project: Project, tmp_path: Path) -> None:
+        project.commit("one")
+        project.commit("two")
+        history = GitHistory(project.folder, build="echo hello; echo 'error: no compiler' >&2; echo more >&2; exit 3")
+        with pytest.raises(NotMadeError, match=r"error: no compiler$"):
+            history.python(history.span("HEAD~1", "HEAD").good)
+        assert not [path for path in (tmp_path / "cache/candidates").iterdir() if path.is_dir()]
+
+    def test_a_folder_that_a_revision_has_not_is_told(self, project: Project) -> None:
+        project.commit("one")
+        project.commit("two")
+        history = GitHistory(project.folder, paths=["lib"])
+        with pytest.raises(NotMadeError, match="there is no folder lib in it"):
+            history.python(history.span("HEAD~1", "HEAD").good)
+
+    def test_merges_are_one_change_where_that_is_asked_for(self, project: Project) -> None:
+        first = project.commit("one")
+        project.git("checkout", "-qb", "side")
+        side = project.commit("side")
+        project.git("checkout", "-q", "main")
+        (project.folder / "other.py").write_text("")
+        project.git("add", "-A")
+        project.git("commit", "-qm", "two")
+        project.git("merge", "-q", "--no-ff", "-m", "merge", "side")
+        assert {one.name for one in GitHistory(project.folder).span(first, "HEAD").candidates} >= {side}
+        line = GitHistory(project.folder, first_parent=True).span(first, "HEAD").candidates
+        assert [one.subject for one in line] == ["two", "merge"]
+        assert line[1].parents == (line[0].name,)
+
+    @pytest.mark.parametrize(
+        ("good", "bad", "said"),
+        [
+            ("HEAD", "main", r"--good HEAD and --bad main are the same commit, [0-9a-f]{12}$"),
+            ("HEAD", "HEAD~1", "--good HEAD comes after --bad HEAD~1: exchange them"),
+            ("other", "HEAD", r"--good other is no ancestor of --bad HEAD; both have [0-9a-f]{12}, which may serve"),
+            ("none", "HEAD", "--good none: no such revision in "),
+            ("HEAD~1", "--all", "--bad --all: no such revision in "),
+        ],
+    )
+    def test_ends_that_cannot_be_are_refused(self, project: Project, good: str, bad: str, said: str) -> None:
+        project.commit("one")
+        project.git("checkout", "-qb", "other")
+        project.commit("elsewhere")
+        project.git("checkout", "-q", "main")
+        project.commit("two")
+        with pytest.raises(HistoryError, match=said):
+            GitHistory(project.folder).span(good, bad)
+
+    def test_a_folder_without_git_is_told_what_else_there_is(self, tmp_path: Path) -> None:
+        with pytest.raises(HistoryError, match=r"is in no git repository: expected .* --package NAME"):
+            GitHistory(tmp_path).span("a", "b")
+
+    def test_a_hook_of_git_that_runs_it_is_not_followed(
+        self, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        project.commit("one")
+        project.commit("two")
+        monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+        assert len(GitHistory(project.folder).span("HEAD~1", "HEAD").candidates) == 1
+
+
+class TestVersions:
+    def test_those_between_the_ends_are_sorted_as_versions(self) -> None:
+        span = PackageHistory("transformers", ["4.9.0", "4.10.0", "5.1.0", "4.55.0"]).span("4.10.0", "5.0.0")
+        assert [one.name for one in (span.good, *span.candidates)] == ["4.10.0", "4.55.0", "5.0.0"]
+        assert [one.parents for one in span.candidates] == [("4.10.0",), ("4.55.0",)]
+
+    def test_the_index_lists_them_where_nobody_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        said = "transformers (5.0.0)\nAvailable versions: 5.0.0, 4.56.0, 4.55.0, 4.54.0\n  INSTALLED: 5.0.0\n"
+        monkeypatch.setattr(version_history, "run", lambda *_: said)
+        span = PackageHistory("transformers").span("4.54.0", "5.0.0")
+        assert [one.name for one in span.candidates] == ["4.55.0", "4.56.0", "5.0.0"]
+        with pytest.raises(HistoryError, match=r"--bad 4.57.0: the index has no such transformers, did you mean '4.5"):
+            PackageHistory("transformers").span("4.54.0", "4.57.0")
+
+    def test_an_index_that_cannot_be_asked_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*_: object) -> str:
+            raise NotMadeError("pip: no network")
+
+        monkeypatch.setattr(version_history, "run", fails)
+        with pytest.raises(HistoryError, match=r"pip lists no versions, name them by --versions \(pip: no network\)"):
+            PackageHistory("transformers").span("4.54.0", "5.0.0")
+
+    @pytest.mark.parametrize(
+        ("good", "bad", "said"),
+        [
+            ("4.0", "4.0.0", "the same version"),
+            ("4.1", "4.0", "--good 4.1 comes after --bad 4.0: exchange them"),
+            ("one", "4.0", "--good one: no version, expected e.g. 4.55.0"),
+        ],
+    )
+    def test_ends_that_cannot_be_are_refused(self, good: str, bad: str, said: str) -> None:
+        with pytest.raises(HistoryError, match=said):
+            PackageHistory("transformers", ["4.0.5"]).span(good, bad)
+
+    def test_a_name_that_pip_would_take_for_something_else_is_refused(self) -> None:
+        with pytest.raises(HistoryError, match="expected a distribution's name"):
+            PackageHistory("--index-url=x")
+
+    def test_an_environment_has_its_version_and_everything_else_from_this_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in ("1.0", "2.0"):
+            _wheel(tmp_path / "wheels", number)
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+        history = PackageHistory("llmperf-made-up", ["1.0", "2.0", "3.0"])
+        ask = "import llmperf_made_up as it, pytest; print(it.NUMBER, pytest.__version__)"
+        for number in ("1.0", "2.0"):
+            python = history.python(Candidate(number))
+            said = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
+            assert said.stdout.split() == [number, pytest.__version__]
+        with pytest.raises(NotMadeError, match=r"No matching distribution found for llmperf-made-up==3.0"):
+            history.python(Candidate("3.0"))
+
+
+def _wheel(folder: Path, version: str) -> None:
+    """The least that pip installs."""
+    import zipfile  # noqa: PLC0415
+
+    folder.mkdir(exist_ok=True)
+    info = f"llmperf_made_up-{version}.dist-info"
+    files = {
+        "llmperf_made_up.py": f"NUMBER = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: llmperf-made-up\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"llmperf_made_up-{version}-py3-none-any.whl", "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+
+
+class TestCommands:
+    def test_each_version_has_its_own_and_words_with_spaces_stay_one(self, tmp_path: Path) -> None:
+        home = tmp_path / "my envs"
+        for version in ("1", "2"):
+            (home / version).mkdir(parents=True)
+            (home / version / "python").symlink_to(sys.executable)
+        history = CommandHistory(f"env LLMPERF_SEEN={{version}} '{home}/{{version}}/python'", ["1", "2"])
+        span = history.span("1", "2")
+        ask = "import os; print(os.environ['LLMPERF_SEEN'])"
+        for one in (span.good, *span.candidates):
+            said = subprocess.run([history.python(one), "-c", ask], capture_output=True, text=True, check=True)
+            assert said.stdout.strip() == one.name
+
+    @pytest.mark.parametrize(
+        ("command", "versions", "said"),
+        [
+            ("/envs/torch/bin/python", ["1"], r"expected \{version\} in it"),
+            ("'/envs/{version}", ["1"], "no command"),
+            ("/envs/{version}/python", [], "--python needs --versions"),
+        ],
+    )
+    def test_a_command_that_cannot_be_is_refused(self, command: str, versions: list[str], said: str) -> None:
+        with pytest.raises(HistoryError, match=said):
+            CommandHistory(command, versions)
+
+    @pytest.mark.parametrize(
+        ("good", "bad", "said"),
+        [
+            ("2.1", "2.9", "--bad 2.9: none of --versions 2.0,2.1,2.2"),
+            ("2.2", "2.0", "which has the oldest first"),
+            ("2.2", "2.2", "the same version"),
+        ],
+    )
+    def test_ends_that_cannot_be_are_refused(self, good: str, bad: str, said: str) -> None:
+        with pytest.raises(HistoryError, match=said):
+            CommandHistory("x-{version}", ["2.0", "2.1", "2.2"]).span(good, bad)
+
+
+class TestProbing:
+    def test_one_without_torch_is_told(self, tmp_path: Path) -> None:
+        python = place.script(tmp_path / "python", ['echo \'["torch", "accelerate"]\''])
+        with pytest.raises(NotMadeError, match=r"its Python has no torch$"):
+            place.probed(python)
+
+    def test_one_that_has_all_is_taken(self, tmp_path: Path) -> None:
+        python = place.script(tmp_path / "python", ["echo '[]'"])
+        assert place.probed(python) == python
+
+    @pytest.mark.parametrize("line", ["echo 'sh: no such image' >&2; exit 1", "exit 1"])
+    def test_one_that_does_not_run_is_told(self, tmp_path: Path, line: str) -> None:
+        why = "no such image" if "image" in line else "exit code 1"
+        with pytest.raises(NotMadeError, match=rf"its Python does not run \(.*{why}\)"):
+            place.probed(place.script(tmp_path / "python", [line]))
+        with pytest.raises(NotMadeError, match="its Python does not run"):
+            place.probed(str(tmp_path / "none"))
+
+    def test_it_asks_what_a_launch_imports(self) -> None:
+        said = subprocess.run([sys.executable, "-c", place._PROBE], capture_output=True, text=True, check=True)
+        assert set(json.loads(said.stdout)) <= {"torch", "transformers", "accelerate"}
+
+
+class TestPlaces:
+    def test_one_that_was_broken_off_is_made_anew(self, tmp_path: Path) -> None:
+        def broken(folder: Path) -> None:
+            (folder / "half").write_text("")
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            place.made("git", ["a"], broken)
+        folder = place.made("git", ["a"], lambda folder: (folder / "whole").touch())
+        assert sorted(path.name for path in folder.iterdir()) == ["complete", "whole"]
+        # One that was killed leaves no mark either.
+        (folder / "complete").unlink()
+        assert (place.made("git", ["a"], lambda folder: None) / "complete").exists()
+        assert not (folder / "whole").exists()
+
+    @pytest.mark.parametrize("said", ["fatal: write error: No space left on device", "ok\nerror: Disk quota exceeded"])
+    def test_a_full_disk_is_told_apart_whoever_met_it(self, said: str) -> None:
+        with pytest.raises(NoRoomError):
+            place.run(["sh", "-c", f"printf '{said}' >&2; exit 1"])
+
+    def test_a_full_cache_is_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(folder: Path) -> None:
+            raise OSError(28, os.strerror(28))
+
+        with pytest.raises(NoRoomError, match=r"cannot be made \(No space left on device\)$"):
+            place.made("git", ["a"], full)
