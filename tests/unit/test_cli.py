@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -491,22 +492,30 @@ class TestProcess:
         assert r"pr\xfcfung.py" in done.stdout
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def _interrupted() -> None:
+    raise KeyboardInterrupt  # by no signal: workers of xdist ignore Ctrl-C
+
+
+def _terminated() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("end", "code"), [(_terminated, 143), (_interrupted, 130)])
 def test_a_command_that_is_ended_tells_a_shell_by_what(
-    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+    end: Callable[[], None], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM ends it as Ctrl-C does, so that what it began is ended and what it knows is told."""
     ended: list[bool] = []
 
     def command(_argv: object) -> int:
         try:
-            signal.raise_signal(number)
+            end()
         finally:
             ended.append(True)
         return 0
 
     monkeypatch.setattr(entry_point, "_run", command)
-    before = signal.getsignal(number)
+    before = signal.getsignal(signal.SIGTERM)
     assert main([]) == code
     assert ended
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(signal.SIGTERM) is before
