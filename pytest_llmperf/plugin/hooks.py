@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.plugin import benchmark, junit_properties, reports, rootdir, summary, trouble
+from pytest_llmperf.plugin import benchmark, header, junit_properties, reports, rootdir
 from pytest_llmperf.plugin.attempts import Attempts
 from pytest_llmperf.plugin.fixtures import (  # noqa: F401 - pytest finds fixtures by name in a plugin's module
     attention,
@@ -24,6 +24,7 @@ from pytest_llmperf.plugin.options import run_options, width_options
 from pytest_llmperf.plugin.options.width_options import is_case
 from pytest_llmperf.plugin.outcomes import cause, refusal_line
 from pytest_llmperf.plugin.reports import FINDINGS
+from pytest_llmperf.plugin.run_end import finish, summary, trouble
 from pytest_llmperf.plugin.session import SESSION, PerfSession
 from pytest_llmperf.run.context import UNFINISHED
 from pytest_llmperf.run.findings import Findings
@@ -107,7 +108,7 @@ class _Collector:
         """Before the worker's own terminal, whose header nobody sees, asks for the hardware too."""
         if hasattr(session.config, "workeroutput") and any(map(is_case, session.items)):
             with self.session.outcomes():
-                summary.refuse_from_worker(self.session)
+                header.refuse_from_worker(self.session)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -135,7 +136,7 @@ class _Collector:
     @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         with self.session.outcomes():
-            return summary.header(self.session, items)
+            return header.header(self.session, items)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -176,7 +177,7 @@ class _Collector:
                 crash.message = cause(crash.message, findings.results[0].id)
             if report.failed and report.when != "teardown" and not findings.results:
                 with self.session.outcomes():
-                    findings.results.append(summary.unjudged(self.session, item.nodeid, report.longreprtext))
+                    findings.results.append(reports.unjudged(self.session, item.nodeid, report.longreprtext))
             if findings.results:
                 junit_properties.add(item, report, findings.results)
             # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
@@ -228,8 +229,8 @@ class _Collector:
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker of xdist ended: it collected, and the controller did not."""
         output = getattr(node, "workeroutput", {})
-        if summary.REFUSED in output:
-            raise pytest.UsageError(output[summary.REFUSED])
+        if header.REFUSED in output:
+            raise pytest.UsageError(output[header.REFUSED])
         collected = output.get("llmperf")
         if collected is None:
             self.session.coverage.parts.add("a worker of pytest-xdist crashed")  # what it knew is lost
@@ -243,7 +244,7 @@ class _Collector:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         with self.session.outcomes():
-            summary.finish(self.session, session)
+            finish.finish(self.session, session)
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.coverage import ALL, SOME, STOPPED
 from pytest_llmperf.run.findings import Findings
 
 #: Of the item that finds.
 FINDINGS = pytest.StashKey[Findings]()
+
+# One line is a message; more are a traceback, whose last line tells.
+_SHORT = 1
 
 
 def ended(findings: Findings, call: pytest.CallInfo[None]) -> None:
@@ -36,3 +41,17 @@ def withhold(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
         reason += f" (it ended early: {call.excinfo.exconly(tryshort=True).splitlines()[0]})"
     path, line = item.reportinfo()[:2]
     report.outcome, report.longrepr = "skipped", (str(path), (line or 0) + 1, f"Skipped: {reason}")
+
+
+def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:
+    """A perf test that failed before anything was judged: it too must be seen by who reads only the results."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    reason = lines[-1] if len(lines) > _SHORT else (lines or ["failed"])[0]
+    return CaseResult(
+        id=nodeid.rpartition("::")[2],
+        digest="",
+        nodeid=nodeid,
+        machine=session.machine_kind,
+        verdict="invalid",
+        reason=reason,
+    )

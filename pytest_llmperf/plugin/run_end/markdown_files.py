@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.plugin.trouble import Trouble
+from pytest_llmperf.plugin.run_end.trouble import Trouble
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
 from pytest_llmperf.report.consumers.markdown_page import markdown_page, within
 from pytest_llmperf.run.settings import Settings
