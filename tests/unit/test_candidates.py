@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,42 @@ class TestGit:
         when = (tree / "built").read_text()
         assert history.python(good) == python
         assert (tree / "built").read_text() == when
+
+    @pytest.mark.skipif(sys.version_info < (3, 11), reason="there it is refused")
+    def test_started_in_the_project_a_module_sees_its_revision_and_not_the_checkout(
+        self, project: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for text in ("one", "two"):
+            (project.folder / "asks.py").write_text("import mine; print(mine.WORD)")
+            project.commit(text)
+        monkeypatch.chdir(project.folder)
+        history = GitHistory(Path())
+        python = history.python(history.span("HEAD~1", "HEAD").good)
+        # As torchrun and its ranks are started.
+        said = subprocess.run([python, "-m", "asks"], capture_output=True, text=True, check=True)
+        assert said.stdout.strip() == "one"
+
+    def test_a_python_that_would_import_the_checkout_is_refused_in_it(
+        self, project: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        project.commit("one")
+        project.commit("two")
+        monkeypatch.setattr(git_history, "_HAS_SAFE_PATH", False)
+        history = GitHistory(project.folder)
+        assert history.span("HEAD~1", "HEAD").candidates
+        (project.folder / "below").mkdir()
+        monkeypatch.chdir(project.folder / "below")
+        with pytest.raises(HistoryError, match="run it in another folder, with --project"):
+            history.span("HEAD~1", "HEAD")
+
+    @pytest.mark.parametrize("odd", ["\x0c", "\x85", "\u2028"])
+    def test_a_subject_or_an_author_with_any_sign_is_one_line(self, project: Project, odd: str) -> None:
+        project.commit("one")
+        hashes = [project.commit(f"two{odd}halves"), project.commit("three")]
+        project.git("commit", "-q", "--allow-empty", "-m", "four", "--author", f"A{odd}nn <ann@example.org>")
+        span = GitHistory(project.folder).span("HEAD~3", "HEAD")
+        assert [one.name for one in span.candidates] == [*hashes, project.git("rev-parse", "HEAD")]
+        assert span.candidates[0].subject == f"two{odd}halves"
 
     def test_a_build_that_fails_is_one_line_and_leaves_nothing(self, project: Project, tmp_path: Path) -> None:
         project.commit("one")
@@ -263,6 +300,16 @@ class TestCommands:
             said = subprocess.run([history.python(one), "-c", ask], capture_output=True, text=True, check=True)
             assert said.stdout.strip() == one.name
 
+    def test_files_of_another_folder_are_other_interpreters(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        keys = []
+        for name in ("here", "there"):
+            (tmp_path / name).mkdir()
+            monkeypatch.chdir(tmp_path / name)
+            keys.append(CommandHistory("envs/{version}/bin/python", ["1", "2"]).key)
+        assert keys[0] != keys[1]
+
     @pytest.mark.parametrize(
         ("command", "versions", "said"),
         [
@@ -311,6 +358,14 @@ class TestProbing:
         assert set(json.loads(said.stdout)) <= {"torch", "transformers", "accelerate"}
 
 
+def _runs(pid: int) -> bool:
+    """Whether it does; nobody may have taken note of its end yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 class TestPlaces:
     def test_one_that_was_broken_off_is_made_anew(self, tmp_path: Path) -> None:
         def broken(folder: Path) -> None:
@@ -325,6 +380,20 @@ class TestPlaces:
         (folder / "complete").unlink()
         assert (place.made("git", ["a"], lambda folder: None) / "complete").exists()
         assert not (folder / "whole").exists()
+
+    def test_what_takes_too_long_ends_with_all_that_it_has_started(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(place, "_LONGEST", 0.5)
+        begun = time.monotonic()
+        # The shell's child holds its output: whoever ends the shell alone waits for it.
+        with pytest.raises(NotMadeError, match="took more than"):
+            place.run(["sh", "-c", "sleep 60 & echo $! > pid; wait"], cwd=tmp_path)
+        assert time.monotonic() - begun < 30
+        child = int((tmp_path / "pid").read_text())
+        while _runs(child):
+            assert time.monotonic() - begun < 30
+            time.sleep(0.01)
 
     @pytest.mark.parametrize("said", ["fatal: write error: No space left on device", "ok\nerror: Disk quota exceeded"])
     def test_a_full_disk_is_told_apart_whoever_met_it(self, said: str) -> None:

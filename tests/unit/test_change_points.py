@@ -61,6 +61,32 @@ def test_one_run_that_was_slow_is_no_level(place: int) -> None:
     assert find_levels(logs, independent(20, 0.005), range(20)).changes == ()
 
 
+@pytest.mark.parametrize("num", [2, 3, 5])
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_how_far_few_runs_are_off_is_told_in_full(num: int, at_the_end: bool) -> None:
+    logs = [0.0] * 12 + [0.3] * num
+    logs = logs if at_the_end else logs[::-1]
+    found = find_levels(logs, independent(len(logs), 0.005), range(len(logs)))
+    (change,) = found.changes
+    assert abs(change.log) == pytest.approx(0.3)
+    assert sorted(level.log for level in found.levels) == pytest.approx([0.0, 0.3], abs=1e-9)
+
+
+def test_two_nights_of_a_large_loss_are_told_in_full() -> None:
+    several = [past_result(night, log=math.log(0.13 if night >= 12 else 0.1)) for night in range(14)]
+    (segment,) = told(several)[0].segments[1:]
+    assert segment.step_seconds == pytest.approx(0.13, rel=1e-3)
+    assert segment.change is not None
+    assert segment.change.low < 0.1 / 0.13 - 1 < segment.change.high
+
+
+def test_one_odd_run_of_a_level_is_still_drawn_to_it() -> None:
+    logs = [0.0] * 10 + [0.05] * 4 + [0.9] + [0.05] * 5
+    found = find_levels(logs, independent(20, 0.005), range(20))
+    assert [change.index for change in found.changes] == [10]
+    assert found.levels[1].log == pytest.approx(0.05, abs=0.005)
+
+
 def test_what_is_too_small_to_matter_is_none() -> None:
     logs = [0.0] * 30 + [0.004] * 30
     assert find_levels(logs, independent(60, 0.0005), range(60)).changes == ()

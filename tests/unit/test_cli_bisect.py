@@ -12,7 +12,15 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.cli import main
+from pytest_llmperf.cli.bisect.pages import page
+from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.engine.bisecting.bisection import Bisection
+from pytest_llmperf.judge.bisecting.yardstick import Yardstick
 from pytest_llmperf.launch.candidates import version_history
+from pytest_llmperf.records.candidate import Candidate
+from pytest_llmperf.report.text import ASCII
+from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import install
 
 SPEC = ("model=llama-tiny", "sequence_length=64", "steps=20")
@@ -149,6 +157,15 @@ def test_a_checkout_that_is_not_as_committed_is_told(capsys: pytest.CaptureFixtu
     with mock.patch("pytest_llmperf.launch.candidates.git_history.GitHistory.python", lambda _, one: one.name):
         assert bisect("--project", "project", "--good", "HEAD~1", "--bad", "HEAD", "--by", "counts") == 1
     assert "1 files of " in capsys.readouterr().err
+
+
+def test_confidence_in_speed_says_what_it_supposes() -> None:
+    good, bad = Candidate("1"), Candidate("2", ("1",))
+    found = Bisection(
+        good=good, bad=bad, num_candidates=1, yardstick=Yardstick("speed", 0.02), suspects=(bad,), confidence=0.97
+    )
+    lines = list(page(TrainSpec(model="llama-tiny"), found, Findings().spent, "git show 2", Screen(None, ASCII)))
+    assert any("at least 97 % that the change is there, if it is one change" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,17 @@ def test_a_store_that_nobody_has_made_is_empty(store: HistoryStore) -> None:
     assert not store.path.exists()
 
 
+def test_a_store_that_its_first_run_is_about_to_fill_is_empty_and_closed(
+    store: HistoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.path.touch()
+    empty = history_store._empty()
+    monkeypatch.setattr(history_store, "_empty", lambda: empty)
+    assert store.read() == []
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        empty.execute("SELECT 1")
+
+
 def test_several_runs_may_end_at_the_same_time(store: HistoryStore) -> None:
     begin = threading.Barrier(8)
 

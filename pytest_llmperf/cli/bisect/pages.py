@@ -114,7 +114,7 @@ def _words(yardstick: Yardstick) -> str:
 def _confidence(found: Bisection) -> str:
     if found.confidence == 1:
         return "no noise is in what was compared; of several changes, one that crosses the middle"
-    return f"at least {100 * found.confidence:.0f} % that it crosses the middle between good and bad"
+    return f"at least {100 * found.confidence:.0f} % that the change is there, if it is one change"
 
 
 def _shown(change: Change | None) -> str:

@@ -105,7 +105,8 @@ class HistoryStore:
                 if version:
                     yield database
                 else:  # the very first run is about to fill it
-                    yield _empty()
+                    with closing(_empty()) as empty:
+                        yield empty
                 return
             # An older one is brought up to date in memory: whoever reads may not be allowed to write.
             with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:

@@ -108,7 +108,11 @@ def find_levels(logs: Sequence[float], scatter: Scatter, runs: Sequence[int]) ->
         if best is None or not _holds(_change(values, precision, scatter, found, best), len(candidates)):
             break
         found = sorted([*found, best])
-    changes = _merged(values, precision, scatter, found, len(candidates))
+    starts = [change.index for change in _merged(values, precision, scatter, found, len(candidates))]
+    # Two runs that agree at an end are in the minority around them: how far they are off is told by them alone.
+    values = _calmed_between(logs, scatter, starts)
+    others = [[other for other in starts if other != one] for one in starts]
+    changes = [_change(values, precision, scatter, beside, one) for one, beside in zip(starts, others, strict=True)]
     return Levels(tuple(changes), tuple(_levels(values, precision, scatter, changes)))
 
 
@@ -116,7 +120,7 @@ def levels_between(logs: Sequence[float], scatter: Scatter, changes: Sequence[Ch
     """The levels where ``changes``, in their order, are known."""
     import numpy as np  # noqa: PLC0415
 
-    values = _calmed(np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total)))
+    values = _calmed_between(logs, scatter, [change.index for change in changes])
     return Levels(tuple(changes), tuple(_levels(values, np.linalg.inv(scatter.total), scatter, changes)))
 
 
@@ -129,6 +133,16 @@ def _calmed(values: Array, spreads: Array) -> Array:
     plain = values.tolist()
     middles = np.array([median(plain[start : start + window]) for start in starts])
     return np.clip(values, middles - _FAR * spreads, middles + _FAR * spreads)
+
+
+def _calmed_between(logs: Sequence[float], scatter: Scatter, starts: Sequence[int]) -> Array:
+    """The same within each level by itself, whose first values are not drawn back to the level before."""
+    import numpy as np  # noqa: PLC0415
+
+    values, spreads = np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total))
+    return np.concatenate(
+        [_calmed(*parts) for parts in zip(np.split(values, starts), np.split(spreads, starts), strict=True)]
+    )
 
 
 def _candidates(runs: Sequence[int]) -> list[int]:

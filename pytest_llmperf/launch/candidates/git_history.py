@@ -18,6 +18,8 @@ from pytest_llmperf.records.candidate import Candidate
 _SECONDS = 120.0
 _FIELDS = "%H%x00%P%x00%an%x00%as%x00%s"
 _LINE = 5
+# Whether PYTHONSAFEPATH is heeded.
+_HAS_SAFE_PATH = sys.version_info >= (3, 11)
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,15 @@ class GitHistory:
     @property
     def key(self) -> tuple[str, ...]:
         """Whose commits, and how they are made."""
-        return ("git", str(self.root), self.build, *self.paths)
+        return ("git", "safe path", str(self.root), self.build, *self.paths)
 
     def span(self, good: str, bad: str) -> Span:
         """See ``History``."""
+        if not _HAS_SAFE_PATH and Path.cwd().resolve().is_relative_to(self.root.resolve()):
+            raise HistoryError(
+                f"in {self.root} Python before 3.11 would import the checkout in place of each revision: run it in "
+                f"another folder, with --project {shlex.quote(str(self.root))}, or with Python 3.11 or newer"
+            )
         first, last = self._commit("--good", good), self._commit("--bad", bad)
         if first == last:
             raise HistoryError(f"--good {good} and --bad {bad} are the same commit, {first[:12]}")
@@ -90,7 +97,9 @@ class GitHistory:
             lines = [
                 'first=${PYTHONPATH%%:*} rest=${PYTHONPATH#"${PYTHONPATH%%:*}"}',
                 f"PYTHONPATH=${{first:+$first:}}{shlex.quote(joined)}$rest",
-                "export PYTHONPATH",
+                # Started in the project itself, -m would put the checkout before all of that.
+                "PYTHONSAFEPATH=1",
+                "export PYTHONPATH PYTHONSAFEPATH",
                 f'exec {shlex.quote(sys.executable)} "$@"',
             ]
             script(folder / "python", lines)
@@ -111,7 +120,7 @@ class GitHistory:
         first = ["--first-parent"] if self.first_parent else []
         said = self._git("log", "--reverse", "--topo-order", *first, f"--format={_FIELDS}", *what, "--") or ""
         found = []
-        for line in said.splitlines():
+        for line in said.split("\n"):  # a subject may have what else Python takes for a line's end
             values = line.split("\0")
             if len(values) == _LINE:
                 name, parents, author, date, subject = values

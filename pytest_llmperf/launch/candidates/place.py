@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -69,17 +71,7 @@ def run(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping
         NotMadeError: it failed; with the last line that it said.
     """
     try:
-        done = subprocess.run(
-            command,
-            cwd=cwd,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=_LONGEST,
-            check=False,
-        )
+        done = _finished(command, cwd, environment)
     except subprocess.TimeoutExpired as error:
         raise NotMadeError(f"{shlex.join(command[:4])} took more than {_LONGEST:.0f} s") from error
     except OSError as error:
@@ -91,6 +83,30 @@ def run(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping
         failed = NoRoomError if any(words in line for line in said for words in _NO_ROOM) else NotMadeError
         raise failed(f"{shlex.join(command[:6])}: {why}")
     return done.stdout
+
+
+def _finished(
+    command: Sequence[str], cwd: Path | None, environment: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
+    """However it ends, what it has started ends with it: a compiler would go on writing to a folder that is removed."""
+    with subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            printed, said = process.communicate(timeout=_LONGEST)
+        except BaseException:  # Ctrl-C and SIGTERM reach us alone
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, printed, said)
 
 
 def script(path: Path, lines: Sequence[str]) -> str:

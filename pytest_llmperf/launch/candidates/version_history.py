@@ -114,8 +114,9 @@ class CommandHistory:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """By which command."""
-        return ("command", self.command)
+        """By which command, and where."""
+        # Words may name files of this folder; another one has others by the same names.
+        return ("command", self.command, str(Path.cwd()))
 
     def span(self, good: str, bad: str) -> Span:
         """See ``History``."""
