@@ -2,6 +2,7 @@
 
     python -m tools.history_replay simulate baselines/nvidia-h200-140gib --histories 50   # several minutes
     python -m tools.history_replay replay baselines/nvidia-h200-140gib                    # one minute
+    python -m tools.history_replay example baselines/nvidia-h200-140gib --store FILE      # what the how-to page shows
 
 Simulated nights have the GPUs, loadings and scatter that the stored launches show; replayed ones are the stored
 launches, host by host as they came. Otava is asked by its own function, as its command asks it (``pip install --no-deps
@@ -19,6 +20,7 @@ from datetime import date, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
+from pytest_llmperf.engine.history.history_store import HistoryStore
 from pytest_llmperf.engine.history.machine_noise import scattering
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
 from pytest_llmperf.judge.gpu_effects.model import FACTORS, Model
@@ -51,6 +53,9 @@ HOSTS: Mapping[str, Callable[[int], int]] = {
     "always the same host": lambda _: 0,
 }
 _BAD_HOST, _BAD_BY = 2, 0.05
+
+# Of the example.
+_SHOWN_NIGHTS, _SHOWN_CASES, _UPGRADE = 40, 5, 22
 
 #: By digest, where a case changes: the number of the result among its own from which on it is on another level.
 Changes = Mapping[str, Sequence[int]]
@@ -241,6 +246,21 @@ def simulated(model: Model, known: Scattering, num: int, seed: int) -> Iterator[
                 yield (hosts, what, name, *tally.row)
 
 
+# ---- an example ------------------------------------------------------------------------------------------------------
+
+
+def example(model: Model, machine: str, seed: int) -> list[PastResult]:
+    """Nights of some cases on another host each, of which the last one is slower since an upgrade and a commit."""
+    results = World(model, next(iter(HOSTS)), random.Random(seed)).history()  # noqa: S311 - nobody attacks
+    shown = [one for one in results if int(one.run) < _SHOWN_NIGHTS and int(one.digest, 16) < _SHOWN_CASES]
+    last = f"{_SHOWN_CASES - 1:016x}"
+    return [
+        replace(one, machine=machine, versions={"torch": torch}, revision=revision)
+        for one in slower(shown, {last: _UPGRADE}, 1.03)
+        for torch, revision in [("2.12.0", "b" * 12) if int(one.run) >= _UPGRADE else ("2.11.0", "a" * 12)]
+    ]
+
+
 # ---- replayed --------------------------------------------------------------------------------------------------------
 
 
@@ -300,10 +320,11 @@ def nights(cases: Sequence[Sequence[Launch]]) -> list[PastResult]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("simulate", "replay"))
+    parser.add_argument("what", choices=("simulate", "replay", "example"))
     parser.add_argument("baselines", type=Path, help="of one machine kind, e.g. baselines/nvidia-h200-140gib")
     parser.add_argument("--histories", type=int, default=50, help="of each kind; default: %(default)s")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--store", type=Path, help="of the example: made anew")
     arguments = parser.parse_args()
     folder: Path = arguments.baselines
     cases = BaselineStore(folder.parent).launches(folder.name)
@@ -311,6 +332,10 @@ def main() -> None:
     knowledge = Knowledge.of(cases)
     if knowledge is None:
         parser.error(f"{folder}: too little is stored to tell GPUs and cases apart")
+    if arguments.what == "example":
+        arguments.store.unlink(missing_ok=True)
+        HistoryStore(arguments.store).append(example(knowledge.model, folder.name, arguments.seed))
+        return
     if arguments.what == "simulate":
         rows = simulated(knowledge.model, known, arguments.histories, arguments.seed)
     else:

@@ -68,6 +68,7 @@ def _environment(folder: Path) -> dict[str, str]:
 TORCH = sorted({b.page for path in all_pages() for b in blocks_of(path) if (b.origin, b.detail) == ("run", "torch")})
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize("page", TORCH, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_what_is_run_with_torch_prints_what_is_shown(page: Path, tmp_path: Path) -> None:
     folder = folder_for_commands(tmp_path)

@@ -22,7 +22,7 @@ ELLIPSIS = "…"
 
 def folder_for_commands(folder: Path) -> Path:
     """Where a page's commands run: what is stored and the suite are there, and nothing that they write is kept."""
-    for name in ("baselines", "perf_tests"):
+    for name in ("baselines", "perf_tests", "docs/data"):
         shutil.copytree(REPOSITORY / name, folder / name)
     return folder
 
