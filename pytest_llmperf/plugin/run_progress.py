@@ -67,7 +67,10 @@ class RunProgress:
     def _left(self) -> float | None:
         """By what baselines took, as this run has taken longer or not; ``None`` where nothing tells."""
         took = [(seconds, self._expected[nodeid]) for nodeid, seconds in self._took.items()]
-        known = [(seconds, expected) for seconds, expected in took if expected]
+        # The first case waits for imports that the others find done: what it took longer says nothing of them.
+        known = [
+            (seconds, expected) for i, (seconds, expected) in enumerate(took) if expected and (i or seconds < expected)
+        ]
         times = sum(seconds for seconds, _ in known) / sum(expected for _, expected in known) if known else 1.0
         told = [expected for expected in self._expected.values() if expected is not None]
         other = fmean(told) * times if told else fmean(self._took.values()) if self._took else None

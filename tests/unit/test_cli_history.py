@@ -97,6 +97,15 @@ def test_no_history_tells_where_it_comes_from(llmperf: Run) -> None:
     assert len(errors.splitlines()) == 1
 
 
+def test_a_store_that_cannot_serve_is_told_and_not_called_empty(llmperf: Run, store: HistoryStore) -> None:
+    store.append(nights(2, 1))
+    store.path.write_bytes(store.path.read_bytes()[:5000])
+    code, output, errors = llmperf("history")
+    assert (code, output) == (1, "")
+    (line,) = errors.splitlines()
+    assert line.startswith(f"llmperf: {store.path}: cut, damaged or no database")
+
+
 def test_two_machines_are_kept_apart(llmperf: Run, store: HistoryStore) -> None:
     here = nights(10, 1, lambda _: 0)
     there = [replace(one, machine="cpu-x-2c", launches=tuple(_times(each, 9) for each in one.launches)) for one in here]
@@ -137,11 +146,20 @@ def test_only_runs_since_a_day_count(llmperf: Run, store: HistoryStore) -> None:
     assert (code, errors) == (1, "llmperf: --since 2027-01-01: no run since then, the newest began 2026-02-09\n")
 
 
-def test_a_day_that_is_none_is_a_usage_error(llmperf: Run, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("day", "told"),
+    [
+        ("yesterday", "expected a day, e.g. 2026-10-31, or how long ago"),
+        ("2026-02-30", "'2026-02-30': no such day"),
+    ],
+)
+def test_a_day_that_is_none_is_a_usage_error(
+    llmperf: Run, capsys: pytest.CaptureFixture[str], day: str, told: str
+) -> None:
     with pytest.raises(SystemExit) as caught:
-        llmperf("history", "--since", "yesterday")
+        llmperf("history", "--since", day)
     assert caught.value.code == 2
-    assert "expected a day, e.g. 2026-10-31, or how long ago" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
 
 
 def test_programs_get_the_same(llmperf: Run, store: HistoryStore) -> None:

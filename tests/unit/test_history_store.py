@@ -223,3 +223,14 @@ def test_what_lies_in_two_places_counts_once(tmp_path: Path) -> None:
     found = History.read([tmp_path])
     assert [one.began[:10] for one in found.results] == ["2026-01-01", "2026-01-02", "2026-01-03"]
     assert found.troubles == ()
+
+
+def test_a_result_that_lost_its_launches_is_told(store: HistoryStore) -> None:
+    store.append(nights(1, cases=2))
+    with closing(sqlite3.connect(store.path)) as database:
+        database.execute("UPDATE results SET launches = '[]' WHERE rowid = 1")
+        database.commit()
+    found = History.read([store.path])
+    assert found.results == ()
+    (trouble,) = found.troubles
+    assert trouble.startswith(f"{store.path}: cut, damaged or no database (a result of llama-case")

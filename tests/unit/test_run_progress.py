@@ -34,6 +34,19 @@ def test_what_is_left_is_what_baselines_took_as_this_run_takes_longer_or_not(now
     assert run.line == "case 2 of 3, about 15 s left"
 
 
+def test_imports_that_the_first_case_waits_for_lengthen_no_other(now: list[float]) -> None:
+    run = RunProgress({"a": 3.0, "b": 3.0, "c": 3.0})
+    run.begin("a")
+    now[0] += 15
+    run.end("a")
+    run.begin("b")
+    assert run.line == "case 2 of 3, about 6 s left"
+    now[0] += 6
+    run.end("b")
+    run.begin("c")  # what the second took longer, the third is expected to
+    assert run.line == "case 3 of 3, about 6 s left"
+
+
 def test_a_case_without_a_baseline_takes_as_long_as_the_others(now: list[float]) -> None:
     run = RunProgress({"a": None, "b": 20.0, "c": None})
     assert run.whole == "about 20 s for the 1 that have a baseline"

@@ -45,7 +45,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _since(text: str) -> str:
     if _DAY.fullmatch(text):
-        return text
+        try:
+            return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=timezone.utc).date().isoformat()
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r}: no such day, expected e.g. 2026-10-31") from None
     hours = quantities.duration_hours(text)
     if hours is None or hours > 24 * 36500:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a day, e.g. 2026-10-31, or how long ago, e.g. 30d")
@@ -55,6 +58,9 @@ def _since(text: str) -> str:
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     sources = arguments.sources or [usual_history()]
     found = History.read(sources)
+    if found.troubles and not found.results and any(source.exists() for source in sources):
+        # Why nothing could be read, and not that there is nothing.
+        raise CaseError("\n".join(found.troubles))
     results = _chosen(found.results, arguments, sources)
     named = _named(results, arguments.case) if arguments.case else results
     # The cases of a run tell of its GPUs, also where one of them alone was asked for.

@@ -221,6 +221,9 @@ def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
     """``known``: versions that were read before; thousands of results share them."""
     run, machine, case_id, digest, nodeid, verdict, launches, *figures, versions, revision, counts, unfinished = row
     tokens, ranks, memory = figures
+    measured = tuple(_launch(values) for values in json.loads(launches))
+    if not measured:
+        raise ValueError(f"a result of {case_id} without a launch")
     if versions not in known:
         known[versions] = json.loads(versions)
     return PastResult(
@@ -230,7 +233,7 @@ def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
         digest=digest,
         nodeid=nodeid,
         verdict=verdict,
-        launches=tuple(_launch(values) for values in json.loads(launches)),
+        launches=measured,
         tokens_per_step=tokens,
         ranks=ranks,
         peak_reserved_bytes=memory,
