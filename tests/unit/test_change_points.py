@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.engine.history.machine_noise import scattering
+from pytest_llmperf.judge.history import all_histories
 from pytest_llmperf.judge.history.all_histories import Scattering, histories
 from pytest_llmperf.judge.history.case_history import CaseHistory
 from pytest_llmperf.judge.history.change_points import FALSE_ALARM, Scatter, find_levels
@@ -267,3 +268,12 @@ def test_what_programs_on_a_cpu_do_is_not_taken_off_its_cases() -> None:
         assert [change is not None and change.shared is not None for change in found] == [are_gpus] * 6
     known = scattering(["cpu-amd-2c", "site-cpu", MACHINE], Path("nowhere"))
     assert [known[name].are_gpus for name in ("cpu-amd-2c", "site-cpu", MACHINE)] == [False, False, True]
+
+
+def test_of_a_case_with_very_many_runs_the_newest_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A covariance of ten thousand runs takes minutes and gigabytes."""
+    monkeypatch.setattr(all_histories, "MOST_RUNS", 12)
+    results = [past_result(night, log=math.log(0.1) + 0.05 * (night < 10)) for night in range(30)]
+    (history,) = histories(results, {MACHINE: Scattering(NOISE)})
+    assert [result.began for result in history.results] == [result.began for result in results[-12:]]
+    assert len(history.segments) == 1

@@ -35,7 +35,8 @@ def written(path: Path, results: Sequence[Path], baselines: Path, history: Path 
     trouble = write_page(path, runs, baselines, troubles, made_by=MADE_BY, history=history)
     if trouble:
         return Answer([], [*troubles, trouble])
-    return Answer([f"{path}: {sum(len(run.results) for run in runs)} cases of {_runs(len(runs))}"], troubles)
+    cases = sum(len(run.results) for run in runs)
+    return Answer([f"{path}: {cases} case{'s' * (cases != 1)} of {_runs(len(runs))}"], troubles)
 
 
 def _runs(number: int) -> str:

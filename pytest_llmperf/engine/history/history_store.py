@@ -149,7 +149,7 @@ class HistoryStore:
             yield
         except sqlite3.OperationalError as error:
             raise HistoryError(f"{self.path}: {_told(error)}") from error
-        except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
+        except (sqlite3.Error, ValueError, LookupError, TypeError) as error:
             raise HistoryError(
                 f"{self.path}: cut, damaged or no database ({error}); move it away and the next run begins a new one "
                 f"(sqlite3 {self.path.name} .recover may save what is in it)"

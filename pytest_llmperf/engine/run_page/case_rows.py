@@ -53,9 +53,9 @@ def _case(  # noqa: PLR0913 - a row's facts
 
 
 def _reason(result: Result) -> str:
-    """Before a loss what traces point to, as a failure has it; and that a case which was new is so no more."""
+    """What is lost, what traces point to, and that a case which was new is so no more."""
     recorded = "recorded by this run" if result.values.get("updated") else ""
-    return "; ".join(filter(None, [result.text("diagnosis"), result.text("reason"), recorded]))
+    return "; ".join(filter(None, [result.text("reason"), result.text("diagnosis"), recorded]))
 
 
 def clipped(text: str, most: int = _LONGEST_LINE) -> str:

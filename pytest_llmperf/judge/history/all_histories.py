@@ -14,6 +14,9 @@ from pytest_llmperf.judge.history.timeline import Timeline
 from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.records.past_result import PastResult
 
+#: Of a case, the newest ones: its covariance has the square of them, and a second's work. Nights of five years.
+MOST_RUNS = 2000
+
 # Of its standard errors: what a case and its GPUs' other cases did in opposite directions is no change of the case.
 _SEEN = 3.0
 
@@ -30,15 +33,15 @@ class Scattering:
 def histories(
     results: Sequence[PastResult], scattering: Mapping[str, Scattering], asked: Container[tuple[str, str]] | None = None
 ) -> list[CaseHistory]:
-    """Of each case; other settings and other machine kinds are other cases.
+    """Of each case, by its newest ``MOST_RUNS``; other settings and other machine kinds are other cases.
 
-    ``scattering``: by machine kind; ``asked``: machine kinds and digests of the cases that are wanted, else all. What
-    the others have taken tells of the GPUs all the same.
+    ``results`` are in the order of time. ``scattering``: by machine kind; ``asked``: machine kinds and digests of the
+    cases that are wanted, else all. What the others have taken tells of the GPUs all the same.
     """
     cases: dict[tuple[str, str], list[PastResult]] = {}
     for result in results:
         cases.setdefault((result.machine, result.digest), []).append(result)
-    timelines = {case: Timeline.of(several) for case, several in cases.items()}
+    timelines = {case: Timeline.of(several[-MOST_RUNS:]) for case, several in cases.items()}
     found: dict[tuple[str, str], CaseHistory] = {}
     for machine, known in scattering.items():
         own = {case: one for case, one in timelines.items() if case[0] == machine}

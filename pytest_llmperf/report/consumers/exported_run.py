@@ -224,11 +224,11 @@ def _troubles(document: Mapping[str, Any]) -> Iterator[str]:
 def _circumstances(result: Mapping[str, Any], launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if result["verdict"] == "pass":
         return
+    yield from map(one_line, result.get("differences", [])[:_MOST_CHANGES])
     evidence = [launch.get("evidence") for launch in launches]
     nodes = {one_line(str(each.get("slurm_nodes", ""))) for each in evidence if isinstance(each, Mapping)} - {""}
-    if nodes:
+    if nodes:  # the last word: what is too long is cut in its middle
         yield f"on {', '.join(sorted(nodes))}"
-    yield from map(one_line, result.get("differences", [])[:_MOST_CHANGES])
 
 
 def _figure(metric: str, values: Mapping[str, Any]) -> ExportedFigure:
