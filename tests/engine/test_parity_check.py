@@ -19,7 +19,7 @@ from pytest_llmperf.run.width import Width
 from pytest_llmperf.spec.small_spec import small
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import FakeLauncher
-from tests.unit.test_training_parity import PLAIN, training
+from tests.unit.judge.test_training_parity import PLAIN, training
 
 
 @pytest.fixture

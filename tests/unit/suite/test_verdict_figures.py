@@ -12,7 +12,7 @@ from tools.verdicts import UNCONFIRMED, WORLDS, Replays, read, replay, simulate_
 
 pytestmark = pytest.mark.simulated
 
-DATA = Path(__file__).parents[2] / "docs" / "data"
+DATA = Path(__file__).parents[3] / "docs" / "data"
 
 
 @pytest.fixture(scope="module", params=["h200-waits.jsonl", "h200-products.jsonl"])

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
 from tests.examples import examples
-from tests.unit.test_cli_submit import MINIMAL, REPOSITORY, result, write
+from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, result, write
 
 SCRIPT = str(REPOSITORY / "slurm" / "nightly.sbatch")
 ARRAY = MINIMAL + "mode = array\nresults = nights\n"

@@ -15,7 +15,7 @@ from pytest_llmperf.cli import main
 from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.cli.submit import templates
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 EXAMPLES = sorted((REPOSITORY / "slurm" / "clusters").glob("*.ini"))
 MINIMAL = "[cluster]\ngpus_per_node = 1\n[suite]\ngpus = 1\noptions = --perf-strict\n"
 

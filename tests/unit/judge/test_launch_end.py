@@ -37,8 +37,8 @@ from tests.shelf import baseline_at
 from tools.launch_ends import RULES, Ending, stored
 from tools.verdicts import read, replay
 
-DATA = Path(__file__).parents[2] / "docs" / "data"
-BASELINES = Path(__file__).parents[2] / "baselines" / "nvidia-h200-140gib"
+DATA = Path(__file__).parents[3] / "docs" / "data"
+BASELINES = Path(__file__).parents[3] / "baselines" / "nvidia-h200-140gib"
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64)
 WIDE = PassingRange(low=math.log(0.1), high=math.log(0.4), error=0.1, drift=0.1)

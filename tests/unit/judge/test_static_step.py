@@ -21,7 +21,7 @@ from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import STEP
 
-BASELINES = Path(__file__).parents[2] / "baselines"
+BASELINES = Path(__file__).parents[3] / "baselines"
 STORED = StaticStep(**STEP)
 SPEC = TrainSpec(model="llama-tiny")
 

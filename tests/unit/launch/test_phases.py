@@ -25,7 +25,7 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from tests.fakes import launch_of
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 SPEC = TrainSpec(model="llama-tiny", steps=10)
 BEGAN = 1.7e9
 REACHED = {"importing": BEGAN + 2.0, "building": BEGAN + 9.5, "training": BEGAN + 11.0, "finishing": BEGAN + 20.0}

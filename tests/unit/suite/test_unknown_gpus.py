@@ -34,7 +34,7 @@ from tools.unknown_gpus import (
 
 pytestmark = pytest.mark.simulated
 
-BASELINES = Path(__file__).parents[2] / "baselines" / "nvidia-h200-140gib"
+BASELINES = Path(__file__).parents[3] / "baselines" / "nvidia-h200-140gib"
 AS_LEARNT, CALIBRATED = WORLDS[:2]
 
 

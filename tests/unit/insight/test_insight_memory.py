@@ -34,7 +34,7 @@ from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.spec import models
 from tests.fakes import Fake, launch_of
 
-BASELINES = Path(__file__).parents[2] / "baselines"
+BASELINES = Path(__file__).parents[3] / "baselines"
 STORED = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"
 GIB = 2**30
 PLAN = MemoryPlan({"weights": GIB, "activations": 2 * GIB, "workspace": 2**26, "gradients": 0})

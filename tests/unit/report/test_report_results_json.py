@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check, Reference, Spent
 from pytest_llmperf.report.results_json import document, write_json
-from tests.unit.test_report_failure import REGRESSED, RESULTS, launch_of
+from tests.unit.report.test_report_failure import REGRESSED, RESULTS, launch_of
 
 
 def test_the_document_has_the_designs_schema() -> None:

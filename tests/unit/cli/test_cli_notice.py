@@ -14,7 +14,7 @@ import pytest
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.merge.notice import Notice
 from pytest_llmperf.cli.submit.sbatch_script import filled_merge
-from tests.unit.test_cli_submit import MINIMAL, REPOSITORY, cluster, result, write
+from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, cluster, result, write
 
 TEMPLATE = (REPOSITORY / "slurm" / "merge.sbatch").read_text(encoding="utf-8")
 STAMP = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}"

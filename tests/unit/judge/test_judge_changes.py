@@ -21,7 +21,7 @@ from tests.shelf import accept
 
 SPEC = TrainSpec(model="llama-tiny", steps=8, min_steps=8, warmup_steps=2)
 SETUP = {"samples": "by index", "dropout": {}, "hooks": {}, "torch": {"threads": 1}, "config": {"hidden_act": "silu"}}
-BASELINES = Path(__file__).parents[2] / "baselines"
+BASELINES = Path(__file__).parents[3] / "baselines"
 
 
 def launch(*, losses: tuple[float, ...] = (), versions: dict[str, str] | None = None, **evidence: Any) -> Launch:

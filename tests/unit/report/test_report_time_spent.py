@@ -9,7 +9,7 @@ import pytest
 from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.report.time_spent import longest_lines, time_line
-from tests.unit.test_report_failure import launch_of
+from tests.unit.report.test_report_failure import launch_of
 
 PHASES = {
     "waiting_for_hardware": 19.0,

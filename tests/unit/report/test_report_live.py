@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.report.progress_line import LiveLine, Numbered, finished_line, live_line, started_line
-from tests.unit.test_report_failure import launch_of
+from tests.unit.report.test_report_failure import launch_of
 
 SPEC_ID = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"
 TRAINING = Progress(phase="training", step=12, steps=40, tokens_per_second=71783, reserved_bytes=int(52.6 * 2**30))

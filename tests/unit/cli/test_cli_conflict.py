@@ -22,7 +22,7 @@ from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import STEP, Fake, launch_of
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
 CASE = "baselines/m/llama-tiny/a case.json"
 CAPACITY = "baselines/m/llama-tiny/capacity/case.json"

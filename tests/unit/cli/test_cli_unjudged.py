@@ -10,7 +10,7 @@ import pytest
 from pytest_llmperf.cli.left_out_widths import LeftOut, left_out
 from pytest_llmperf.cli.merge import night_results
 from pytest_llmperf.cli.merge.job_log import last_word, pytest_line
-from tests.unit.test_cli_submit import result, write
+from tests.unit.cli.test_cli_submit import result, write
 
 LOG = """\
 llmperf: 2 GPU(s): begins

@@ -13,7 +13,7 @@ import pytest
 from tests.folders import NEED_TORCH, out_of_place
 from tools import side_by_side
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 TESTS = REPOSITORY / "tests"
 FOLDERS = sorted({path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")})
 OF_TORCH = frozenset(

@@ -11,7 +11,7 @@ from tools.tuning_replay import Grid, by_chance, by_surrogate, replayed
 
 pytestmark = pytest.mark.simulated
 
-_GRIDS = sorted((Path(__file__).parents[2] / "docs" / "data").glob("h200-grid-*.jsonl"))
+_GRIDS = sorted((Path(__file__).parents[3] / "docs" / "data").glob("h200-grid-*.jsonl"))
 
 
 @pytest.mark.parametrize("path", _GRIDS, ids=lambda path: path.stem)

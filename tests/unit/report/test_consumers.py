@@ -203,7 +203,7 @@ def test_a_file_is_written_instead(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_the_files_of_docs_ci_are_what_the_page_shows() -> None:
     yaml = pytest.importorskip("yaml")
-    docs = Path(__file__).parents[2] / "docs"
+    docs = Path(__file__).parents[3] / "docs"
     github = yaml.safe_load((docs / "ci" / "github-actions.yml").read_text())
     gitlab = yaml.safe_load((docs / "ci" / "gitlab-ci.yml").read_text())
     assert set(github["jobs"]) == {"perf-static", "perf-gpu"}

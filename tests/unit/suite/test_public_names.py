@@ -13,7 +13,7 @@ import pytest
 import pytest_llmperf
 from tools.documentation import reference
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 PACKAGE = Path(pytest_llmperf.__file__).parent
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)

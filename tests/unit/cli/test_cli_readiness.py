@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main
-from tests.unit.test_cli_submit import MINIMAL, REPOSITORY
+from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY
 
 ALONE = "[sbatch]\nexclusive = yes\n" + MINIMAL
 LOCAL = MINIMAL.replace("[suite]", "scheduler = local\n[suite]").replace("1 2 4 8 32", "1")

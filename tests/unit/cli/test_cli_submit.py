@@ -22,7 +22,7 @@ from pytest_llmperf.launch.slurm.allocation import place
 from pytest_llmperf.support import formats
 from tests.examples import examples
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 TEMPLATE = (REPOSITORY / "slurm" / "nightly.sbatch").read_text(encoding="utf-8")
 EXAMPLES = sorted((REPOSITORY / "slurm" / "clusters").glob("*.ini"))
 

@@ -29,7 +29,7 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import Run, keep, llmperf_on
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
 OTHER = replace(SPEC, attention="eager", micro_batch_size=2)
 PIPE = Screen(width=None, glyphs=ASCII)

@@ -27,7 +27,7 @@ from pytest_llmperf.spec.choices import (
 from pytest_llmperf.spec.models import resolve
 from pytest_llmperf.spec.small_spec import small
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.processes

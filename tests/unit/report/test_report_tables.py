@@ -26,7 +26,7 @@ from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.shelf import Run, baseline_at, keep, llmperf_on
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 # Tokens/s by which the speed-ups are round: 15.3 is 4 times 15.1, 15.4 twice 15.3.
 RATES = {"15.1": 1000.0, "15.3": 4000.0, "15.4": 8000.0, "15.8": 16000.0, "15.9": 20000.0}
 

@@ -33,7 +33,7 @@ from tests.fakes import Fake, launch_of
 from tests.shelf import accept
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4)
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def launch(step_seconds: float = 0.1, canary: float = 0.0, **fake: Any) -> Launch:

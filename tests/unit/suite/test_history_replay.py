@@ -14,7 +14,7 @@ from pytest_llmperf.judge.store import BaselineStore
 from tests.history import NOISE
 from tools.history_replay import HOSTS, Tallies, Tally, World, by_case, nights, replayed, simulated, slower
 
-BASELINES = Path(__file__).parents[2] / "baselines"
+BASELINES = Path(__file__).parents[3] / "baselines"
 MACHINE = "nvidia-h200-140gib"
 
 
