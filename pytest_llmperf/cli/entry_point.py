@@ -36,10 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _TERMINATED if ended_by else _INTERRUPTED
     except OSError as error:  # a full disk, a folder that may not be read
         _discard_output()
-        print(f"llmperf: {one_line(str(error))}", file=sys.stderr)
+        print(f"llmperf: {one_line(_words(error))}", file=sys.stderr)
         return 1
     finally:
         restore()
+
+
+def _words(error: OSError) -> str:
+    """Which file, and what was wrong with it; without the number of the error."""
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
 
 
 def _discard_output() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.merge.results_checks import check
+from pytest_llmperf.support.lenient_json import read_lenient
 
 
 def read_documents(paths: Sequence[Path]) -> tuple[list[Mapping[str, Any]], list[str]]:
@@ -30,13 +30,6 @@ def _read(path: Path) -> Mapping[str, Any]:
         OSError: it cannot be read.
         ValueError: it is no such document, in a line.
     """
-    try:
-        values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except UnicodeDecodeError:
-        raise ValueError("no UTF-8") from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"no JSON, perhaps cut off ({error})") from None
+    values: Mapping[str, Any] = read_lenient(path)
     check(values)
     return values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.engine.run_page.page_file import write_page
 from pytest_llmperf.engine.run_page.run_document import RunDocument, refused
 from pytest_llmperf.report.page.installed import missing
+from pytest_llmperf.support.lenient_json import read_lenient
 
 #: On the page.
 MADE_BY = f"pytest-llmperf {__version__}"
@@ -50,14 +50,7 @@ def _read(path: Path) -> Any:
         OSError: it cannot be read.
         ValueError: it is no such document, in a line.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except UnicodeDecodeError:
-        raise ValueError("not UTF-8, so no file of --perf-json") from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"not JSON, perhaps truncated ({error})") from None
+    values = read_lenient(path)
     if why := refused(values):
         raise ValueError(why)
     return values

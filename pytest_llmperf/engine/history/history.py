@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pytest_llmperf.engine.history.history_error import HistoryError
 from pytest_llmperf.engine.history.past_results import past_results
 from pytest_llmperf.engine.run_page.run_document import RunDocument, refused
 from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.support.lenient_json import read_lenient
 
 _SQLITE = b"SQLite format 3\0"
 
@@ -78,10 +78,9 @@ def _read(path: Path) -> list[PastResult]:
 def _document(path: Path) -> Any:
     """What is no finite number, as old files have it, is absent."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as error:
-        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else f"not JSON, perhaps truncated ({error})"
-        raise HistoryError(f"{path}: {why}; it is left out") from None
+        values = read_lenient(path)
+    except ValueError as error:
+        raise HistoryError(f"{path}: {error}; it is left out") from None
     if why := refused(values):
         # One that a newer version wrote is ours, and is missed.
         kind = HistoryError if isinstance(values, dict) and "results" in values else _NoDocumentError

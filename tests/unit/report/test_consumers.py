@@ -189,7 +189,7 @@ def test_the_command_tells_what_it_can_read(name: str, tmp_path: Path, capsys: p
     told = capsys.readouterr()
     assert "case" in told.out
     assert not re.search(r"\b(NaN|inf|Infinity)\b", told.out)
-    assert [re.search(r"(\w+\.json): (no JSON|expected schema 1|No such)", line) is not None
+    assert [re.search(r"(\w+\.json): (not JSON|expected schema 1|No such)", line) is not None
             for line in told.err.splitlines()] == [True] * 3  # fmt: skip
 
 
@@ -199,6 +199,16 @@ def test_a_file_is_written_instead(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["export", str(tmp_path / "in.json"), "--format", "prometheus", "--output", str(out)]) == 0
     assert 'case="ü"' in out.read_text(encoding="utf-8")
     assert capsys.readouterr().out == f"{out}: 1 case(s), prometheus\n"
+
+
+def test_an_output_that_may_not_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.json").write_text(json.dumps(document(result())))
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "llmperf.prom"
+    assert main(["export", str(tmp_path / "in.json"), "--format", "prometheus", "--output", str(out)]) == 1
+    assert capsys.readouterr().err in {f"llmperf: {path}: Not a directory\n" for path in (out, out.parent)} | {
+        f"llmperf: {path}: File exists\n" for path in (out, out.parent)
+    }
 
 
 def test_the_files_of_docs_ci_are_what_the_page_shows() -> None:
