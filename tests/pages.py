@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from pytest_llmperf.engine.run_page.pictures import charts_of, drawn
 from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.engine.run_page.run_page import page_of
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
+from pytest_llmperf.judge.history.case_history import CaseHistory
 from pytest_llmperf.report.page.html_page import html
 from tests.runs import ladder_run
 
@@ -16,8 +18,8 @@ from tests.runs import ladder_run
 EVIL = '<img src=x onerror="throw 1"><script>throw 2</script>&amp;"\'{{ 7 * 7 }}</style></details>'
 
 
-def made(values: Any, stored: StoredFigures | None = None) -> str:
-    page = page_of([RunDocument(values)], stored or StoredFigures(), made_by="pytest-llmperf 0")
+def made(values: Any, stored: StoredFigures | None = None, histories: Sequence[CaseHistory] = ()) -> str:
+    page = page_of([RunDocument(values)], stored or StoredFigures(), made_by="pytest-llmperf 0", histories=histories)
     return html(page, drawn(charts_of(page)))
 
 

@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.engine.history.history_store import HistoryStore
+from pytest_llmperf.engine.history.past_results import past_results
+from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.insight.ladder import Rung
@@ -93,6 +96,27 @@ def ladder_run(results: Sequence[CaseResult] | None = None) -> dict[str, Any]:
     gpu = {"name": "NVIDIA H200", "memory_bytes": 150_754_820_096, "uuid": "GPU-1"}
     values = document({"kind": MACHINE, "cores": 32, "gpus": [gpu] * 8}, found, spent)
     return values | {"exit_code": 1, "rerun": ["pytest", "{test}", "--gpus", "8"]}
+
+
+def night(day: int, times: float = 1.0, torch: str = "2.11") -> RunDocument:
+    """Of the ladder on that day of March, all of whose steps took so many times as long."""
+    values: Any = json.loads(json.dumps(ladder_run()))
+    for result in values["results"]:
+        result["launches"] = result["launches"][:1]
+        for launch in result["launches"]:
+            launch["started_at"] = f"2026-03-{day:02d}T00:00:00Z"
+            launch["environment"]["versions"]["torch"] = torch
+            for rank in launch["ranks"]:
+                rank["step_seconds"] = [each * times for each in rank["step_seconds"]]
+    return RunDocument(values)
+
+
+def nineteen_nights(path: Path) -> Path:
+    """A store of them, of which the last nine are slower, by another torch."""
+    for day in range(1, 20):
+        slow = day > 10
+        HistoryStore(path).append(past_results(night(day, 1.1 if slow else 1.0, "2.12" if slow else "2.11"), "x"))
+    return path
 
 
 def stored_figures() -> StoredFigures:

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.history.history_store import HistoryStore
-from pytest_llmperf.engine.history.past_results import past_results
 from pytest_llmperf.engine.history.run_histories import RunHistories
 from pytest_llmperf.engine.run_page.history_charts import history_section
-from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.engine.run_page.run_page import page_of
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.report.page.page_model import LineChart
-from tests.runs import ladder_run
-
-
-def night(day: int, times: float = 1.0, torch: str = "2.11") -> RunDocument:
-    """Of the ladder, all of whose steps took so many times as long."""
-    values: Any = json.loads(json.dumps(ladder_run()))
-    for result in values["results"]:
-        result["launches"] = result["launches"][:1]
-        for launch in result["launches"]:
-            launch["started_at"] = f"2026-03-{day:02d}T00:00:00Z"
-            launch["environment"]["versions"]["torch"] = torch
-            for rank in launch["ranks"]:
-                rank["step_seconds"] = [each * times for each in rank["step_seconds"]]
-    return RunDocument(values)
+from tests.runs import night, nineteen_nights
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Nineteen nights, of which the last nine are slower, by another torch."""
-    path = tmp_path / "history.sqlite"
-    for day in range(1, 20):
-        slow = day > 10
-        HistoryStore(path).append(past_results(night(day, 1.1 if slow else 1.0, "2.12" if slow else "2.11"), "x"))
-    return path
+    return nineteen_nights(tmp_path / "history.sqlite")
 
 
 def test_changes_are_drawn_with_versions(store: Path, tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.engine.history.run_histories import RunHistories
+from pytest_llmperf.engine.run_page.run_document import RunDocument
 from tests.browser import CHROMIUM, Browser, browser
 from tests.pages import EVIL, evil_run, made, many
-from tests.runs import ladder_run, stored_figures
+from tests.runs import ladder_run, nineteen_nights, stored_figures
 
 pytest.importorskip("jinja2", reason="a page takes the extra `page`")
 pytest.importorskip("vl_convert", reason="a page takes the extra `page`")
@@ -22,8 +24,12 @@ ROWS = "[...document.querySelectorAll('tbody.case')]"
 
 
 @pytest.fixture(scope="module")
-def text() -> str:
-    return made(ladder_run(), stored_figures())
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of a run after nineteen nights that are stored."""
+    folder = tmp_path_factory.mktemp("nights")
+    told = RunHistories.read([RunDocument(ladder_run())], nineteen_nights(folder / "history.sqlite"), folder)
+    assert not told.troubles
+    return made(ladder_run(), stored_figures(), told.cases)
 
 
 def show(opened: Browser, folder: Path, text: str, *, width: int = 1280, dark: bool = False) -> None:
@@ -73,6 +79,16 @@ def test_a_link_at_the_top_leads_to_its_row_which_opens(opened: Browser) -> None
         "new Promise(done => setTimeout(() => done(document.querySelector('#case-1 details').open)))"
     )
     assert opened.evaluate("Math.abs(document.querySelector('#case-1').getBoundingClientRect().top)") < 5
+
+
+def test_the_history_is_drawn_with_its_levels_as_a_table(opened: Browser) -> None:
+    section = "[...document.querySelectorAll('section')].find(one => one.innerText.startsWith('History'))"
+    assert opened.evaluate(f"{section}.querySelectorAll('.plot svg').length") == 8
+    opened.evaluate(f"{section}.querySelectorAll('details').forEach(one => {{ one.open = true; }})")
+    told = opened.evaluate(f"{section}.innerText")
+    assert "11 with a change point" in told
+    assert "torch: 2.11 -> 2.12" in told
+    assert opened.evaluate(f"{section}.querySelectorAll('table').length") == 8
 
 
 def test_words_and_verdict_filter(opened: Browser) -> None:
