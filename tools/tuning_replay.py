@@ -21,7 +21,10 @@ from typing import Any
 from pytest_llmperf.engine.tuning.trial_stage import compiles
 from pytest_llmperf.engine.tuning.trials import STEPS
 from pytest_llmperf.judge.tuning.search import CLOSE, Field, Outcome, Search
+from pytest_llmperf.spec.space.recipes import recipes
+from pytest_llmperf.spec.space.space import LARGER
 from pytest_llmperf.spec.space.traits import SIZE, traits
+from pytest_llmperf.spec.train_spec import TrainSpec
 from tools.tuning_grid import Measured, read
 
 # Standard deviations: of a trial of few steps (beside its own error), and of a pair of launches that took turns.
@@ -103,9 +106,19 @@ class Budget:
 Way = Callable[[Grid, Budget, int], dict[int, float]]
 
 
+def _recipes(specs: Sequence[TrainSpec], base: TrainSpec) -> Iterator[list[int]]:
+    """Of each recipe over ``base`` those of ``specs`` that follow it, the largest first."""
+    for recipe in recipes(base):
+        sizes = (spec.micro_batch_size for spec in specs if spec.micro_batch_size <= LARGER * base.micro_batch_size)
+        wanted = [replace(base, **recipe, micro_batch_size=size) for size in sorted(set(sizes), reverse=True)]
+        found = [specs.index(one) for one in wanted if one in specs]
+        if found:
+            yield found
+
+
 def by_surrogate(grid: Grid, budget: Budget, seed: int) -> dict[int, float]:
     """As ``llmperf tune`` searches, beginning anywhere; a fifth of the time is left for turns."""
-    order = list(range(len(grid.rows)))
+    order, base = list(range(len(grid.rows))), grid.rows[0].spec
     budget.chance.shuffle(order)
     grid = budget.grid = Grid([grid.rows[number] for number in order])
     specs = [row.spec for row in grid.rows]
@@ -116,6 +129,7 @@ def by_surrogate(grid: Grid, budget: Budget, seed: int) -> dict[int, float]:
             tokens=[spec.sequences_per_step * spec.sequence_length for spec in specs],
             compiles=[compiles(spec) for spec in specs],
             prior=grid.counted,
+            beginnings=list(_recipes(specs, base)),
         ),
         STEPS,
         seed,

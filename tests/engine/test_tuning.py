@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_llmperf.engine import runner
+from pytest_llmperf.engine.tuning import final as final_stage
 from pytest_llmperf.engine.tuning import side_by_side, step_predictions
 from pytest_llmperf.engine.tuning.final import Final, Knowledge
 from pytest_llmperf.engine.tuning.order import TuningOrder
@@ -272,6 +274,28 @@ def _two_in_turns(engine: Engine, *, proves: bool = False) -> tuple[Final, Calla
     final = Final(engine.caller(gpus=1), order, time.monotonic() + 600, lambda _: None)
     knowledge = Knowledge(estimate=lambda _: None, fits=lambda _: True)
     return final, lambda: final.decided(Tuning(begun_at=BASE), [fast, slow], knowledge, num_close=2), fast, slow
+
+
+def test_what_no_time_was_left_for_is_shown_after_the_proofs(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each launch takes ten seconds, so that turns of the best, one of its choices and the proofs are all that fits."""
+    final, _, fast, slow = _two_in_turns(engine, proves=True)
+    clock = SimpleNamespace(now=time.monotonic())
+    monkeypatch.setattr(final_stage, "time", SimpleNamespace(monotonic=lambda: clock.now + 10 * len(world.launched)))
+    final._until = clock.now + 85
+    knowledge = Knowledge(estimate=lambda spec: (math.log(spec.micro_batch_size), 0.1), fits=lambda _: True)
+    seen: list[str] = []
+
+    def decided_until_the_proofs(tuning: Tuning, _ranked: Any) -> Tuning:
+        seen.extend(share.how for share in tuning.shares)
+        return tuning
+
+    monkeypatch.setattr(final, "_proved", decided_until_the_proofs)
+    found = final.decided(Tuning(begun_at=BASE), [fast, slow], knowledge, num_close=2)
+    assert (found.winner, seen) == (fast, ["turns", "estimate"])
+    assert [share.how for share in found.shares] == ["turns", "turns"]
+    assert not any("after all" in note for note in found.notes)
 
 
 def test_what_fails_in_turns_is_no_tie(engine: Engine, world: World) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.engine.caller import Caller
@@ -76,6 +76,8 @@ class Final:
         self._kept = 0.0
         if self._order.proves:
             tuning = self._proved(tuning, ranked)
+        if tuning.winner is not None:
+            tuning = replace(tuning, shares=tuple(self._shown(tuning, tuning.winner)))
         return replace(tuning, notes=(*tuning.notes, *self._notes))
 
     def _without_each_choice(self, tuning: Tuning, winner: TrainSpec, knowledge: Knowledge) -> Tuning:
@@ -95,6 +97,21 @@ class Final:
             winner = better
             tuning = self._noted(replace(tuning, winner=winner, compared=compared, ties=()))
         return replace(tuning, winner=winner, shares=())
+
+    def _shown(self, tuning: Tuning, winner: TrainSpec) -> Iterator[Share]:
+        """What each choice brought; what was not seen in turns is, if the proofs have left time for it."""
+        for share in tuning.shares:
+            without = None if share.how in ("turns", NEEDED) else self._without(tuning, winner, share.axis)
+            turns = None if without is None else self._turns(without, winner, most=1)
+            if not isinstance(turns, Turns):
+                yield share
+                continue
+            if turns.log - turns.wide > 0:
+                better = (
+                    f"{share.axis}: {share.before} is {math.expm1(turns.log):.1%} better than {share.after} after all"
+                )
+                self._notes.append(f"{better}; the same command with more --minutes goes on from there")
+            yield replace(share, log=turns.log, wide=turns.wide, how="turns")
 
     def _best_of(self, tuning: Tuning, finalists: Sequence[TrainSpec]) -> Tuning:
         best, ties, compared = finalists[0], list[TrainSpec](), list[Compared]()
@@ -166,7 +183,9 @@ class Final:
                 return replace(tuning, parity=_told(parity), case=_told(case))
             self._notes.append(f"{winner.id} was faster, and is no winner: {disproof}")
             following = others.pop(0) if others else None
-            tuning = replace(tuning, winner=following, ties=tuple(one for one in tuning.ties if one != following))
+            tuning = replace(
+                tuning, winner=following, shares=(), ties=tuple(one for one in tuning.ties if one != following)
+            )
         return replace(tuning, winner=None, notes=(*tuning.notes, "none of the fastest configurations is sound"))
 
     def _asked(self, winner: TrainSpec, what: str) -> Conclusion | str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from pytest_llmperf.engine.tuning.memory_forecast import MemoryForecast
 from pytest_llmperf.engine.tuning.side_by_side import SideBySide
@@ -24,10 +25,20 @@ _OVERTIME = 10.0
 
 
 def compiles(spec: TrainSpec) -> int:
-    """How much a launch of it does, as ``trial_costs`` counts that."""
+    """How much a launch of it does, as ``trial_costs`` counts that; flex attention has a compiler of its own."""
     if not spec.torch_compile:
-        return PLAIN
+        return COMPILED if spec.attention == "flex_attention" else PLAIN
     return AUTOTUNED if spec.torch_compile_mode.startswith("max-autotune") else COMPILED
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is known of configurations before any of them is tried."""
+
+    logs: Sequence[float] | None = None
+    """Of each what it costs, as far as that can be counted or others tell: logarithms, up to a constant."""
+    recipes: Sequence[Sequence[TrainSpec]] = ()
+    """Of each the first that fits is tried first of all."""
 
 
 class TrialStage:
@@ -39,9 +50,10 @@ class TrialStage:
         specs: Sequence[TrainSpec],
         forecast: MemoryForecast,
         tell: Callable[[TrialStage, str], None],
-        prior: Sequence[float] | None = None,
+        prior: Prior | None = None,
     ) -> None:
         """``tell`` hears of each trial as it begins, with words, and as it ends, without."""
+        prior = prior or Prior()
         self.specs, self._objective, self._forecast, self._tell = tuple(specs), objective, forecast, tell
         self.numbers = {spec: number for number, spec in enumerate(self.specs)}
         field = Field(
@@ -49,7 +61,8 @@ class TrialStage:
             size=SIZE,
             tokens=[spec.sequences_per_step * spec.sequence_length for spec in self.specs],
             compiles=[compiles(spec) for spec in self.specs],
-            prior=prior,
+            prior=prior.logs,
+            beginnings=[numbers for one in prior.recipes if (numbers := self._numbers_of(one))],
         )
         self.search = Search(field, STEPS)
         self.tried: list[Tried] = []
@@ -59,6 +72,9 @@ class TrialStage:
         self.known_to_fail = [spec for spec in self.specs if known_failure(spec)]
         if len(self.known_to_fail) < len(self.specs):
             self.search.excluded |= {self.numbers[spec] for spec in self.known_to_fail}
+
+    def _numbers_of(self, specs: Iterable[TrainSpec]) -> list[int]:
+        return [self.numbers[spec] for spec in specs if spec in self.numbers]
 
     def take(self, kept: Iterable[Tried]) -> None:
         """What an earlier search found."""

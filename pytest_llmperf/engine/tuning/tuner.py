@@ -16,7 +16,7 @@ from pytest_llmperf.engine.tuning.memory_forecast import MemoryForecast
 from pytest_llmperf.engine.tuning.order import TuningOrder
 from pytest_llmperf.engine.tuning.side_by_side import SideBySide
 from pytest_llmperf.engine.tuning.step_predictions import StepPredictions
-from pytest_llmperf.engine.tuning.trial_stage import TrialStage, compiles
+from pytest_llmperf.engine.tuning.trial_stage import Prior, TrialStage, compiles
 from pytest_llmperf.engine.tuning.trials import Trials
 from pytest_llmperf.engine.tuning.tuning import Tried, Tuning
 from pytest_llmperf.judge.tuning.objective import front
@@ -82,7 +82,8 @@ class Tuner:
         try:
             counted = self._counted_prior(candidates.specs, predictions)
             prior = self._narrow_prior(candidates.specs, forecast, counted) or counted
-            stage = TrialStage(self._order.objective, candidates.specs, forecast, self._tell, prior)
+            known = Prior(prior, self._recipes())
+            stage = TrialStage(self._order.objective, candidates.specs, forecast, self._tell, known)
             self._tried(stage, self._until, lambda: self._end_seconds(stage))
             tuning = self._known(stage, candidates, forecast)
             if tuning.winner is not None:
@@ -149,6 +150,10 @@ class Tuner:
             return None
         return counted_prior(self._order.space, specs, predictions, self._context.machine.gpus[0].name)
 
+    def _recipes(self) -> Sequence[Sequence[TrainSpec]]:
+        """What a search begins with; a CPU's compiler takes longer than all else there."""
+        return () if self._context.on_cpu else self._order.space.recipes()
+
     def _narrow_prior(
         self, specs: Sequence[TrainSpec], forecast: MemoryForecast, counted: Sequence[float] | None
     ) -> list[float] | None:
@@ -161,7 +166,8 @@ class Tuner:
             return None
         known = dict(zip(counterparts, counted, strict=True)) if counted is not None else {}
         prior = [known[one] for one in narrow] if known else None
-        stage = TrialStage(self._order.objective, narrow, forecast, self._tell, prior)
+        recipes = [[one for one in map(_narrow, specs) if one is not None] for specs in self._recipes()]
+        stage = TrialStage(self._order.objective, narrow, forecast, self._tell, Prior(prior, recipes))
         self._tried(stage, time.monotonic() + _NARROW_SHARE * self._order.seconds, lambda: 0.0)
         if stage.best is None:  # it fits on several alone
             return None

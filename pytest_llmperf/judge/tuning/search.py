@@ -22,6 +22,8 @@ CLOSE = 0.015
 _BLIND = 4
 # By chance: so many, of which a prior puts the most promising first.
 _CHOSEN = 32
+# Of the time left, what a search is told to begin with takes the so-manieth part at most.
+_BEGINNING = 6
 # Times as many as the first has.
 _MANY_TOKENS = 4
 # From here on a trial is worth its cost: the improvement to expect from it, as a fraction.
@@ -53,6 +55,8 @@ class Field:
     """How much, as ``trial_costs`` has it."""
     prior: Sequence[float] | None = None
     """Logarithms of what each costs as far as that can be counted, up to a constant."""
+    beginnings: Sequence[Sequence[int]] = ()
+    """Of each that is to be tried after the first of all, whatever else is known, what would do, the best first."""
 
 
 class Search:
@@ -96,7 +100,7 @@ class Search:
         """
         left = self.left
         if len(self._logs()) < _BLIND:
-            yield from self._blind(left)
+            yield from self._blind(left, seconds)
             return
         if not left:
             return
@@ -141,14 +145,18 @@ class Search:
         trains = np.array([self._failures.chance(self._field.traits[number]) for number in near])
         return float(((worlds < wanted) * trains).max(axis=1).mean())
 
-    def _blind(self, left: Sequence[int]) -> Iterator[int]:
-        """Where it begins; then what a prior promises most of, and others by chance, of which it promises more than of
-        most.
+    def _blind(self, left: Sequence[int], seconds: float) -> Iterator[int]:
+        """Where it begins, and what it is told to begin with; then what a prior promises most of, and others by chance,
+        of which it promises more than of most.
 
         What compiles, and a step of many more tokens than the first has, takes too long to begin with, and comes last.
         """
         if 0 in left:
             yield 0
+        for numbers in self._field.beginnings:
+            is_cheap = _BEGINNING * self.costs.outside(compiles=self._field.compiles[numbers[0]]) <= seconds
+            if is_cheap and self.outcomes.keys().isdisjoint(numbers):
+                yield from [number for number in numbers if number in left][:1]
         prior, most = self._field.prior, _MANY_TOKENS * self._field.tokens[0]
         for is_long in (False, True):
             others = [n for n in left if n and self._is_long(n, most) == is_long]

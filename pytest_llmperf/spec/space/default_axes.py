@@ -37,7 +37,8 @@ _GATED_BY_SILU = (
 )
 _GATED_BY_GELU = "gemma gemma2 gemma3_text".split()
 _EVERYWHERE = ("rope", "rms_norm")
-_LOSS = "fused_linear_cross_entropy"
+#: Of the two losses that Liger has, the one that saves the most memory.
+LOSS = "fused_linear_cross_entropy"
 
 
 def default_axes(
@@ -112,14 +113,14 @@ def _liger(base: TrainSpec) -> Iterator[Choice]:
         chosen = "+".join(kernel for kernel in kernels if kernel != without)
         yield Choice.of(f"without {without}", liger=True, liger_kernels=chosen)
     if kernels:
-        yield Choice.of(f"{_LOSS} alone", liger=True, liger_kernels=_LOSS)
+        yield Choice.of(f"{LOSS} alone", liger=True, liger_kernels=LOSS)
 
 
 def liger_kernels(spec: TrainSpec) -> tuple[str, ...]:
     """Those that ``liger_kernels="all"`` stands for, in Liger's order; none where that is not known of the family."""
     family = spec.architecture.config["model_type"]
     gate = "swiglu" if family in _GATED_BY_SILU else "geglu" if family in _GATED_BY_GELU else ""
-    chosen = {*_EVERYWHERE, gate, _LOSS} if gate else set[str]()
+    chosen = {*_EVERYWHERE, gate, LOSS} if gate else set[str]()
     return tuple(kernel for kernel in LIGER_KERNELS if kernel in chosen)
 
 

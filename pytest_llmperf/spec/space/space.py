@@ -7,17 +7,24 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_llmperf.spec.space.axis import Axis, Choice
+from pytest_llmperf.spec.space.recipes import followed, recipes
 from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
 
 #: A larger space is not looked at as a whole: so many of it are, chosen at random, with all that differ from its spec
-#: by one choice. To make a spec takes an eighth of a millisecond.
+#: by one choice, and with its recipes. To make a spec takes an eighth of a millisecond.
 MOST = 20_000
 
+#: Before anything is known of memory and of how long a step takes, nothing is tried that is larger than so many times
+#: what the search begins with.
+LARGER = 4
+
 _SEED = 15
+_SIZE = "micro_batch_size"
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,40 @@ class Space:
         """
         return self.spec(self._nearest())
 
+    def recipes(self) -> tuple[tuple[TrainSpec, ...], ...]:
+        """What is known to do well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest
+        first.
+
+        What cannot be is left out.
+        """
+        found = []
+        for sizes in self._recipes():
+            specs = list[TrainSpec]()
+            for choices in sizes:
+                with suppress(SpecError):
+                    specs.append(self.spec(choices))
+            if specs and specs[0] != self.base:
+                found.append(tuple(sorted(specs, key=lambda spec: -spec.micro_batch_size)))
+        return tuple(dict.fromkeys(found))
+
+    def _recipes(self) -> Iterator[list[tuple[Choice, ...]]]:
+        first = self._nearest()
+        for recipe in recipes(self.base):
+            choices = followed(recipe, self.axes, first)
+            if choices != first:
+                yield list(self._sizes(choices))
+
+    def _sizes(self, choices: tuple[Choice, ...]) -> Iterator[tuple[Choice, ...]]:
+        """``choices`` with each micro-batch from the base's up to ``LARGER`` times that."""
+        own = self.base.micro_batch_size
+        place = next((n for n, axis in enumerate(self.axes) if _SIZE in axis.fields), None)
+        if place is None:
+            yield choices
+            return
+        for choice in self.axes[place].choices:
+            if own <= dict(choice.fields).get(_SIZE, 0) <= LARGER * own:
+                yield (*choices[:place], choice, *choices[place + 1 :])
+
     def _combinations(self) -> Iterator[tuple[Choice, ...]]:
         first = self._nearest()
         yield first
@@ -122,6 +163,10 @@ class Space:
                 seen.add(one := (*first[:place], choice, *first[place + 1 :]))
                 if one != first:
                     yield one
+        for one in itertools.chain(*self._recipes()):
+            if one not in seen:
+                seen.add(one)
+                yield one
         while len(seen) < MOST:
             one = tuple(chance.choice(axis.choices) for axis in self.axes)
             if one not in seen:

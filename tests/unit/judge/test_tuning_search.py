@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -223,3 +224,28 @@ def test_the_chance_that_something_better_is_left_is_what_it_says() -> None:
     sure = [came for chance, came in zip(told, true, strict=True) if chance < 0.2]
     assert sum(sure) <= max(1, len(sure) // 3)
     assert min(told) < 0.5 < max(told)
+
+
+def test_what_it_is_told_to_begin_with_comes_after_the_first_of_all() -> None:
+    """Of each beginning the first that was not excluded; one that would take too much of the time is left to later."""
+    plain, compiled = ([n for n in range(len(_TRAITS)) if _FIELD.compiles[n] == kind] for kind in (PLAIN, COMPILED))
+    field = replace(_FIELD, beginnings=[plain[5:8], compiled[5:8]])
+
+    def order(seconds: float) -> list[int]:
+        search, found = Search(field, steps=9), []
+        search.excluded.add(plain[5])
+        while len(found) < 3:
+            found.append(next(search.promising(seconds)))
+            search.tell(found[-1], Outcome(0.0))
+        return found
+
+    assert order(600.0) == [0, plain[6], compiled[5]]
+    assert order(60.0)[:2] == [0, plain[6]]
+    assert _FIELD.compiles[order(60.0)[2]] == PLAIN
+
+
+def test_a_beginning_that_failed_is_not_begun_with_again() -> None:
+    search = Search(replace(_FIELD, beginnings=[[40, 41]]), steps=9)
+    search.tell(0, Outcome(0.0))
+    search.tell(40, Outcome(None))
+    assert next(search.promising(600.0)) not in {40, 41}

@@ -207,3 +207,29 @@ def test_traits_are_what_differs_with_each_kernel_of_ligers_by_itself() -> None:
             "liger fused_linear_cross_entropy": False,
         },
     )
+
+
+def _recipes_of(model: str) -> list[TrainSpec]:
+    base = TrainSpec(model=model, micro_batch_size=8)
+    space = Space(base, default_axes(base, on_cpu=False))
+    assert all(spec in space.candidates().specs for sizes in space.recipes() for spec in sizes)
+    assert all([spec.micro_batch_size for spec in sizes] == [32, 24, 16, 12, 8] for sizes in space.recipes())
+    return [replace(sizes[0], micro_batch_size=8) for sizes in space.recipes()]
+
+
+def test_recipes_of_a_model_with_kernels_are_liger_and_a_compiler_with_its_loss_alone() -> None:
+    base = TrainSpec(model="llama-3.2-1b", micro_batch_size=8, optimizer="adamw_torch_fused", liger=True)
+    compiled = {"torch_compile": True, "torch_compile_scope": "layers", "liger_kernels": "fused_linear_cross_entropy"}
+    assert _recipes_of("llama-3.2-1b") == [base, replace(base, **compiled)]
+
+
+def test_a_model_without_kernels_has_the_compilers_recipe_alone() -> None:
+    (found,) = _recipes_of("opt-1.3b")
+    assert (found.liger, found.torch_compile, found.optimizer) == (False, True, "adamw_torch_fused")
+
+
+def test_a_recipe_follows_what_a_space_of_ones_own_has() -> None:
+    base = TrainSpec(model="llama-3.2-1b", micro_batch_size=8)
+    optimizers = {"optimizer": ["adamw_torch", "adamw_torch_fused"]}
+    assert Space(base, axes_of(optimizers)).recipes() == ((replace(base, optimizer="adamw_torch_fused"),),)
+    assert Space(base, axes_of({"attention": ["sdpa", "eager"]})).recipes() == ()
