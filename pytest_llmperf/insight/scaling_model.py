@@ -106,7 +106,8 @@ class Fit:
 
         random = np.random.default_rng(_SEED)
         mean, covariance = np.array(self.logarithms.mean), np.array(self.logarithms.covariance)
-        normal = random.multivariate_normal(np.zeros(len(NAMES)), covariance, size=_SAMPLES, method="svd")
+        # Not by singular vectors, whose signs are another with another processor: the draws would be others, too.
+        normal = random.standard_normal((_SAMPLES, len(NAMES))) @ np.linalg.cholesky(covariance).T
         freedom = self.logarithms.points
         heavy = np.sqrt(random.chisquare(freedom, size=(_SAMPLES, 1)) / freedom)
         return [
