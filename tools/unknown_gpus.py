@@ -612,13 +612,15 @@ class Machines:
     def launch(self, case: Case, host: str, gpu: int) -> Record:
         day = "2026-01-01" if host.startswith(_TONIGHT) else f"2025-01-{1 + int(host.split()[1]):02}"
         place = Place(host, f"{host} GPU {gpu}")
-        unit = Unit((host,), (place.device,), day)
+        here = Record(case.digest, (Rank(place),), f"{day}T00:00:00Z", 0.0, clock_mhz=case.clock_mhz)
         world, half = self._world, case.own / math.sqrt(2)
-        log = sum(load * effect for load, effect in zip(case.loading, self.effects(unit), strict=True))
+        # By the name that the judge has for it, as its calibration is.
+        effects = self.effects(unit_of(*_launches([here])))
+        log = sum(load * effect for load, effect in zip(case.loading, effects, strict=True))
         log += self._draw(half, "own", case.digest, place.device) + self._source.gauss(0, half)
         log += self._draw(world.own, "by case", case.digest, place.device)
         log += case.memory * self._memory(host)
-        return Record(case.digest, (Rank(place),), f"{day}T00:00:00Z", log, clock_mhz=case.clock_mhz)
+        return here.slower(log)
 
     def effects(self, unit: Unit) -> tuple[float, ...]:
         """Of the GPU of ``unit``, by factor."""

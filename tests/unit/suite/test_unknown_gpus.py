@@ -21,6 +21,7 @@ from tools.unknown_gpus import (
     NESTED,
     WITH,
     WORLDS,
+    Case,
     Machines,
     Record,
     Tally,
@@ -76,6 +77,18 @@ def test_a_night_of_each_world_is_what_the_world_says(world: World, model: Model
     assert (len(run) == 1) == world.is_alone
     assert len({launch.site for _, launches in run for launch in launches}) == world.gpus
     assert bool(machines.calibrations(machines.stored)) == world.calibrated
+
+
+def test_a_calibration_is_of_the_gpu_that_a_launch_ran_on(model: Model) -> None:
+    machines = Machines(replace(CALIBRATED, bad_stored=0.5), model, random.Random(1))
+    steady = Case("steady", (1.0, 0.0), own=0.0, clock_mhz=1980.0, memory=0.0)
+    launches = [machines.launch(steady, f"host {host}", gpu) for host in range(3) for gpu in range(2)]
+    products = [each for each in machines.calibrations(launches) if "fp32_product" in each.series]
+    assert [each.unit for each in products] == single_units(launches)
+    for launch, product in zip(launches, products, strict=True):
+        general, limited = machines.effects(product.unit)
+        assert launch.log == pytest.approx(general)
+        assert product.log == pytest.approx(general - 0.5 * limited, abs=0.01)
 
 
 def test_one_bad_gpu_moves_all_that_runs_on_it(model: Model) -> None:
