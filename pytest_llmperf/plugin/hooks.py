@@ -124,10 +124,6 @@ class _Collector:
         if cases and not session.config.option.collectonly:
             with self.session.outcomes():
                 self.session.begin(specs_of(session.items))
-                if not self.session.is_worker:
-                    from pytest_llmperf.plugin.run_progress import RunProgress
-
-                    self.session.progress = RunProgress.of(self.session, session.items)
                 if self.session.settings.static:
                     expect_no_failed_launch(session.items)
                     if not self.session.is_worker:  # each of several asks for its own when it comes to them
@@ -136,6 +132,11 @@ class _Collector:
     @pytest.hookimpl
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         with self.session.outcomes():
+            # Here, since the header tells how long it takes: pytest asks for it before collection is over for us.
+            if not (self.session.is_worker or self.session.config.option.collectonly) and any(map(is_case, items)):
+                from pytest_llmperf.plugin.run_progress import RunProgress
+
+                self.session.progress = RunProgress.of(self.session, items)
             return header.header(self.session, items)
 
     @pytest.hookimpl(tryfirst=True)

@@ -76,3 +76,22 @@ def test_no_line_of_the_summary_is_wider_than_the_terminal(project: Project) -> 
     assert (
         "CPU: speed is hardly gated, a case fails only when it is 4 times slower: set perf_throughput_tolerance" in told
     )
+
+
+def test_the_header_tells_how_long_the_run_takes_by_its_baselines(project: Project) -> None:
+    project.pytester.makepyfile(
+        test_mine="""
+        import pytest
+        from pytest_llmperf import TrainSpec
+
+        SPECS = [TrainSpec(model="llama-tiny", sequence_length=64, micro_batch_size=size) for size in (2, 4)]
+
+        @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.id)
+        def test_mine(perf, spec):
+            perf.check(spec)
+        """
+    )
+    header = "llmperf: 2 case(s) on *, the CPU (gloo), baselines baselines"
+    project.run("-k", "mbs2", "--update-baselines=new", "--perf-reason", "first").assert_outcomes(passed=1, deselected=1)
+    project.run().stdout.fnmatch_lines([f"{header}, about * for the 1 that have a baseline"])
+    project.run("--collect-only").stdout.fnmatch_lines([header])
