@@ -232,7 +232,7 @@ def test_what_it_is_told_to_begin_with_comes_after_the_first_of_all() -> None:
     field = replace(_FIELD, beginnings=[plain[5:8], compiled[5:8]])
 
     def order(seconds: float) -> list[int]:
-        search, found = Search(field, steps=9), []
+        search, found = Search(field, steps=9), list[int]()
         search.excluded.add(plain[5])
         while len(found) < 3:
             found.append(next(search.promising(seconds)))
