@@ -19,6 +19,7 @@ from pytest_llmperf.engine.tuning import final as final_stage
 from pytest_llmperf.engine.tuning import side_by_side, step_predictions
 from pytest_llmperf.engine.tuning.final import Final, Knowledge
 from pytest_llmperf.engine.tuning.order import TuningOrder
+from pytest_llmperf.engine.tuning.step_predictions import StepPredictions
 from pytest_llmperf.engine.tuning.tuner import Standing, Tuner
 from pytest_llmperf.engine.tuning.tuning import Tried, Tuning
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES
@@ -184,6 +185,71 @@ def test_where_nothing_fits_the_least_that_is_needed_is_told(engine: Engine, wor
     spec, needed = tuning.least
     assert (spec.micro_batch_size, spec.gradient_checkpointing) == (1, True)
     assert needed == 2**30 + 2**28
+
+
+def test_what_takes_the_least_is_predicted_before_all_others(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To predict each of 48 would take as many answers."""
+    engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
+    predicted: list[TrainSpec] = []
+    plain = StepPredictions.peak_bytes
+
+    def peak_bytes(self: StepPredictions, spec: TrainSpec) -> int | None:
+        predicted.append(spec)
+        return plain(self, spec)
+
+    monkeypatch.setattr(StepPredictions, "peak_bytes", peak_bytes)
+    tuning = _tuned(engine, gpus=1, memory_limit_bytes=2**29)
+    assert tuning.least == (replace(BASE, micro_batch_size=1, gradient_checkpointing=True), 2**30 + 2**28)
+    assert (tuning.too_large, tuning.left) == (48, 0)
+    assert len(predicted) < 8
+
+
+def test_where_the_beginning_does_not_fit_it_goes_on_from_what_takes_the_least(engine: Engine, world: World) -> None:
+    engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
+    limit = 2**30 + 2**28 + 2**26  # one sequence, recomputed
+    tuning = _tuned(engine, gpus=1, memory_limit_bytes=limit)
+    assert world.launched[0].micro_batch_size == 1
+    assert tuning.winner == _best(world, lambda spec: world.peak(spec) <= 0.985 * limit)
+    assert {world.peak(spec) for spec in world.launched} == {2**30 + 2**28}
+
+
+def test_predictions_take_no_longer_than_there_is_time(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes two seconds, and what is predicted to take the least is all that fits."""
+    engine.on(Machine(gpus=(GPU,), cpu_name="", cores=8))
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    plain = StepPredictions.peak_bytes
+
+    def peak_bytes(self: StepPredictions, spec: TrainSpec) -> int | None:
+        now[0] += 2.0
+        return plain(self, spec)
+
+    monkeypatch.setattr(StepPredictions, "peak_bytes", peak_bytes)
+    tuning = _tuned(engine, gpus=1, memory_limit_bytes=2**30 + 2**28 + 2**26, seconds=30)
+    assert now[0] <= 32.0
+    assert tuning.winner is not None
+
+
+def test_without_predictions_what_asks_for_the_least_is_tried_before_nothing_is_said_to_fit(
+    engine: Engine, world: World
+) -> None:
+    world.outcome = lambda _: "oom"
+    tuning = _tuned(engine)
+    assert len(world.launched) == 2
+    assert (tuning.winner, tuning.too_large, tuning.left) == (None, 48, 0)
+    assert tuning.least is not None
+    assert (tuning.least[0].micro_batch_size, tuning.least[0].gradient_checkpointing) == (1, True)
+    assert tuning.least[1] == 0
+
+
+def test_without_predictions_what_fits_is_found_from_there(engine: Engine, world: World) -> None:
+    world.outcome = lambda spec: "oom" if spec.micro_batch_size > 1 else ""
+    tuning = _tuned(engine)
+    assert tuning.winner == _best(world, lambda spec: spec.micro_batch_size == 1)
 
 
 def test_what_fails_takes_the_search_nowhere(engine: Engine, world: World) -> None:

@@ -146,7 +146,9 @@ class Tune:
         if tuning.least is None:
             return "no configuration was found: " + (tuning.ended or "see above what became of each")
         spec, needed = tuning.least
-        has = formats.memory(self.context.memory_bytes)
+        has = formats.memory(self.context.memory_bytes) if self.context.memory_bytes else "what this host has"
+        if not needed:
+            return f"nothing fits: {spec.id} asks for the least, and ran out of {has}"
         return f"nothing fits: the least is {spec.id} with {formats.memory(needed)} predicted, and a GPU may hold {has}"
 
     def _written(self, tuning: Tuning, winner: TrainSpec) -> Iterator[str]:

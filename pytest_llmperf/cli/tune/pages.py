@@ -188,6 +188,7 @@ def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> 
         "unseen": tuning.unseen,
         "better_chance": tuning.better_chance,
         "memory_errors": tuning.memory_errors,
+        "least": None if tuning.least is None else {"id": tuning.least[0].id, "peak_bytes": tuning.least[1] or None},
         "notes": list(tuning.notes),
     }
 

@@ -38,6 +38,11 @@ class MemoryForecast:
         if self._limit:
             self._predictions.ask(spec for spec in specs if self._known(spec) is None)
 
+    def ask_peaks(self, specs: Iterable[TrainSpec]) -> None:
+        """The same for ``peak_bytes``, whatever other sizes tell."""
+        if self._limit:
+            self._predictions.ask(spec for spec in specs if spec not in self._peaks)
+
     def fits(self, spec: TrainSpec) -> bool:
         """Whether a launch of ``spec`` is worth its seconds."""
         if not self._limit:
@@ -49,7 +54,7 @@ class MemoryForecast:
         if peak is None:
             return True
         bounds, size = self._bounds_of(spec), spec.micro_batch_size
-        if peak <= self._limit * _LEFT:
+        if self.is_enough_for(peak):
             bounds.fits = max(bounds.fits, size)
             return True
         bounds.fails = min(bounds.fails, size)
@@ -63,6 +68,10 @@ class MemoryForecast:
                 return None
             self._peaks[spec] = peak
         return self._peaks.get(spec)
+
+    def is_enough_for(self, peak_bytes: int) -> bool:
+        """Whether what there is holds a rank that is predicted to take so many bytes."""
+        return peak_bytes <= self._limit * _LEFT
 
     def learn(self, spec: TrainSpec, trial: Trial) -> None:
         """What a trial of ``spec`` said of its memory."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from pytest_llmperf.engine.tuning.least_memory import by_settings
 from pytest_llmperf.engine.tuning.memory_forecast import MemoryForecast
 from pytest_llmperf.engine.tuning.side_by_side import SideBySide
 from pytest_llmperf.engine.tuning.trials import STEPS
@@ -39,6 +41,8 @@ class Prior:
     """Of each what it costs, as far as that can be counted or others tell: logarithms, up to a constant."""
     recipes: Sequence[Sequence[TrainSpec]] = ()
     """Of each the first that fits is tried first of all."""
+    least: TrainSpec | None = None
+    """What takes the least memory, and fits, where the first of all does not: it is tried in its place."""
 
 
 class TrialStage:
@@ -65,6 +69,8 @@ class TrialStage:
             beginnings=[numbers for one in prior.recipes if (numbers := self._numbers_of(one))],
         )
         self.search = Search(field, STEPS)
+        self._instead = self.numbers.get(prior.least) if prior.least is not None else None
+        self._until = math.inf
         self.tried: list[Tried] = []
         self._running: set[int] = set()
         self.too_large: set[int] = set()
@@ -86,6 +92,7 @@ class TrialStage:
 
         The first one is made however little time there is.
         """
+        self._until = until
         try:
             self._run(trials, until, end_seconds)
         finally:  # what was ended before its end is left to be tried
@@ -121,10 +128,26 @@ class TrialStage:
     def _next(self, seconds: float) -> int | None:
         if seconds <= 0 and (self.tried or self.search.excluded - self.too_large):
             return None
+        if self._instead is not None and not self.tried and not self._running:
+            return self._instead
+        if self._nothing_has_trained_for_lack_of_memory and not self.too_large:
+            return self._least_left()
         while True:
             found, is_new = self._first_that_fits(max(seconds, 0.0))
             if found is not None or not is_new:
                 return found
+
+    @property
+    def _nothing_has_trained_for_lack_of_memory(self) -> bool:
+        return bool(self.tried) and all(one.trial.kind == "oom" for one in self.tried)
+
+    def _least_left(self) -> int | None:
+        """What asks for the least, next of all: where that ran out of memory too nothing fits, and nothing is left."""
+        number = self.numbers[by_settings(self.specs)]
+        if number in self.search.outcomes:
+            self.too_large |= set(self.search.left)
+            self.search.excluded |= self.too_large
+        return number if number in self.search.left else None
 
     def _first_that_fits(self, seconds: float) -> tuple[int | None, bool]:
         """The most promising one, and whether others were found not to fit: then there may be more to look at.
@@ -141,6 +164,8 @@ class TrialStage:
                 self.too_large.add(number)
                 self.search.excluded.add(number)
                 is_new = True
+                if time.monotonic() >= self._until:
+                    return None, False
             if len(ahead) == _AHEAD:
                 break
         self._forecast.ask(ahead)

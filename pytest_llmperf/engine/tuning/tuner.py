@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.tuning.counted_prior import ask_counts, counted_prior
+from pytest_llmperf.engine.tuning.counted_prior import counted_prior
 from pytest_llmperf.engine.tuning.final import Final, Knowledge
+from pytest_llmperf.engine.tuning.least_memory import by_settings, least_memory
 from pytest_llmperf.engine.tuning.memory_forecast import MemoryForecast
 from pytest_llmperf.engine.tuning.order import TuningOrder
 from pytest_llmperf.engine.tuning.side_by_side import SideBySide
@@ -63,6 +64,7 @@ class Tuner:
     def __init__(self, caller: Caller, order: TuningOrder, watch: Callable[[Standing], None] = lambda _: None) -> None:
         self._caller, self._context, self._order, self._watch = caller, caller.context, order, watch
         self._until = 0.0
+        self._stage: TrialStage | None = None
         self._end: Final | None = None
         self._store = TrialStore(self._context.machine_kind, tuple(gpu.uuid for gpu in self._context.gpus))
 
@@ -74,59 +76,78 @@ class Tuner:
         """
         begun = time.monotonic()
         self._until = self._context.until = begun + self._order.seconds - min(_CLOSING, self._order.seconds / 10)
-        predictions = StepPredictions()
-        self._ask_counts(predictions)
-        candidates = self._runnable(self._order.space.candidates(), predictions)
-        forecast = MemoryForecast(0 if self._context.on_cpu else self._context.memory_bytes, predictions)
-        stage, tuning, why = None, Tuning(begun_at=candidates.specs[0]), ""
+        self._predictions = StepPredictions()
+        forecast = MemoryForecast(0 if self._context.on_cpu else self._context.memory_bytes, self._predictions)
+        with suppress(SpecError):  # then something else comes first
+            forecast.ask([self._order.space.first])  # beside what follows: to look at a large space takes seconds
+        candidates = self._runnable(self._order.space.candidates())
+        tuning, why = _nothing_tried(candidates), ""
         try:
-            counted = self._counted_prior(candidates.specs, predictions)
-            prior = self._narrow_prior(candidates.specs, forecast, counted) or counted
-            known = Prior(prior, self._recipes())
-            stage = TrialStage(self._order.objective, candidates.specs, forecast, self._tell, known)
-            self._tried(stage, self._until, lambda: self._end_seconds(stage))
-            tuning = self._known(stage, candidates, forecast)
-            if tuning.winner is not None:
-                tuning = self._final(stage, tuning, forecast)
+            tuning = self._searched(candidates, forecast)
         except KeyboardInterrupt:
             why = "interrupted"
         except RunEndedError as error:
             why = str(error)
         finally:
-            predictions.close()
+            self._predictions.close()
             self._context.until = math.inf
-        if why and stage is not None and not tuning.tried:
-            tuning = self._known(stage, candidates, forecast)
+        if why and self._stage is not None:
+            tuning = self._known(self._stage, candidates, forecast)
         if why and self._end is not None:
             tuning = self._end.so_far or tuning
+        if not why and not tuning.tried and tuning.left:
+            why = "its time was over before anything was found that fits"
         return replace(tuning, ended=why, seconds=time.monotonic() - begun)
 
-    def _ask_counts(self, predictions: StepPredictions) -> None:
-        """Beside what follows: to look at a large space takes seconds."""
-        if self._counts(self._order.space.size):
-            with suppress(SpecError):  # then something else comes first
-                ask_counts(self._order.space, self._order.space.first, predictions)
+    def _searched(self, candidates: Candidates, forecast: MemoryForecast) -> Tuning:
+        """What is found of ``candidates`` where nothing ends it before its end."""
+        least = self._least(candidates.specs, forecast)
+        if least is not None and not forecast.is_enough_for(least[1]):
+            return replace(_nothing_tried(candidates), too_large=len(candidates.specs), left=0, least=least)
+        candidates = replace(candidates, specs=_with(candidates.specs, least))
+        counted = self._counted_prior(candidates.specs)
+        prior = self._narrow_prior(candidates.specs, forecast, counted) or counted
+        known = Prior(prior, self._recipes(), least[0] if least is not None else None)
+        self._stage = stage = TrialStage(self._order.objective, candidates.specs, forecast, self._tell, known)
+        self._tried(stage, self._until, lambda: self._end_seconds(stage))
+        tuning = self._known(stage, candidates, forecast)
+        return tuning if tuning.winner is None else self._final(stage, tuning, forecast)
+
+    def _least(self, specs: Sequence[TrainSpec], forecast: MemoryForecast) -> tuple[TrainSpec, int] | None:
+        """Where the first of ``specs`` does not fit: what takes the least memory of all like them, and how much."""
+        if forecast.fits(specs[0]):
+            return None
+        self._watch(Standing((), None, len(specs), self._until - time.monotonic(), "predicting the least memory"))
+        is_narrow = all(_narrow(spec) == spec for spec in specs)
+
+        def able(spec: TrainSpec) -> bool:
+            is_alike = not is_narrow or _narrow(spec) == spec
+            return is_alike and self._why_not(spec) is None and not known_failure(spec)
+
+        return least_memory(self._order.space, specs, forecast, able, self._until)
+
+    def _why_not(self, spec: TrainSpec) -> str | None:
+        return why_skip(spec, num_gpus=self._context.num_gpus, num_cores=self._context.machine.cores)
 
     def _counts(self, num: int) -> bool:
         """Whether so many configurations are worth it; a CPU's small models are over before that."""
         return not self._context.on_cpu and num > _FEW and self._order.objective.name != "memory"
 
-    def _runnable(self, candidates: Candidates, predictions: StepPredictions) -> Candidates:
+    def _runnable(self, candidates: Candidates) -> Candidates:
         """Those that this machine can run, with what it lacks among the reasons for the others.
 
         Raises:
             CaseFailedError: there is none.
         """
         refused, specs = candidates.refused.copy(), []
-        machine = self._context.machine
         for spec in candidates.specs:
-            why = why_skip(spec, num_gpus=self._context.num_gpus, num_cores=machine.cores)
+            why = self._why_not(spec)
             if why is None:
                 specs.append(spec)
             else:
                 refused[why.removeprefix(f"{spec.id}: ").replace(spec.id, "it")] += 1
         if not specs:
-            predictions.close()
+            self._predictions.close()
             reasons = "; ".join(f"{why} ({number})" for why, number in refused.most_common(3))
             raise CaseFailedError(f"{self._order.space.base.id}: nothing of this space can be trained here: {reasons}")
         return Candidates(tuple(specs), refused, candidates.unseen)
@@ -144,11 +165,11 @@ class Tuner:
         finally:
             trials.close()
 
-    def _counted_prior(self, specs: Sequence[TrainSpec], predictions: StepPredictions) -> list[float] | None:
+    def _counted_prior(self, specs: Sequence[TrainSpec]) -> list[float] | None:
         """What can be counted of ``specs``."""
         if not self._counts(len(specs)):
             return None
-        return counted_prior(self._order.space, specs, predictions, self._context.machine.gpus[0].name)
+        return counted_prior(self._order.space, specs, self._predictions, self._context.machine.gpus[0].name)
 
     def _recipes(self) -> Sequence[Sequence[TrainSpec]]:
         """What a search begins with; a CPU's compiler takes longer than all else there."""
@@ -166,8 +187,12 @@ class Tuner:
             return None
         known = dict(zip(counterparts, counted, strict=True)) if counted is not None else {}
         prior = [known[one] for one in narrow] if known else None
+        least = self._least(narrow, forecast)
+        if least is not None and not forecast.is_enough_for(least[1]):  # it fits on several alone
+            return None
         recipes = [[one for one in map(_narrow, specs) if one is not None] for specs in self._recipes()]
-        stage = TrialStage(self._order.objective, narrow, forecast, self._tell, Prior(prior, recipes))
+        known_first = Prior(prior, recipes, least[0] if least is not None else None)
+        stage = TrialStage(self._order.objective, narrow, forecast, self._tell, known_first)
         self._tried(stage, time.monotonic() + _NARROW_SHARE * self._order.seconds, lambda: 0.0)
         if stage.best is None:  # it fits on several alone
             return None
@@ -205,7 +230,7 @@ class Tuner:
             unseen=candidates.unseen,
             better_chance=1.0 if best is None else stage.search.chance_of_better(_BETTER_BY),
             memory_errors=forecast.errors,
-            least=forecast.least() if is_too_small else None,
+            least=(forecast.least() or (by_settings(stage.specs), 0)) if is_too_small else None,
         )
 
     def _final(self, stage: TrialStage, tuning: Tuning, forecast: MemoryForecast) -> Tuning:
@@ -220,6 +245,16 @@ class Tuner:
         ranked = [stage.specs[number] for number in search.in_order()]
         knowledge = Knowledge(estimate, forecast.fits)
         return final.decided(tuning, ranked, knowledge, num_close=len(search.close_to_best()))
+
+
+def _nothing_tried(candidates: Candidates) -> Tuning:
+    specs = candidates.specs
+    return Tuning(begun_at=specs[0], refused=candidates.refused, left=len(specs), unseen=candidates.unseen)
+
+
+def _with(specs: Sequence[TrainSpec], least: tuple[TrainSpec, int] | None) -> tuple[TrainSpec, ...]:
+    """``specs``, of a sample of a space, and the one that takes the least."""
+    return tuple(specs) if least is None or least[0] in specs else (*specs, least[0])
 
 
 def _narrow(spec: TrainSpec) -> TrainSpec | None:

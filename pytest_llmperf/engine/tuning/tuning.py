@@ -80,7 +80,8 @@ class Tuning:
     ended: str = ""
     """Why before its end; empty where it was not."""
     least: tuple[TrainSpec, int] | None = None
-    """Where nothing was measured: what takes the least memory, and how many bytes are predicted of it."""
+    """Where nothing was measured: what takes the least memory, and how many bytes are predicted of it; 0: of
+    nothing memory can be predicted, and it was tried."""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 

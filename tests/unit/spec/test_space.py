@@ -219,9 +219,8 @@ def _recipes_of(model: str) -> list[TrainSpec]:
 
 def test_recipes_of_a_model_with_kernels_are_liger_and_a_compiler_with_its_loss_alone() -> None:
     base = TrainSpec(model="llama-3.2-1b", micro_batch_size=8, optimizer="adamw_torch_fused", liger=True)
-    compiled = replace(
-        base, torch_compile=True, torch_compile_scope="layers", liger_kernels="fused_linear_cross_entropy"
-    )
+    loss = "fused_linear_cross_entropy"
+    compiled = replace(base, torch_compile=True, torch_compile_scope="layers", liger_kernels=loss)
     assert _recipes_of("llama-3.2-1b") == [base, compiled]
 
 
