@@ -92,6 +92,8 @@ def test_the_header_tells_how_long_the_run_takes_by_its_baselines(project: Proje
         """
     )
     header = "llmperf: 2 case(s) on *, the CPU (gloo), baselines baselines"
-    project.run("-k", "mbs2", "--update-baselines=new", "--perf-reason", "first").assert_outcomes(passed=1, deselected=1)
+    project.run("-k", "mbs2", "--update-baselines=new", "--perf-reason", "first").assert_outcomes(
+        passed=1, deselected=1
+    )
     project.run().stdout.fnmatch_lines([f"{header}, about * for the 1 that have a baseline"])
     project.run("--collect-only").stdout.fnmatch_lines([header])

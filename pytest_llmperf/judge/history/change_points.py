@@ -41,6 +41,8 @@ LEAST_RUNS = 2
 _FAR = 3.0
 _AROUND = 2
 
+# Sizes of changes that are nearer to each other, as a fraction, are one.
+_ROUNDING = 1e-6
 _MOST_CHANGES = 20
 
 
@@ -177,7 +179,10 @@ def _best(values: Array, precision: Array, found: Sequence[int], candidates: Seq
     towards = np.cumsum((left @ values)[::-1])[::-1]
     known = np.diag(np.cumsum(np.cumsum(left[::-1, ::-1], axis=0), axis=1)[::-1, ::-1])
     usable = [one for one in candidates if known[one] > 0]
-    return max(usable, key=lambda one: towards[one] ** 2 / known[one], default=None)
+    sizes = {one: towards[one] ** 2 / known[one] for one in usable}
+    # Of those that rounding alone tells apart, the first: the same series on another level changes at the same place.
+    alike = max(sizes.values(), default=0.0) * (1 - _ROUNDING)
+    return next((one for one, size in sizes.items() if size >= alike), None)
 
 
 def _change(values: Array, precision: Array, scatter: Scatter, others: Sequence[int], index: int) -> ChangePoint:

@@ -144,7 +144,7 @@ def _decided(truth: float, sd: float, ends: Yardstick, alpha: float, chance: ran
 def test_with_known_noise_at_least_95_of_100_searches_do_not_lose_the_first_bad_one(
     num: int, share: float, sign: int, in_sds: float
 ) -> None:
-    """Of a change of three times what pairs scatter by: nearer to it, ends that chance enlarged are what is searched."""
+    """Of a change of three times a pair's scatter: nearer to it, ends that chance enlarged are what is searched."""
     first, sd, wrong, tries = int(share * num), 0.003, 0, 200
     alpha = 0.05 / (most_steps(num) + 2)
     chance = random.Random(f"{num} {first} {sign} {in_sds:.2f}")

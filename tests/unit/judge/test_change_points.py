@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_llmperf.engine.history.machine_noise import scattering
@@ -105,6 +105,7 @@ def test_few_values_are_one_level_or_two(num: int, step: float) -> None:
 
 
 @given(st.lists(st.floats(-0.05, 0.05), min_size=4, max_size=30), st.floats(-3, 3))
+@example([-0.03125, -0.03125, -0.015569690159707189, 0.0, 0.0], 1.0)
 @examples(25)
 def test_only_differences_count(logs: list[float], by: float) -> None:
     here = find_levels(logs, independent(len(logs), 0.005), range(len(logs)))
