@@ -21,7 +21,7 @@ from pytest_llmperf.engine.tuning.final import Final, Knowledge
 from pytest_llmperf.engine.tuning.order import TuningOrder
 from pytest_llmperf.engine.tuning.step_predictions import StepPredictions
 from pytest_llmperf.engine.tuning.tuner import Standing, Tuner
-from pytest_llmperf.engine.tuning.tuning import Tried, Tuning
+from pytest_llmperf.engine.tuning.tuning import Share, Tried, Tuning
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES
 from pytest_llmperf.launch import leases
 from pytest_llmperf.launch.local import LaunchRequest
@@ -362,6 +362,20 @@ def test_what_no_time_was_left_for_is_shown_after_the_proofs(
     assert (found.winner, seen) == (fast, ["turns", "estimate"])
     assert [share.how for share in found.shares] == ["turns", "turns"]
     assert not any("after all" in note for note in found.notes)
+
+
+def test_a_choice_that_proves_harmful_after_the_proofs_is_told(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final, _, fast, _ = _two_in_turns(engine)
+    harmful = Share("optimizer", "adamw_torch", "adamw_torch_fused", -0.1, 0.2, "estimate")
+    monkeypatch.setattr(final, "_without_each_choice", lambda tuning, *_: replace(tuning, shares=(harmful,)))
+    world.step_seconds = lambda spec: 0.001 * (1 - 0.1 * (spec.optimizer == "adamw_torch"))  # type: ignore[method-assign]
+    knowledge = Knowledge(estimate=lambda _: None, fits=lambda _: True)
+    found = final.decided(Tuning(begun_at=BASE), [fast], knowledge, num_close=1)
+    assert [share.how for share in found.shares] == ["turns"]
+    (note,) = (note for note in found.notes if "after all" in note)
+    assert note.startswith("optimizer: adamw_torch is better than adamw_torch_fused by 11.1 % after all")
 
 
 def test_what_fails_in_turns_is_no_tie(engine: Engine, world: World) -> None:

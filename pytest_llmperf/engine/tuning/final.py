@@ -107,9 +107,8 @@ class Final:
                 yield share
                 continue
             if turns.log - turns.wide > 0:
-                better = (
-                    f"{share.axis}: {share.before} is {math.expm1(turns.log):.1%} better than {share.after} after all"
-                )
+                by = f"{100 * math.expm1(turns.log):.1f} %"
+                better = f"{share.axis}: {share.before} is better than {share.after} by {by} after all"
                 self._notes.append(f"{better}; the same command with more --minutes goes on from there")
             yield replace(share, log=turns.log, wide=turns.wide, how="turns")
 
