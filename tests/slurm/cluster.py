@@ -136,12 +136,17 @@ class Slurm:
 
     def kill_node(self, node: str) -> None:
         """As if its power went: its slurmd, the steps it runs, and everything in them."""
-        daemon = _slurmd(self.home, node)
-        inside = self.processes(SLURMD_NODENAME=node)
-        steps = {parent for process in inside if (parent := process.parent()) and "slurmstepd" in parent.name()}
-        for victim in [*steps, *([daemon] if daemon else []), *inside]:
-            with suppress(psutil.Error):
-                victim.kill()
+        self.kill_daemon(node)
+        deadline = time.monotonic() + 15
+        # Again until nothing is left: what began while the host's processes were looked through is not among them, and
+        # a rank that lives trains on with those of the other nodes.
+        while inside := self.processes(SLURMD_NODENAME=node):
+            assert time.monotonic() < deadline, f"{node} does not die: {inside}"
+            steps = {*filter(None, map(_step, inside))}
+            for victim in [*steps, *inside]:  # before they can tell of their tasks' end
+                with suppress(psutil.Error):
+                    victim.kill()
+            psutil.wait_procs(inside, timeout=1)
 
     def kill_daemon(self, node: str) -> None:
         """As if the network lost it: SLURM gives it up, and what runs there goes on."""
@@ -244,6 +249,14 @@ def _slurmd(home: Path, node: str) -> psutil.Process | None:
         process = psutil.Process(int((home / f"slurmd.{node}.pid").read_text()))
         if process.name() == "slurmd" and process.status() != psutil.STATUS_ZOMBIE:
             return process
+    return None
+
+
+def _step(task: psutil.Process) -> psutil.Process | None:
+    """The step that started it, where that still lives."""
+    with suppress(psutil.Error):
+        parent = task.parent()
+        return parent if parent is not None and "slurmstepd" in parent.name() else None
     return None
 
 

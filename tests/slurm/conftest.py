@@ -157,6 +157,12 @@ class Suite:
         path = self.folder / f"{job}.log"
         return path.read_text() if path.exists() else ""
 
+    def words(self) -> str:
+        """What its jobs, their steps and their nodes have said, for somebody who was not there."""
+        logs = [*self.folder.rglob("*.log"), *self.folder.glob(".llmperf/*/*/node-*.json")]
+        tails = ((path.relative_to(self.folder), path.read_text(errors="replace")[-2000:]) for path in logs)
+        return "\n".join(f"--- {path}\n{tail}" for path, tail in tails)
+
     def results(self, job: str) -> dict[str, Any]:
         """What the job's --perf-json says, by case; and how the run ended."""
         values = json.loads((self.folder / f"out-{job}.json").read_text())
@@ -169,7 +175,7 @@ class Suite:
         self.slurm.wait(
             lambda: self.slurm.nudged(job) and seen(),
             seconds,
-            lambda: f"waited in vain for job {job}: {self.slurm.job(job)}\n{self.log(job)}",
+            lambda: f"waited in vain for job {job}: {self.slurm.job(job)}\n{self.words()}",
         )
 
     def training(self, case: str) -> bool:
