@@ -1,4 +1,7 @@
-"""Faults that are none of the twenty, made by somebody who had only the tree; they passed the inspected step once."""
+"""Faults that are none of the twenty, made by somebody who had only the tree; they passed the inspected step once.
+
+``said`` is what tells of each now; nothing of the last one does in one launch.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,8 @@ def _of_settings(settings: str, said: str) -> Fault:
 
 ASKED = ", AdamW (rate 5e-05, betas 0.9 and 0.999, epsilon 1e-08, weight decay 0) changes it by "
 
-SKIPPED = "every second step skipped"
 OWN_FAULTS = {
-    SKIPPED: Fault(
+    "every second step skipped": Fault(
         0,
         SPEC,
         _OPTIMIZER,
@@ -116,6 +118,17 @@ OWN_FAULTS = {
         make(self, *args, **kwargs)
         self.down_proj.weight.register_hook(lambda gradient: 0.5 * gradient)
     module.LlamaMLP.__init__ = halved""",
-        "nothing",
+        "",
     ),
+}
+
+#: Those that only the real stack shows: what an optimizer does with other settings is seen without a launch.
+IN_A_LAUNCH = {
+    name: OWN_FAULTS[name]
+    for name in (
+        "every second step skipped",
+        "a second group at a tenth of the rate",
+        "always the first batch",
+        "only the last of accumulated passes counts",
+    )
 }

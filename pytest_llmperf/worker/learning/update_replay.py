@@ -52,10 +52,17 @@ class Elements:
 
 @dataclass(frozen=True)
 class Update:
-    """What the formula makes of ``Elements``, and what one rounding may do to each of them."""
+    """What the formula makes of ``Elements``, and how far rounding may move each of them."""
 
     after: Elements
     rounding: Elements
+    """By rounding once what is computed."""
+    stored: Elements
+    """By rounding what is stored, as often as it is."""
+
+
+# Of a rounding, what rounding a value that was rounded already adds.
+_TWICE = 2.0**-10
 
 
 def updated(
@@ -64,7 +71,8 @@ def updated(
     """Algorithm 2 of Loshchilov and Hutter, "Decoupled weight decay regularization", in ``step`` (from 1).
 
     ``roundoffs`` are the relative ones of the weights' type and of the states'. An average's rounding is that of the
-    terms it is the sum of; an update's comes with its average, over the root of squares.
+    terms it is the sum of; an update's comes with its average, over the root of squares. A weight is rounded as
+    it is stored, in 16 bits by more than most updates, and by decay twice: its factor, and the product.
     """
     of_weight, of_state = roundoffs
     tiny = torch.finfo(torch.float32).tiny  # a square below it has fewer digits
@@ -74,12 +82,13 @@ def updated(
     rate = asked.rate / (1 - asked.mean_beta**step)
     weight = before.weight * (1 - asked.rate * asked.decay) - rate * mean / root
     mean_rounding = of_state * (asked.mean_beta * before.mean.abs() + (1 - asked.mean_beta) * gradient.abs()) + tiny
-    rounding = Elements(
-        weight=of_weight * torch.maximum(before.weight.abs(), weight.abs()) + rate * mean_rounding / root,
-        mean=mean_rounding,
-        square=of_state * square + tiny,
+    times = (3 if asked.decay else 1) * (1 + _TWICE)
+    nothing = torch.zeros_like(mean)
+    return Update(
+        after=Elements(weight, mean, square),
+        rounding=Elements(rate * mean_rounding / root, mean_rounding, of_state * square + tiny),
+        stored=Elements(times * of_weight * torch.maximum(before.weight.abs(), weight.abs()), nothing, nothing),
     )
-    return Update(Elements(weight, mean, square), rounding)
 
 
 @dataclass(frozen=True, order=True)
@@ -134,10 +143,10 @@ class UpdateReplay:
             asked = self._asked if name in self._decaying else replace(self._asked, decay=0.0)
             update = updated(asked, before, gradient, step, roundoffs)
             for figure, told in _FIGURES.items():
-                then, now, expected, unit = (
-                    getattr(each, figure) for each in (before, after, update.after, update.rounding)
+                then, now, expected, unit, stored = (
+                    getattr(each, figure) for each in (before, after, update.after, update.rounding, update.stored)
                 )
-                far = ((now - expected).abs() / unit).nan_to_num(nan=math.inf)
+                far = (((now - expected).abs() - stored) / unit).nan_to_num(nan=math.inf)
                 at = int(far.argmax())
                 yield Difference(float(far[at]), name, told, float(now[at] - then[at]), float(expected[at] - then[at]))
 

@@ -155,8 +155,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "shared": ({"shared_samples": 2}, "2 samples of one step were read more than once: ranks share what they read"),
     "foreign": (
         {"foreign_samples": 1},
-        "1 samples on the device are none of the data set: a copy changed them (or, of a long one, they are another "
-        "step's)",
+        (
+            "1 samples on the device are none of the data set: a copy changed them (or, of a long one, they are "
+            "another step's)"
+        ),
     ),
     "misplaced": (
         {"misplaced_samples": 2},
