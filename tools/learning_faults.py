@@ -4,7 +4,8 @@
 
 Each fault is put into the real stack as the tests put it. The curve: the same training on the text that ships, with the
 fault, beside eight seeds without; one that leaves their mean by three standard deviations in some quarter of its steps
-is seen. Twelve more faults have one launch each, and what its inspected step says. Those without a fault are inspected too: what is said of them is a false alarm.
+is seen. Twelve more faults have one launch each, and what its inspected step says. Those without a fault are inspected
+too: what is said of them is a false alarm.
 """
 
 from __future__ import annotations
