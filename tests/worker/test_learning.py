@@ -77,7 +77,7 @@ def test_what_learns_is_not_doubted(sound: dict[str, Launch], name: str) -> None
         assert replay.none == "adafactor has no formula here"
     else:
         assert (replay.tensors, replay.counts) == (launch.learning.tensors, (9, 9))
-        assert 0 < replay.roundings < 6  # 2.3 were seen
+        assert 0 <= replay.roundings < 6  # 2.3 were seen
     assert launch.learning.gradient_norm > 0
     assert len(launch.gradient_norms) == 4
     assert Launch.from_dict(launch.to_dict()).learning == launch.learning

@@ -78,7 +78,8 @@ def told(replay: Replay) -> list[str]:
 def test_every_form_of_adamw_is_its_formula_within_a_few_roundings(
     form: dict[str, bool], dtype: Any, decay: float
 ) -> None:
-    found = replayed({**form, "weight_decay": decay}, {"weight_decay": decay}, dtype)
+    name = "adamw_torch_fused" if "fused" in form else "adamw_torch"
+    found = replayed({**form, "weight_decay": decay}, {"weight_decay": decay, "optim": name}, dtype)
     assert told(found) == []
     assert (found.tensors, found.miscounted, found.counts) == (3, (), (STEPS, STEPS))
     assert 0 < found.roundings < 4
@@ -137,6 +138,15 @@ def test_an_update_that_was_not_asked_for_is_told(name: str, dtype: Any) -> None
     settings, change, said = FAULTS[name]
     lines = told(replayed(settings, dtype=dtype, change=change or (lambda *_: True)))
     assert any(line.startswith(said) for line in lines), lines
+
+
+def test_a_fused_kernel_may_have_its_settings_in_fp32() -> None:
+    """As PyTorch's on a GPU: betas that are rounded, and bias corrections that are differences of what is rounded."""
+    betas = tuple(float(torch.tensor(beta, dtype=torch.float32)) for beta in (0.9, 0.999))
+    assert told(replayed({"betas": betas}, {"optim": "adamw_torch_fused"})) == []
+    assert told(replayed({"betas": betas}))
+    for other in ((0.9001, 0.999), (0.9, 0.9991)):
+        assert told(replayed({"betas": other}, {"optim": "adamw_torch_fused"}))
 
 
 def test_decay_that_was_asked_for_is_missed() -> None:

@@ -18,7 +18,8 @@ from pytest_llmperf.records.replay import Replay
 from pytest_llmperf.worker.learning.tensor_sums import local, sample, sampled, trained
 
 # transformers' names of those that compute what the formula says, with states that are not cut short.
-_ADAMW = ("adamw_torch", "adamw_torch_fused")
+_FUSED = "adamw_torch_fused"
+_ADAMW = ("adamw_torch", _FUSED)
 
 # In a mixture a tensor of an expert that no token went to has no gradient, and its optimizer makes no step of it.
 _MAY_WAIT = "expert"
@@ -33,6 +34,8 @@ class AdamW:
     square_beta: float
     epsilon: float
     decay: float
+    is_fused: bool = False
+    """Whether a kernel may have these in fp32, and what it makes of them: a bias correction is a difference of such."""
 
     def __str__(self) -> str:
         return (
@@ -52,17 +55,20 @@ class Elements:
 
 @dataclass(frozen=True)
 class Update:
-    """What the formula makes of ``Elements``, and how far rounding may move each of them."""
+    """What the formula makes of ``Elements``, and how far each of them may be from it."""
 
     after: Elements
     rounding: Elements
-    """By rounding once what is computed."""
-    stored: Elements
-    """By rounding what is stored, as often as it is."""
+    """By rounding once what is computed from element to element."""
+    allowed: Elements
+    """By what is rounded as often as anybody knows: weights as they are stored, and settings."""
 
 
 # Of a rounding, what rounding a value that was rounded already adds.
 _TWICE = 2.0**-10
+
+# Relative, of settings that a kernel has in fp32.
+_SHORT = 2.0**-24
 
 
 def updated(
@@ -81,14 +87,29 @@ def updated(
     root = (square / (1 - asked.square_beta**step)).sqrt() + asked.epsilon
     rate = asked.rate / (1 - asked.mean_beta**step)
     weight = before.weight * (1 - asked.rate * asked.decay) - rate * mean / root
-    mean_rounding = of_state * (asked.mean_beta * before.mean.abs() + (1 - asked.mean_beta) * gradient.abs()) + tiny
-    times = (3 if asked.decay else 1) * (1 + _TWICE)
-    nothing = torch.zeros_like(mean)
+    of_mean = of_state * (asked.mean_beta * before.mean.abs() + (1 - asked.mean_beta) * gradient.abs()) + tiny
+    stored = of_weight * (3 if asked.decay else 1) * (1 + _TWICE)
+    short_mean, short_square = (
+        _SHORT * asked.is_fused * each for each in (before.mean.abs() + gradient.abs(), before.square + gradient**2)
+    )
+    short = asked.is_fused * (_short(asked.mean_beta, step) + _short(asked.square_beta, step) / 2)
+    short_root = short_square / (2 * square + tiny)
     return Update(
         after=Elements(weight, mean, square),
-        rounding=Elements(rate * mean_rounding / root, mean_rounding, of_state * square + tiny),
-        stored=Elements(times * of_weight * torch.maximum(before.weight.abs(), weight.abs()), nothing, nothing),
+        rounding=Elements(rate * of_mean / root, of_mean, of_state * square + tiny),
+        allowed=Elements(
+            stored * torch.maximum(before.weight.abs(), weight.abs())
+            + rate * (short_mean + (short + short_root) * mean.abs()) / root,
+            short_mean,
+            short_square,
+        ),
     )
+
+
+def _short(beta: float, step: int) -> float:
+    """How far 1 - beta**step is off, of itself, in fp32: as its sum is, and as a short beta makes its power."""
+    power = beta**step
+    return _SHORT * (1 + step * power) / (1 - power)
 
 
 @dataclass(frozen=True, order=True)
@@ -110,7 +131,14 @@ class UpdateReplay:
         if self._none:
             return
         asked = trainer.args
-        self._asked = AdamW(rate, asked.adam_beta1, asked.adam_beta2, asked.adam_epsilon, asked.weight_decay)
+        self._asked = AdamW(
+            rate=rate,
+            mean_beta=asked.adam_beta1,
+            square_beta=asked.adam_beta2,
+            epsilon=asked.adam_epsilon,
+            decay=asked.weight_decay,
+            is_fused=_name(trainer) == _FUSED,
+        )
         self._decaying = frozenset(trainer.get_decay_parameter_names(model)) if asked.weight_decay else frozenset()
         self._state = optimizer.state
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -143,10 +171,10 @@ class UpdateReplay:
             asked = self._asked if name in self._decaying else replace(self._asked, decay=0.0)
             update = updated(asked, before, gradient, step, roundoffs)
             for figure, told in _FIGURES.items():
-                then, now, expected, unit, stored = (
-                    getattr(each, figure) for each in (before, after, update.after, update.rounding, update.stored)
+                then, now, expected, unit, allowed = (
+                    getattr(each, figure) for each in (before, after, update.after, update.rounding, update.allowed)
                 )
-                far = (((now - expected).abs() - stored) / unit).nan_to_num(nan=math.inf)
+                far = (((now - expected).abs() - allowed) / unit).clamp(min=0).nan_to_num(nan=math.inf)
                 at = int(far.argmax())
                 yield Difference(float(far[at]), name, told, float(now[at] - then[at]), float(expected[at] - then[at]))
 
@@ -174,9 +202,13 @@ def _expected(name: str, count: int, steps: int) -> int:
     return count if _MAY_WAIT in name and 0 < count < steps else steps
 
 
+def _name(trainer: Trainer) -> str:
+    return str(getattr(trainer.args.optim, "value", trainer.args.optim))
+
+
 def _why_not(trainer: Trainer, optimizer: Any) -> str:
     """Why an update is not replayed, if it is not."""
-    name = getattr(trainer.args.optim, "value", trainer.args.optim)
+    name = _name(trainer)
     if name not in _ADAMW:
         return f"{name} has no formula here"
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
