@@ -1,10 +1,11 @@
-"""The table of docs/measurements/learning.md: twenty faults, what tells of each and when, what a loss curve shows.
+"""The tables of docs/measurements/learning.md: twenty faults, what tells of each and when, what a loss curve shows.
 
     python -m tools.learning_faults           # some minutes on two cores
 
 Each fault is put into the real stack as the tests put it. The curve: the same training on the text that ships, with the
 fault, beside eight seeds without; one that leaves their mean by three standard deviations in some quarter of its steps
-is seen. Those without a fault are inspected too: what is said of them is a false alarm.
+is seen. Twelve more faults have one launch each, and what its inspected step says. Those without a fault are inspected
+too: what is said of them is a false alarm.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pytest_llmperf.records.launch import Launch
 from tests.worker import launching
 from tests.worker.import_patch import as_on_gpus, in_the_rank
 from tests.worker.learning_faults import FAULTS, LLAMA, SPEC, TRAINER, WRONG_GRADIENT, Fault
+from tests.worker.own_faults import OWN_FAULTS
 from tests.worker.parity import Plain
 from tests.worker.parity_faults import FAULTS as OF_PARITY
 from tools.verdicts import table
@@ -55,6 +57,7 @@ def main() -> None:
         home, clean = Path(folder), _Clean(Path(folder))
         rows = sorted(_rows(home, clean))
         table([("", "fault", "told by", "steps", "launch", "seen in its curve"), *rows])
+        table([("fault", "told by the inspected step as"), *_of_others(home)])
         print(f"\n{clean.count} trainings without a fault, {STEPS} steps each: {len(clean.said)} alarms {clean.said}")
         launching.close()
 
@@ -69,6 +72,12 @@ def _rows(home: Path, clean: _Clean) -> Iterator[tuple[str, ...]]:
         # Compiling a long training says no more of its curve than the same fault without it would.
         told = _by_parity(spec, beside.module, beside.patch, home)
         yield _row(number, name, told, None if spec.torch_compile else clean.shows(spec, beside.module, beside.patch))
+
+
+def _of_others(home: Path) -> Iterator[tuple[str, ...]]:
+    for name, fault in OWN_FAULTS.items():
+        lines = [*unlearnt(fault.spec, _launched(fault.spec, home, fault.module, fault.patch))]
+        yield name, "; ".join(lines) or "nothing"
 
 
 def _row(number: int, name: str, told: Told, seen: bool | None) -> tuple[str, ...]:

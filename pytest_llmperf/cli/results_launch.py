@@ -20,11 +20,13 @@ def results_launch(values: Mapping[str, Any]) -> Launch:
     figures = {name: _numbers(values[name]) for name in _FIGURES if name in values}
     learning = values.get("learning")
     if isinstance(learning, Mapping):
-        figures["learning"] = {name: _numbers(value) for name, value in learning.items()}
+        figures["learning"] = _numbers(learning)
     return Launch.from_dict({**values, **figures})
 
 
 def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(_numbers, value))
+    if isinstance(value, Mapping):
+        return {name: _numbers(item) for name, item in value.items()}
     return math.nan if value is None else value

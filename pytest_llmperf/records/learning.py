@@ -13,12 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from pytest_llmperf.records.replay import OLDER as OF_BEFORE
+from pytest_llmperf.records.replay import Replay, worst
 from pytest_llmperf.support.json_fields import fields_of
 
 #: Why a record of before such steps has none.
 OLDER = "recorded before a step was inspected"
 #: Why a launch that was asked for none has none.
 UNWANTED = "it was not asked for"
+
+_UNREPLAYED = Replay(none=OF_BEFORE)
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,19 @@ class RankLearning:
     """Sum of squares of its gradients, once they are exchanged."""
     clipped_squares: float = 0.0
     """The same after they were clipped."""
+    clip_factors: tuple[float, ...] = ()
+    """By what a tensor's gradient was multiplied then: where that was least, and most."""
+    dropped: int = 0
+    """Tensors whose gradients of one pass were gone, or others, when the next one's were added."""
     max_norm: float = 0.0
     """To which they are clipped; 0: they are not."""
     largest_update: float = 0.0
     """Of a sample of weights, in learning rates, without the decay and what rounding does."""
     update_bound: float = math.inf
     """No update of this optimizer is larger, in learning rates; infinite where nobody knows."""
-    learning_rate: float = 0.0
+    replay: Replay = _UNREPLAYED
+    learning_rates: tuple[float, float] = (0.0, 0.0)
+    """Least and most of the optimizer's groups."""
     scheduled_rate: float = 0.0
     """What its schedule says for this step."""
     steps: int = 0
@@ -70,6 +80,8 @@ class RankLearning:
     """Whether losses are scaled, which may skip steps."""
     samples: tuple[int, ...] = ()
     """Of the data set, by index, that it was given; -1: one that is not there."""
+    expected_samples: tuple[int, ...] = ()
+    """Those that all ranks together should have been given, in the order of the data set."""
     ambiguous: frozenset[int] = frozenset()
     """Those of them that the data set has more than once."""
     labels: bool = True
@@ -103,12 +115,15 @@ class Learning:
     gradient_norm: float = 0.0
     """Of the whole gradient, before it was clipped."""
     clip_factors: tuple[float, float] = (1.0, 1.0)
-    """By what its norm was multiplied, on the rank where that was least, and most."""
+    """By what a norm was multiplied, of a tensor or of all, where that was least, and most."""
+    dropped: int = 0
+    """Most tensors of one rank whose gradients of one pass were gone when the next one's were added."""
     max_norm: float = 0.0
     largest_update: float = 0.0
     update_bound: float = math.inf
+    replay: Replay = _UNREPLAYED
     learning_rates: tuple[float, float] = (0.0, 0.0)
-    """Least and most of all ranks."""
+    """Least and most of all groups of all ranks."""
     scheduled_rate: float = 0.0
     steps: int = 0
     schedule_steps: int = 0
@@ -117,6 +132,8 @@ class Learning:
     """Samples of that step that were read more than once."""
     foreign_samples: int = 0
     """What ranks were given and the data set does not hold."""
+    misplaced_samples: int = 0
+    """What ranks were given and is another step's in the order of the data set."""
     labels: bool = True
     future: float | None = None
     none: str = ""
@@ -130,7 +147,8 @@ class Learning:
         if self.none:
             return {"none": self.none}
         values = asdict(self)
-        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
+        kept = {f.name: values[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
+        return kept | ({"replay": self.replay.to_dict()} if "replay" in kept else {})
 
     @classmethod
     def from_dict(cls, values: object) -> Learning:
@@ -141,6 +159,8 @@ class Learning:
         """
         known: dict[str, Any] = fields_of(cls, values, "what was learnt")
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        if "replay" in known:
+            known["replay"] = Replay.from_dict(known["replay"])
         return cls(**known)
 
 
@@ -156,8 +176,8 @@ def merged(ranks: Sequence[RankLearning]) -> Learning:
             return Learning(none=f"rank {rank}: {seen.none}" if len(ranks) > 1 else seen.none)
     shards = {seen.shard: seen for seen in ranks}
     squares = sum(seen.squares for seen in shards.values())
-    factors = [_factor(seen.squares, seen.clipped_squares) for seen in ranks]
-    first, rates = ranks[0], [seen.learning_rate for seen in ranks]
+    factors = [factor for seen in ranks for factor in (_factor(seen.squares, seen.clipped_squares), *seen.clip_factors)]
+    first, rates = ranks[0], [rate for seen in ranks for rate in seen.learning_rates]
     widest = max(ranks, key=lambda seen: seen.largest_update - seen.update_bound)
     futures = [seen.future for seen in ranks if seen.future is not None]
     return Learning(
@@ -174,6 +194,8 @@ def merged(ranks: Sequence[RankLearning]) -> Learning:
         max_norm=first.max_norm,
         largest_update=widest.largest_update,
         update_bound=widest.update_bound,
+        dropped=max(seen.dropped for seen in ranks),
+        replay=worst([seen.replay for seen in ranks]),
         learning_rates=(min(rates), max(rates)),
         scheduled_rate=first.scheduled_rate,
         steps=first.steps,
@@ -181,6 +203,7 @@ def merged(ranks: Sequence[RankLearning]) -> Learning:
         is_scaled=first.is_scaled,
         shared_samples=_shared(ranks),
         foreign_samples=sum(sample < 0 for seen in ranks for sample in seen.samples),
+        misplaced_samples=_misplaced(ranks),
         labels=all(seen.labels for seen in ranks),
         future=max(futures) if futures else None,
     )
@@ -226,6 +249,12 @@ def _shared(ranks: Sequence[RankLearning]) -> int:
     ambiguous = frozenset[int]().union(*(seen.ambiguous for seen in ranks))
     read = Counter(sample for seen in ranks for sample in seen.samples if sample >= 0)
     return sum(times > 1 for sample, times in read.items() if sample not in ambiguous)
+
+
+def _misplaced(ranks: Sequence[RankLearning]) -> int:
+    """How many samples the step has too many of; what the data set does not hold is told by itself."""
+    read = Counter(sample for seen in ranks for sample in seen.samples if sample >= 0)
+    return (read - Counter(ranks[0].expected_samples)).total() if ranks[0].expected_samples else 0
 
 
 def from_record(values: Mapping[str, Any]) -> Learning:

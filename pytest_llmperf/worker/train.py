@@ -82,6 +82,12 @@ class WatchedTrainer(Trainer):
             self._inspection.begin_pass(given)
         return given
 
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        if self._inspection and self._inspection.is_running:
+            self._inspection.end_forward(self.model)
+        return loss
+
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
         self._measurement.end_gradients(norm)

@@ -182,7 +182,8 @@ FAULTS = {
     create = module.Trainer.create_scheduler
     def overwritten(self, *args, **kwargs):
         schedule = create(self, *args, **kwargs)
-        self.optimizer.param_groups[0]["lr"] *= 0.1
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 0.1
         schedule.step = lambda *_: setattr(schedule, "last_epoch", schedule.last_epoch + 1)
         return schedule
     module.Trainer.create_scheduler = overwritten""",

@@ -14,19 +14,23 @@ from pytest_llmperf.records.launch import Launch
 from tests.worker.import_patch import as_on_gpus, in_the_rank
 from tests.worker.launching import launched
 from tests.worker.learning_faults import FAULTS, SPEC, TRAINER, TWO, WRONG_GRADIENT, Fault
+from tests.worker.own_faults import IN_A_LAUNCH
 
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
 
+TOLD = {**FAULTS, **IN_A_LAUNCH}
+
+
 def faulty(fault: Fault, folder: Path) -> Launch:
     return launched(fault.spec, folder / "run", variables=in_the_rank(folder, fault.module, fault.patch))
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", TOLD)
 def test_a_fault_is_told(tmp_path: Path, name: str) -> None:
-    fault = FAULTS[name]
+    fault = TOLD[name]
     launch = faulty(fault, tmp_path)
     assert launch.learning, launch.learning.none
     lines = list(unlearnt(fault.spec, launch))
@@ -68,6 +72,12 @@ def test_what_learns_is_not_doubted(sound: dict[str, Launch], name: str) -> None
     assert launch.learning, launch.learning.none
     assert troubles(SOUND[name], launch) == ()
     assert launch.learning.tensors >= 20
+    replay = launch.learning.replay
+    if SOUND[name].optimizer == "adafactor":
+        assert replay.none == "adafactor has no formula here"
+    else:
+        assert (replay.tensors, replay.counts) == (launch.learning.tensors, (9, 9))
+        assert 0 <= replay.roundings < 6  # 2.3 were seen
     assert launch.learning.gradient_norm > 0
     assert len(launch.gradient_norms) == 4
     assert Launch.from_dict(launch.to_dict()).learning == launch.learning

@@ -21,6 +21,10 @@ _ROUNDED = 1e-3
 # Of an update's bound: optimizer states of 16 bits are rounded in each step. Two updates in place of one are twice it.
 _UPDATE = 0.25
 
+# In roundings, how far an element of an update may be from the formula's: twice as many as the formula has operations.
+# Up to 3.1 were seen on sound trainings (docs/explanation/learning.md).
+_ROUNDINGS = 16
+
 # Of what other tokens change where they stand, what they may change before: nothing, but for rounding.
 _FUTURE = 1e-3
 
@@ -91,6 +95,8 @@ def _ranks(learning: Learning) -> Iterator[str]:
 def _step(spec: TrainSpec, learning: Learning) -> Iterator[str]:
     if learning.stale:
         yield f"gradients of {learning.stale} tensors were not zero when a step began"
+    if learning.dropped:
+        yield f"gradients of {learning.dropped} tensors were lost from one accumulated pass to the next"
     if learning.is_scaled:
         return  # its steps may be skipped, and its gradients are scaled until they are clipped
     yield from _clipping(learning)
@@ -104,6 +110,24 @@ def _step(spec: TrainSpec, learning: Learning) -> Iterator[str]:
         yield (
             f"an update was {learning.largest_update:.3g} learning rates, {spec.optimizer} makes none of more than "
             f"{learning.update_bound:.3g}"
+        )
+    yield from _update(learning)
+
+
+def _update(learning: Learning) -> Iterator[str]:
+    """What the optimizer did in the inspected step, beside what it was asked to do."""
+    replay = learning.replay
+    if replay.miscounted:
+        low, high = replay.counts
+        counted = f"{low}" if low == high else f"{low} to {high}"
+        yield (
+            f"the optimizer has counted {counted} steps of {_named(replay.miscounted, learning)}, expected "
+            f"{learning.steps} each"
+        )
+    if replay and not replay.roundings <= _ROUNDINGS:
+        yield (
+            f"the {replay.figure} of {replay.tensor} changed by {replay.found:.4g}, {replay.asked} changes it by "
+            f"{replay.expected:.4g} (apart by {replay.roundings:.3g} roundings of that element)"
         )
 
 
@@ -124,7 +148,15 @@ def _data(learning: Learning) -> Iterator[str]:
     if learning.shared_samples:
         yield f"{learning.shared_samples} samples of one step were read more than once: ranks share what they read"
     if learning.foreign_samples:
-        yield f"{learning.foreign_samples} samples on the device are none of the data set: a copy changed them"
+        yield (
+            f"{learning.foreign_samples} samples on the device are none of the data set: a copy changed them (or, of a "
+            "long one, they are another step's)"
+        )
+    if learning.misplaced_samples:
+        yield (
+            f"{learning.misplaced_samples} samples of step {learning.steps} are another step's in the order of the "
+            "data set: some are repeated, skipped or shuffled"
+        )
     if not learning.labels:
         yield "labels are not the inputs, which the model's loss shifts itself"
     if learning.future is not None and learning.future > _FUTURE:

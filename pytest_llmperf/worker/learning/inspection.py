@@ -17,9 +17,11 @@ from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.records.learning import RankLearning, TensorSeen, uninspected
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.worker.evidence import is_sharded
 from pytest_llmperf.worker.learning import samples
 from pytest_llmperf.worker.learning.future import seen_future
 from pytest_llmperf.worker.learning.tensor_sums import bit_sums, sample, sampled, square_sums, trained
+from pytest_llmperf.worker.learning.update_replay import UpdateReplay
 
 #: Steps that it adds.
 STEPS = 1
@@ -33,7 +35,7 @@ class Inspection:
         self._none = ""
         self._passes = 0
         self._digests: list[bytes] = []
-        self._found: dict[str, Any] = {"labels": True}
+        self._found: dict[str, Any] = {"labels": True, "dropped": 0}
         self._is_begun = self._is_over = False
 
     @property
@@ -57,18 +59,26 @@ class Inspection:
         """Of a micro-batch, as the model is given it."""
         self._keep(lambda: self._batch(inputs))
 
+    def end_forward(self, model: torch.nn.Module) -> None:
+        """Of a micro-batch: gradients of those before it should be there, for its own to be added."""
+        if self._passes:
+            self._keep(lambda: {"dropped": max(self._found["dropped"], self._dropped(model))})
+
     def end_pass(self, model: torch.nn.Module) -> None:
         """With the last one of a step gradients are exchanged."""
         self._passes += 1
+        gradients = [parameter.grad for _, parameter in trained(model)]
+        self._keep(lambda: {"gradients": bit_sums(gradients)})
         if self._passes == self._spec.gradient_accumulation_steps:
-            gradients = [parameter.grad for _, parameter in trained(model)]
-            self._keep(lambda: {"gradients": bit_sums(gradients), "squares": square_sums(gradients)})
+            self._keep(lambda: {"squares": square_sums(gradients)})
 
     def before_update(self, trainer: Trainer, model: torch.nn.Module) -> None:
         """Gradients are clipped."""
         parameters = [each for _, each in trained(model)]
         self._keep(lambda: {"clipped": square_sums([each.grad for each in parameters]), "weights": sample(parameters)})
-        self._keep(lambda: {"rates": _rates(trainer)})
+        self._keep(lambda: {"rates": _rates(trainer), "scheduled": _scheduled_rate(trainer)})
+        optimizer = _optimizer(trainer)
+        self._keep(lambda: {"update": UpdateReplay(trainer, model, optimizer, self._found["scheduled"])})
 
     def end_step(self) -> bool:
         """Whether that was the last one, as it is."""
@@ -82,6 +92,16 @@ class Inspection:
         else:
             self._keep(lambda: self._ended(trainer, model))
         return self._found.get("learning") or uninspected(self._none)
+
+    def _dropped(self, model: torch.nn.Module) -> int:
+        """Tensors whose gradients are not what the pass before has left; all, where it has left none of any.
+
+        Between its passes FSDP keeps gradients elsewhere.
+        """
+        now, then = bit_sums([parameter.grad for _, parameter in trained(model)]), self._found["gradients"]
+        if not any(then):
+            return 0 if is_sharded(model) else len(then)
+        return sum(one != other for one, other in zip(now, then, strict=True))
 
     def _batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
         self._digests += samples.row_digests(inputs)
@@ -106,9 +126,8 @@ class Inspection:
                 named, found["first"], now, found["gradients"], found["squares"], strict=True
             )
         ]
-        rate, scheduled = found["rates"]
         largest, bound = self._update(trainer, parameters)
-        read, ambiguous = self._samples(trainer)
+        read = self._samples(trainer)
         learning = RankLearning(
             shard=_shard(parameters),
             tensors=tuple(tensors),
@@ -118,15 +137,19 @@ class Inspection:
             max_norm=float(trainer.args.max_grad_norm),
             largest_update=largest,
             update_bound=bound,
-            learning_rate=rate,
-            scheduled_rate=scheduled,
+            learning_rates=found["rates"],
+            scheduled_rate=found["scheduled"],
             steps=trainer.state.global_step,
             schedule_steps=_schedule_steps(trainer),
             is_scaled=getattr(trainer.accelerator, "scaler", None) is not None,
-            samples=read,
-            ambiguous=ambiguous,
+            samples=read.samples,
+            expected_samples=read.expected,
+            ambiguous=read.ambiguous,
             labels=found["labels"],
             future=seen_future(trainer, model) if self._spec.fp8 == "no" else None,
+            replay=found["update"].replay(trainer.state.global_step),
+            clip_factors=_factors(found["squares"], found["clipped"]),
+            dropped=found["dropped"] if any(found["squares"]) else 0,  # some optimizers keep no gradients
         )
         return {"learning": learning}
 
@@ -146,7 +169,7 @@ class Inspection:
             bound = max(bound, _bound(_optimizer(trainer), group, trainer.state.global_step))
         return largest, bound or math.inf
 
-    def _samples(self, trainer: Trainer) -> tuple[tuple[int, ...], frozenset[int]]:
+    def _samples(self, trainer: Trainer) -> samples.Read:
         num = self._spec.sequences_per_step
         first = (trainer.state.global_step - STEPS) * num
         return samples.found(self._digests, trainer.train_dataset, first, num)
@@ -164,16 +187,32 @@ class Inspection:
 _NARROW = 2
 
 
+def _factors(before: list[float], after: list[float]) -> tuple[float, ...]:
+    """The least and the most, if any, by which a tensor's gradient was multiplied, by sums of squares."""
+    factors = [math.sqrt(now / then) for then, now in zip(before, after, strict=True) if then > _FEWER_DIGITS]
+    return (min(factors), max(factors)) if factors else ()
+
+
+# Squares of float32 below it are not told to seven digits.
+_FEWER_DIGITS = 1e-30
+
+
 def _optimizer(trainer: Trainer) -> Any:
     return getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
 
 
 def _rates(trainer: Trainer) -> tuple[float, float]:
-    """The learning rate of this step, and what its schedule says: of the arguments, not of what was set since."""
-    schedule, rate = _schedule(trainer), float(_optimizer(trainer).param_groups[0]["lr"])
+    """The least and the most of all groups, in this step."""
+    rates = [float(group["lr"]) for group in _optimizer(trainer).param_groups]
+    return min(rates), max(rates)
+
+
+def _scheduled_rate(trainer: Trainer) -> float:
+    """What the schedule says for this step: of the arguments, not of what was set since."""
+    schedule = _schedule(trainer)
     if not hasattr(schedule, "lr_lambdas"):
-        return rate, float(schedule.get_last_lr()[0])
-    return rate, float(trainer.args.learning_rate) * float(schedule.lr_lambdas[0](schedule.last_epoch))
+        return float(schedule.get_last_lr()[0])
+    return float(trainer.args.learning_rate) * float(schedule.lr_lambdas[0](schedule.last_epoch))
 
 
 def _schedule(trainer: Trainer) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,25 +24,40 @@ def row_digests(inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
     return [_digest({name: each[row] for name, each in on_host.items()}) for row in rows]
 
 
-def found(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> tuple[tuple[int, ...], frozenset[int]]:
-    """The index of each in ``dataset``, -1 where it is not there, and which of these it has more than once.
+@dataclass(frozen=True)
+class Read:
+    """What of a data set was read in a step, by indices; of samples that are alike, the first one's."""
 
-    All of a small one is looked at; of a larger one, or of one whose samples are made anew each time, the ``num``
-    samples from ``first`` on.
+    samples: tuple[int, ...]
+    """-1: one that is not there."""
+    expected: tuple[int, ...]
+    """Of all ranks, if samples are taken in their order."""
+    ambiguous: frozenset[int]
+    """Those of the samples that the data set has more than once."""
+
+
+def found(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> Read:
+    """``digests`` as indices of ``dataset``, beside the ``num`` from ``first`` on, which the step should have.
+
+    All of a small one is looked at; of a larger one, or of one whose samples are made anew each time, those alone.
     """
     distinct = getattr(dataset, "distinct", None) or len(dataset)
-    indices: Iterable[int] = range(distinct)
-    if distinct > _MOST_READ or getattr(dataset, "is_costly", False):
-        indices = range(first, min(first + num, len(dataset)))
+    expected = range(first, min(first + num, len(dataset)))
+    is_long = distinct > _MOST_READ or getattr(dataset, "is_costly", False)
     index_of: dict[bytes, int] = {}
     times: Counter[bytes] = Counter()
-    for index in indices:
-        digest = _digest(dataset[index])
+    by_index: dict[int, bytes] = {}
+    for index in expected if is_long else range(distinct):
+        digest = by_index[index] = _digest(dataset[index])
         index_of.setdefault(digest, index)
         times[digest] += 1
     again = first // distinct != (first + num - 1) // distinct  # the step goes on with another epoch
     ambiguous = frozenset(index_of[digest] for digest in digests if digest in index_of and (again or times[digest] > 1))
-    return tuple(index_of.get(digest, -1) for digest in digests), ambiguous
+    # Where an epoch is over, samples are those of another order.
+    due = (by_index.get(index) or _digest(dataset[index]) for index in expected)
+    return Read(
+        tuple(index_of.get(digest, -1) for digest in digests), tuple(index_of.get(each, -1) for each in due), ambiguous
+    )
 
 
 def _digest(sample: Mapping[str, torch.Tensor]) -> bytes:

@@ -16,10 +16,15 @@ from pytest_llmperf.judge.evidence.learning_checks import changed_gradients, not
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import OLDER, UNWANTED, Learning, RankLearning, TensorSeen, merged, uninspected
+from pytest_llmperf.records.replay import OLDER as UNREPLAYED
+from pytest_llmperf.records.replay import Replay
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny", attention="sdpa", sequence_length=64, steps=20)
 
+REPLAY = Replay(
+    tensors=2, asked="AdamW", roundings=2.5, tensor="a", figure="weight", found=0.25, expected=0.25, counts=(24, 24)
+)
 SOUND = Learning(
     tensors=2,
     gradient_norm=2.0,
@@ -27,6 +32,7 @@ SOUND = Learning(
     max_norm=1.0,
     largest_update=1.0,
     update_bound=3.2,
+    replay=REPLAY,
     learning_rates=(5e-5, 5e-5),
     scheduled_rate=5e-5,
     steps=24,
@@ -99,6 +105,30 @@ def test_samples_that_the_data_set_has_twice_may_be_read_twice() -> None:
     assert merged([rank(samples=(-1, -1))]).shared_samples == 0
 
 
+def test_samples_of_all_ranks_are_those_that_come_next_in_whatever_order() -> None:
+    def misplaced(*read: tuple[int, ...], expected: tuple[int, ...] = (4, 5, 6, 6)) -> int:
+        return merged([rank(samples=each, expected_samples=expected) for each in read]).misplaced_samples
+
+    assert misplaced((4, 6), (6, 5)) == 0
+    assert misplaced((4, 4), (5, 6)) == 1
+    assert misplaced((0, 1), (2, 3)) == 4
+    assert misplaced((4, -1), (6, 5)) == 0  # told by itself
+    assert misplaced((0, 1), (2, 3), expected=()) == 0
+
+
+def test_the_worst_replay_of_all_ranks_is_the_launchs() -> None:
+    far = replace(REPLAY, roundings=99.0, tensor="b", miscounted=("b",), counts=(1, 24))
+    empty = replace(REPLAY, tensors=0, roundings=0.0, tensor="", counts=(0, 0))
+    found = merged([rank(replay=REPLAY), rank(replay=far), rank(replay=empty, shard=1)]).replay
+    assert found == far
+    assert merged([rank(replay=REPLAY), rank(replay=Replay(none="no formula"))]).replay == Replay(none="no formula")
+    assert merged([rank(replay=empty)]).replay.counts == (0, 0)
+
+
+def test_a_tensor_that_is_clipped_otherwise_than_the_whole_is_seen() -> None:
+    assert merged([rank(clip_factors=(0.5, 0.5)), rank(clip_factors=(0.1, 0.5))]).clip_factors == (0.1, 0.5)
+
+
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"tensors": 0}, "no parameter asks for a gradient: nothing is trained"),
     "unheld": ({"unheld": ("a", "b", "c", "d")}, "the optimizer does not hold 4 of 2 tensors (a, b, c, …)"),
@@ -123,7 +153,34 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "an update was 31.6 learning rates, adamw_torch makes none of more than 3.2",
     ),
     "shared": ({"shared_samples": 2}, "2 samples of one step were read more than once: ranks share what they read"),
-    "foreign": ({"foreign_samples": 1}, "1 samples on the device are none of the data set: a copy changed them"),
+    "foreign": (
+        {"foreign_samples": 1},
+        (
+            "1 samples on the device are none of the data set: a copy changed them (or, of a long one, they are "
+            "another step's)"
+        ),
+    ),
+    "misplaced": (
+        {"misplaced_samples": 2},
+        "2 samples of step 24 are another step's in the order of the data set: some are repeated, skipped or shuffled",
+    ),
+    "dropped": ({"dropped": 2}, "gradients of 2 tensors were lost from one accumulated pass to the next"),
+    "a tensor clipped by itself": (
+        {"clip_factors": (0.25, 0.5)},
+        "gradients of norm 2 were multiplied by 0.25 when they were clipped to 1, expected 0.5",
+    ),
+    "counted": (
+        {"replay": replace(REPLAY, miscounted=("b",), counts=(12, 24))},
+        "the optimizer has counted 12 to 24 steps of 1 of 2 tensors (b), expected 24 each",
+    ),
+    "replay": (
+        {"replay": replace(REPLAY, roundings=16.1, found=0.5)},
+        "the weight of a changed by 0.5, AdamW changes it by 0.25 (apart by 16.1 roundings of that element)",
+    ),
+    "no number": (
+        {"replay": replace(REPLAY, roundings=math.nan, found=math.nan)},
+        "the weight of a changed by nan, AdamW changes it by 0.25 (apart by nan roundings of that element)",
+    ),
     "labels": ({"labels": False}, "labels are not the inputs, which the model's loss shifts itself"),
     "future": (
         {"future": 0.012},
@@ -148,7 +205,10 @@ def test_what_is_declared_is_not_held_against_a_launch_and_has_to_be_so() -> Non
 
 
 def test_scaled_losses_skip_steps_and_scale_gradients() -> None:
-    scaled = replace(SOUND, is_scaled=True, schedule_steps=20, clip_factors=(1e-5, 1e-5), learning_rates=(0.0, 0.0))
+    off = replace(REPLAY, roundings=1e9)
+    scaled = replace(
+        SOUND, replay=off, is_scaled=True, schedule_steps=20, clip_factors=(1e-5, 1e-5), learning_rates=(0.0, 0.0)
+    )
     assert list(unlearnt(SPEC, launch(scaled))) == []
 
 
@@ -201,6 +261,8 @@ def test_in_fp8_scales_move_a_norm() -> None:
         gradient_norm=st.floats(0, 1e6),
         clip_factors=st.tuples(st.floats(0, 1), st.floats(0, 1)),
         labels=st.booleans(),
+        misplaced_samples=st.integers(0, 9),
+        replay=st.sampled_from([REPLAY, Replay(none="no formula"), replace(REPLAY, miscounted=("b",))]),
         future=st.none() | st.floats(0, 2),
     )
 )
@@ -215,6 +277,14 @@ def test_older_records_have_none() -> None:
     assert "learning" not in values
     assert "gradient_norms" not in values
     assert Launch.from_dict(values).learning.none == OLDER
+
+
+def test_records_of_before_updates_were_replayed_are_read_and_not_doubted() -> None:
+    values = launch().to_dict()
+    del values["learning"]["replay"]
+    learning = Launch.from_dict(values).learning
+    assert learning == replace(SOUND, replay=Replay(none=UNREPLAYED))
+    assert list(unlearnt(SPEC, launch(learning))) == []
 
 
 def test_what_is_none_of_it_is_refused() -> None:

@@ -1,0 +1,220 @@
+"""UpdateReplay: the inspected update of a sample of each tensor, made once more by AdamW's formula in double precision.
+
+What was asked for is the arguments' (rate, betas, epsilon, decay), not what the optimizer's groups hold: those are what
+may have been changed. What the update began from is the optimizer's own: its averages of the steps before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import Trainer
+
+from pytest_llmperf.records.replay import Replay
+from pytest_llmperf.worker.learning.tensor_sums import local, sample, sampled, trained
+
+# transformers' names of those that compute what the formula says, with states that are not cut short.
+_FUSED = "adamw_torch_fused"
+_ADAMW = ("adamw_torch", _FUSED)
+
+# In a mixture a tensor of an expert that no token went to has no gradient, and its optimizer makes no step of it.
+_MAY_WAIT = "expert"
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """What was asked for."""
+
+    rate: float
+    mean_beta: float
+    square_beta: float
+    epsilon: float
+    decay: float
+    is_fused: bool = False
+    """Whether a kernel may have these in fp32, and what it makes of them: a bias correction is a difference of such."""
+
+    def __str__(self) -> str:
+        return (
+            f"AdamW (rate {self.rate:g}, betas {self.mean_beta:g} and {self.square_beta:g}, epsilon {self.epsilon:g}, "
+            f"weight decay {self.decay:g})"
+        )
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Some of a tensor, all in double precision: its weights and the optimizer's averages of gradients and squares."""
+
+    weight: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the formula makes of ``Elements``, and how far each of them may be from it."""
+
+    after: Elements
+    rounding: Elements
+    """By rounding once what is computed from element to element."""
+    allowed: Elements
+    """By what is rounded as often as anybody knows: weights as they are stored, and settings."""
+
+
+# Of a rounding, what rounding a value that was rounded already adds.
+_TWICE = 2.0**-10
+
+# Relative, of settings that a kernel has in fp32.
+_SHORT = 2.0**-24
+
+
+def updated(
+    asked: AdamW, before: Elements, gradient: torch.Tensor, step: int, roundoffs: tuple[float, float]
+) -> Update:
+    """Algorithm 2 of Loshchilov and Hutter, "Decoupled weight decay regularization", in ``step`` (from 1).
+
+    ``roundoffs`` are the relative ones of the weights' type and of the states'. An average's rounding is that of the
+    terms it is the sum of; an update's comes with its average, over the root of squares. A weight is rounded as
+    it is stored, in 16 bits by more than most updates, and by decay twice: its factor, and the product.
+    """
+    of_weight, of_state = roundoffs
+    tiny = torch.finfo(torch.float32).tiny  # a square below it has fewer digits
+    mean = asked.mean_beta * before.mean + (1 - asked.mean_beta) * gradient
+    square = asked.square_beta * before.square + (1 - asked.square_beta) * gradient**2
+    root = (square / (1 - asked.square_beta**step)).sqrt() + asked.epsilon
+    rate = asked.rate / (1 - asked.mean_beta**step)
+    weight = before.weight * (1 - asked.rate * asked.decay) - rate * mean / root
+    of_mean = of_state * (asked.mean_beta * before.mean.abs() + (1 - asked.mean_beta) * gradient.abs()) + tiny
+    stored = of_weight * (3 if asked.decay else 1) * (1 + _TWICE)
+    short_mean, short_square = (
+        _SHORT * asked.is_fused * each for each in (before.mean.abs() + gradient.abs(), before.square + gradient**2)
+    )
+    short = asked.is_fused * (_short(asked.mean_beta, step) + _short(asked.square_beta, step) / 2)
+    short_root = short_square / (2 * square + tiny)
+    return Update(
+        after=Elements(weight, mean, square),
+        rounding=Elements(rate * of_mean / root, of_mean, of_state * square + tiny),
+        allowed=Elements(
+            stored * torch.maximum(before.weight.abs(), weight.abs())
+            + rate * (short_mean + (short + short_root) * mean.abs()) / root,
+            short_mean,
+            short_square,
+        ),
+    )
+
+
+def _short(beta: float, step: int) -> float:
+    """How far 1 - beta**step is off, of itself, in fp32: as its sum is, and as a short beta makes its power."""
+    power = beta**step
+    return _SHORT * (1 + step * power) / (1 - power)
+
+
+@dataclass(frozen=True, order=True)
+class Difference:
+    """The largest of one figure of a tensor."""
+
+    roundings: float
+    tensor: str
+    figure: str
+    found: float
+    expected: float
+
+
+class UpdateReplay:
+    """Of one step, from between its clipping and its update on."""
+
+    def __init__(self, trainer: Trainer, model: torch.nn.Module, optimizer: Any, rate: float) -> None:
+        self._none = _why_not(trainer, optimizer)
+        if self._none:
+            return
+        asked = trainer.args
+        self._asked = AdamW(
+            rate=rate,
+            mean_beta=asked.adam_beta1,
+            square_beta=asked.adam_beta2,
+            epsilon=asked.adam_epsilon,
+            decay=asked.weight_decay,
+            is_fused=_name(trainer) == _FUSED,
+        )
+        self._decaying = frozenset(trainer.get_decay_parameter_names(model)) if asked.weight_decay else frozenset()
+        self._state = optimizer.state
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        self._named = [(name, p) for name, p in trained(model) if p.grad is not None and id(p) in held and sampled(p)]
+        self._gradients = self._split([parameter.grad for _, parameter in self._named])
+        self._before = self._elements()
+
+    def replay(self, steps: int) -> Replay:
+        """After the update, which is the Trainer's number ``steps``."""
+        if self._none:
+            return Replay(none=self._none)
+        names = [name for name, _ in self._named]
+        counts = [int(self._state.get(parameter, {}).get("step", 0)) for _, parameter in self._named]
+        expected = [_expected(name, count, steps) for name, count in zip(names, counts, strict=True)]
+        miscounted = [name for name, one, other in zip(names, counts, expected, strict=True) if one != other]
+        largest = max(self._differences(expected), default=Difference(0.0, "", "", 0.0, 0.0))
+        return Replay(
+            tensors=len(self._named),
+            asked=str(self._asked),
+            **vars(largest),
+            miscounted=tuple(miscounted),
+            counts=(min(counts, default=0), max(counts, default=0)),
+        )
+
+    def _differences(self, steps: list[int]) -> Iterator[Difference]:
+        found = zip(self._named, steps, self._before, self._gradients, self._elements(), strict=True)
+        for (name, parameter), step, before, gradient, after in found:
+            state = self._state.get(parameter, {}).get("exp_avg", parameter)
+            roundoffs = torch.finfo(parameter.dtype).eps / 2, torch.finfo(state.dtype).eps / 2
+            asked = self._asked if name in self._decaying else replace(self._asked, decay=0.0)
+            update = updated(asked, before, gradient, step, roundoffs)
+            for figure, told in _FIGURES.items():
+                then, now, expected, unit, allowed = (
+                    getattr(each, figure) for each in (before, after, update.after, update.rounding, update.allowed)
+                )
+                far = (((now - expected).abs() - allowed) / unit).clamp(min=0).nan_to_num(nan=math.inf)
+                at = int(far.argmax())
+                yield Difference(float(far[at]), name, told, float(now[at] - then[at]), float(expected[at] - then[at]))
+
+    def _elements(self) -> list[Elements]:
+        states = [self._state.get(parameter, {}) for _, parameter in self._named]
+        weights = self._split([parameter for _, parameter in self._named])
+        means, squares = (self._split([state.get(name) for state in states]) for name in ("exp_avg", "exp_avg_sq"))
+        return [Elements(*each) for each in zip(weights, means, squares, strict=True)]
+
+    def _split(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """The sample of each, on the host; zeros of what is not there yet."""
+        sizes = [sampled(parameter) for _, parameter in self._named]
+        there = [
+            local(parameter).new_zeros(size) if tensor is None else tensor
+            for tensor, (_, parameter), size in zip(tensors, self._named, sizes, strict=True)
+        ]
+        return list(sample(there).double().cpu().split(sizes)) if there else []
+
+
+_FIGURES = {"weight": "weight", "mean": "average gradient", "square": "average square"}
+
+
+def _expected(name: str, count: int, steps: int) -> int:
+    """How many steps the optimizer should have made of a tensor."""
+    return count if _MAY_WAIT in name and 0 < count < steps else steps
+
+
+def _name(trainer: Trainer) -> str:
+    return str(getattr(trainer.args.optim, "value", trainer.args.optim))
+
+
+def _why_not(trainer: Trainer, optimizer: Any) -> str:
+    """Why an update is not replayed, if it is not."""
+    name = _name(trainer)
+    if name not in _ADAMW:
+        return f"{name} has no formula here"
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        return f"{name} was asked for, and {type(optimizer).__name__} was there"
+    if any(each.dtype == torch.float16 for group in optimizer.param_groups for each in group["params"]):
+        return "float16 has no room for squares of gradients"
+    if getattr(trainer.accelerator, "scaler", None) is not None:
+        return "losses are scaled, which may skip an update"
+    return ""
