@@ -123,7 +123,9 @@ def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None
         f"{len(planned)} case(s), {launches} launch(es), {hours:.2f}{budget} GPU-hours, {wall / 60:.0f} min in a row"
     )
     unknown = len(planned) - len(known)
-    if unknown:
+    if not known and planned and budget_gpu_hours is None:
+        total = f"{len(planned)} case(s), {launches} launch(es); none has a baseline that tells how long it takes"
+    elif unknown:
         total += f"; {unknown} case(s) without a baseline are not counted in the time"
     over = exceeds(planned, budget_gpu_hours)
     return [*lines, *skipped, total, *(["over the budget of --perf-budget"] if over else [])]
