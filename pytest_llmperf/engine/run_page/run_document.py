@@ -25,6 +25,8 @@ def text(value: object) -> str:
 
 # No figure of ours is near it, and products and ratios of such are numbers.
 _MOST = 2.0**63
+# From here on a limit is none to speak of: nobody asks for one of a half.
+_WIDE = 2.0
 
 
 def number(value: object) -> float | None:
@@ -60,6 +62,12 @@ class Figure:
     detectable: float | None = None
     interval: tuple[float, float] | None = None
     detail: str = ""
+
+    @property
+    def times_slower(self) -> float | None:
+        """How many times slower still passes, where speed is hardly gated, as on a CPU; else ``None``."""
+        times = self.baseline / self.limit if self.baseline and self.limit else 0.0
+        return times if times >= _WIDE else None
 
     @classmethod
     def of(cls, metric: str, values: Values) -> Figure:

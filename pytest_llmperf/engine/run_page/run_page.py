@@ -13,11 +13,12 @@ from pytest_llmperf.engine.run_page.ladder_charts import ladder_section
 from pytest_llmperf.engine.run_page.memory_charts import memory_section
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, lines, mapping, number, text
 from pytest_llmperf.engine.run_page.scaling_charts import scaling_sections
-from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
+from pytest_llmperf.engine.run_page.stored_figures import RATE, StoredFigures
 from pytest_llmperf.engine.run_page.time_charts import time_section
 from pytest_llmperf.engine.run_page.trace_charts import trace_section
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.judge.history.case_history import CaseHistory
+from pytest_llmperf.judge.host_shift import no_gate_of_speed
 from pytest_llmperf.judge.static.stored_step import ANY_MACHINE
 from pytest_llmperf.report.page.page_model import Page, Section
 from pytest_llmperf.support import formats
@@ -47,6 +48,7 @@ def page_of(
             clipped(line)
             for line in (*left_out, *chain.from_iterable(map(_warnings, documents)), *_cut(results), *stored.broken)
         ),
+        remarks=_remarks(results),
         columns=headings(documents),
         cases=rows(documents, stored),
         sections=tuple(_sections(documents, _newest(results), stored, histories)),
@@ -125,6 +127,11 @@ def _warnings(document: RunDocument) -> list[str]:
             f"{source}{unread} launches cannot be read by this version and are not shown; their cases' figures are"
         )
     return found
+
+
+def _remarks(results: Sequence[Result]) -> tuple[str, ...]:
+    wide = [times for result in results if (times := result.figure(RATE).times_slower)]
+    return (no_gate_of_speed(min(wide)),) if wide else ()
 
 
 def _cut(results: Sequence[Result]) -> list[str]:

@@ -90,6 +90,28 @@ def test_a_step_is_as_much_faster_as_the_chapters_tables_say_it(page: Page) -> N
     assert bars["15.6 bf16-sdpa-mbs7"].published == pytest.approx(24446 / 14315)
 
 
+def test_rungs_of_one_number_are_told_apart_by_their_gpus(page: Page) -> None:
+    labels = [bar.label for bar in chart(page, "ladder", "throughput").bars]
+    assert len(set(labels)) == len(labels)
+    assert labels[-3:] == [f"15.10 bf16-sdpa-liger-mbs37 {gpus} GPUs" for gpus in (2, 4, 8)]
+
+
+def test_where_speed_is_no_gate_the_page_says_so_and_not_what_it_would_detect() -> None:
+    values: Any = json.loads(json.dumps(ladder_run()))
+    for result in values["results"]:
+        rate = result["metrics"]["tokens_per_second_per_gpu"]
+        rate["limit"], rate["detectable"] = rate["baseline"] / 4, 0.987
+    wide = of_run(values)
+    (remark,) = wide.remarks
+    assert "no gate of speed" in remark
+    assert "4 times slower" in remark
+    assert "detectable" not in wide.columns
+    assert "98.7 %" not in str(wide)
+    narrow = of_run(ladder_run())
+    assert narrow.remarks == ()
+    assert "detectable" in narrow.columns
+
+
 def test_a_rung_that_was_not_run_is_the_baselines() -> None:
     only = [result_of(*LADDER[name]) for name in list(LADDER)[:2]]
     bars = chart(page_of([RunDocument(ladder_run(only))], stored_figures()), "ladder", "throughput").bars
