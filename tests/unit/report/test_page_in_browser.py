@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,7 +180,7 @@ def test_tab_leads_from_the_top_to_the_rows_and_through_what_they_open_to(opened
         return [one.tagName, one.className || one.id || one.innerText, !!one.closest('tbody.case'),
             !before || !!(before.compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING)];
     })()"""
-    reached = []
+    reached: list[Any] = []
     while not reached or not reached[-1][2]:
         assert len(reached) < 200, reached
         opened.press("Tab")
