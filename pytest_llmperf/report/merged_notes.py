@@ -31,11 +31,25 @@ class _Noted:
 def merged_notes(notes: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     """A line for each of ``notes``, which are by case; one that several cases have once, with how many these are."""
     cases = list(notes)
+    return _merged(cases, len(cases))
+
+
+def merged_reasons(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """The same of why each of these cases was not run: one that several share once, with some of their names."""
+    return _merged([(name, [without_name(name, why)]) for name, why in reasons], 0)
+
+
+def without_name(name: str, why: str) -> str:
+    """A reason says whose it is where it stands alone."""
+    return why.removeprefix(f"{name}: ")
+
+
+def _merged(cases: Iterable[tuple[str, Sequence[str]]], total: int) -> list[str]:
     alike: dict[str, list[_Noted]] = {}
     for name, told in cases:
         for note in dict.fromkeys(told):
             alike.setdefault(_FIGURE.sub("\0", note), []).append(_Noted(name, note))
-    return [_line(group, len(cases)) for group in alike.values()]
+    return [_line(group, total) for group in alike.values()]
 
 
 def of_cases(ids: Sequence[str], total: int) -> str:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.report.merged_notes import without_name
 
 SCHEMA = 1
 
@@ -206,7 +207,8 @@ class RunDocument:
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
         found = map(mapping, items(self.values.get("skipped")))
-        return tuple((text(each.get("id")), text(each.get("reason"))) for each in found)
+        told = ((text(each.get("id")), text(each.get("reason"))) for each in found)
+        return tuple((name, without_name(name, why)) for name, why in told)
 
     @property
     def schema(self) -> object:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pytest_llmperf.report.consumers.exported_run import ExportedCase, ExportedRun
 from pytest_llmperf.report.exports import escaped, markdown
+from pytest_llmperf.report.merged_notes import merged_reasons
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import UNICODE, shorten_middle
 from pytest_llmperf.support import formats
@@ -25,7 +26,7 @@ def markdown_page(run: ExportedRun) -> list[str]:
     lines = [f"## llmperf: {run.headline}", ""]
     troubles = _some(run.troubles, _MOST_TROUBLES)
     lines += [*troubles, ""] if troubles else []
-    skipped = _some([f"skipped: {name}: {why}" for name, why in run.skipped], _MOST_SKIPPED)
+    skipped = _some([f"skipped: {line}" for line in merged_reasons(run.skipped)], _MOST_SKIPPED)
     lines += [*skipped, ""] if skipped else []
     return lines + case_table(run.cases)
 
