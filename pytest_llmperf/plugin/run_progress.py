@@ -63,6 +63,11 @@ class RunProgress:
         return f"about {formats.elapsed(sum(known))}{of_them}"
 
     @property
+    def is_first(self) -> bool:
+        """Whether tiny models are about to be trained of which none has a baseline."""
+        return self._num_tiny > 0 and not any(self._expected.values())
+
+    @property
     def line(self) -> str:
         """``case 7 of 19, about 2 min left``; of one case alone nothing that its own line does not tell."""
         if not self._now or len(self._places) == 1:
