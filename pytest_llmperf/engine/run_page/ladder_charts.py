@@ -219,7 +219,9 @@ def _says(where: str, steps: Sequence[_Step]) -> str:
 
 
 def _rate(step: _Step) -> str:
-    return step.verdict if step.rate is None and step.verdict else formats.tokens_per_second(step.rate)
+    # An old file may have lost the rate of a case that passed.
+    why = step.verdict if step.rate is None and step.verdict != "pass" else ""
+    return why or formats.tokens_per_second(step.rate)
 
 
 def _of(num_bytes: float | None, size: float) -> float | None:

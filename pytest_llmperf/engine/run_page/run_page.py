@@ -123,9 +123,8 @@ def _warnings(document: RunDocument) -> list[str]:
         found.append(f"{source}schema {document.schema}, of an older version: what it does not say is not shown")
     unread = sum(result.num_unread for result in document.results)
     if unread:
-        found.append(
-            f"{source}{unread} launches cannot be read by this version and are not shown; their cases' figures are"
-        )
+        what = "1 launch cannot be read and is" if unread == 1 else f"{unread} launches cannot be read and are"
+        found.append(f"{source}{what} not shown, as of another version or damaged; the cases' figures are")
     return found
 
 

@@ -266,6 +266,8 @@ def test_a_figure_that_is_no_number_in_an_old_file_is_absent() -> None:
     page = page_of([RunDocument(values)], stored_figures())
     one = case(page, values["results"][0]["id"])
     assert one.cells[0].text == "-"
+    ladder = {bar.label: bar.told for bar in chart(page, "ladder", "throughput").bars}
+    assert ladder["15.1 fp32-eager-mbs6"] == "-"  # it passed, which is no rate
     assert len(dict(one.details.tables)["Launches"].rows) == 2  # whatever their losses are
     assert "nan" not in repr(page).lower()
 
@@ -279,7 +281,9 @@ def test_a_launch_whose_times_are_none_is_not_drawn(seconds: object) -> None:
     page = page_of([RunDocument(values)], stored_figures())
     one = case(page, values["results"][0]["id"])
     assert one.details.charts == ()
-    assert page.warnings == ("2 launches cannot be read by this version and are not shown; their cases' figures are",)
+    assert page.warnings == (
+        "2 launches cannot be read and are not shown, as of another version or damaged; the cases' figures are",
+    )
 
 
 def test_an_older_document_shows_what_it_has() -> None:
@@ -298,7 +302,7 @@ def test_an_older_document_shows_what_it_has() -> None:
     page = page_of([RunDocument(values)], NOTHING)
     assert [each.anchor for each in page.sections] == ["scaling", "cost", "changes"]
     assert page.warnings[0] == "schema None, of an older version: what it does not say is not shown"
-    assert page.warnings[1].startswith(f"{len(values['results'])} launches cannot be read by this version")
+    assert page.warnings[1].startswith(f"{len(values['results'])} launches cannot be read and are not shown")
 
 
 @pytest.mark.parametrize(
