@@ -1,4 +1,4 @@
-"""What the cases of a run have in common: whether they moved together, and whether their gates hold anything."""
+"""What the cases of a run have in common: whether they moved together."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ from pytest_llmperf.support.formats import percent
 _FEWEST, _MOST, _NEWS = 4, 0.75, 0.005
 
 _RATE = "tokens_per_second_per_gpu"
-
-
-def wide_gates(results: Sequence[CaseResult]) -> str:
-    """A line where a slow-down by a multiple passes, as on a CPU unless somebody chose a tolerance; else empty."""
-    held = [check for result in results if (check := result.check(_RATE)) is not None and check.is_wide]
-    return no_gate_of_speed(1 + max(check.tolerance or 0.0 for check in held)) if held else ""
-
-
-def no_gate_of_speed(times: float) -> str:
-    """Why a case fails only when it is so many ``times`` slower, and what holds there all the same."""
-    return (
-        "CPU: this is no gate of speed: equal runs differ by tens of per cent here, so a case fails only when it is "
-        f"{times:.2g} times slower (perf_throughput_tolerance = 0.3 makes that 30 %, on a quiet machine); "
-        "held exactly all the same: what was active, what a step runs, the first loss, and that it learns"
-    )
 
 
 def host_shift(results: Sequence[CaseResult]) -> str:

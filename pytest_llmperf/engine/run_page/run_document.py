@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.report.merged_notes import without_name
+from pytest_llmperf.report.speed_gate import times_slower
 
 SCHEMA = 1
 
@@ -26,8 +27,6 @@ def text(value: object) -> str:
 
 # No figure of ours is near it, and products and ratios of such are numbers.
 _MOST = 2.0**63
-# From here on a limit is none to speak of: nobody asks for one of a half.
-_WIDE = 2.0
 
 
 def number(value: object) -> float | None:
@@ -67,8 +66,7 @@ class Figure:
     @property
     def times_slower(self) -> float | None:
         """How many times slower still passes, where speed is hardly gated, as on a CPU; else ``None``."""
-        times = self.baseline / self.limit if self.baseline and self.limit else 0.0
-        return times if times >= _WIDE else None
+        return times_slower(self.baseline, self.limit)
 
     @classmethod
     def of(cls, metric: str, values: Values) -> Figure:

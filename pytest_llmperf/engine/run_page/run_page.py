@@ -18,9 +18,9 @@ from pytest_llmperf.engine.run_page.time_charts import time_section
 from pytest_llmperf.engine.run_page.trace_charts import trace_section
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.judge.history.case_history import CaseHistory
-from pytest_llmperf.judge.host_shift import no_gate_of_speed
 from pytest_llmperf.judge.static.stored_step import ANY_MACHINE
 from pytest_llmperf.report.page.page_model import Page, Section
+from pytest_llmperf.report.speed_gate import no_gate_of_speed
 from pytest_llmperf.support import formats
 
 _MOST_SKIPPED = 200
@@ -42,7 +42,7 @@ def page_of(
     skipped = [each for document in documents for each in document.skipped]
     machines = list(dict.fromkeys(document.machine for document in documents))
     return Page(
-        title=f"pytest-llmperf on {', '.join(machines)}" if machines else "pytest-llmperf",
+        title=_title(machines),
         runs=tuple(map(_facts, documents)),
         warnings=tuple(
             clipped(line)
@@ -56,6 +56,11 @@ def page_of(
         made_by=made_by,
         notes=_notes(results),
     )
+
+
+def _title(machines: Sequence[str]) -> str:
+    told = ["no machine, by --perf-static" if machine == ANY_MACHINE else machine for machine in machines]
+    return f"pytest-llmperf on {', '.join(told)}" if told else "pytest-llmperf"
 
 
 def _sections(
@@ -129,8 +134,8 @@ def _warnings(document: RunDocument) -> list[str]:
 
 
 def _remarks(results: Sequence[Result]) -> tuple[str, ...]:
-    wide = [times for result in results if (times := result.figure(RATE).times_slower)]
-    return (no_gate_of_speed(min(wide)),) if wide else ()
+    told = no_gate_of_speed(result.figure(RATE).times_slower for result in results)
+    return (told,) if told else ()
 
 
 def _cut(results: Sequence[Result]) -> list[str]:

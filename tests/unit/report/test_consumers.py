@@ -175,6 +175,15 @@ def test_what_is_skipped_for_one_reason_is_a_line_of_the_page() -> None:
     ]
 
 
+@pytest.mark.parametrize(("limit", "is_told"), [(27.5, True), (108.0, False), (None, False)])
+def test_where_speed_is_no_gate_the_page_says_so(limit: float | None, is_told: bool) -> None:
+    found = result()
+    found["metrics"] = {"tokens_per_second_per_gpu": RATE | {"limit": limit}}
+    told = [line for line in markdown_page(run(document(found))) if "no gate of speed" in line]
+    assert len(told) == is_told
+    assert all("4 times slower" in line for line in told)
+
+
 def test_a_page_is_cut_at_a_row_and_says_so() -> None:
     page = markdown_page(run(document(*(result(f"case-{number:05}-" + "ü" * 100) for number in range(3000)))))
     text = within(page, 100_000)
