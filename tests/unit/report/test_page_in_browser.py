@@ -121,10 +121,13 @@ def test_a_column_sorts_by_its_figures_up_and_down(opened: Browser) -> None:
     assert opened.evaluate("document.querySelectorAll('[aria-sort]').length") == 1
 
 
-@pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.parametrize("width", [320, 375, 1280])
 def test_nothing_is_wider_than_the_window(chromium: Browser, tmp_path: Path, text: str, width: int) -> None:
     show(chromium, tmp_path, text, width=width)
     chromium.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    # As the names of tests are, of which a note tells.
+    words = "document.querySelectorAll('.told li, .again code, .person span')"
+    chromium.evaluate(f"{words}.forEach(one => {{ one.append('x'.repeat(300)); }})")
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width
 
 
