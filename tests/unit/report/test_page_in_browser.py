@@ -198,6 +198,20 @@ def test_tab_leads_from_the_top_to_the_rows_and_through_what_they_open_to(opened
     assert opened.evaluate(here)[:3] == ["BUTTON", "copy", True]
 
 
+def test_a_screen_reader_is_told_what_each_thing_is(opened: Browser) -> None:
+    opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    nodes = [node for node in opened.call("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
+    named: dict[str, list[str]] = {}
+    for node in nodes:
+        named.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    told = ("heading", "link", "button", "image", "region", "searchbox", "combobox", "DisclosureTriangle", "navigation")
+    assert not [role for role in told if not all(named[role])]
+    assert len(named["image"]) > 20
+    assert "Filter" in named["searchbox"]
+    assert any("regressed" in text for text in named["heading"])
+    opened.call("Accessibility.disable")
+
+
 def test_paper_has_what_needs_a_person_and_what_was_opened(opened: Browser) -> None:
     opened.evaluate("document.querySelectorAll('tbody.case')[2].querySelector('details').open = true")
     opened.call("Emulation.setEmulatedMedia", media="print")
