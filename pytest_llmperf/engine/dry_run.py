@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pytest_llmperf.report.merged_notes import merged_reasons
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.findings import Elsewhere, Planned, Skipped
 from pytest_llmperf.run.width import WidthCheck
@@ -112,7 +113,8 @@ def exceeds(planned: Sequence[Planned], budget_gpu_hours: float | None) -> bool:
 def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None) -> list[str]:
     """Each case in the order it would run, what all of them would cost, and which would be skipped and why."""
     hours = gpu_hours(planned)
-    skipped = [f"      skipped: {case.skipped}" for case in planned if case.skipped]
+    reasons = merged_reasons((case.id, case.skipped) for case in planned if case.skipped)
+    skipped = [f"      skipped: {line}" for line in reasons]
     planned = [case for case in planned if not case.skipped]
     lines = [_line(number, case) for number, case in enumerate(planned, 1)]
     known = [case for case in planned if case.seconds is not None]
@@ -123,7 +125,9 @@ def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None
         f"{len(planned)} case(s), {launches} launch(es), {hours:.2f}{budget} GPU-hours, {wall / 60:.0f} min in a row"
     )
     unknown = len(planned) - len(known)
-    if unknown:
+    if not known and planned and budget_gpu_hours is None:
+        total = f"{len(planned)} case(s), {launches} launch(es); none has a baseline that tells how long it takes"
+    elif unknown:
         total += f"; {unknown} case(s) without a baseline are not counted in the time"
     over = exceeds(planned, budget_gpu_hours)
     return [*lines, *skipped, total, *(["over the budget of --perf-budget"] if over else [])]
@@ -132,7 +136,7 @@ def plan_lines(planned: Sequence[Planned], budget_gpu_hours: float | None = None
 def skip_lines(skipped: Sequence[Skipped]) -> list[str]:
     """Why cases did not run: all that ran before, and some of the others."""
     lost = [f"skipped, and has a baseline: {case.reason}" for case in skipped if case.lost]
-    others = [f"skipped: {case.reason}" for case in skipped if not case.lost]
+    others = [f"skipped: {line}" for line in merged_reasons((one.id, one.reason) for one in skipped if not one.lost)]
     more = len(others) - _MOST_SKIPS
     return [*lost, *others[:_MOST_SKIPS], *([f"skipped: {more} more; -rs shows why"] if more > 0 else [])]
 

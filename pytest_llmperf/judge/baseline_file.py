@@ -76,8 +76,8 @@ class Accepted:
 def side_by_side(
     old: Accepted | None, new: Accepted, anchor: Accepted, figures: Callable[[Accepted], str]
 ) -> list[str]:
-    """What was accepted before, now and first, a line each, for people."""
-    entries = (("old", old), ("new", new), ("anchor", anchor))
+    """What was accepted before, now and first, a line each, for people; the first one is its own anchor."""
+    entries = (("old", old), ("new", new), ("anchor", anchor if old or new != anchor else None))
     return [
         f"  {label:6} {figures(entry)}  {entry.recorded_at[:10]}"
         + "  uncommitted" * entry.uncommitted

@@ -1,4 +1,4 @@
-"""What the cases of a run have in common: whether they moved together, and whether their gates hold anything."""
+"""What the cases of a run have in common: whether they moved together."""
 
 from __future__ import annotations
 
@@ -12,19 +12,6 @@ from pytest_llmperf.support.formats import percent
 _FEWEST, _MOST, _NEWS = 4, 0.75, 0.005
 
 _RATE = "tokens_per_second_per_gpu"
-
-
-def wide_gates(results: Sequence[CaseResult]) -> str:
-    """A line where a slow-down by a multiple passes, as on a CPU unless somebody chose a tolerance; else empty."""
-    held = [check.tolerance or 0.0 for result in results if (check := result.check(_RATE)) is not None]
-    widest = max(held, default=0.0)
-    if widest < 1:
-        return ""
-    return (
-        f"CPU: speed is hardly gated, a case fails only when it is {1 + widest:g} times slower: "
-        "set perf_throughput_tolerance, e.g. to 0.3, on a quiet machine; "
-        "held exactly all the same: what was active, what a step runs, first losses, and that it learns"
-    )
 
 
 def host_shift(results: Sequence[CaseResult]) -> str:

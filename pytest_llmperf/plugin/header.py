@@ -15,6 +15,8 @@ from pytest_llmperf.run.errors import UsageError
 #: Under which a worker of xdist leaves its controller the line of a usage error.
 REFUSED = "llmperf_refused"
 
+_FIRST = "no baseline yet: a case without one fails as new, with its figures; --update-baselines=new records them"
+
 
 def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     """About where the cases run, and what they do not see; nothing where no perf test was collected."""
@@ -27,10 +29,14 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
     found = None if session.settings.against else first(session.config)
     ignored = without_effect(session.config)
-    takes = session.progress.whole if session.progress is not None else ""
+    progress = session.progress
+    takes = progress.whole if progress is not None else ""
+    # Who has just begun would take a screen of failures for a fault.
+    is_first = progress is not None and progress.is_first and not (session.settings.update or session.settings.against)
     parts = [f"llmperf: {cases} case(s) on {session.machine_kind}", where, f"baselines {baselines}", takes]
     return [
         ", ".join(filter(None, parts)),
+        *([f"llmperf: {_FIRST}"] if is_first else []),
         *([f"llmperf: {ignored}"] if ignored else []),
         *([f"llmperf: {told(session.config, found)}"] if found else []),
     ]

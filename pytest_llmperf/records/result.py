@@ -72,6 +72,11 @@ class Check:
     def gates(self) -> bool:
         return self.tolerance is not None
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether what is a multiple worse passes, as speed does on a CPU: a gate against hanging, and no other."""
+        return self.tolerance is not None and self.tolerance >= 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:

@@ -115,7 +115,7 @@ def _row(check: Check) -> tuple[str, ...]:
         formats.figure(check.metric, check.baseline, check.unit),
         formats.figure(check.metric, check.limit, check.unit),
         formats.percent(check.change),
-        formats.share(check.detectable),
+        formats.ABSENT if check.is_wide else formats.share(check.detectable),
         one_line(check.verdict or ""),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
 from pytest_llmperf.report.failure_message import explained
+from pytest_llmperf.report.merged_notes import merged_notes, of_cases
 from pytest_llmperf.report.table import Column, render
 from pytest_llmperf.report.text import Glyphs, fold, glyphs_of, one_line
 from pytest_llmperf.report.time_spent import time_line
@@ -15,7 +16,7 @@ from pytest_llmperf.support import formats
 _EXPLAINED = frozenset({"pass", "regressed", "invalid", "new"})
 # Less than that is how long any loader takes.
 _LEAST_DATA_WAIT = 0.05
-_MOST_SOURCES, _MOST_LINES, _MOST_NAMED = 3, 8, 2
+_MOST_SOURCES, _MOST_LINES = 3, 8
 
 
 def summary_lines(
@@ -46,8 +47,9 @@ def summary_lines(
         *_grouped("not the same on both sides", in_turns, lambda result: result.changed),
         *_grouped("different from the baseline's environment", stored, lambda result: result.differences),
         *_grouped("different between the two sides", in_turns, lambda result: result.differences),
-        *_noted(results),
-        *(line for result in results for line in _recorded(result)),
+        *merged_notes((result.id, result.notes) for result in results),
+        # Two tests of one training recorded it once.
+        *(line for recorded in dict.fromkeys(map(_recorded, results)) for line in recorded),
         _totals(results, spent or Spent(), glyphs),
         *_hint(results),
     ]
@@ -114,9 +116,9 @@ def _data_waits(result: CaseResult) -> str:
 
 
 def _detectable(result: CaseResult) -> str:
-    """The smallest slow-down that this case would have told."""
+    """The smallest slow-down that this case would have told; not where speed is no gate, which a line below says."""
     check = result.check("tokens_per_second_per_gpu")
-    return formats.share(check.detectable) if check is not None else formats.ABSENT
+    return formats.share(check.detectable) if check is not None and not check.is_wide else formats.ABSENT
 
 
 def _operators(result: CaseResult) -> str:
@@ -155,33 +157,15 @@ def _grouped(title: str, results: Sequence[CaseResult], lines_of: Callable[[Case
     for result in results:
         for line in lines_of(result):
             cases.setdefault(line, []).append(result.id)
-    lines = [f"{title}: {line} ({_of(ids, len(results))})" for line, ids in cases.items()]
+    lines = [f"{title}: {line} ({of_cases(ids, len(results))})" for line, ids in cases.items()]
     return lines[:_MOST_LINES] + ([f"{title}: {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else [])
 
 
-def _noted(results: Sequence[CaseResult]) -> list[str]:
-    """Each note with its case; one that several have once, with all of them."""
-    cases: dict[str, list[str]] = {}
-    for result in results:
-        for note in dict.fromkeys(result.notes):
-            cases.setdefault(note, []).append(result.id)
-    return [
-        f"{ids[0]}: {note}" if len(ids) == 1 else f"{len(ids)} cases: {note} ({_of(ids, len(results))})"
-        for note, ids in cases.items()
-    ]
-
-
-def _of(ids: Sequence[str], total: int) -> str:
-    if len(ids) == total > 1:
-        return f"all {total} cases"
-    return ", ".join(ids[:_MOST_NAMED]) + (f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else "")
-
-
-def _recorded(result: CaseResult) -> list[str]:
-    lines = [line.rstrip() for line in result.updated.splitlines() if line.strip()]
+def _recorded(result: CaseResult) -> tuple[str, ...]:
+    lines = tuple(line.rstrip() for line in result.updated.splitlines() if line.strip())
     if not lines or result.id in lines[0]:
         return lines
-    return [f"recorded {result.id}", *(f"  {line}" for line in lines)]
+    return (f"recorded {result.id}", *(f"  {line}" for line in lines))
 
 
 def _totals(results: Sequence[CaseResult], spent: Spent, glyphs: Glyphs) -> str:

@@ -162,7 +162,7 @@ def test_a_dry_run_says_whether_the_cases_fit_a_budget(node: Project) -> None:
             "--gpus 8: only 0 GPU(s) visible here; 8 assumed, with the times of fake-h200-140gib",
         ),
         ("", "", 0, "--gpus 8: only 0 *no baseline tells how long *; say which do with *=KIND (fake-h200-140gib)"),
-        ("", "", 0, "1 case(s), 1 launch(es), *; 1 case(s) without a baseline are not counted*"),
+        ("", "", 0, "1 case(s), 1 launch(es); none has a baseline that tells how long it takes"),
         ("0.03", "", 4, "*--gpus 8: only 0 *no baseline tells how long *"),
         ("0.03", "typo", 4, "*no baseline tells how long *; there are none of typo; say which *(fake-h200-140gib)"),
     ],

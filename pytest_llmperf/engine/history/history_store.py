@@ -88,7 +88,12 @@ class HistoryStore:
             return []
         with self._refusing(), self._opened_for_reading() as database:
             versions: dict[str, Any] = {}
-            return [_result(row, versions) for row in database.execute(_READ)]
+            found = [_result(row, versions) for row in database.execute(_READ)]
+            # What has lost its run or its versions is joined with nothing, and SQLite says nothing of it.
+            (held,) = database.execute("SELECT count(*) FROM results").fetchone()
+            if held != len(found):
+                raise ValueError(f"{held - len(found)} of its {held} results lost their run or their versions")
+            return found
 
     def _opened_for_writing(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)

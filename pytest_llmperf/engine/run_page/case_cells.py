@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from pytest_llmperf.engine.run_page.change_charts import detectable_words
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument
 from pytest_llmperf.engine.run_page.stored_figures import MEMORY, RATE
 from pytest_llmperf.report.page.page_model import Cell
@@ -51,8 +52,8 @@ def _change(metric: str) -> Callable[[Result], Cell]:
 
 
 def _detectable(result: Result) -> Cell:
-    detectable = result.figure(RATE).detectable
-    return _cell(formats.share(detectable), detectable)
+    figure = result.figure(RATE)
+    return _cell(detectable_words(figure), None if figure.times_slower else figure.detectable)
 
 
 def _operators(result: Result) -> Cell:

@@ -28,6 +28,11 @@ class CaseName:
         return cls(found["model"] if found else "", found["settings"] if found else rest, gpus)
 
     @property
+    def rung(self) -> str:
+        """What tells it from the others of a ladder: its settings, and its GPUs where these are several."""
+        return f"{self.settings} {self.gpus} GPUs" if (self.gpus or 0) > 1 else self.settings
+
+    @property
     def training(self) -> str:
         """What cases that differ in their GPUs alone have in common."""
         return f"{self.model}-{self.settings}" if self.model else self.settings

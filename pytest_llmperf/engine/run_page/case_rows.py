@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pytest_llmperf.engine.run_page.case_cells import cells, headings
 from pytest_llmperf.engine.run_page.case_name import CaseName
-from pytest_llmperf.engine.run_page.change_charts import interval_words, step_chart, urgency
+from pytest_llmperf.engine.run_page.change_charts import detectable_words, interval_words, step_chart, urgency
 from pytest_llmperf.engine.run_page.memory_charts import memory_parts, memory_table
 from pytest_llmperf.engine.run_page.run_document import Figure, Result, RunDocument, lines
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
@@ -132,7 +132,7 @@ def _figure(figure: Figure) -> tuple[str, ...]:
         *(formats.figure(figure.metric, value, figure.unit) for value in values),
         formats.percent(figure.change),
         interval_words(figure),
-        formats.share(figure.detectable),
+        detectable_words(figure),
     )
 
 

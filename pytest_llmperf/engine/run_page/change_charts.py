@@ -67,7 +67,7 @@ def _row(result: Result, change: float) -> tuple[str, ...]:
         formats.percent(change),
         interval_words(figure),
         formats.percent(limit_change(figure)),
-        formats.share(figure.detectable),
+        detectable_words(figure),
     )
 
 
@@ -76,6 +76,11 @@ def interval_words(figure: Figure) -> str:
     if figure.interval is None:
         return formats.ABSENT
     return " to ".join(map(formats.percent, figure.interval))
+
+
+def detectable_words(figure: Figure) -> str:
+    """What this gate would have seen; nothing where it is none to speak of."""
+    return formats.ABSENT if figure.times_slower else formats.share(figure.detectable)
 
 
 def limit_change(figure: Figure) -> float | None:

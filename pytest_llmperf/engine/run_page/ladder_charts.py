@@ -66,7 +66,7 @@ def _ladders(results: Iterable[Result], machine: str, stored: StoredFigures) -> 
     others = [result for digest, result in measured.items() if digest not in _CHAPTER]
     for result in sorted(others, key=lambda one: (_order(one.text("rung")), one.id)):
         name = CaseName.of(result.id)
-        found.setdefault(name.model or "cases", []).append(_measured(result, name.settings))
+        found.setdefault(name.model or "cases", []).append(_measured(result, name.rung))
     return found
 
 
@@ -75,7 +75,7 @@ def _order(number: str) -> tuple[int, ...]:
 
 
 def _step_of(rung: Rung, result: Result | None, machine: str, stored: StoredFigures) -> _Step:
-    settings = CaseName.of(rung.spec.id).settings
+    settings = CaseName.of(rung.spec.id).rung
     baseline = stored.of(machine, rung.spec.digest)
     if result is not None:
         step = _measured(result, settings, rung)
@@ -219,7 +219,9 @@ def _says(where: str, steps: Sequence[_Step]) -> str:
 
 
 def _rate(step: _Step) -> str:
-    return step.verdict if step.rate is None and step.verdict else formats.tokens_per_second(step.rate)
+    # An old file may have lost the rate of a case that passed.
+    why = step.verdict if step.rate is None and step.verdict != "pass" else ""
+    return why or formats.tokens_per_second(step.rate)
 
 
 def _of(num_bytes: float | None, size: float) -> float | None:

@@ -35,7 +35,7 @@ def write_page(  # noqa: PLR0913 - what it is made of
         page = page_of(runs, stored, [*left_out, *told.troubles], made_by, told.cases)
         write_text(path, html(page, drawn(charts_of(page))))
     except OSError as error:
-        return f"{path}: no page was written ({error})"
+        return f"{path}: no page was written ({error.strerror or error})"
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the page's and not the run's
         why = one_line(f"{type(error).__name__}: {error}")
         return f"{path}: no page was written ({why}); llmperf report RESULTS --html FILE tries again"

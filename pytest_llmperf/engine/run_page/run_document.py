@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.report.merged_notes import without_name
+from pytest_llmperf.report.speed_gate import times_slower
 
 SCHEMA = 1
 
@@ -60,6 +62,11 @@ class Figure:
     detectable: float | None = None
     interval: tuple[float, float] | None = None
     detail: str = ""
+
+    @property
+    def times_slower(self) -> float | None:
+        """How many times slower still passes, where speed is hardly gated, as on a CPU; else ``None``."""
+        return times_slower(self.baseline, self.limit)
 
     @classmethod
     def of(cls, metric: str, values: Values) -> Figure:
@@ -198,7 +205,8 @@ class RunDocument:
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
         found = map(mapping, items(self.values.get("skipped")))
-        return tuple((text(each.get("id")), text(each.get("reason"))) for each in found)
+        told = ((text(each.get("id")), text(each.get("reason"))) for each in found)
+        return tuple((name, without_name(name, why)) for name, why in told)
 
     @property
     def schema(self) -> object:

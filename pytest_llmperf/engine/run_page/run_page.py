@@ -13,13 +13,14 @@ from pytest_llmperf.engine.run_page.ladder_charts import ladder_section
 from pytest_llmperf.engine.run_page.memory_charts import memory_section
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, lines, mapping, number, text
 from pytest_llmperf.engine.run_page.scaling_charts import scaling_sections
-from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
+from pytest_llmperf.engine.run_page.stored_figures import RATE, StoredFigures
 from pytest_llmperf.engine.run_page.time_charts import time_section
 from pytest_llmperf.engine.run_page.trace_charts import trace_section
 from pytest_llmperf.insight import chapter15
 from pytest_llmperf.judge.history.case_history import CaseHistory
 from pytest_llmperf.judge.static.stored_step import ANY_MACHINE
 from pytest_llmperf.report.page.page_model import Page, Section
+from pytest_llmperf.report.speed_gate import no_gate_of_speed
 from pytest_llmperf.support import formats
 
 _MOST_SKIPPED = 200
@@ -41,12 +42,13 @@ def page_of(
     skipped = [each for document in documents for each in document.skipped]
     machines = list(dict.fromkeys(document.machine for document in documents))
     return Page(
-        title=f"pytest-llmperf on {', '.join(machines)}" if machines else "pytest-llmperf",
+        title=_title(machines),
         runs=tuple(map(_facts, documents)),
         warnings=tuple(
             clipped(line)
             for line in (*left_out, *chain.from_iterable(map(_warnings, documents)), *_cut(results), *stored.broken)
         ),
+        remarks=_remarks(results),
         columns=headings(documents),
         cases=rows(documents, stored),
         sections=tuple(_sections(documents, _newest(results), stored, histories)),
@@ -54,6 +56,11 @@ def page_of(
         made_by=made_by,
         notes=_notes(results),
     )
+
+
+def _title(machines: Sequence[str]) -> str:
+    told = ["no machine, by --perf-static" if machine == ANY_MACHINE else machine for machine in machines]
+    return f"pytest-llmperf on {', '.join(told)}" if told else "pytest-llmperf"
 
 
 def _sections(
@@ -121,10 +128,14 @@ def _warnings(document: RunDocument) -> list[str]:
         found.append(f"{source}schema {document.schema}, of an older version: what it does not say is not shown")
     unread = sum(result.num_unread for result in document.results)
     if unread:
-        found.append(
-            f"{source}{unread} launches cannot be read by this version and are not shown; their cases' figures are"
-        )
+        what = "1 launch cannot be read and is" if unread == 1 else f"{unread} launches cannot be read and are"
+        found.append(f"{source}{what} not shown, as of another version or damaged; the cases' figures are")
     return found
+
+
+def _remarks(results: Sequence[Result]) -> tuple[str, ...]:
+    told = no_gate_of_speed(result.figure(RATE).times_slower for result in results)
+    return (told,) if told else ()
 
 
 def _cut(results: Sequence[Result]) -> list[str]:

@@ -58,8 +58,8 @@ def notes(launches: Sequence[Launch]) -> Iterator[str]:
         learning = launch.learning
         if learning.lost:
             yield (
-                f"in {learning.lost} of {learning.tensors} tensors no update of {learning.steps} steps was as large as "
-                "the last of their 16 bits: they do not learn at this rate"
+                f"{learning.lost} of {learning.tensors} tensors did not change in {learning.steps} steps: "
+                "weights kept in 16 bits alone round such updates away; usual, no fault (mixed precision keeps 32 bits)"
             )
             return
 

@@ -23,6 +23,7 @@ _LABEL_CHARACTERS = 44
 _LEAST_SHARE = 0.9
 # Figures from here on are told by two digits and a letter.
 _LARGE = 10_000
+_THREE_DIGITS = ".3~s"
 
 _ROLES = ("now", "baseline", "published", "ideal")
 # Of many launches the lines behind are no more than a ground.
@@ -42,6 +43,8 @@ _CONFIG: Mapping[str, Any] = {
         "ticks": False,
         "gridColor": "var(--grid)",
         "labelPadding": 4,
+        # Labels are wider in the reader's font than in the one they are laid out by.
+        "titlePadding": 8,
     },
 }
 
@@ -120,8 +123,10 @@ def _y() -> _Spec:
     return {"field": "row", "type": "ordinal", "axis": None, "scale": {"padding": 0}}
 
 
-def _x(title: str, **more: Any) -> _Spec:
-    axis = {"tickCount": 5, "title": title, **({"format": more.pop("format")} if "format" in more else {})}
+def _x(title: str, most: float = 0.0, **more: Any) -> _Spec:
+    """``most``: the largest figure there. Long ones would stand in each other."""
+    told = more.pop("format", _THREE_DIGITS if most >= _LARGE else "")
+    axis = {"tickCount": 5, "title": title, **({"format": told} if told else {})}
     return {"type": "quantitative", "axis": axis, **more}
 
 
@@ -178,7 +183,8 @@ def _bars(chart: BarChart) -> _Spec:
         }
         for index, bar in enumerate(chart.bars)
     ]
-    x = _x(chart.axis)
+    figures = (figure for bar in chart.bars for figure in (bar.value, bar.baseline, bar.published))
+    x = _x(chart.axis, max((figure for figure in figures if figure is not None), default=0.0))
     bar_layer = {
         "data": {"values": [row for row in rows if row["value"] is not None]},
         "mark": {"type": "bar", "height": _BAR, "yOffset": _BELOW},
@@ -284,6 +290,8 @@ def _lines(chart: LineChart) -> _Spec:
     if chart.doubles and not chart.y_share:
         y_scale = {**logarithms, "domain": [min(ys), max(ys)]}
         y_axis |= {"format": ".2~s"}
+    elif not chart.y_share and max(ys, default=0.0) >= _LARGE:
+        y_axis |= {"format": _THREE_DIGITS}
     if chart.y_share:
         y_scale = {"domain": [min(_LEAST_SHARE, *ys), max(1.0, *ys)], "nice": True}
     roles = [role for role in _ROLES if any(line.role == role for line in chart.lines)]

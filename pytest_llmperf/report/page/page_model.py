@@ -178,6 +178,8 @@ class Page:
     """What each was, and where: names and values."""
     warnings: tuple[str, ...] = ()
     """What fails the run or must be known before its figures are read: an end before its end, files left out."""
+    remarks: tuple[str, ...] = ()
+    """What a verdict does not say where it was reached."""
     columns: tuple[str, ...] = ()
     cases: tuple[Case, ...] = ()
     sections: tuple[Section, ...] = ()

@@ -615,7 +615,6 @@ class TestDescribing:
         assert describe(None, BASELINE) == [
             f"recorded {SPEC.id} (1 launch in 1 session, provisional)",
             "  new           640 tokens/s/GPU    1.00 GiB  2026-01-01",
-            "  anchor        640 tokens/s/GPU    1.00 GiB  2026-01-01",
         ]
 
     def test_old_new_and_anchor_side_by_side(self) -> None:

@@ -234,3 +234,12 @@ def test_a_result_that_lost_its_launches_is_told(store: HistoryStore) -> None:
     assert found.results == ()
     (trouble,) = found.troubles
     assert trouble.startswith(f"{store.path}: cut, damaged or no database (a result of llama-case")
+
+
+@pytest.mark.parametrize("table", ["runs", "texts"])
+def test_results_that_lost_what_belongs_to_them_are_not_an_empty_history(store: HistoryStore, table: str) -> None:
+    store.append([past_result(), past_result(case=1)])
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as database:
+        database.execute(f"DELETE FROM {table}")
+    with pytest.raises(HistoryError, match=r"damaged .*2 of its 2 results lost their run or their versions.*recover"):
+        store.read()

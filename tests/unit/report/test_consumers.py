@@ -26,6 +26,7 @@ from pytest_llmperf.report.consumers.junit import junit
 from pytest_llmperf.report.consumers.markdown_page import markdown_page, within
 from pytest_llmperf.report.consumers.prometheus import prometheus
 from tests.examples import examples
+from tools.documentation.commands import troubles
 
 HOSTILE = ['a"b\\c', "two\nlines", "pipe | <b>bold</b> # {x}", "ü \u2028 日本", "x" * 5000, "\ud800\x00]]>", "", "'"]
 RATE = {"value": 100.0, "unit": "tokens/s", "baseline": 110.0, "limit": 108.0, "change": -0.0909, "detectable": 0.01}
@@ -165,6 +166,24 @@ def test_junit_is_what_its_readers_know() -> None:
     assert (values["llmperf.verdict"], values["llmperf.tokens_per_second_per_gpu"]) == ("regressed", "100.0")
 
 
+def test_what_is_skipped_for_one_reason_is_a_line_of_the_page() -> None:
+    skipped = [{"id": name, "reason": f"{name}: needs a GPU"} for name in "abcd"] + [{"id": "e", "reason": "e: a rest"}]
+    page = markdown_page(run(document(result(), skipped=skipped)))
+    assert [line for line in page if line.startswith("- ")] == [
+        "- skipped: 4 cases: needs a GPU (a, b and 2 more)",
+        "- skipped: e: a rest",
+    ]
+
+
+@pytest.mark.parametrize(("limit", "is_told"), [(27.5, True), (108.0, False), (None, False)])
+def test_where_speed_is_no_gate_the_page_says_so(limit: float | None, is_told: bool) -> None:
+    found = result()
+    found["metrics"] = {"tokens_per_second_per_gpu": RATE | {"limit": limit}}
+    told = [line for line in markdown_page(run(document(found))) if "no gate of speed" in line]
+    assert len(told) == is_told
+    assert all("4 times slower" in line for line in told)
+
+
 def test_a_page_is_cut_at_a_row_and_says_so() -> None:
     page = markdown_page(run(document(*(result(f"case-{number:05}-" + "ü" * 100) for number in range(3000)))))
     text = within(page, 100_000)
@@ -211,7 +230,7 @@ def test_an_output_that_may_not_be_written_is_named(tmp_path: Path, capsys: pyte
     }
 
 
-def test_the_files_of_docs_ci_are_what_the_page_shows() -> None:
+def test_the_files_of_docs_ci_are_what_the_page_shows(pytestconfig: pytest.Config) -> None:
     yaml = pytest.importorskip("yaml")
     docs = Path(__file__).parents[3] / "docs"
     github = yaml.safe_load((docs / "ci" / "github-actions.yml").read_text())
@@ -221,4 +240,9 @@ def test_the_files_of_docs_ci_are_what_the_page_shows() -> None:
     for jobs in (github["jobs"], gitlab):
         assert "--perf-static" in json.dumps(jobs["perf-static"])
         assert "llmperf export" in json.dumps(jobs["perf-gpu"])
+    steps = [step for job in github["jobs"].values() for step in job["steps"]]
+    given = [line for step in steps for line in step.get("run", "").splitlines()]
+    given += [line for job in gitlab.values() for name in ("script", "after_script") for line in job.get(name, ())]
+    assert sum("pytest" in line for line in given) >= 4
+    assert not [told for line in given for told in troubles(line, pytestconfig._parser)]
     assert gitlab["perf-gpu"]["artifacts"]["reports"] == {"junit": "perf-gpu.xml", "metrics": "metrics.txt"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,10 +121,13 @@ def test_a_column_sorts_by_its_figures_up_and_down(opened: Browser) -> None:
     assert opened.evaluate("document.querySelectorAll('[aria-sort]').length") == 1
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [320, 375, 1280])
 def test_nothing_is_wider_than_the_window(chromium: Browser, tmp_path: Path, text: str, width: int) -> None:
     show(chromium, tmp_path, text, width=width)
     chromium.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    # As the names of tests are, of which a note tells.
+    words = "document.querySelectorAll('.told li, .again code, .person span')"
+    chromium.evaluate(f"{words}.forEach(one => {{ one.append('x'.repeat(300)); }})")
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -140,8 +144,99 @@ def test_light_and_dark_follow_the_reader(chromium: Browser, tmp_path: Path, tex
     assert grounds == ["rgb(255, 255, 255)", "rgb(20, 23, 27)"]
 
 
-def test_it_prints(opened: Browser) -> None:
-    assert opened.printed().startswith(b"%PDF-")
+# Of all text that is seen its contrast (https://www.w3.org/TR/WCAG21/#contrast-minimum asks for 4.5), the least first.
+CONTRASTS = """(() => {
+    const channels = colour => colour.match(/[\\d.]+/g).map(Number);
+    const light = colour => channels(colour).slice(0, 3).map(one => one / 255)
+        .map(one => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, one, index) => sum + one * [0.2126, 0.7152, 0.0722][index], 0);
+    const ground = one => {
+        for (; one; one = one.parentElement) {
+            const colour = getComputedStyle(one).backgroundColor;
+            if (channels(colour)[3] !== 0) return colour;
+        }
+    };
+    const seen = [...document.querySelectorAll('body *')].filter(one => one.getClientRects().length
+        && [...one.childNodes].some(node => node.nodeType === 3 && node.data.trim()));
+    return seen.map(one => {
+        const ink = getComputedStyle(one)[one instanceof SVGElement ? 'fill' : 'color'];
+        const [low, high] = [light(ink), light(ground(one))].sort((a, b) => a - b);
+        return [(high + 0.05) / (low + 0.05), one.tagName, one.textContent.slice(0, 40)];
+    }).sort((a, b) => a[0] - b[0]);
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_stands_out_from_its_ground(chromium: Browser, tmp_path: Path, text: str, dark: bool) -> None:
+    show(chromium, tmp_path, text, width=375, dark=dark)
+    chromium.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    found = chromium.evaluate(CONTRASTS)
+    assert len(found) > 1000
+    assert {"text", "P", "TH", "SUMMARY"} <= {tag for _, tag, _ in found}
+    assert found[0][0] >= 4.5, found[:5]
+
+
+def test_tab_leads_from_the_top_to_the_rows_and_through_what_they_open_to(opened: Browser) -> None:
+    here = """(() => {
+        const one = document.activeElement, before = window.last;
+        window.last = one;
+        return [one.tagName, one.className || one.id || one.innerText, !!one.closest('tbody.case'),
+            !before || !!(before.compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING)];
+    })()"""
+    reached: list[Any] = []
+    while not reached or not reached[-1][2]:
+        assert len(reached) < 200, reached
+        opened.press("Tab")
+        reached.append(opened.evaluate(here))
+    assert all(in_order for *_, in_order in reached), reached
+    told = [name for _, name, *_ in reached]
+    assert told[0] == "What needs a person"
+    assert told[-11:-8] == ["words", "verdict", "case"]  # then the other headings, which sort, and the first row
+    opened.press("Enter")
+    assert opened.evaluate("document.querySelector('tbody.case').rows[1].offsetHeight") > 200
+    opened.press("Tab")
+    assert opened.evaluate(here)[:3] == ["BUTTON", "copy", True]
+
+
+def test_a_screen_reader_is_told_what_each_thing_is(opened: Browser) -> None:
+    opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    nodes = [node for node in opened.call("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
+    named: dict[str, list[str]] = {}
+    for node in nodes:
+        named.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    told = ("heading", "link", "button", "image", "region", "searchbox", "combobox", "DisclosureTriangle", "navigation")
+    assert not [role for role in told if not all(named[role])]
+    assert len(named["image"]) > 20
+    assert "Filter" in named["searchbox"]
+    assert any("regressed" in text for text in named["heading"])
+    opened.call("Accessibility.disable")
+
+
+def test_paper_has_what_needs_a_person_and_what_was_opened(opened: Browser) -> None:
+    opened.evaluate("document.querySelectorAll('tbody.case')[2].querySelector('details').open = true")
+    opened.call("Emulation.setEmulatedMedia", media="print")
+    rows = opened.evaluate(
+        f"{ROWS}.map(one => [one.dataset.verdict, one.rows[1].offsetHeight && one.rows[1].innerText])"
+    )
+    assert [(verdict, bool(told)) for verdict, told in rows[:4]] == [
+        ("regressed", True),
+        ("improved", True),
+        ("pass", True),
+        ("pass", False),
+    ]
+    regressed, _, passed, *_ = (told for _, told in rows)
+    assert "Run it again: pytest" in regressed
+    assert "torch: 2.11.0 -> 2.12.0" in regressed
+    assert "Launches" not in regressed
+    assert "Launches" in passed
+    assert not opened.evaluate(
+        "document.querySelector('nav').offsetHeight + document.querySelector('form').offsetHeight"
+    )
+    grounds = "getComputedStyle(document.body).backgroundColor"
+    assert opened.evaluate(grounds) == "rgb(255, 255, 255)"
+    printed = opened.printed()
+    assert printed.startswith(b"%PDF-")
+    assert 5 <= printed.count(b"/Type /Page\n") <= 14
 
 
 def test_markup_in_names_is_text_there_too(chromium: Browser, tmp_path: Path) -> None:

@@ -261,3 +261,39 @@ def test_a_note_that_several_cases_have_is_said_once() -> None:
     lines = summary_lines([*results, case("pass", "c")], None, color=False)
     assert [line for line in lines if "two speeds" in line] == ["2 cases: the steps have two speeds (a, b)"]
     assert "a: own" in lines
+
+
+def test_notes_that_differ_by_a_figure_are_one_with_its_range_and_who_has_most_of_it() -> None:
+    lost = "slow steps lost {} % of a launch"
+    results = [case("pass", name, notes=(lost.format(share),)) for name, share in (("a", 1.1), ("b", 17.4), ("c", 9.0))]
+    kept = [
+        case("pass", name, notes=(f"{part} tensors did not change",))
+        for name, part in (("d", "5 of 20"), ("e", "9 of 24"))
+    ]
+    named = [
+        case("pass", name, notes=(f"rank {rank} is waited for, torch 2.{rank}",)) for name, rank in (("f", 1), ("g", 2))
+    ]
+    lines = summary_lines([*results, *kept, *named], None, color=False)
+    assert "3 cases: slow steps lost 1.1 to 17.4 % of a launch (most: b, c)" in lines
+    assert "2 cases: 5 to 9 of 20 to 24 tensors did not change (most: e, d)" in lines
+    assert "f: rank 1 is waited for, torch 2.1" in lines
+    assert "g: rank 2 is waited for, torch 2.2" in lines
+
+
+def test_where_speed_is_no_gate_nothing_says_what_it_would_detect() -> None:
+    def lines_of(tolerance: float) -> list[str]:
+        rate = Check(
+            metric="tokens_per_second_per_gpu", value=812.0, unit="tokens/s", tolerance=tolerance, detectable=0.769
+        )
+        return summary_lines([case("pass", "a", checks=(rate,))], None, color=False)
+
+    assert "detectable" in lines_of(0.3)[0]
+    assert not [line for line in lines_of(3.0) if "detectable" in line or "76.9" in line]
+
+
+def test_what_two_tests_recorded_of_one_training_is_told_once() -> None:
+    results = [
+        case("new", "a", nodeid=nodeid, updated="recorded a (1 launch)\n  new  7") for nodeid in ("t::x", "t::y")
+    ]
+    lines = summary_lines(results, None, color=False)
+    assert lines.count("recorded a (1 launch)") == 1

@@ -90,6 +90,28 @@ def test_a_step_is_as_much_faster_as_the_chapters_tables_say_it(page: Page) -> N
     assert bars["15.6 bf16-sdpa-mbs7"].published == pytest.approx(24446 / 14315)
 
 
+def test_rungs_of_one_number_are_told_apart_by_their_gpus(page: Page) -> None:
+    labels = [bar.label for bar in chart(page, "ladder", "throughput").bars]
+    assert len(set(labels)) == len(labels)
+    assert labels[-3:] == [f"15.10 bf16-sdpa-liger-mbs37 {gpus} GPUs" for gpus in (2, 4, 8)]
+
+
+def test_where_speed_is_no_gate_the_page_says_so_and_not_what_it_would_detect() -> None:
+    values: Any = json.loads(json.dumps(ladder_run()))
+    for result in values["results"]:
+        rate = result["metrics"]["tokens_per_second_per_gpu"]
+        rate["limit"], rate["detectable"] = rate["baseline"] / 4, 0.987
+    wide = of_run(values)
+    (remark,) = wide.remarks
+    assert "no gate of speed" in remark
+    assert "4 times slower" in remark
+    assert "detectable" not in wide.columns
+    assert "98.7 %" not in str(wide)
+    narrow = of_run(ladder_run())
+    assert narrow.remarks == ()
+    assert "detectable" in narrow.columns
+
+
 def test_a_rung_that_was_not_run_is_the_baselines() -> None:
     only = [result_of(*LADDER[name]) for name in list(LADDER)[:2]]
     bars = chart(page_of([RunDocument(ladder_run(only))], stored_figures()), "ladder", "throughput").bars
@@ -244,6 +266,8 @@ def test_a_figure_that_is_no_number_in_an_old_file_is_absent() -> None:
     page = page_of([RunDocument(values)], stored_figures())
     one = case(page, values["results"][0]["id"])
     assert one.cells[0].text == "-"
+    ladder = {bar.label: bar.told for bar in chart(page, "ladder", "throughput").bars}
+    assert ladder["15.1 fp32-eager-mbs6"] == "-"  # it passed, which is no rate
     assert len(dict(one.details.tables)["Launches"].rows) == 2  # whatever their losses are
     assert "nan" not in repr(page).lower()
 
@@ -257,7 +281,9 @@ def test_a_launch_whose_times_are_none_is_not_drawn(seconds: object) -> None:
     page = page_of([RunDocument(values)], stored_figures())
     one = case(page, values["results"][0]["id"])
     assert one.details.charts == ()
-    assert page.warnings == ("2 launches cannot be read by this version and are not shown; their cases' figures are",)
+    assert page.warnings == (
+        "2 launches cannot be read and are not shown, as of another version or damaged; the cases' figures are",
+    )
 
 
 def test_an_older_document_shows_what_it_has() -> None:
@@ -276,7 +302,7 @@ def test_an_older_document_shows_what_it_has() -> None:
     page = page_of([RunDocument(values)], NOTHING)
     assert [each.anchor for each in page.sections] == ["scaling", "cost", "changes"]
     assert page.warnings[0] == "schema None, of an older version: what it does not say is not shown"
-    assert page.warnings[1].startswith(f"{len(values['results'])} launches cannot be read by this version")
+    assert page.warnings[1].startswith(f"{len(values['results'])} launches cannot be read and are not shown")
 
 
 @pytest.mark.parametrize(

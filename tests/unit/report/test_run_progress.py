@@ -65,6 +65,12 @@ def test_where_no_baseline_tells_the_run_itself_does(now: list[float]) -> None:
     assert run.line == "case 2 of 2, about 7 s left"
 
 
+def test_a_first_run_of_tiny_models_tells_about_how_long_they_take() -> None:
+    nothing = dict.fromkeys("abc")
+    assert RunProgress(nothing, num_tiny=2).whole == "about 9 s for the 2 that run here, tiny models"
+    assert RunProgress({"a": 10.0, "b": None}, num_tiny=2).whole == "about 10 s for the 1 that have a baseline"
+
+
 def test_other_tests_and_a_case_alone_say_nothing(now: list[float]) -> None:
     run = RunProgress({"a": 10.0, "b": 10.0})
     run.begin("no case")
