@@ -107,7 +107,7 @@ class TestTheTestFile:
         (["llama-tiny", "8"], "8: expected settings in pairs"),
         (["llama-tiny", "model=opt-tiny"], "model=opt-tiny is given beside llama-tiny"),
         (["llama-tiny", "--allow", "fp9"], "'fp9', did you mean 'fp8'"),
-        (["llama-tiny", "--space", "none.toml"], "none.toml: no space could be read"),
+        (["llama-tiny", "--space", "none.toml"], "none.toml: no space could be read (No such file or directory)"),
         (["llama-tiny", "--write", "mine.py"], "pytest collects files named test_*.py"),
         (["llama-tiny", "micro_batch_size=4", "--global-batch", "6"], "no multiple of the micro-batch 4"),
         (["llama-tiny", "--global-batch", "6", "micro_batch_size=4"], "no multiple of the micro-batch 4"),
