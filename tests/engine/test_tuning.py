@@ -265,6 +265,34 @@ def test_what_fails_takes_the_search_nowhere(engine: Engine, world: World) -> No
     assert all(one.trial.failure for one in tuning.tried if one.trial.kind)
 
 
+def test_a_choice_that_takes_a_trial_more_than_its_time_is_put_off_and_told(engine: Engine, world: World) -> None:
+    world.outcome = lambda spec: "timeout" if spec.gradient_checkpointing else ""
+    tuning = _tuned(engine, axes={name: AXES[name] for name in ("attention", "optimizer", "gradient_checkpointing")})
+    first, second = [number for number, one in enumerate(tuning.tried, 1) if one.trial.kind == "timeout"]
+    assert (second, len(tuning.tried)) == (6, 6)  # after all four others; a third is not tried
+    late = tuning.tried[first - 1].spec
+    told = f"with gradient_checkpointing as {late.id}, which ran out of its time in trial {first}"
+    assert (tuning.left, dict(tuning.put_off)) == (2, {told: 2})
+
+
+def test_what_the_end_of_all_time_cut_short_is_to_blame_for_nothing(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    plain = world.launch
+
+    def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        now[0] += min(25.0, request.timeout_seconds)
+        return plain(request, watch)
+
+    monkeypatch.setattr(world, "launch", launch)
+    world.outcome = lambda _: "timeout" if len(world.launched) == 3 else ""
+    tuning = _tuned(engine, seconds=100.0)
+    assert [one.trial.kind for one in tuning.tried] == ["", "", "timeout"]
+    assert dict(tuning.put_off) == {}
+
+
 def test_what_was_not_active_is_no_winner(engine: Engine, world: World) -> None:
     world.unsound = lambda spec: spec.optimizer == "adamw_torch_fused"
     tuning = _tuned(engine)

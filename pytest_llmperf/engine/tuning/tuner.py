@@ -227,6 +227,7 @@ class Tuner:
             refused=refused,
             too_large=len(stage.too_large) + sum(one.trial.kind == "oom" for one in stage.tried),
             left=len(stage.search.left),
+            put_off=stage.put_off(),
             unseen=candidates.unseen,
             better_chance=1.0 if best is None else stage.search.chance_of_better(_BETTER_BY),
             memory_errors=forecast.errors,

@@ -71,6 +71,8 @@ class Tuning:
     """How many of those looked at do not fit, by predicted memory or by what ran out of it."""
     left: int = 0
     """How many were neither tried nor found not to fit."""
+    put_off: Mapping[str, int] = field(default_factory=dict)
+    """How many of them come after all others, by what they have in common with a trial that ran out of its time."""
     unseen: int = 0
     """How many of a large space were not even looked at."""
     better_chance: float = 1.0

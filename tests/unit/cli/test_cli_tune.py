@@ -180,6 +180,7 @@ def _tuning(**values: Any) -> Tuning:
         "refused": {"one cannot": 12},
         "too_large": 3,
         "left": 40,
+        "put_off": {"with liger as another, which ran out of its time in trial 2": 30},
         "better_chance": 0.004,
         "memory_errors": (0.01, 0.03),
         "notes": ("no time was left for parity",),
@@ -204,6 +205,8 @@ def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
         "it broke",
         "12 cannot be: one cannot",
         "3 of those looked at do not fit",
+        "30 with liger as another, which ran out of its time in trial 2; more --minutes give a trial more",
+        "  10 promised too little, or no time was left for them",
         "note: no time was left for parity",
         "3 trials in 61 s",
     ):
@@ -222,3 +225,4 @@ def test_the_document_is_json_and_holds_every_trial() -> None:
     assert values["winner"]["tokens_per_second_per_gpu"] == pytest.approx(16 * 1024 / 0.15)
     assert [one["failure"] for one in values["trials"]] == ["", "", "it broke"]
     assert TrainSpec.from_dict(values["trials"][1]["spec"]) == FAST
+    assert sum(values["put_off"].values()) == 30
