@@ -27,7 +27,7 @@ from pytest_llmperf.launch import leases
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
@@ -55,6 +55,8 @@ class World:
         self.outcome: Callable[[TrainSpec], str] = lambda _: ""
         """A kind of failure; empty where it trains."""
         self.unsound: Callable[[TrainSpec], bool] = lambda _: False
+        self.neighbours: Callable[[TrainSpec], tuple[str, ...]] = lambda _: ()
+        """Others on the hardware, beside whom a step takes twice as long."""
 
     def step_seconds(self, spec: TrainSpec) -> float:
         each = 1.0 + 0.3 * (spec.attention == "eager") + 0.25 * spec.gradient_checkpointing
@@ -74,11 +76,14 @@ class World:
         kind = self.outcome(spec)
         if kind == "interrupt":
             raise KeyboardInterrupt
+        neighbours = self.neighbours(spec)
         if kind:
-            return Failure(kind=kind, message=f"it ended by {kind}", tail=(), folder="nowhere")
+            health = Health(foreign_processes=neighbours)
+            return Failure(kind=kind, message=f"it ended by {kind}", tail=(), folder="nowhere", health=health)
         evidence = {"attention": "eager"} if self.unsound(spec) else {}
-        seconds, peak = self.step_seconds(spec), self.peak(spec)
-        return launch_of(spec, Fake(step_seconds=seconds, reserved_bytes=peak, evidence=evidence))
+        seconds, peak = self.step_seconds(spec) * (2 if neighbours else 1), self.peak(spec)
+        fake = Fake(step_seconds=seconds, reserved_bytes=peak, evidence=evidence, foreign_processes=neighbours)
+        return launch_of(spec, fake)
 
     def training_errors(
         self, request: LaunchRequest, _watch: Callable[[Progress], None]
@@ -525,6 +530,72 @@ def test_a_winner_whose_parity_nobody_can_show_is_not_one(engine: Engine, world:
     tuning = _tuned(engine, proves=True)
     assert tuning.winner is None
     assert any("there is no parity here" in note for note in tuning.notes)
+
+
+class TestNeighbours:
+    """Other processes on the hardware, which a launch's own record tells of."""
+
+    def test_a_trial_that_one_spoilt_is_made_once_more_and_ranks_by_that(self, engine: Engine, world: World) -> None:
+        best = replace(BASE, micro_batch_size=32, optimizer="adamw_torch_fused")
+        world.neighbours = lambda spec: ("python 7",) if world.launched.count(spec) == 1 and _same(spec, best) else ()
+        tuning = _tuned(engine)
+        trials = [one.trial for one in tuning.tried if one.spec == best]
+        assert [bool(trial.disturbances) for trial in trials] == [True, False]
+        assert tuning.winner == best
+        assert best in tuning.front
+        assert len(tuning.tried) == len({one.spec for one in tuning.tried}) + 1
+
+    def test_one_that_is_spoilt_again_ranks_nowhere_and_is_not_kept(self, engine: Engine, world: World) -> None:
+        """It is so fast that even half its speed would win."""
+        plain, wrong = world.step_seconds, replace(BASE, micro_batch_size=16)
+        world.step_seconds = lambda spec: plain(spec) / (4 if _same(spec, wrong) else 1)  # type: ignore[method-assign]
+        world.neighbours = lambda spec: ("python 7",) if _same(spec, wrong) else ()
+        axes = {"micro_batch_size": [1, 2, 4, 16]}
+        tuning = _tuned(engine, axes=axes)
+        spoilt = [one.trial for one in tuning.tried if one.trial.disturbances]
+        assert [trial.disturbances for trial in spoilt] == [("another process on the hardware: python 7",)] * 2
+        assert tuning.winner == replace(BASE, micro_batch_size=4)
+        assert wrong not in tuning.front
+        world.neighbours = lambda _: ()
+        again = _tuned(engine, axes=axes)
+        assert sum(one.was_kept for one in again.tried) == 3
+        assert again.winner == wrong
+
+    def test_where_they_spoil_all_the_best_of_these_is_told(self, engine: Engine, world: World) -> None:
+        world.neighbours = lambda _: ("python 7",)
+        tuning = _tuned(engine, axes={"micro_batch_size": [1, 4]})
+        assert tuning.winner == replace(BASE, micro_batch_size=4)
+        assert tuning.front == ()
+        assert len(tuning.tried) == 4
+
+    def test_memory_that_they_took_and_time_say_nothing_of_a_configuration(self, engine: Engine, world: World) -> None:
+        engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
+
+        def neighbours(spec: TrainSpec) -> tuple[str, ...]:
+            return ("python 7",) if world.launched.count(spec) == 1 and spec.micro_batch_size >= 16 else ()
+
+        world.neighbours = neighbours
+        world.outcome = lambda spec: "oom" if neighbours(spec) else ""
+        tuning = _tuned(engine, gpus=1)
+        assert tuning.winner == replace(BASE, micro_batch_size=32, optimizer="adamw_torch_fused")
+        assert tuning.too_large == 0
+
+    def test_a_winner_whose_case_they_spoilt_is_one_all_the_same(
+        self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        final, _, fast, _ = _two_in_turns(engine, proves=True)
+        world.neighbours = lambda _: ("python 7",)
+        asked = final._asked
+        monkeypatch.setattr(final, "_asked", lambda spec, what: asked(spec, what) if what == "check" else None)
+        found = final._proved(Tuning(begun_at=BASE, winner=fast), [fast])
+        assert found.winner == fast
+        assert found.case is not None
+        assert found.case.result.verdict == "invalid"
+
+
+def _same(spec: TrainSpec, other: TrainSpec) -> bool:
+    """Whatever its number of steps."""
+    return replace(spec, steps=9, min_steps=9, warmup_steps=2) == replace(other, steps=9, min_steps=9, warmup_steps=2)
 
 
 class TestAgain:

@@ -29,10 +29,11 @@ def page(order: TuningOrder, tuning: Tuning, screen: Screen) -> Iterator[str]:
     else:
         yield from _winner(order, tuning, tuning.winner)
     yield from _section("what each choice brought", _shares(tuning.shares), screen)
-    front = [one for one in tuning.tried if one.spec in tuning.front]
+    front = [one for one in tuning.tried if one.spec in tuning.front and one.trial.ranks]
     front.sort(key=lambda one: -one.trial.tokens_per_second_per_gpu)
     yield from _section("no other is both faster and smaller", _trials(front) if front else [], screen)
     yield from _failures(tuning)
+    yield from _spoilt(tuning)
     yield from ("", "not tried")
     yield from (f"  {line}" for line in _untried(tuning))
     for note in tuning.notes:
@@ -48,9 +49,14 @@ def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[s
     yield f"{winner.id}"
     if trial is not None:
         yield f"  {_figures(trial)}"
+        yield from (f"  uncertain: {line}" for line in trial.disturbances[:1])
     if trial is not None and before is not None and winner != tuning.begun_at:
-        gain = _ratio(order, trial, before)
-        told = f"{gain:.2f} times what {tuning.begun_at.id} gives" if gain else f"{tuning.begun_at.id} did not train"
+        gain, about = _ratio(order, trial, before), "" if trial.ranks and before.ranks else "about "
+        told = (
+            f"{about}{gain:.2f} times what {tuning.begun_at.id} gives"
+            if gain
+            else f"{tuning.begun_at.id} did not train"
+        )
         yield f"  {told}, where the search began"
     for one in tuning.compared:
         yield f"  {_turns(one)}"
@@ -125,13 +131,24 @@ def _trials(tried: Sequence[Tried]) -> list[Column]:
 
 
 def _failures(tuning: Tuning) -> Iterator[str]:
-    failed = [one for one in tuning.tried if not one.trial.is_measured and one.trial.kind != "oom"]
+    failed = [one for one in tuning.tried if not one.trial.is_measured and not one.trial.is_too_large]
     if failed:
         yield from ("", "failed")
         for one in failed[:_MOST]:
             yield f"  {one.spec.id}: {one.trial.kind}: {one.trial.failure}"
         if len(failed) > _MOST:
             yield f"  and {len(failed) - _MOST} more (--json has them all)"
+
+
+def _spoilt(tuning: Tuning) -> Iterator[str]:
+    last = {one.spec: one.trial for one in tuning.tried}
+    spoilt = [trial for trial in last.values() if trial.disturbances]
+    if spoilt:
+        yield from ("", "spoilt by what was around them, and ranked nowhere; the same command measures them anew")
+        for trial in spoilt[:_MOST]:
+            yield f"  {trial.id}: {trial.disturbances[0]}"
+        if len(spoilt) > _MOST:
+            yield f"  and {len(spoilt) - _MOST} more (--json has them all)"
 
 
 def _untried(tuning: Tuning) -> Iterator[str]:

@@ -106,12 +106,14 @@ class Recheck:
             return able
         trials = Trials(self._caller, TrialStore(context.machine_kind, tuple(gpu.uuid for gpu in context.gpus)))
         known = trials.known((spec, *able))
-        found = [(other, known.get(other) or trials.make(other)) for other in (spec, *able)]
-        logs = {other: _OBJECTIVE.log_of(trial) for other, trial in found}
+        found = [(other, known.get(other) or self._trial(trials, other)) for other in (spec, *able)]
+        logs = {other: _OBJECTIVE.log_of(trial) for other, trial in found if trial.ranks}
         for other, trial in found[1:]:
-            if not trial.is_measured:
+            if trial.disturbances:
+                self._notes.append(f"the trial of {_difference(spec, other)} was spoilt twice: {trial.disturbances[0]}")
+            elif not trial.is_measured:
                 self._notes.append(f"{_difference(spec, other)} does not train: {_failure(trial)}")
-        own = logs.pop(spec)
+        own = logs.pop(spec, None)
         limit = math.inf if own is None else own + 2 * CLOSE
         measured = sorted(((log, other) for other, log in logs.items() if log is not None), key=lambda one: one[0])
         near = [other for log, other in measured if log <= limit]
@@ -122,6 +124,12 @@ class Recheck:
                 f"{len(measured) - len(near)} others are too slow for turns, the fastest {slower} in a trial"
             )
         return near[: self._most]
+
+    @staticmethod
+    def _trial(trials: Trials, spec: TrainSpec) -> Trial:
+        """Made once more where others have spoilt it."""
+        trial = trials.make(spec)
+        return trials.make(spec) if trial.disturbances else trial
 
     def _turns(self, spec: TrainSpec, other: TrainSpec) -> tuple[tuple[Launch, ...], Turns | None, list[str]]:
         """The launches of ``spec``, how ``other`` did beside it, and what is wrong with ``spec``."""

@@ -123,8 +123,8 @@ class TrialStage:
         return self.tried_of(self.specs[order[0]]) if order else None
 
     def tried_of(self, spec: TrainSpec) -> Tried:
-        """The trial of one that was tried."""
-        return next(one for one in self.tried if one.spec == spec)
+        """The last trial of one that was tried."""
+        return next(one for one in reversed(self.tried) if one.spec == spec)
 
     def _next(self, seconds: float) -> int | None:
         if seconds <= 0 and (self.tried or self.search.excluded - self.too_large):
@@ -140,7 +140,7 @@ class TrialStage:
 
     @property
     def _nothing_has_trained_for_lack_of_memory(self) -> bool:
-        return bool(self.tried) and all(one.trial.kind == "oom" for one in self.tried)
+        return bool(self.tried) and all(one.trial.is_too_large for one in self.tried)
 
     def _least_left(self) -> int | None:
         """What asks for the least, next of all: where that ran out of memory too nothing fits, and nothing is left."""
@@ -188,10 +188,12 @@ class TrialStage:
         spec, trial = tried.spec, tried.trial
         self.tried.append(tried)
         ran_out = trial.wall_seconds if is_late and trial.kind == "timeout" else 0.0
-        outcome = Outcome(self._objective.log_of(trial), trial.step_error, ran_out)
+        is_spoilt = bool(trial.disturbances)
+        outcome = Outcome(self._objective.log_of(trial), trial.step_error, ran_out, is_spoilt)
         self.search.tell(self.numbers[spec], outcome)
         if trial.is_measured and not tried.was_kept:
             outside = trial.wall_seconds - trial.steps * trial.step_seconds
             self.search.costs.learn(compiles=compiles(spec), outside_seconds=max(0.0, outside))
-        self._forecast.learn(spec, trial)
+        if not is_spoilt:
+            self._forecast.learn(spec, trial)
         self._tell(self, "")

@@ -218,14 +218,14 @@ class Tuner:
         by_id = {one.spec.id: one for one in stage.tried}
         refused = candidates.refused + Counter(known_failure(spec) or "" for spec in stage.known_to_fail)
         best = stage.best
-        is_too_small = not stage.search.left and all(one.trial.kind == "oom" for one in stage.tried)
+        is_too_small = not stage.search.left and all(one.trial.is_too_large for one in stage.tried)
         return Tuning(
             begun_at=stage.specs[0],
             tried=tuple(stage.tried),
             winner=None if best is None else best.spec,
             front=tuple(by_id[name].spec for name in front({name: one.trial for name, one in by_id.items()})),
             refused=refused,
-            too_large=len(stage.too_large) + sum(one.trial.kind == "oom" for one in stage.tried),
+            too_large=len(stage.too_large) + sum(one.trial.is_too_large for one in stage.tried),
             left=len(stage.search.left),
             put_off=stage.put_off(),
             unseen=candidates.unseen,

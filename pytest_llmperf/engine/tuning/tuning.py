@@ -88,5 +88,5 @@ class Tuning:
     seconds: float = 0.0
 
     def trial_of(self, spec: TrainSpec) -> Trial | None:
-        """The trial of ``spec``."""
-        return next((one.trial for one in self.tried if one.spec == spec), None)
+        """The last trial of ``spec``: what spoilt the one before it may have been over."""
+        return next((one.trial for one in reversed(self.tried) if one.spec == spec), None)

@@ -33,6 +33,8 @@ _MANY_TOKENS = 4
 _WORTH = 5e-5
 # Of the most promising, so many are looked at more closely.
 _PROMISING = 400
+# How far off a trial may be that was spoilt, as a logarithm: a neighbour takes a part of the hardware.
+_SPOILT = 0.3
 # What is like so many that ran out of their time is not tried any more.
 _GIVEN_UP = 2
 # That are drawn for a chance: it is known to a per cent or two.
@@ -47,6 +49,8 @@ class Outcome:
     error: float = 0.0
     ran_out_seconds: float = 0.0
     """After which it was ended; 0 where it came to an end by itself."""
+    is_spoilt: bool = False
+    """Whether what was around it may have made it what it is: its figure ranks nowhere, and may be made anew once."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,19 @@ class Search:
         self.outcomes: dict[int, Outcome] = {}
         self.excluded: set[int] = set()
         """What needs no trial: it cannot fit, say."""
+        self._again: set[int] = set()
+        """What was spoilt once, and is not left out for that."""
 
     def tell(self, number: int, outcome: Outcome) -> None:
         """A trial was made."""
+        is_first = number not in self.outcomes
         self.outcomes[number] = outcome
         traits = self._field.traits[number]
+        self._again.discard(number)
+        if outcome.is_spoilt and is_first:
+            self._again.add(number)
+        if outcome.is_spoilt and outcome.log is None:  # a failure that is others' says nothing of its traits
+            return
         self._failures.note(traits, trained=outcome.log is not None)
         if outcome.log is not None:
             self.timeouts.in_time(traits)
@@ -92,21 +104,22 @@ class Search:
 
     @property
     def left(self) -> list[int]:
-        """Those that were neither tried nor excluded."""
-        return [n for n in range(len(self._field.traits)) if n not in self.outcomes and n not in self.excluded]
+        """Those that were neither tried nor excluded; what was spoilt may be tried again once."""
+        done = (self.outcomes.keys() - self._again) | self.excluded
+        return [number for number in range(len(self._field.traits)) if number not in done]
 
     def put_off(self) -> Counter[int]:
         """Of those left, how many have all of what may have made another run out of its time; by that one's number."""
         return Counter(other for number in self.left for other in self.timeouts.like(self._field.traits[number])[:1])
 
     def in_order(self) -> list[int]:
-        """The best of those measured first."""
-        logs = self._logs()
+        """The best of those measured first, and where all were spoilt, of these."""
+        logs = self._ranked()
         return sorted(logs, key=lambda number: logs[number])
 
     def close_to_best(self) -> list[int]:
         """The best first, and those measured that are within ``CLOSE`` of it."""
-        logs, order = self._logs(), self.in_order()
+        logs, order = self._ranked(), self.in_order()
         return [number for number in order if logs[number] - logs[order[0]] <= CLOSE]
 
     def promising(self, seconds: float) -> Iterator[int]:
@@ -126,7 +139,7 @@ class Search:
 
         prediction, numbers = self.prediction(), np.array(left)
         mean, sd = prediction.mean[numbers], prediction.sd[numbers]
-        worth = _expected_improvement(min(self._logs().values()), mean, sd)
+        worth = _expected_improvement(min(self._ranked().values()), mean, sd)
         steps = np.exp(np.clip(mean, -60, 60)) * np.array(self._field.tokens)[numbers]
         compiles = np.array(self._field.compiles)[numbers]
         outside = np.array([self.costs.outside(compiles=kind) for kind in (PLAIN, COMPILED, AUTOTUNED)])
@@ -143,25 +156,26 @@ class Search:
 
     def prediction(self) -> Prediction:
         """Of the cost of each, by what was measured."""
-        logs = self._logs()
+        logs = self._telling()
         seen = list(logs)
-        return self._surrogate.predict(seen, [logs[n] for n in seen], [self.outcomes[n].error for n in seen])
+        return self._surrogate.predict(seen, [logs[n] for n in seen], [self._error(n) for n in seen])
 
     def chance_of_better(self, by: float) -> float:
         """How likely one of those left is better than the best measured by more than the fraction ``by``.
 
         The share of worlds that agree with all trials and have one, each counted as far as it is likely to train.
         """
-        left, logs = self.left, self._logs()
+        left, logs = self.left, self._telling()
         if not left or not logs:
             return 1.0 if left else 0.0
         import numpy as np  # noqa: PLC0415
 
-        prediction, numbers, wanted = self.prediction(), np.array(left), min(logs.values()) + math.log1p(-by)
+        prediction, numbers = self.prediction(), np.array(left)
+        wanted = min(self._ranked().values()) + math.log1p(-by)
         far = (prediction.mean[numbers] - wanted) / prediction.sd[numbers]
         near = [left[int(place)] for place in np.argsort(far)[:_PROMISING]]
         seen = list(logs)
-        errors = [self.outcomes[n].error for n in seen]
+        errors = [self._error(n) for n in seen]
         worlds = self._surrogate.draws(seen, [logs[n] for n in seen], errors, near, _WORLDS)
         trains = np.array([self._failures.chance(self._field.traits[number]) for number in near])
         return float(((worlds < wanted) * trains).max(axis=1).mean())
@@ -196,6 +210,21 @@ class Search:
 
     def _logs(self) -> dict[int, float]:
         return {number: one.log for number, one in self.outcomes.items() if one.log is not None}
+
+    def _ranked(self) -> dict[int, float]:
+        """Of those that were not spoilt; where there is none, of the others."""
+        logs = self._logs()
+        sound = {number: log for number, log in logs.items() if not self.outcomes[number].is_spoilt}
+        return sound or logs
+
+    def _telling(self) -> dict[int, float]:
+        """Those that say something of all others: what was spoilt, as long as there are few others."""
+        logs = self._ranked()
+        return logs if len(logs) >= _BLIND else self._logs()
+
+    def _error(self, number: int) -> float:
+        one = self.outcomes[number]
+        return max(one.error, _SPOILT) if one.is_spoilt else one.error
 
 
 def _expected_improvement(best: float, mean: Any, sd: Any) -> Any:

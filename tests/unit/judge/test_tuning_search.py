@@ -159,7 +159,7 @@ def test_the_front_is_what_no_other_beats_in_speed_and_memory() -> None:
 
 class TestTrial:
     def test_it_comes_back_as_it_was_written(self) -> None:
-        trial = _trial(neighbours=("python 7",), failure="it broke", kind="oom")
+        trial = _trial(disturbances=("python 7",), failure="it broke", kind="oom")
         assert Trial.from_dict(trial.to_dict()) == trial
 
     @pytest.mark.parametrize(
@@ -179,6 +179,33 @@ class TestTrial:
         document = {**_trial().to_dict(), **values} if values and values != {"digest": "d"} else values
         with pytest.raises(ValueError, match=r"expected|no trial"):
             Trial.from_dict(document)
+
+
+def test_what_was_spoilt_steers_nothing_and_is_tried_once_more() -> None:
+    search, logs = Search(FIELD, steps=9), world(6)
+    for _ in range(6):
+        number = next(search.promising(600.0))
+        search.tell(number, Outcome(logs[number], 0.002))
+    best, before = search.in_order()[0], search.prediction()
+    wanted = next(search.promising(600.0))
+    search.tell(wanted, Outcome(logs[wanted] + 0.7, 0.002, is_spoilt=True))
+    after = search.prediction()
+    assert abs(after.mean[wanted] - before.mean[wanted]) < 0.1  # of the 0.7 that a neighbour took
+    assert wanted in search.left
+    assert wanted in list(search.promising(600.0))
+    search.tell(wanted, Outcome(logs[best] - 1.0, 0.002, is_spoilt=True))
+    assert wanted not in search.left
+    assert search.in_order()[0] == search.close_to_best()[0] == best
+    search.tell(wanted, Outcome(logs[best] - 1.0, 0.002))
+    assert search.in_order()[0] == wanted
+
+
+def test_a_failure_that_is_others_says_nothing_of_what_is_alike() -> None:
+    search = Search(FIELD, steps=9)
+    search.tell(0, Outcome(0.0))
+    search.tell(9, Outcome(None, ran_out_seconds=60.0, is_spoilt=True))
+    assert search.timeouts.blamed == {}
+    assert search.left == [n for n in range(len(TRAITS)) if n]
 
 
 def test_the_chance_that_something_better_is_left_is_what_it_says() -> None:
