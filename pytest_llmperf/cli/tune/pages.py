@@ -34,14 +34,18 @@ def page(order: TuningOrder, tuning: Tuning, screen: Screen) -> Iterator[str]:
     yield from _section("no other is both faster and smaller", _trials(front) if front else [], screen)
     yield from _failures(tuning)
     yield from _spoilt(tuning)
-    yield from ("", "not tried")
-    yield from (f"  {line}" for line in _untried(tuning))
+    untried = [*_untried(tuning)]
+    if untried:
+        yield from ("", "not tried", *(f"  {line}" for line in untried))
     for note in tuning.notes:
         yield f"note: {note}"
+    if tuning.unkept:
+        yield f"note: its trials are not kept, and the next search makes them anew ({tuning.unkept})"
     made = sum(not one.was_kept for one in tuning.tried)
     kept = len(tuning.tried) - made
     end = f", {tuning.ended}" if tuning.ended else ""
-    yield f"{made} trials{f', {kept} of earlier searches' if kept else ''} in {formats.elapsed(tuning.seconds)}{end}"
+    earlier = f", {kept} of earlier searches" if kept else ""
+    yield f"{formats.counted(made, 'trial')}{earlier} in {formats.elapsed(tuning.seconds)}{end}"
 
 
 def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
@@ -63,8 +67,8 @@ def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[s
     for tie in tuning.ties:
         yield f"  a tie with {tie.id}"
     yield f"  {_sureness(tuning)}"
-    yield f"  parity: {_concluded(tuning.parity, 'not shown')}"
-    yield f"  as a case: {_concluded(tuning.case, 'not launched')}"
+    yield from _concluded("parity", tuning.parity, "not shown")
+    yield from _concluded("as a case", tuning.case, "not launched")
 
 
 def _figures(trial: Trial) -> str:
@@ -97,12 +101,13 @@ def _sureness(tuning: Tuning) -> str:
     return f"chance that one of the {tuning.left:,} untried is more than 1 % better: {told}"
 
 
-def _concluded(conclusion: Conclusion | None, none: str) -> str:
+def _concluded(what: str, conclusion: Conclusion | None, none: str) -> Iterator[str]:
     if conclusion is None:
-        return none
-    result = conclusion.result
-    recorded = f", recorded ({result.updated})" if result.updated else ""
-    return f"{result.verdict}{recorded}: {result.reason}"
+        yield f"  {what}: {none}"
+    else:
+        result = conclusion.result
+        yield f"  {what}: {result.verdict}: {result.reason}"
+        yield from (f"    {line}" for line in (result.updated or "").splitlines())
 
 
 def _section(title: str, columns: Sequence[Column], screen: Screen) -> Iterator[str]:
@@ -164,7 +169,8 @@ def _untried(tuning: Tuning) -> Iterator[str]:
     for reason, number in tuning.put_off.items():
         yield f"{number:,} {reason}; more --minutes give a trial more"
     rest = tuning.left - sum(tuning.put_off.values())
-    yield f"{rest:,} promised too little, or no time was left for them"
+    if rest:
+        yield f"{rest:,} promised too little, or no time was left for them"
     if tuning.unseen:
         yield f"{tuning.unseen:,} more were not looked at: the space is searched in a sample of it"
 
@@ -210,6 +216,7 @@ def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> 
         "better_chance": tuning.better_chance,
         "memory_errors": tuning.memory_errors,
         "least": None if tuning.least is None else {"id": tuning.least[0].id, "peak_bytes": tuning.least[1] or None},
+        "unkept": tuning.unkept,
         "notes": list(tuning.notes),
     }
 

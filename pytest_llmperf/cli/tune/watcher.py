@@ -38,7 +38,7 @@ class Watcher:
             )
             self._live.start()
         else:
-            size = f"{self._order.space.size:,} combinations"
+            size = formats.counted(self._order.space.size, "combination")
             minutes = formats.elapsed(self._order.seconds)
             self.say(f"searching {size} for {self._order.objective.words}, {minutes} at most")
         return self

@@ -201,11 +201,10 @@ class Final:
             return checks.same_training(winner) if what == "same_training" else checks.check(_longer(winner))
         except (CannotRunError, CaseFailedError) as error:
             why = f"{_WORDS[what]}: {str(error).splitlines()[0]}"
-            if (
-                isinstance(error, DidNotTrainError) and self._left > _NEXT_TO_NOTHING
-            ):  # else it was the time that ended it
+            is_over = self._left <= _NEXT_TO_NOTHING  # then it was the time that ended it
+            if isinstance(error, DidNotTrainError) and not is_over:
                 return why
-            self._notes.append(why)
+            self._notes.append(f"too little time was left for {_WORDS[what]}" if is_over else why)
             return None
 
     def _is_spoilt(self, answer: Conclusion | str | None) -> bool:

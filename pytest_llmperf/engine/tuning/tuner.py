@@ -97,7 +97,7 @@ class Tuner:
             tuning = self._end.so_far or tuning
         if not why and not tuning.tried and tuning.left:
             why = "its time was over before anything was found that fits"
-        return replace(tuning, ended=why, seconds=time.monotonic() - begun)
+        return replace(tuning, ended=why, unkept=self._store.unkept, seconds=time.monotonic() - begun)
 
     def _searched(self, candidates: Candidates, forecast: MemoryForecast) -> Tuning:
         """What is found of ``candidates`` where nothing ends it before its end."""

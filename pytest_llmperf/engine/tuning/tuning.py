@@ -84,6 +84,8 @@ class Tuning:
     least: tuple[TrainSpec, int] | None = None
     """Where nothing was measured: what takes the least memory, and how many bytes are predicted of it; 0: of
     nothing memory can be predicted, and it was tried."""
+    unkept: str = ""
+    """Why a next search would make its trials anew; empty where they are kept."""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
