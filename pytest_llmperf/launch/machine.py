@@ -211,6 +211,11 @@ def _kind(gpu: Gpu) -> str:
     return f"{_slug(gpu.name)}-{round(gpu.memory_bytes / GIB)}gib{lowered}"
 
 
+def host_memory_bytes() -> int:
+    """All that this host has."""
+    return int(psutil.virtual_memory().total)
+
+
 def _slug(name: str) -> str:
     plain = re.sub(r"\((r|tm)\)|@.*|\bcpu\b|\bprocessor\b", " ", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "unknown"

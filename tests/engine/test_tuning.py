@@ -23,7 +23,7 @@ from pytest_llmperf.engine.tuning.step_predictions import StepPredictions
 from pytest_llmperf.engine.tuning.tuner import Standing, Tuner
 from pytest_llmperf.engine.tuning.tuning import Share, Tried, Tuning
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES
-from pytest_llmperf.launch import leases
+from pytest_llmperf.launch import leases, machine
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.records.failure import Failure, Progress
@@ -190,6 +190,21 @@ def test_where_nothing_fits_the_least_that_is_needed_is_told(engine: Engine, wor
     spec, needed = tuning.least
     assert (spec.micro_batch_size, spec.gradient_checkpointing) == (1, True)
     assert needed == 2**30 + 2**28
+
+
+def test_on_a_cpu_a_model_too_large_for_its_host_is_not_launched(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights alone would take what others on the host need; small models are launched as they are."""
+    monkeypatch.setattr(machine, "host_memory_bytes", lambda: 2**30)
+    tuning = _tuned(engine, base=replace(BASE, model="llama-3.2-1b"))
+    assert (tuning.winner, tuning.left, world.launched) == (None, 0, [])
+    assert tuning.least is not None
+    assert (tuning.least[1], tuning.limit_bytes) == (2**30 + 2**28, 2**30)
+    monkeypatch.setattr(machine, "host_memory_bytes", lambda: 64 * 2**30)
+    tuning = _tuned(engine, base=replace(BASE, model="llama-3.2-1b"))
+    assert (tuning.limit_bytes, tuning.too_large) == (0, 0)
+    assert tuning.winner is not None
 
 
 def test_what_takes_the_least_is_predicted_before_all_others(

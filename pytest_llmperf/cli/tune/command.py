@@ -153,10 +153,12 @@ class Tune:
         if tuning.least is None:
             return f"no configuration was found: {tuning.ended or self._why_none_of(tuning)}"
         spec, needed = tuning.least
-        has = formats.memory(self.context.memory_bytes) if self.context.memory_bytes else "what this host has"
+        has = formats.memory(tuning.limit_bytes) if tuning.limit_bytes else "what this host has"
         if not needed:
             return f"nothing fits: {spec.id} asks for the least, and ran out of {has}"
-        return f"nothing fits: the least is {spec.id} with {formats.memory(needed)} predicted, and a GPU may hold {has}"
+        holder = "a rank on this host" if self.context.on_cpu else "a GPU"
+        least = f"{spec.id} with {formats.memory(needed)} predicted"
+        return f"nothing fits: the least is {least}, and {holder} may hold {has}"
 
     def _why_none_of(self, tuning: Tuning) -> str:
         """Of trials that came to their end, and found no winner."""

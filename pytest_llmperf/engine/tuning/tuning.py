@@ -79,6 +79,8 @@ class Tuning:
     """That one of those left is better by more than 1 %, as far as trials tell."""
     memory_errors: tuple[float, float] | None = None
     """The least and the largest of what trials had reserved over what was predicted that tensors take, minus 1."""
+    limit_bytes: int = 0
+    """What each rank may hold; 0: nobody looked."""
     ended: str = ""
     """Why before its end; empty where it was not."""
     least: tuple[TrainSpec, int] | None = None

@@ -286,6 +286,25 @@ def test_why_there_is_no_winner_is_told(
     assert capsys.readouterr().err.splitlines()[-1] == f"llmperf: no configuration was found: {why}"
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"least": (TINY, 2**40), "limit_bytes": 2**34},
+            "with 1024.0 GiB predicted, and a rank on this host may hold 16.0 GiB",
+        ),
+        ({"least": (TINY, 0)}, "asks for the least, and ran out of what this host has"),
+    ],
+)
+def test_of_what_fits_nowhere_the_least_that_it_needs_is_told(
+    values: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    monkeypatch.setattr(Tuner, "run", lambda _: _tuning(winner=None, tried=(), **values))
+    assert main(["tune", "llama-tiny", "--gpus", "0"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].endswith(said)
+
+
 def test_the_document_is_json_and_holds_every_trial() -> None:
     values = json.loads(json.dumps(document(ORDER, _tuning(), {"kind": "test"}), allow_nan=False))
     assert values["winner"]["id"] == FAST.id
