@@ -16,7 +16,7 @@ import pytest
 
 from pytest_llmperf.engine import runner
 from pytest_llmperf.engine.tuning import final as final_stage
-from pytest_llmperf.engine.tuning import side_by_side, step_predictions
+from pytest_llmperf.engine.tuning import recheck, side_by_side, step_predictions
 from pytest_llmperf.engine.tuning.final import Final, Knowledge
 from pytest_llmperf.engine.tuning.order import TuningOrder
 from pytest_llmperf.engine.tuning.step_predictions import StepPredictions
@@ -641,6 +641,34 @@ class TestAgain:
         assert conclusion.result.reason.startswith("optimizer=adamw_torch is now 5.3 % faster (±")
         assert not conclusion.fails
         assert engine.run(gpus=1, strict=True).tune(self.SPEC, space, 3).fails
+
+    def test_what_to_do_about_a_faster_one_is_told_and_what_cannot_be(self, engine: Engine, world: World) -> None:
+        world.step_seconds = lambda spec: 0.01 * (1 - 0.05 * (spec.optimizer == "adamw_torch"))  # type: ignore[method-assign]
+        space = Space(self.SPEC, axes_of({"optimizer": ["adamw_torch", "adamw_torch_fusd"]}))
+        notes = engine.run(gpus=1).tune(self.SPEC, space, 3).result.notes
+        assert notes[0] == "to take it, give the test optimizer=adamw_torch, or what llmperf tune finds anew"
+        (wrong,) = (note for note in notes if note.startswith("optimizer=adamw_torch_fusd cannot be: "))
+        assert "did you mean 'adamw_torch_fused'" in wrong
+
+    def test_each_night_has_trials_of_its_own(
+        self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        space = Space(self.SPEC, axes_of({"micro_batch_size": [8, 16, 24, 32]}))
+        launched = []
+        for day in ("2026-01-01", "2026-01-01", "2026-01-02"):  # launches of this world are of the first
+            monkeypatch.setattr(recheck, "time", SimpleNamespace(strftime=lambda *_, day=day: day, gmtime=time.gmtime))
+            world.launched.clear()
+            engine.run(gpus=1).tune(self.SPEC, space, 1)
+            launched.append(sum(spec.steps == 7 for spec in world.launched))
+        assert launched == [4, 0, 4]
+
+    def test_one_whose_trial_others_spoil_twice_is_told(self, engine: Engine, world: World) -> None:
+        world.neighbours = lambda spec: ("python 7",) if (spec.micro_batch_size, spec.steps) == (24, 7) else ()
+        space = Space(self.SPEC, axes_of({"micro_batch_size": [16, 24, 32]}))
+        result = engine.run(gpus=1).tune(self.SPEC, space, 1).result
+        assert sum((spec.micro_batch_size, spec.steps) == (24, 7) for spec in world.launched) == 2
+        told = "the trial of micro_batch_size=24 was spoilt twice: another process on the hardware: python 7"
+        assert told in result.notes
 
     def test_a_neighbour_that_does_not_train_is_a_note(self, engine: Engine, world: World) -> None:
         world.outcome = lambda spec: "error" if spec.attention == "eager" else ""

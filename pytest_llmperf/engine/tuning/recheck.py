@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -72,6 +73,7 @@ class Recheck:
             CannotRunError: none of its neighbours can be launched here.
             LaunchFailed: ``spec`` itself yielded no record.
         """
+        self._notes += space.no_neighbours(spec)
         runners_up = self._runners_up(spec, neighbours(spec, space))
         launches: tuple[Launch, ...] = ()
         beside, troubles = list[_Beside](), list[str]()
@@ -88,6 +90,9 @@ class Recheck:
         checks = tuple(_check(one) for one in beside)
         result = self._caller.result(case, "improved" if faster else "pass", reason, checks)
         notes = [_told(one) for one in beside if one not in faster]
+        if faster:
+            best = min(faster, key=lambda one: one.turns.log)
+            notes.insert(0, f"to take it, give the test {best.words}, or what llmperf tune finds anew")
         return replace(result, launches=launches, notes=(*notes, *self._notes, *result.notes))
 
     def _runners_up(self, spec: TrainSpec, others: Sequence[TrainSpec]) -> list[TrainSpec]:
@@ -105,7 +110,10 @@ class Recheck:
         if len(able) <= self._most:
             return able
         trials = Trials(self._caller, TrialStore(context.machine_kind, tuple(gpu.uuid for gpu in context.gpus)))
-        known = trials.known((spec, *able))
+        # Of another day, a driver, a file of somebody's own or the hardware itself may be another.
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        kept = trials.known((spec, *able))
+        known = {one: trial for one, trial in kept.items() if trial.started_at.startswith(today)}
         found = [(other, known.get(other) or self._trial(trials, other)) for other in (spec, *able)]
         logs = {other: _OBJECTIVE.log_of(trial) for other, trial in found if trial.ranks}
         for other, trial in found[1:]:
