@@ -153,7 +153,8 @@ class Tune:
         if tuning.least is None:
             return f"no configuration was found: {tuning.ended or self._why_none_of(tuning)}"
         spec, needed = tuning.least
-        has = formats.memory(tuning.limit_bytes) if tuning.limit_bytes else "what this host has"
+        limit = tuning.limit_bytes or self.context.memory_bytes
+        has = formats.memory(limit) if limit else "what this host has"
         if not needed:
             return f"nothing fits: {spec.id} asks for the least, and ran out of {has}"
         holder = "a rank on this host" if self.context.on_cpu else "a GPU"
@@ -170,9 +171,11 @@ class Tune:
     def _written(self, tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
         assert self.test_file is not None  # noqa: S101 - asked for by its caller alone
         if tuning.case is None or not tuning.case.result.updated:
-            held = tuning.case is not None and tuning.case.result.verdict == "pass"
+            # It has a baseline, by a search that was ended before it wrote, say: that is what holds it.
+            held = tuning.case is not None and tuning.case.result.verdict in {"pass", "inconclusive"}
             if not held:
-                why = tuning.case.refused or tuning.case.result.reason if tuning.case else "; ".join(tuning.notes[-1:])
+                asked = tuning.case.refused or tuning.case.result.reason if tuning.case else "".join(tuning.notes[-1:])
+                why = asked or tuning.ended or "it was not launched as a case"
                 is_short = "time was left for" in why
                 more = "; the same command with more --minutes goes on from what was tried" if is_short else ""
                 self.troubles.append(f"{self.test_file.path}: not written, as the winner was not recorded: {why}{more}")

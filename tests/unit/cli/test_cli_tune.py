@@ -256,11 +256,31 @@ def test_an_interrupted_search_ends_as_shells_expect(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
-    monkeypatch.setattr(Tuner, "run", lambda _: _tuning(ended="interrupted"))
-    assert main(["tune", "llama-tiny", "--gpus", "0"]) == 130
+    monkeypatch.setattr(Tuner, "run", lambda _: _tuning(ended="interrupted", notes=()))
+    assert main(["tune", "llama-tiny", "--gpus", "0", "--write", "test_a.py"]) == 130
     out, err = capsys.readouterr()
     assert out.splitlines()[0] == FAST.id
-    assert err.splitlines()[-1] == "llmperf: interrupted; the same command goes on from what was tried"
+    assert err.splitlines()[-2:] == [
+        "llmperf: test_a.py: not written, as the winner was not recorded: interrupted",
+        "llmperf: interrupted; the same command goes on from what was tried",
+    ]
+    assert not (tmp_path / "test_a.py").exists()
+
+
+@pytest.mark.parametrize(("verdict", "is_written"), [("pass", True), ("inconclusive", True), ("regressed", False)])
+def test_a_winner_that_was_recorded_before_is_written_where_its_baseline_holds_it(
+    verdict: Any, is_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = CaseResult(id=FAST.id, digest=FAST.digest, nodeid="", machine="m", verdict=verdict, reason="it is so")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    monkeypatch.setattr(Tuner, "run", lambda _: _tuning(case=Conclusion(result=result)))
+    TestFile.at(Path("test_a.py")).write(TINY)
+    assert main(["tune", "llama-tiny", "--gpus", "0", "--write", "test_a.py"]) == (0 if is_written else 1)
+    out, err = capsys.readouterr()
+    assert ("not written, as the winner was not recorded: it is so" in err) != is_written
+    replaced = f"in the place of {TINY.id}, whose baseline can be deleted where no other test has it: baselines/"
+    assert (replaced in out) == is_written
 
 
 @pytest.mark.parametrize(
@@ -293,7 +313,7 @@ def test_why_there_is_no_winner_is_told(
             {"least": (TINY, 2**40), "limit_bytes": 2**34},
             "with 1024.0 GiB predicted, and a rank on this host may hold 16.0 GiB",
         ),
-        ({"least": (TINY, 0)}, "asks for the least, and ran out of what this host has"),
+        ({"least": (TINY, 0)}, "asks for the least, and ran out of 1.0 GiB"),
     ],
 )
 def test_of_what_fits_nowhere_the_least_that_it_needs_is_told(
@@ -301,7 +321,7 @@ def test_of_what_fits_nowhere_the_least_that_it_needs_is_told(
 ) -> None:
     monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
     monkeypatch.setattr(Tuner, "run", lambda _: _tuning(winner=None, tried=(), **values))
-    assert main(["tune", "llama-tiny", "--gpus", "0"]) == 1
+    assert main(["tune", "llama-tiny", "--gpus", "0", "--memory-limit", "1GiB"]) == 1
     assert capsys.readouterr().err.splitlines()[-1].endswith(said)
 
 
