@@ -44,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _words(error: OSError) -> str:
     """Which file, and what was wrong with it; without the number of the error."""
-    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    if not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _discard_output() -> None:
@@ -70,7 +72,7 @@ def _run(argv: Sequence[str] | None) -> int:
                 if not answer.acts:
                     raise
                 _discard_output()
-                lost = [] if isinstance(error, BrokenPipeError) else [str(error)]
+                lost = [] if isinstance(error, BrokenPipeError) else [f"its output was lost: {_words(error)}"]
     troubles = [*answer.troubles, *lost]
     for line in troubles:
         print(f"llmperf: {one_line(line)}", file=sys.stderr)

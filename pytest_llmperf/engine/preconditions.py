@@ -65,7 +65,10 @@ def tuning_space(spec: TrainSpec, over: object, runners_up: object) -> Space:
             return space
     except SpecError as error:
         raise CaseFailedError(f"perf.tune: {error}") from None
-    raise CaseFailedError(f"perf.tune: over={over!r} leaves {spec.id} no neighbour, expected another value that can be")
+    why = "".join(f"; {line}" for line in space.no_neighbours(spec))
+    raise CaseFailedError(
+        f"perf.tune: over={over!r} leaves {spec.id} no neighbour, expected another value that can be{why}"
+    )
 
 
 # What decides what is learnt, but for how it rounds.

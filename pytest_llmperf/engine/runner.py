@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from pytest_llmperf.engine.batch_size.search_deadline import SearchDeadline
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
 from pytest_llmperf.launch.machine import Gpu
-from pytest_llmperf.launch.outcome import broken_off, sizes_so_far
+from pytest_llmperf.launch.outcome import LONGER, broken_off, sizes_so_far
 from pytest_llmperf.launch.slurm.allocation import listed
 from pytest_llmperf.launch.slurm.launcher import OutOfTimeError
 from pytest_llmperf.launch.stopwatch import Meter
@@ -35,6 +35,8 @@ from pytest_llmperf.run.observer import LaunchObserver
 from pytest_llmperf.run.small_trainings import MadeTrainings
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.cache_folder import cache_folder
+
+_Outcome = TypeVar("_Outcome", bound="Launch | Failure | list[TrainingErrors]")
 
 # File systems allow 255 bytes, and a number follows.
 _LONGEST_NAME = 200
@@ -111,6 +113,7 @@ class Runner:
             outcome: Launch | Failure | None = None
             with self._watched(request, live) as watched:
                 outcome = watched.ended(self._chosen_launcher().launch(request, watched.watch))
+                outcome = self._by_its_limit(outcome, request)
             outcome = watched.broken_off or outcome
             if isinstance(outcome, Launch):
                 live.finished(outcome)
@@ -160,11 +163,18 @@ class Runner:
             outcome: list[TrainingErrors] | Failure = []
             with self._watched(request, live) as watched:
                 outcome = LocalLauncher().training_errors(request, watched.watch)
+                outcome = self._by_its_limit(outcome, request)
             live.clear()
         outcome = watched.broken_off or outcome
         if isinstance(outcome, Failure):
             raise LaunchFailed(spec.id, outcome)
         return MadeTrainings(str(request.folder), tuple(outcome))
+
+    def _by_its_limit(self, outcome: _Outcome, request: LaunchRequest) -> _Outcome:
+        """``outcome``; where what is left of a search or a run was the limit, no option makes it longer."""
+        if not isinstance(outcome, Failure) or request.timeout_seconds >= self._context.settings.timeout_seconds:
+            return outcome
+        return replace(outcome, message=outcome.message.removesuffix(LONGER))
 
     def _chosen_launcher(self) -> Launcher:
         if self._launcher is None:

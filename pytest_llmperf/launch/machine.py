@@ -211,6 +211,22 @@ def _kind(gpu: Gpu) -> str:
     return f"{_slug(gpu.name)}-{round(gpu.memory_bytes / GIB)}gib{lowered}"
 
 
+def driver_version() -> str:
+    """Of the GPUs; empty where nobody tells."""
+    with nvml_session() as nvml:
+        if nvml is None:
+            return ""
+        try:
+            return str(nvml.nvmlSystemGetDriverVersion())
+        except nvml.NVMLError:
+            return ""
+
+
+def host_memory_bytes() -> int:
+    """All that this host has."""
+    return int(psutil.virtual_memory().total)
+
+
 def _slug(name: str) -> str:
     plain = re.sub(r"\((r|tm)\)|@.*|\bcpu\b|\bprocessor\b", " ", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "unknown"

@@ -61,6 +61,9 @@ def _measured(folder: Path, spec: TrainSpec, failure: Failure) -> Launch | Failu
     return replace(launch, trace=Trace(none=why), learning=Learning(none=why))
 
 
+#: The end of a timeout's message.
+LONGER = "; a longer limit is --perf-timeout"
+
 #: A micro-batch size, and its peak allocated bytes where it trained.
 Tried = tuple[int, int | None]
 
@@ -152,12 +155,11 @@ def _where(progress: Progress) -> str:
 
 def _timed_out(folder: Path, message: str) -> Failure:
     hang = hang_report.read(folder)
-    limit = "a longer limit is --perf-timeout"
     if hang is None:
-        return _failure(folder, "timeout", f"{message}; {limit}", 0)
+        return _failure(folder, "timeout", f"{message}{LONGER}", 0)
     return Failure(
         kind="timeout",
-        message=f"{message}: {hang.message}; {limit}",
+        message=f"{message}: {hang.message}{LONGER}",
         tail=_tidy(hang.stack[:_TAIL_LINES]) or _failure(folder, "timeout", message, hang.rank).tail,
         folder=str(folder),
         rank=hang.rank,

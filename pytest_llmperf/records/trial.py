@@ -38,8 +38,8 @@ class Trial:
     """Why it says nothing of its speed, in one line; empty where it does."""
     kind: str = ""
     """``oom``, ``timeout``, ... as ``records.failure`` has them, or ``CONTRADICTED``."""
-    neighbours: tuple[str, ...] = ()
-    """Other processes on its hardware while it ran."""
+    disturbances: tuple[str, ...] = ()
+    """What around it may have spoilt it, a line each: other processes on its hardware, heat. It ranks nowhere."""
     started_at: str = ""
     site: str = ""
     """On which hardware."""
@@ -48,6 +48,16 @@ class Trial:
     def is_measured(self) -> bool:
         """Whether it says how fast its configuration is."""
         return not self.failure
+
+    @property
+    def ranks(self) -> bool:
+        """Whether its figures may stand beside those of others."""
+        return self.is_measured and not self.disturbances
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the hardware has too little memory for it, with nobody else there."""
+        return self.kind == "oom" and not self.disturbances
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
@@ -62,7 +72,9 @@ class Trial:
         return self.power_watts * self.step_seconds / self.tokens_per_step
 
     @classmethod
-    def of(cls, launch: Launch, spec_id: str, troubles: tuple[str, ...] = ()) -> Trial:
+    def of(
+        cls, launch: Launch, spec_id: str, troubles: tuple[str, ...] = (), disturbances: tuple[str, ...] = ()
+    ) -> Trial:
         """What ``launch`` showed; ``troubles`` say what in it contradicts its spec."""
         return cls(
             digest=launch.digest,
@@ -78,14 +90,14 @@ class Trial:
             power_watts=launch.health.power_watts,
             failure="; ".join(troubles),
             kind=CONTRADICTED if troubles else "",
-            neighbours=launch.health.foreign_processes,
+            disturbances=disturbances,
             started_at=launch.started_at,
             site=" + ".join(sorted({rank.device for rank in launch.ranks})),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "neighbours": list(self.neighbours)}
+        return {**asdict(self), "disturbances": list(self.disturbances)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trial:
@@ -103,4 +115,4 @@ class Trial:
                 raise ValueError(f"{name} is {value!r}, expected a number of at least 0")
             if known[name] == "str" and not isinstance(value, str):
                 raise ValueError(f"{name} is {value!r}, expected text")
-        return cls(**{**values, "neighbours": tuple(map(str, values.get("neighbours", ())))})
+        return cls(**{**values, "disturbances": tuple(map(str, values.get("disturbances", ())))})

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.local import lasting_environment
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -31,7 +32,10 @@ class TrialStore:
 
     def __init__(self, machine_kind: str, gpu_uuids: tuple[str, ...] = ()) -> None:
         """``gpu_uuids``: a trial of other GPUs is one of a machine a per cent faster or slower."""
-        key = [_PROCEDURE, *surroundings(), sorted(gpu_uuids)]
+        driver = machine.driver_version() if gpu_uuids else ""
+        key = [_PROCEDURE, *surroundings(), sorted(gpu_uuids), driver]
+        self.unkept = ""
+        """Why what was made is not kept; empty where it is."""
         self._folder = cache_folder("trials") / machine_kind / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
     def all(self) -> Mapping[TrainSpec, Trial]:
@@ -45,9 +49,11 @@ class TrialStore:
     def keep(self, spec: TrainSpec, trial: Trial) -> None:
         """What came of ``spec`` as it was launched; a home that cannot be written costs the next search a launch."""
         document = {"spec": spec.to_dict(), "trial": trial.to_dict()}
-        with suppress(OSError):
-            path = self._folder / f"{spec.digest}-{spec.steps}.json"
+        path = self._folder / f"{spec.digest}-{spec.steps}.json"
+        try:
             write_text(path, json.dumps(document, indent=1) + "\n", lasts=False)
+        except OSError as error:
+            self.unkept = f"{self._folder}: {error.strerror or error}"
 
 
 def surroundings() -> list[Any]:

@@ -117,6 +117,11 @@ def seconds(value: float | None) -> str:
     return f"{minutes} min" if abs(value) < _HOUR else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 trial``, ``2,000 trials``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def elapsed(value: float) -> str:
     """A clock that ticks in whole seconds: ``14.9`` -> ``14 s``."""
     return seconds(math.floor(value)) if math.isfinite(value) else ABSENT

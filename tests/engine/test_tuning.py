@@ -16,18 +16,18 @@ import pytest
 
 from pytest_llmperf.engine import runner
 from pytest_llmperf.engine.tuning import final as final_stage
-from pytest_llmperf.engine.tuning import side_by_side, step_predictions
+from pytest_llmperf.engine.tuning import recheck, side_by_side, step_predictions
 from pytest_llmperf.engine.tuning.final import Final, Knowledge
 from pytest_llmperf.engine.tuning.order import TuningOrder
 from pytest_llmperf.engine.tuning.step_predictions import StepPredictions
 from pytest_llmperf.engine.tuning.tuner import Standing, Tuner
 from pytest_llmperf.engine.tuning.tuning import Share, Tried, Tuning
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES
-from pytest_llmperf.launch import leases
+from pytest_llmperf.launch import leases, machine
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
@@ -55,6 +55,8 @@ class World:
         self.outcome: Callable[[TrainSpec], str] = lambda _: ""
         """A kind of failure; empty where it trains."""
         self.unsound: Callable[[TrainSpec], bool] = lambda _: False
+        self.neighbours: Callable[[TrainSpec], tuple[str, ...]] = lambda _: ()
+        """Others on the hardware, beside whom a step takes twice as long."""
 
     def step_seconds(self, spec: TrainSpec) -> float:
         each = 1.0 + 0.3 * (spec.attention == "eager") + 0.25 * spec.gradient_checkpointing
@@ -74,11 +76,14 @@ class World:
         kind = self.outcome(spec)
         if kind == "interrupt":
             raise KeyboardInterrupt
+        neighbours = self.neighbours(spec)
         if kind:
-            return Failure(kind=kind, message=f"it ended by {kind}", tail=(), folder="nowhere")
+            health = Health(foreign_processes=neighbours)
+            return Failure(kind=kind, message=f"it ended by {kind}", tail=(), folder="nowhere", health=health)
         evidence = {"attention": "eager"} if self.unsound(spec) else {}
-        seconds, peak = self.step_seconds(spec), self.peak(spec)
-        return launch_of(spec, Fake(step_seconds=seconds, reserved_bytes=peak, evidence=evidence))
+        seconds, peak = self.step_seconds(spec) * (2 if neighbours else 1), self.peak(spec)
+        fake = Fake(step_seconds=seconds, reserved_bytes=peak, evidence=evidence, foreign_processes=neighbours)
+        return launch_of(spec, fake)
 
     def training_errors(
         self, request: LaunchRequest, _watch: Callable[[Progress], None]
@@ -187,6 +192,21 @@ def test_where_nothing_fits_the_least_that_is_needed_is_told(engine: Engine, wor
     assert needed == 2**30 + 2**28
 
 
+def test_on_a_cpu_a_model_too_large_for_its_host_is_not_launched(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights alone would take what others on the host need; small models are launched as they are."""
+    monkeypatch.setattr(machine, "host_memory_bytes", lambda: 2**30)
+    tuning = _tuned(engine, base=replace(BASE, model="llama-3.2-1b"))
+    assert (tuning.winner, tuning.left, world.launched) == (None, 0, [])
+    assert tuning.least is not None
+    assert (tuning.least[1], tuning.limit_bytes) == (2**30 + 2**28, 2**30)
+    monkeypatch.setattr(machine, "host_memory_bytes", lambda: 64 * 2**30)
+    tuning = _tuned(engine, base=replace(BASE, model="llama-3.2-1b"))
+    assert (tuning.limit_bytes, tuning.too_large) == (0, 0)
+    assert tuning.winner is not None
+
+
 def test_what_takes_the_least_is_predicted_before_all_others(
     engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +283,34 @@ def test_what_fails_takes_the_search_nowhere(engine: Engine, world: World) -> No
     assert tuning.winner == _best(world, lambda spec: not outcome(spec))
     assert {one.trial.kind for one in tuning.tried} >= {"", "error"}
     assert all(one.trial.failure for one in tuning.tried if one.trial.kind)
+
+
+def test_a_choice_that_takes_a_trial_more_than_its_time_is_put_off_and_told(engine: Engine, world: World) -> None:
+    world.outcome = lambda spec: "timeout" if spec.gradient_checkpointing else ""
+    tuning = _tuned(engine, axes={name: AXES[name] for name in ("attention", "optimizer", "gradient_checkpointing")})
+    first, second = [number for number, one in enumerate(tuning.tried, 1) if one.trial.kind == "timeout"]
+    assert (second, len(tuning.tried)) == (6, 6)  # after all four others; a third is not tried
+    late = tuning.tried[first - 1].spec
+    told = f"with gradient_checkpointing as {late.id}, which ran out of its time in trial {first}"
+    assert (tuning.left, dict(tuning.put_off)) == (2, {told: 2})
+
+
+def test_what_the_end_of_all_time_cut_short_is_to_blame_for_nothing(
+    engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    plain = world.launch
+
+    def launch(request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        now[0] += min(25.0, request.timeout_seconds)
+        return plain(request, watch)
+
+    monkeypatch.setattr(world, "launch", launch)
+    world.outcome = lambda _: "timeout" if len(world.launched) == 3 else ""
+    tuning = _tuned(engine, seconds=100.0)
+    assert [one.trial.kind for one in tuning.tried] == ["", "", "timeout"]
+    assert dict(tuning.put_off) == {}
 
 
 def test_what_was_not_active_is_no_winner(engine: Engine, world: World) -> None:
@@ -499,6 +547,72 @@ def test_a_winner_whose_parity_nobody_can_show_is_not_one(engine: Engine, world:
     assert any("there is no parity here" in note for note in tuning.notes)
 
 
+class TestNeighbours:
+    """Other processes on the hardware, which a launch's own record tells of."""
+
+    def test_a_trial_that_one_spoilt_is_made_once_more_and_ranks_by_that(self, engine: Engine, world: World) -> None:
+        best = replace(BASE, micro_batch_size=32, optimizer="adamw_torch_fused")
+        world.neighbours = lambda spec: ("python 7",) if world.launched.count(spec) == 1 and _same(spec, best) else ()
+        tuning = _tuned(engine)
+        trials = [one.trial for one in tuning.tried if one.spec == best]
+        assert [bool(trial.disturbances) for trial in trials] == [True, False]
+        assert tuning.winner == best
+        assert best in tuning.front
+        assert len(tuning.tried) == len({one.spec for one in tuning.tried}) + 1
+
+    def test_one_that_is_spoilt_again_ranks_nowhere_and_is_not_kept(self, engine: Engine, world: World) -> None:
+        """It is so fast that even half its speed would win."""
+        plain, wrong = world.step_seconds, replace(BASE, micro_batch_size=16)
+        world.step_seconds = lambda spec: plain(spec) / (4 if _same(spec, wrong) else 1)  # type: ignore[method-assign]
+        world.neighbours = lambda spec: ("python 7",) if _same(spec, wrong) else ()
+        axes = {"micro_batch_size": [1, 2, 4, 16]}
+        tuning = _tuned(engine, axes=axes)
+        spoilt = [one.trial for one in tuning.tried if one.trial.disturbances]
+        assert [trial.disturbances for trial in spoilt] == [("another process on the hardware: python 7",)] * 2
+        assert tuning.winner == replace(BASE, micro_batch_size=4)
+        assert wrong not in tuning.front
+        world.neighbours = lambda _: ()
+        again = _tuned(engine, axes=axes)
+        assert sum(one.was_kept for one in again.tried) == 3
+        assert again.winner == wrong
+
+    def test_where_they_spoil_all_the_best_of_these_is_told(self, engine: Engine, world: World) -> None:
+        world.neighbours = lambda _: ("python 7",)
+        tuning = _tuned(engine, axes={"micro_batch_size": [1, 4]})
+        assert tuning.winner == replace(BASE, micro_batch_size=4)
+        assert tuning.front == ()
+        assert len(tuning.tried) == 4
+
+    def test_memory_that_they_took_and_time_say_nothing_of_a_configuration(self, engine: Engine, world: World) -> None:
+        engine.on(Machine(gpus=(replace(GPU, memory_bytes=64 * 2**30),), cpu_name="", cores=8))
+
+        def neighbours(spec: TrainSpec) -> tuple[str, ...]:
+            return ("python 7",) if world.launched.count(spec) == 1 and spec.micro_batch_size >= 16 else ()
+
+        world.neighbours = neighbours
+        world.outcome = lambda spec: "oom" if neighbours(spec) else ""
+        tuning = _tuned(engine, gpus=1)
+        assert tuning.winner == replace(BASE, micro_batch_size=32, optimizer="adamw_torch_fused")
+        assert tuning.too_large == 0
+
+    def test_a_winner_whose_case_they_spoilt_is_one_all_the_same(
+        self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        final, _, fast, _ = _two_in_turns(engine, proves=True)
+        world.neighbours = lambda _: ("python 7",)
+        asked = final._asked
+        monkeypatch.setattr(final, "_asked", lambda spec, what: asked(spec, what) if what == "check" else None)
+        found = final._proved(Tuning(begun_at=BASE, winner=fast), [fast])
+        assert found.winner == fast
+        assert found.case is not None
+        assert found.case.result.verdict == "invalid"
+
+
+def _same(spec: TrainSpec, other: TrainSpec) -> bool:
+    """Whatever its number of steps."""
+    return replace(spec, steps=9, min_steps=9, warmup_steps=2) == replace(other, steps=9, min_steps=9, warmup_steps=2)
+
+
 class TestAgain:
     """``perf.tune``: whether a winner still is one."""
 
@@ -527,6 +641,34 @@ class TestAgain:
         assert conclusion.result.reason.startswith("optimizer=adamw_torch is now 5.3 % faster (±")
         assert not conclusion.fails
         assert engine.run(gpus=1, strict=True).tune(self.SPEC, space, 3).fails
+
+    def test_what_to_do_about_a_faster_one_is_told_and_what_cannot_be(self, engine: Engine, world: World) -> None:
+        world.step_seconds = lambda spec: 0.01 * (1 - 0.05 * (spec.optimizer == "adamw_torch"))  # type: ignore[method-assign]
+        space = Space(self.SPEC, axes_of({"optimizer": ["adamw_torch", "adamw_torch_fusd"]}))
+        notes = engine.run(gpus=1).tune(self.SPEC, space, 3).result.notes
+        assert notes[0] == "to take it, give the test optimizer=adamw_torch, or what llmperf tune finds anew"
+        (wrong,) = (note for note in notes if note.startswith("optimizer=adamw_torch_fusd cannot be: "))
+        assert "did you mean 'adamw_torch_fused'" in wrong
+
+    def test_each_night_has_trials_of_its_own(
+        self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        space = Space(self.SPEC, axes_of({"micro_batch_size": [8, 16, 24, 32]}))
+        launched = []
+        for day in ("2026-01-01", "2026-01-01", "2026-01-02"):  # launches of this world are of the first
+            monkeypatch.setattr(recheck, "time", SimpleNamespace(strftime=lambda *_, day=day: day, gmtime=time.gmtime))
+            world.launched.clear()
+            engine.run(gpus=1).tune(self.SPEC, space, 1)
+            launched.append(sum(spec.steps == 7 for spec in world.launched))
+        assert launched == [4, 0, 4]
+
+    def test_one_whose_trial_others_spoil_twice_is_told(self, engine: Engine, world: World) -> None:
+        world.neighbours = lambda spec: ("python 7",) if (spec.micro_batch_size, spec.steps) == (24, 7) else ()
+        space = Space(self.SPEC, axes_of({"micro_batch_size": [16, 24, 32]}))
+        result = engine.run(gpus=1).tune(self.SPEC, space, 1).result
+        assert sum((spec.micro_batch_size, spec.steps) == (24, 7) for spec in world.launched) == 2
+        told = "the trial of micro_batch_size=24 was spoilt twice: another process on the hardware: python 7"
+        assert told in result.notes
 
     def test_a_neighbour_that_does_not_train_is_a_note(self, engine: Engine, world: World) -> None:
         world.outcome = lambda spec: "error" if spec.attention == "eager" else ""

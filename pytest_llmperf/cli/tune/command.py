@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,7 +22,9 @@ from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.engine.tuning.order import TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Tuner
 from pytest_llmperf.engine.tuning.tuning import Tuning
+from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES
+from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
@@ -37,8 +40,6 @@ NODEID = "llmperf tune"
 
 # What a search begins with where nobody says: people's usual beginning.
 _MICRO_BATCH_SIZE, _CPU_LENGTH = 8, 64
-
-_INTERRUPTED = 130
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -102,8 +103,11 @@ class Tune:
         context = Context(settings, rootdir=Path.cwd())
         try:
             _ = context.machine_kind
+            _refuse_untold(arguments, context)
             space = _space(arguments, context)
             test_file = TestFile.at(arguments.write) if arguments.write else None
+            if test_file is not None:
+                BaselineStore(settings.baselines).check_writable(context.machine_kind, space.base)
             context.begin([space.base])
         except UsageError as error:
             usage: Callable[[str], NoReturn] = arguments.usage
@@ -140,34 +144,54 @@ class Tune:
         elif self.test_file is not None:
             yield from self._written(tuning, tuning.winner)
         if tuning.ended == "interrupted":
-            self.troubles.append("interrupted; the same command goes on from what was tried")
+            goes_on = "" if tuning.unkept else "; the same command goes on from what was tried"
+            for line in (*self.troubles, f"interrupted{goes_on}"):
+                print(f"llmperf: {one_line(line)}", file=sys.stderr)
+            raise KeyboardInterrupt  # the exit code is that of a command that was
 
     def _why_none(self, tuning: Tuning) -> str:
         if tuning.least is None:
-            return "no configuration was found: " + (tuning.ended or "see above what became of each")
+            return f"no configuration was found: {tuning.ended or self._why_none_of(tuning)}"
         spec, needed = tuning.least
-        has = formats.memory(self.context.memory_bytes) if self.context.memory_bytes else "what this host has"
+        limit = tuning.limit_bytes or self.context.memory_bytes
+        has = formats.memory(limit) if limit else "what this host has"
         if not needed:
             return f"nothing fits: {spec.id} asks for the least, and ran out of {has}"
-        return f"nothing fits: the least is {spec.id} with {formats.memory(needed)} predicted, and a GPU may hold {has}"
+        holder = "a rank on this host" if self.context.on_cpu else "a GPU"
+        least = f"{spec.id} with {formats.memory(needed)} predicted"
+        return f"nothing fits: the least is {least}, and {holder} may hold {has}"
+
+    def _why_none_of(self, tuning: Tuning) -> str:
+        """Of trials that came to their end, and found no winner."""
+        objective, trained = self.order.objective, [one.trial for one in tuning.tried if one.trial.is_measured]
+        if trained and not any(objective.log_of(trial) is not None for trial in trained):
+            return f"of {len(trained)} that trained none told of its {objective.name}"
+        return "the fastest are not sound, see the notes above" if trained else "see above what became of each"
 
     def _written(self, tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
         assert self.test_file is not None  # noqa: S101 - asked for by its caller alone
         if tuning.case is None or not tuning.case.result.updated:
-            held = tuning.case is not None and tuning.case.result.verdict == "pass"
+            # It has a baseline, by a search that was ended before it wrote, say: that is what holds it.
+            held = tuning.case is not None and tuning.case.result.verdict in {"pass", "inconclusive"}
             if not held:
-                why = tuning.case.refused or tuning.case.result.reason if tuning.case else "; ".join(tuning.notes[-1:])
-                more = "" if tuning.case else "; the same command with more --minutes goes on from what was tried"
+                asked = tuning.case.refused or tuning.case.result.reason if tuning.case else "".join(tuning.notes[-1:])
+                why = asked or tuning.ended or "it was not launched as a case"
+                is_short = "time was left for" in why
+                more = "; the same command with more --minutes goes on from what was tried" if is_short else ""
                 self.troubles.append(f"{self.test_file.path}: not written, as the winner was not recorded: {why}{more}")
                 return
         try:
-            self.test_file.write(winner)
+            replaced = self.test_file.write(winner)
         except (OSError, CaseError) as error:  # somebody has edited it meanwhile
             self.troubles.append(f"{self.test_file.path}: not written ({error})")
             return
         if not self.arguments.json:
             gpus = self.context.num_gpus
             yield f"written: {self.test_file.path}; hold it with: pytest {self.test_file.path} --gpus {gpus}"
+            store = BaselineStore(self.arguments.perf_baselines)
+            for other in replaced:
+                path = store.path(self.context.machine_kind, other)
+                yield f"in the place of {other.id}, whose baseline can be deleted where no other test has it: {path}"
 
 
 def _space(arguments: argparse.Namespace, context: Context) -> Space:
@@ -208,6 +232,16 @@ def _space(arguments: argparse.Namespace, context: Context) -> Space:
         global_batch=arguments.global_batch,
     )
     return Space(_nearest(base, axes, arguments.global_batch), axes)
+
+
+def _refuse_untold(arguments: argparse.Namespace, context: Context) -> None:
+    """Before minutes are spent on what is not measured here.
+
+    Raises:
+        CaseError: it is what the best is to have least of.
+    """
+    if arguments.objective == "energy" and context.on_cpu:
+        raise CaseError("--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective")
 
 
 def _refuse_twice(options: Mapping[str, Any], pairs: Mapping[str, Any]) -> None:

@@ -29,18 +29,23 @@ def page(order: TuningOrder, tuning: Tuning, screen: Screen) -> Iterator[str]:
     else:
         yield from _winner(order, tuning, tuning.winner)
     yield from _section("what each choice brought", _shares(tuning.shares), screen)
-    front = [one for one in tuning.tried if one.spec in tuning.front]
+    front = [one for one in tuning.tried if one.spec in tuning.front and one.trial.ranks]
     front.sort(key=lambda one: -one.trial.tokens_per_second_per_gpu)
     yield from _section("no other is both faster and smaller", _trials(front) if front else [], screen)
     yield from _failures(tuning)
-    yield from ("", "not tried")
-    yield from (f"  {line}" for line in _untried(tuning))
+    yield from _spoilt(tuning)
+    untried = [*_untried(tuning)]
+    if untried:
+        yield from ("", "not tried", *(f"  {line}" for line in untried))
     for note in tuning.notes:
         yield f"note: {note}"
+    if tuning.unkept:
+        yield f"note: its trials are not kept, and the next search makes them anew ({tuning.unkept})"
     made = sum(not one.was_kept for one in tuning.tried)
     kept = len(tuning.tried) - made
     end = f", {tuning.ended}" if tuning.ended else ""
-    yield f"{made} trials{f', {kept} of earlier searches' if kept else ''} in {formats.elapsed(tuning.seconds)}{end}"
+    earlier = f", {kept} of earlier searches" if kept else ""
+    yield f"{formats.counted(made, 'trial')}{earlier} in {formats.elapsed(tuning.seconds)}{end}"
 
 
 def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
@@ -48,17 +53,22 @@ def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[s
     yield f"{winner.id}"
     if trial is not None:
         yield f"  {_figures(trial)}"
+        yield from (f"  uncertain: {line}" for line in trial.disturbances[:1])
     if trial is not None and before is not None and winner != tuning.begun_at:
-        gain = _ratio(order, trial, before)
-        told = f"{gain:.2f} times what {tuning.begun_at.id} gives" if gain else f"{tuning.begun_at.id} did not train"
+        gain, about = _ratio(order, trial, before), "" if trial.ranks and before.ranks else "about "
+        told = (
+            f"{about}{gain:.2f} times what {tuning.begun_at.id} gives"
+            if gain
+            else f"{tuning.begun_at.id} did not train"
+        )
         yield f"  {told}, where the search began"
     for one in tuning.compared:
         yield f"  {_turns(one)}"
     for tie in tuning.ties:
         yield f"  a tie with {tie.id}"
     yield f"  {_sureness(tuning)}"
-    yield f"  parity: {_concluded(tuning.parity, 'not shown')}"
-    yield f"  as a case: {_concluded(tuning.case, 'not launched')}"
+    yield from _concluded("parity", tuning.parity, "not shown")
+    yield from _concluded("as a case", tuning.case, "not launched")
 
 
 def _figures(trial: Trial) -> str:
@@ -91,12 +101,13 @@ def _sureness(tuning: Tuning) -> str:
     return f"chance that one of the {tuning.left:,} untried is more than 1 % better: {told}"
 
 
-def _concluded(conclusion: Conclusion | None, none: str) -> str:
+def _concluded(what: str, conclusion: Conclusion | None, none: str) -> Iterator[str]:
     if conclusion is None:
-        return none
-    result = conclusion.result
-    recorded = f", recorded ({result.updated})" if result.updated else ""
-    return f"{result.verdict}{recorded}: {result.reason}"
+        yield f"  {what}: {none}"
+    else:
+        result = conclusion.result
+        yield f"  {what}: {result.verdict}: {result.reason}"
+        yield from (f"    {line}" for line in (result.updated or "").splitlines())
 
 
 def _section(title: str, columns: Sequence[Column], screen: Screen) -> Iterator[str]:
@@ -125,13 +136,24 @@ def _trials(tried: Sequence[Tried]) -> list[Column]:
 
 
 def _failures(tuning: Tuning) -> Iterator[str]:
-    failed = [one for one in tuning.tried if not one.trial.is_measured and one.trial.kind != "oom"]
+    failed = [one for one in tuning.tried if not one.trial.is_measured and not one.trial.is_too_large]
     if failed:
         yield from ("", "failed")
         for one in failed[:_MOST]:
             yield f"  {one.spec.id}: {one.trial.kind}: {one.trial.failure}"
         if len(failed) > _MOST:
             yield f"  and {len(failed) - _MOST} more (--json has them all)"
+
+
+def _spoilt(tuning: Tuning) -> Iterator[str]:
+    last = {one.spec: one.trial for one in tuning.tried}
+    spoilt = [trial for trial in last.values() if trial.disturbances]
+    if spoilt:
+        yield from ("", "spoilt by what was around them, and ranked nowhere; the same command measures them anew")
+        for trial in spoilt[:_MOST]:
+            yield f"  {trial.id}: {trial.disturbances[0]}"
+        if len(spoilt) > _MOST:
+            yield f"  and {len(spoilt) - _MOST} more (--json has them all)"
 
 
 def _untried(tuning: Tuning) -> Iterator[str]:
@@ -144,7 +166,11 @@ def _untried(tuning: Tuning) -> Iterator[str]:
     if tuning.memory_errors is not None:
         low, high = tuning.memory_errors
         yield f"reserved memory was {formats.percent(low)} to {formats.percent(high)} of what was predicted for tensors"
-    yield f"{tuning.left:,} promised too little, or no time was left for them"
+    for reason, number in tuning.put_off.items():
+        yield f"{number:,} {reason}; more --minutes give a trial more"
+    rest = tuning.left - sum(tuning.put_off.values())
+    if rest:
+        yield f"{rest:,} promised too little, or no time was left for them"
     if tuning.unseen:
         yield f"{tuning.unseen:,} more were not looked at: the space is searched in a sample of it"
 
@@ -185,10 +211,12 @@ def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> 
         "refused": dict(tuning.refused),
         "too_large": tuning.too_large,
         "left": tuning.left,
+        "put_off": dict(tuning.put_off),
         "unseen": tuning.unseen,
         "better_chance": tuning.better_chance,
         "memory_errors": tuning.memory_errors,
         "least": None if tuning.least is None else {"id": tuning.least[0].id, "peak_bytes": tuning.least[1] or None},
+        "unkept": tuning.unkept,
         "notes": list(tuning.notes),
     }
 

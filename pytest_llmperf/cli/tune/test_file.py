@@ -74,8 +74,8 @@ class TestFile:
         """Of the test that holds the cases."""
         return f"{self.path.as_posix()}::{_FUNCTION}"
 
-    def write(self, winner: TrainSpec) -> None:
-        """With ``winner`` in the place of what it beats: the case of its model, length and GPUs.
+    def write(self, winner: TrainSpec) -> list[TrainSpec]:
+        """With ``winner`` in the place of what it beats, which it returns: the case of its model, length and GPUs.
 
         What another search has added since is kept.
 
@@ -90,8 +90,9 @@ class TestFile:
             names = ("model", "sequence_length", "gpus")
             return all(other.get(name, usual[name]) == case.get(name, usual[name]) for name in names)
 
-        kept = [other for other in TestFile.at(self.path).cases if not same(other)]
-        write_text(self.path, _text([*kept, case]))
+        cases = TestFile.at(self.path).cases
+        write_text(self.path, _text([*(other for other in cases if not same(other)), case]))
+        return [TrainSpec(**other) for other in cases if same(other) and other != case]
 
 
 def _refuse_unwritable(path: Path) -> None:

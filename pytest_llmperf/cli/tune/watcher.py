@@ -38,7 +38,7 @@ class Watcher:
             )
             self._live.start()
         else:
-            size = f"{self._order.space.size:,} combinations"
+            size = formats.counted(self._order.space.size, "combination")
             minutes = formats.elapsed(self._order.seconds)
             self.say(f"searching {size} for {self._order.objective.words}, {minutes} at most")
         return self
@@ -92,7 +92,7 @@ class Watcher:
         standing, below = self._standing, ["looking at the space"]
         if standing is not None:
             log_of = self._order.objective.log_of
-            measured = [(log_of(one.trial), one) for one in standing.tried]
+            measured = [(log_of(one.trial), one) for one in standing.tried if one.trial.ranks]
             ranked = sorted(((log, one) for log, one in measured if log is not None), key=lambda both: both[0])
             for _, one in ranked[:_ROWS]:
                 rate = formats.tokens_per_second(one.trial.tokens_per_second_per_gpu)
@@ -125,6 +125,7 @@ class _Launch:
 def _outcome(tried: Tried) -> str:
     trial = tried.trial
     kept = ", by an earlier search" if tried.was_kept else ""
+    kept += "".join(f", spoilt: {line}" for line in trial.disturbances[:1])
     if not trial.is_measured:
         return f"failed ({trial.kind}: {trial.failure}){kept}"
     rate = formats.tokens_per_second(trial.tokens_per_second_per_gpu)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
@@ -14,9 +15,11 @@ from pytest_llmperf.engine.paired_comparison import PairedComparison, Pairs, Sid
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.tuning.order import TuningOrder
 from pytest_llmperf.engine.tuning.tuning import NEEDED, Compared, Share, Tuning
+from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.tuning.turns import Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.result import joined_reasons
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError
 from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
 
@@ -177,7 +180,7 @@ class Final:
             parity = self._asked(winner, "same_training")
             self._noted(replace(tuning, parity=_told(parity)))
             case = None if _disproof(parity) else self._asked(winner, "check")
-            disproof = _disproof(parity) or _disproof(case)
+            disproof = _disproof(parity) or ("" if self._is_spoilt(case) else _disproof(case))
             if not disproof:
                 return replace(tuning, parity=_told(parity), case=_told(case))
             self._notes.append(f"{winner.id} was faster, and is no winner: {disproof}")
@@ -198,12 +201,19 @@ class Final:
             return checks.same_training(winner) if what == "same_training" else checks.check(_longer(winner))
         except (CannotRunError, CaseFailedError) as error:
             why = f"{_WORDS[what]}: {str(error).splitlines()[0]}"
-            if (
-                isinstance(error, DidNotTrainError) and self._left > _NEXT_TO_NOTHING
-            ):  # else it was the time that ended it
+            is_over = self._left <= _NEXT_TO_NOTHING  # then it was the time that ended it
+            if isinstance(error, DidNotTrainError) and not is_over:
                 return why
-            self._notes.append(why)
+            self._notes.append(f"too little time was left for {_WORDS[what]}" if is_over else why)
             return None
+
+    def _is_spoilt(self, answer: Conclusion | str | None) -> bool:
+        """Whether a case is invalid for what was around it alone: that is no fault of the configuration."""
+        if not isinstance(answer, Conclusion):
+            return False
+        experience = self._caller.context.experience
+        around = [validity.circumstances(launch, math.inf, experience).lines for launch in answer.result.launches]
+        return any(around) and answer.result.reason == joined_reasons(dict.fromkeys(chain(*around)))
 
     def _shares(self, tuning: Tuning, winner: TrainSpec, knowledge: Knowledge) -> list[Share]:
         """What each of the winner's choices brought over the one that the search began with."""
@@ -233,11 +243,11 @@ class Final:
         if not knowledge.fits(without):
             return 0.0, 0.0, NEEDED
         trial, own = tuning.trial_of(without), tuning.trial_of(winner)
-        could_train = trial is None or trial.is_measured
+        could_train = trial is None or trial.is_measured or bool(trial.disturbances)
         turns = self._turns(without, winner, most=1) if could_train else None
         if isinstance(turns, Turns):
             return turns.log, turns.wide, "turns"
-        logs = [None if one is None else self._order.objective.log_of(one) for one in (trial, own)]
+        logs = [self._order.objective.log_of(one) if one is not None and one.ranks else None for one in (trial, own)]
         if trial is not None and own is not None and logs[0] is not None and logs[1] is not None:
             return logs[1] - logs[0], max(_TRIALS_WIDE, 2 * math.hypot(trial.step_error, own.step_error)), "trials"
         guesses = knowledge.estimate(without), knowledge.estimate(winner)

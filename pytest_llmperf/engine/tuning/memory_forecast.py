@@ -76,7 +76,7 @@ class MemoryForecast:
     def learn(self, spec: TrainSpec, trial: Trial) -> None:
         """What a trial of ``spec`` said of its memory."""
         bounds = self._bounds_of(spec)
-        if trial.kind == "oom":
+        if trial.is_too_large:
             bounds.fails = min(bounds.fails, spec.micro_batch_size)
         elif trial.is_measured and spec in self._peaks:
             self._ratios.append(trial.peak_reserved_bytes / self._peaks[spec])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -72,6 +73,7 @@ class Recheck:
             CannotRunError: none of its neighbours can be launched here.
             LaunchFailed: ``spec`` itself yielded no record.
         """
+        self._notes += space.no_neighbours(spec)
         runners_up = self._runners_up(spec, neighbours(spec, space))
         launches: tuple[Launch, ...] = ()
         beside, troubles = list[_Beside](), list[str]()
@@ -88,6 +90,9 @@ class Recheck:
         checks = tuple(_check(one) for one in beside)
         result = self._caller.result(case, "improved" if faster else "pass", reason, checks)
         notes = [_told(one) for one in beside if one not in faster]
+        if faster:
+            best = min(faster, key=lambda one: one.turns.log)
+            notes.insert(0, f"to take it, give the test {best.words}, or what llmperf tune finds anew")
         return replace(result, launches=launches, notes=(*notes, *self._notes, *result.notes))
 
     def _runners_up(self, spec: TrainSpec, others: Sequence[TrainSpec]) -> list[TrainSpec]:
@@ -105,13 +110,18 @@ class Recheck:
         if len(able) <= self._most:
             return able
         trials = Trials(self._caller, TrialStore(context.machine_kind, tuple(gpu.uuid for gpu in context.gpus)))
-        known = trials.known((spec, *able))
-        found = [(other, known.get(other) or trials.make(other)) for other in (spec, *able)]
-        logs = {other: _OBJECTIVE.log_of(trial) for other, trial in found}
+        # Of another day, a driver, a file of somebody's own or the hardware itself may be another.
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        kept = trials.known((spec, *able))
+        known = {one: trial for one, trial in kept.items() if trial.started_at.startswith(today)}
+        found = [(other, known.get(other) or self._trial(trials, other)) for other in (spec, *able)]
+        logs = {other: _OBJECTIVE.log_of(trial) for other, trial in found if trial.ranks}
         for other, trial in found[1:]:
-            if not trial.is_measured:
+            if trial.disturbances:
+                self._notes.append(f"the trial of {_difference(spec, other)} was spoilt twice: {trial.disturbances[0]}")
+            elif not trial.is_measured:
                 self._notes.append(f"{_difference(spec, other)} does not train: {_failure(trial)}")
-        own = logs.pop(spec)
+        own = logs.pop(spec, None)
         limit = math.inf if own is None else own + 2 * CLOSE
         measured = sorted(((log, other) for other, log in logs.items() if log is not None), key=lambda one: one[0])
         near = [other for log, other in measured if log <= limit]
@@ -122,6 +132,12 @@ class Recheck:
                 f"{len(measured) - len(near)} others are too slow for turns, the fastest {slower} in a trial"
             )
         return near[: self._most]
+
+    @staticmethod
+    def _trial(trials: Trials, spec: TrainSpec) -> Trial:
+        """Made once more where others have spoilt it."""
+        trial = trials.make(spec)
+        return trials.make(spec) if trial.disturbances else trial
 
     def _turns(self, spec: TrainSpec, other: TrainSpec) -> tuple[tuple[Launch, ...], Turns | None, list[str]]:
         """The launches of ``spec``, how ``other`` did beside it, and what is wrong with ``spec``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.engine.tuning.least_memory import by_settings
@@ -111,7 +111,8 @@ class TrialStage:
             for spec, trial in trials.finished():
                 self.search.excluded.discard(self.numbers[spec])
                 self._running.discard(self.numbers[spec])
-                self._note(Tried(spec, trial))
+                # Where the time of all is over, nothing is to blame.
+                self._note(Tried(spec, trial), is_late=until - time.monotonic() > end_seconds())
                 if trial.kind == "never-started":
                     raise CaseFailedError(f"{spec.id}: {trial.failure}")
 
@@ -122,8 +123,8 @@ class TrialStage:
         return self.tried_of(self.specs[order[0]]) if order else None
 
     def tried_of(self, spec: TrainSpec) -> Tried:
-        """The trial of one that was tried."""
-        return next(one for one in self.tried if one.spec == spec)
+        """The last trial of one that was tried."""
+        return next(one for one in reversed(self.tried) if one.spec == spec)
 
     def _next(self, seconds: float) -> int | None:
         if seconds <= 0 and (self.tried or self.search.excluded - self.too_large):
@@ -139,7 +140,7 @@ class TrialStage:
 
     @property
     def _nothing_has_trained_for_lack_of_memory(self) -> bool:
-        return bool(self.tried) and all(one.trial.kind == "oom" for one in self.tried)
+        return bool(self.tried) and all(one.trial.is_too_large for one in self.tried)
 
     def _least_left(self) -> int | None:
         """What asks for the least, next of all: where that ran out of memory too nothing fits, and nothing is left."""
@@ -171,12 +172,28 @@ class TrialStage:
         self._forecast.ask(ahead)
         return found, is_new
 
-    def _note(self, tried: Tried) -> None:
+    def put_off(self) -> Mapping[str, int]:
+        """How many of those left were to come after all others, by what they have in common with one that was late."""
+        found = {}
+        for number, count in self.search.put_off().items():
+            spec = self.specs[number]
+            trial = next(place for place, one in enumerate(self.tried, 1) if one.spec == spec)
+            blamed = self.search.timeouts.blamed[number]
+            words = ", ".join(name if value is True else f"{name}={value}" for name, value in blamed.items())
+            found[f"with {words} as {spec.id}, which ran out of its time in trial {trial}"] = count
+        return found
+
+    def _note(self, tried: Tried, *, is_late: bool = False) -> None:
+        """``is_late``: a trial whose time was over had all that one may take."""
         spec, trial = tried.spec, tried.trial
         self.tried.append(tried)
-        self.search.tell(self.numbers[spec], Outcome(self._objective.log_of(trial), trial.step_error))
+        ran_out = trial.wall_seconds if is_late and trial.kind == "timeout" else 0.0
+        is_spoilt = bool(trial.disturbances)
+        outcome = Outcome(self._objective.log_of(trial), trial.step_error, ran_out, is_spoilt)
+        self.search.tell(self.numbers[spec], outcome)
         if trial.is_measured and not tried.was_kept:
             outside = trial.wall_seconds - trial.steps * trial.step_seconds
             self.search.costs.learn(compiles=compiles(spec), outside_seconds=max(0.0, outside))
-        self._forecast.learn(spec, trial)
+        if not is_spoilt:
+            self._forecast.learn(spec, trial)
         self._tell(self, "")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pytest_llmperf.engine.baseline_comparison import contradictions
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.runner import Runner
+from pytest_llmperf.judge import validity
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trial import Trial
@@ -24,6 +25,9 @@ _LEAST_SECONDS = 20.0
 
 # What says nothing of the configuration, and may end otherwise the next time.
 _NOT_KEPT = frozenset({"timeout", "killed", "never-started", "unwritable", "rendezvous", "node-failure"})
+
+# What a neighbour may make of a launch that trains without it: it takes memory, and time.
+_BY_NEIGHBOURS = frozenset({"oom", "timeout"})
 
 
 class Trials:
@@ -52,21 +56,25 @@ class Trials:
         self._runner.most_seconds = max(_LEAST_SECONDS, min(self._most_seconds, until - time.monotonic()))
         outcome = self._runner.launch(short, 1)
         trial = self._trial(short, outcome, self._runner.seconds - before)
-        if trial.kind not in _NOT_KEPT and not trial.neighbours:
+        if trial.kind not in _NOT_KEPT and not trial.disturbances:
             self._store.keep(short, trial)
         return trial
 
     def _trial(self, spec: TrainSpec, outcome: Launch | Failure, seconds: float) -> Trial:
         if isinstance(outcome, Failure):
+            neighbours = validity.neighbours(outcome.health) if outcome.kind in _BY_NEIGHBOURS else ()
             return Trial(
                 digest=spec.digest,
                 id=spec.id,
                 wall_seconds=round(seconds, 3),
                 failure=outcome.message,
                 kind=outcome.kind,
-                neighbours=outcome.health.foreign_processes,
+                disturbances=neighbours,
             )
-        return Trial.of(outcome, spec.id, contradictions(spec, (outcome,), self._caller.terms.inactive))
+        troubles = contradictions(spec, (outcome,), self._caller.terms.inactive)
+        # So few steps have no drift to speak of.
+        around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.context.experience).lines
+        return Trial.of(outcome, spec.id, troubles, around)
 
 
 def _short(spec: TrainSpec) -> TrainSpec:

@@ -21,6 +21,7 @@ from pytest_llmperf.engine.tuning.trial_stage import Prior, TrialStage, compiles
 from pytest_llmperf.engine.tuning.trials import Trials
 from pytest_llmperf.engine.tuning.tuning import Tried, Tuning
 from pytest_llmperf.judge.tuning.objective import front
+from pytest_llmperf.launch import machine
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.trial_store import TrialStore
 from pytest_llmperf.spec.known_failures import known_failure
@@ -40,6 +41,11 @@ _NARROW_SHARE = 0.4
 
 # Seconds that its own end takes: processes are reaped.
 _CLOSING = 3.0
+
+# Of a model whose weights, gradients and Adam's two states, in 16 bits, take more of a CPU's host, memory is predicted.
+_STATE_BYTES, _LARGE_SHARE = 8, 0.4
+# Multiplied and added, forwards and twice backwards.
+_FLOPS_OF_A_WEIGHT = 6
 
 _BETTER_BY = 0.01
 # So few configurations are tried before anything could be counted of them.
@@ -77,7 +83,8 @@ class Tuner:
         begun = time.monotonic()
         self._until = self._context.until = begun + self._order.seconds - min(_CLOSING, self._order.seconds / 10)
         self._predictions = StepPredictions()
-        forecast = MemoryForecast(0 if self._context.on_cpu else self._context.memory_bytes, self._predictions)
+        limit = self._limit_bytes()
+        forecast = MemoryForecast(limit, self._predictions)
         with suppress(SpecError):  # then something else comes first
             forecast.ask([self._order.space.first])  # beside what follows: to look at a large space takes seconds
         candidates = self._runnable(self._order.space.candidates())
@@ -97,7 +104,8 @@ class Tuner:
             tuning = self._end.so_far or tuning
         if not why and not tuning.tried and tuning.left:
             why = "its time was over before anything was found that fits"
-        return replace(tuning, ended=why, seconds=time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        return replace(tuning, ended=why, unkept=self._store.unkept, limit_bytes=limit, seconds=seconds)
 
     def _searched(self, candidates: Candidates, forecast: MemoryForecast) -> Tuning:
         """What is found of ``candidates`` where nothing ends it before its end."""
@@ -112,6 +120,19 @@ class Tuner:
         self._tried(stage, self._until, lambda: self._end_seconds(stage))
         tuning = self._known(stage, candidates, forecast)
         return tuning if tuning.winner is None else self._final(stage, tuning, forecast)
+
+    def _limit_bytes(self) -> int:
+        """What each rank may hold, as far as predictions are asked for it; 0: everything fits.
+
+        A CPU's host has room for the small models that are trained there, and is asked of large ones alone: their
+        launch would take the memory of all others on it.
+        """
+        if not self._context.on_cpu:
+            return self._context.memory_bytes
+        base, host = self._order.space.base, machine.host_memory_bytes()
+        geometry = base.architecture.geometry
+        states = _STATE_BYTES * geometry.flops_per_token(0) / _FLOPS_OF_A_WEIGHT if geometry is not None else 0.0
+        return host // base.gpus if states * base.gpus > _LARGE_SHARE * host else 0
 
     def _least(self, specs: Sequence[TrainSpec], forecast: MemoryForecast) -> tuple[TrainSpec, int] | None:
         """Where the first of ``specs`` does not fit: what takes the least memory of all like them, and how much."""
@@ -218,15 +239,16 @@ class Tuner:
         by_id = {one.spec.id: one for one in stage.tried}
         refused = candidates.refused + Counter(known_failure(spec) or "" for spec in stage.known_to_fail)
         best = stage.best
-        is_too_small = not stage.search.left and all(one.trial.kind == "oom" for one in stage.tried)
+        is_too_small = not stage.search.left and all(one.trial.is_too_large for one in stage.tried)
         return Tuning(
             begun_at=stage.specs[0],
             tried=tuple(stage.tried),
             winner=None if best is None else best.spec,
             front=tuple(by_id[name].spec for name in front({name: one.trial for name, one in by_id.items()})),
             refused=refused,
-            too_large=len(stage.too_large) + sum(one.trial.kind == "oom" for one in stage.tried),
+            too_large=len(stage.too_large) + sum(one.trial.is_too_large for one in stage.tried),
             left=len(stage.search.left),
+            put_off=stage.put_off(),
             unseen=candidates.unseen,
             better_chance=1.0 if best is None else stage.search.chance_of_better(_BETTER_BY),
             memory_errors=forecast.errors,

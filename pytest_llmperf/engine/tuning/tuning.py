@@ -71,20 +71,26 @@ class Tuning:
     """How many of those looked at do not fit, by predicted memory or by what ran out of it."""
     left: int = 0
     """How many were neither tried nor found not to fit."""
+    put_off: Mapping[str, int] = field(default_factory=dict)
+    """How many of them come after all others, by what they have in common with a trial that ran out of its time."""
     unseen: int = 0
     """How many of a large space were not even looked at."""
     better_chance: float = 1.0
     """That one of those left is better by more than 1 %, as far as trials tell."""
     memory_errors: tuple[float, float] | None = None
     """The least and the largest of what trials had reserved over what was predicted that tensors take, minus 1."""
+    limit_bytes: int = 0
+    """What each rank may hold; 0: nobody looked."""
     ended: str = ""
     """Why before its end; empty where it was not."""
     least: tuple[TrainSpec, int] | None = None
     """Where nothing was measured: what takes the least memory, and how many bytes are predicted of it; 0: of
     nothing memory can be predicted, and it was tried."""
+    unkept: str = ""
+    """Why a next search would make its trials anew; empty where they are kept."""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
     def trial_of(self, spec: TrainSpec) -> Trial | None:
-        """The trial of ``spec``."""
-        return next((one.trial for one in self.tried if one.spec == spec), None)
+        """The last trial of ``spec``: what spoilt the one before it may have been over."""
+        return next((one.trial for one in reversed(self.tried) if one.spec == spec), None)

@@ -46,9 +46,9 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 
 def front(trials: Mapping[str, Trial]) -> list[str]:
-    """Of measured ``trials``, by a name, those that no other beats in both speed and memory; the fastest first."""
+    """Of ``trials`` that rank, by a name, those that no other beats in both speed and memory; the fastest first."""
     measured = sorted(
-        (name for name, trial in trials.items() if trial.is_measured),
+        (name for name, trial in trials.items() if trial.ranks),
         key=lambda name: (-trials[name].tokens_per_second_per_gpu, trials[name].peak_reserved_bytes),
     )
     best, least = list[str](), math.inf

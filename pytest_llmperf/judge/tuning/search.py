@@ -1,18 +1,21 @@
 """Search: which configuration to try next, and when no other is worth its seconds.
 
-Expected improvement (Jones, Schonlau and Welch 1998) for a second of trial, times the chance that it trains at all.
+Expected improvement (Jones, Schonlau and Welch 1998) for a second of trial, times the chance that it trains at all,
+and in time.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_llmperf.judge.tuning.failures import Failures
 from pytest_llmperf.judge.tuning.surrogate import Prediction, Surrogate
+from pytest_llmperf.judge.tuning.timeouts import Timeouts
 from pytest_llmperf.judge.tuning.trial_costs import AUTOTUNED, COMPILED, PLAIN, TrialCosts
 
 #: Configurations closer than this, as a fraction, are told apart by turns and not by trials.
@@ -30,6 +33,10 @@ _MANY_TOKENS = 4
 _WORTH = 5e-5
 # Of the most promising, so many are looked at more closely.
 _PROMISING = 400
+# How far off a trial may be that was spoilt, as a logarithm: a neighbour takes a part of the hardware.
+_SPOILT = 0.3
+# What is like so many that ran out of their time is not tried any more.
+_GIVEN_UP = 2
 # That are drawn for a chance: it is known to a per cent or two.
 _WORLDS = 500
 
@@ -40,6 +47,10 @@ class Outcome:
 
     log: float | None
     error: float = 0.0
+    ran_out_seconds: float = 0.0
+    """After which it was ended; 0 where it came to an end by itself."""
+    is_spoilt: bool = False
+    """Whether what was around it may have made it what it is: its figure ranks nowhere, and may be made anew once."""
 
 
 @dataclass(frozen=True)
@@ -67,30 +78,48 @@ class Search:
         self._field = field
         self._surrogate = Surrogate(field.traits, field.size, field.prior)
         self._chance = random.Random(seed)  # noqa: S311 - an order, no secret
-        self._failures = Failures()
+        self._failures, self.timeouts = Failures(), Timeouts(field.size)
         self.costs, self._num_steps = TrialCosts(steps), steps
         self.outcomes: dict[int, Outcome] = {}
         self.excluded: set[int] = set()
         """What needs no trial: it cannot fit, say."""
+        self._again: set[int] = set()
+        """What was spoilt once, and is not left out for that."""
 
     def tell(self, number: int, outcome: Outcome) -> None:
         """A trial was made."""
+        is_first = number not in self.outcomes
         self.outcomes[number] = outcome
-        self._failures.note(self._field.traits[number], trained=outcome.log is not None)
+        traits = self._field.traits[number]
+        self._again.discard(number)
+        if outcome.is_spoilt and is_first:
+            self._again.add(number)
+        if outcome.is_spoilt and outcome.log is None:  # a failure that is others' says nothing of its traits
+            return
+        self._failures.note(traits, trained=outcome.log is not None)
+        if outcome.log is not None:
+            self.timeouts.in_time(traits)
+        elif outcome.ran_out_seconds:
+            self.timeouts.ran_out(number, traits, outcome.ran_out_seconds)
 
     @property
     def left(self) -> list[int]:
-        """Those that were neither tried nor excluded."""
-        return [n for n in range(len(self._field.traits)) if n not in self.outcomes and n not in self.excluded]
+        """Those that were neither tried nor excluded; what was spoilt may be tried again once."""
+        done = (self.outcomes.keys() - self._again) | self.excluded
+        return [number for number in range(len(self._field.traits)) if number not in done]
+
+    def put_off(self) -> Counter[int]:
+        """Of those left, how many have all of what may have made another run out of its time; by that one's number."""
+        return Counter(other for number in self.left for other in self.timeouts.like(self._field.traits[number])[:1])
 
     def in_order(self) -> list[int]:
-        """The best of those measured first."""
-        logs = self._logs()
+        """The best of those measured first, and where all were spoilt, of these."""
+        logs = self._ranked()
         return sorted(logs, key=lambda number: logs[number])
 
     def close_to_best(self) -> list[int]:
         """The best first, and those measured that are within ``CLOSE`` of it."""
-        logs, order = self._logs(), self.in_order()
+        logs, order = self._ranked(), self.in_order()
         return [number for number in order if logs[number] - logs[order[0]] <= CLOSE]
 
     def promising(self, seconds: float) -> Iterator[int]:
@@ -98,49 +127,55 @@ class Search:
 
         Nothing where no trial is worth its cost.
         """
-        left = self.left
+        left = [n for n in self.left if len(self.timeouts.like(self._field.traits[n])) < _GIVEN_UP]
         if len(self._logs()) < _BLIND:
             yield from self._blind(left, seconds)
-            return
-        if not left:
-            return
+        elif left:
+            yield from self._worth_it(left, seconds)
+
+    def _worth_it(self, left: Sequence[int], seconds: float) -> Iterator[int]:
+        """Of ``left`` what is worth its cost, the most first; what is like one that ran out of its time comes last."""
         import numpy as np  # noqa: PLC0415 - only a search pays for it
 
         prediction, numbers = self.prediction(), np.array(left)
         mean, sd = prediction.mean[numbers], prediction.sd[numbers]
-        worth = _expected_improvement(min(self._logs().values()), mean, sd)
+        worth = _expected_improvement(min(self._ranked().values()), mean, sd)
         steps = np.exp(np.clip(mean, -60, 60)) * np.array(self._field.tokens)[numbers]
         compiles = np.array(self._field.compiles)[numbers]
         outside = np.array([self.costs.outside(compiles=kind) for kind in (PLAIN, COMPILED, AUTOTUNED)])
-        cost = outside[compiles] + self._num_steps * steps
-        rate = np.where((worth >= _WORTH) & (cost <= seconds), worth / cost, 0.0)
-        best = [int(place) for place in np.argsort(-rate)[:_PROMISING] if rate[place] > 0]
-        chances = {place: self._failures.chance(self._field.traits[left[place]]) for place in best}
-        for place in sorted(best, key=lambda place: -rate[place] * chances[place]):
-            if worth[place] * chances[place] >= _WORTH:
-                yield left[place]
+        risk = np.array([self.timeouts.risk(self._field.traits[number]) for number in left])
+        cost = outside[compiles] + self._num_steps * steps + risk * self.timeouts.seconds
+        worth = np.where((worth >= _WORTH) & (cost <= seconds), worth, 0.0)
+        for in_time in (1 - risk, risk == 1.0):
+            rate = worth * in_time / cost
+            best = [int(place) for place in np.argsort(-rate)[:_PROMISING] if rate[place] > 0]
+            chances = {place: self._failures.chance(self._field.traits[left[place]]) for place in best}
+            for place in sorted(best, key=lambda place: -rate[place] * chances[place]):
+                if worth[place] * in_time[place] * chances[place] >= _WORTH:
+                    yield left[place]
 
     def prediction(self) -> Prediction:
         """Of the cost of each, by what was measured."""
-        logs = self._logs()
+        logs = self._telling()
         seen = list(logs)
-        return self._surrogate.predict(seen, [logs[n] for n in seen], [self.outcomes[n].error for n in seen])
+        return self._surrogate.predict(seen, [logs[n] for n in seen], [self._error(n) for n in seen])
 
     def chance_of_better(self, by: float) -> float:
         """How likely one of those left is better than the best measured by more than the fraction ``by``.
 
         The share of worlds that agree with all trials and have one, each counted as far as it is likely to train.
         """
-        left, logs = self.left, self._logs()
+        left, logs = self.left, self._telling()
         if not left or not logs:
             return 1.0 if left else 0.0
         import numpy as np  # noqa: PLC0415
 
-        prediction, numbers, wanted = self.prediction(), np.array(left), min(logs.values()) + math.log1p(-by)
+        prediction, numbers = self.prediction(), np.array(left)
+        wanted = min(self._ranked().values()) + math.log1p(-by)
         far = (prediction.mean[numbers] - wanted) / prediction.sd[numbers]
         near = [left[int(place)] for place in np.argsort(far)[:_PROMISING]]
         seen = list(logs)
-        errors = [self.outcomes[n].error for n in seen]
+        errors = [self._error(n) for n in seen]
         worlds = self._surrogate.draws(seen, [logs[n] for n in seen], errors, near, _WORLDS)
         trains = np.array([self._failures.chance(self._field.traits[number]) for number in near])
         return float(((worlds < wanted) * trains).max(axis=1).mean())
@@ -150,16 +185,20 @@ class Search:
         of which it promises more than of most.
 
         What compiles, and a step of many more tokens than the first has, takes too long to begin with, and comes last.
+        What may run out of its time as another did does not come while there is something else.
         """
+        risks = {number: self.timeouts.risk(self._field.traits[number]) for number in left}
         if 0 in left:
             yield 0
         for numbers in self._field.beginnings:
             is_cheap = _BEGINNING * self.costs.outside(compiles=self._field.compiles[numbers[0]]) <= seconds
             if is_cheap and self.outcomes.keys().isdisjoint(numbers):
-                yield from [number for number in numbers if number in left][:1]
+                yield from [number for number in numbers if number in risks and not risks[number]][:1]
         prior, most = self._field.prior, _MANY_TOKENS * self._field.tokens[0]
         for is_long in (False, True):
-            others = [n for n in left if n and self._is_long(n, most) == is_long]
+            alike = [n for n in left if n and self._is_long(n, most) == is_long]
+            least = min((risks[n] for n in alike), default=0.0)
+            others = [n for n in alike if risks[n] == least]
             chosen = self._chance.sample(others, min(len(others), _CHOSEN))
             if prior is not None:
                 chosen.sort(key=lambda number: prior[number])
@@ -171,6 +210,21 @@ class Search:
 
     def _logs(self) -> dict[int, float]:
         return {number: one.log for number, one in self.outcomes.items() if one.log is not None}
+
+    def _ranked(self) -> dict[int, float]:
+        """Of those that were not spoilt; where there is none, of the others."""
+        logs = self._logs()
+        sound = {number: log for number, log in logs.items() if not self.outcomes[number].is_spoilt}
+        return sound or logs
+
+    def _telling(self) -> dict[int, float]:
+        """Those that say something of all others: what was spoilt, as long as there are few others."""
+        logs = self._ranked()
+        return logs if len(logs) >= _BLIND else self._logs()
+
+    def _error(self, number: int) -> float:
+        one = self.outcomes[number]
+        return max(one.error, _SPOILT) if one.is_spoilt else one.error
 
 
 def _expected_improvement(best: float, mean: Any, sd: Any) -> Any:

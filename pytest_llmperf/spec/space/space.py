@@ -91,15 +91,26 @@ class Space:
 
     def neighbours(self, spec: TrainSpec) -> Iterator[TrainSpec]:
         """Each that differs from ``spec`` by one choice, and can be."""
+        yield from (other for _, other in self._beside(spec) if isinstance(other, TrainSpec))
+
+    def no_neighbours(self, spec: TrainSpec) -> Iterator[str]:
+        """Each choice beside which ``spec`` cannot be otherwise as it is, and why."""
+        for name, other in self._beside(spec):
+            if isinstance(other, SpecError):
+                yield f"{name} cannot be: {other}"
+
+    def _beside(self, spec: TrainSpec) -> Iterator[tuple[str, TrainSpec | SpecError]]:
         values = spec.to_dict()
         for axis in self.axes:
             for choice in axis.choices:
                 if choice.holds(values):
                     continue
+                other: TrainSpec | SpecError
                 try:
-                    yield TrainSpec(**{**values, **dict(choice.fields)})
-                except SpecError:
-                    continue
+                    other = TrainSpec(**{**values, **dict(choice.fields)})
+                except SpecError as error:
+                    other = error
+                yield f"{axis.name}={choice.name}", other
 
     def choices_of(self, spec: TrainSpec) -> dict[str, str]:
         """By axis, the name of the choice that ``spec`` has made; an axis of which it has made none is left out."""

@@ -43,7 +43,9 @@ def read_axes(path: Path) -> tuple[Axis, ...]:
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise SpecError(f"{path}: no space could be read ({error.strerror or error})") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SpecError(f"{path}: no space could be read ({error})") from None
     unknown = [name for name in document if name != "axes"]
     if unknown or not document:

@@ -14,14 +14,17 @@ import pytest
 from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.cli.entry_point import main
 from pytest_llmperf.cli.screen import Screen
-from pytest_llmperf.cli.tune import test_file
+from pytest_llmperf.cli.tune import command, test_file
 from pytest_llmperf.cli.tune.pages import document, page
 from pytest_llmperf.cli.tune.test_file import TestFile
+from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.tuning.order import TuningOrder
+from pytest_llmperf.engine.tuning.tuner import Tuner
 from pytest_llmperf.engine.tuning.tuning import Compared, Share, Tried, Tuning
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES
 from pytest_llmperf.judge.tuning.turns import Turns
 from pytest_llmperf.launch import machine
+from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.spec.space.space import Space
@@ -36,9 +39,10 @@ FAST = replace(TINY, micro_batch_size=16, optimizer="adamw_torch_fused")
 class TestTheTestFile:
     def test_it_holds_the_winner_of_each_model_length_and_number_of_gpus(self, tmp_path: Path) -> None:
         path = tmp_path / "test_tuned.py"
-        TestFile.at(path).write(FAST)
-        TestFile.at(path).write(replace(FAST, model="opt-tiny"))
-        TestFile.at(path).write(replace(FAST, micro_batch_size=32))
+        assert TestFile.at(path).write(FAST) == []
+        assert TestFile.at(path).write(replace(FAST, model="opt-tiny")) == []
+        assert TestFile.at(path).write(replace(FAST, micro_batch_size=32)) == [FAST]
+        assert TestFile.at(path).write(replace(FAST, micro_batch_size=32)) == []
         assert TestFile.at(path).cases == (
             {"model": "opt-tiny", "micro_batch_size": 16, "optimizer": "adamw_torch_fused"},
             {"model": "llama-tiny", "micro_batch_size": 32, "optimizer": "adamw_torch_fused"},
@@ -106,8 +110,10 @@ class TestTheTestFile:
         (["llama-tiny", "micro_batch=3"], "no field 'micro_batch', did you mean 'micro_batch_size'"),
         (["llama-tiny", "8"], "8: expected settings in pairs"),
         (["llama-tiny", "model=opt-tiny"], "model=opt-tiny is given beside llama-tiny"),
+        (["llama-tiny", "--objective", "energy"], "no counter tells what a CPU takes; expected a GPU"),
+        (["llama-tiny", "--write", "test_a.py", "--perf-baselines", "/dev/null"], "baselines cannot be recorded here"),
         (["llama-tiny", "--allow", "fp9"], "'fp9', did you mean 'fp8'"),
-        (["llama-tiny", "--space", "none.toml"], "none.toml: no space could be read"),
+        (["llama-tiny", "--space", "none.toml"], "none.toml: no space could be read (No such file or directory)"),
         (["llama-tiny", "--write", "mine.py"], "pytest collects files named test_*.py"),
         (["llama-tiny", "micro_batch_size=4", "--global-batch", "6"], "no multiple of the micro-batch 4"),
         (["llama-tiny", "--global-batch", "6", "micro_batch_size=4"], "no multiple of the micro-batch 4"),
@@ -180,6 +186,7 @@ def _tuning(**values: Any) -> Tuning:
         "refused": {"one cannot": 12},
         "too_large": 3,
         "left": 40,
+        "put_off": {"with liger as another, which ran out of its time in trial 2": 30},
         "better_chance": 0.004,
         "memory_errors": (0.01, 0.03),
         "notes": ("no time was left for parity",),
@@ -204,6 +211,8 @@ def test_the_page_says_what_is_best_how_sure_and_what_was_not_tried() -> None:
         "it broke",
         "12 cannot be: one cannot",
         "3 of those looked at do not fit",
+        "30 with liger as another, which ran out of its time in trial 2; more --minutes give a trial more",
+        "  10 promised too little, or no time was left for them",
         "note: no time was left for parity",
         "3 trials in 61 s",
     ):
@@ -216,9 +225,110 @@ def test_a_page_without_a_winner() -> None:
     assert lines[0] == "no winner"
 
 
+def test_a_page_of_which_everything_was_tried_says_of_nothing_that_it_was_not() -> None:
+    nothing = {"left": 0, "put_off": {}, "refused": {}, "too_large": 0, "memory_errors": None}
+    tuning = _tuning(**nothing, tried=(_tried(FAST, 0.15),), unkept="cache: Read-only file system")
+    text = "\n".join(page(ORDER, tuning, Screen(None, ASCII)))
+    assert "not tried" not in text
+    assert text.endswith("the next search makes them anew (cache: Read-only file system)\n1 trial in 61 s")
+
+
+def test_what_others_have_spoilt_is_told_with_its_reason() -> None:
+    spoilt = {"disturbances": ("another process on the hardware: python 7",)}
+    tried = (_tried(TINY, 0.1, **spoilt), _tried(TINY, 0.1), _tried(FAST, 0.15, **spoilt))
+    text = "\n".join(page(ORDER, _tuning(tried=tried), Screen(None, ASCII)))
+    assert "  uncertain: another process on the hardware: python 7\n  about 1.33 times" in text
+    assert text.count(f"  {FAST.id}: another process on the hardware: python 7") == 1
+    assert f"  {TINY.id}: another process" not in text  # its second trial was not
+
+
+def test_what_was_recorded_stands_on_lines_of_its_own() -> None:
+    result = CaseResult(
+        id=FAST.id, digest=FAST.digest, nodeid="", machine="m", verdict="new", reason="none yet", updated="a\nb"
+    )
+    lines = list(page(ORDER, _tuning(case=Conclusion(result=result)), Screen(None, ASCII)))
+    at = lines.index("  as a case: new: none yet")
+    assert lines[at + 1 : at + 3] == ["    a", "    b"]
+
+
+def test_an_interrupted_search_ends_as_shells_expect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    monkeypatch.setattr(Tuner, "run", lambda _: _tuning(ended="interrupted", notes=()))
+    assert main(["tune", "llama-tiny", "--gpus", "0", "--write", "test_a.py"]) == 130
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == FAST.id
+    assert err.splitlines()[-2:] == [
+        "llmperf: test_a.py: not written, as the winner was not recorded: interrupted",
+        "llmperf: interrupted; the same command goes on from what was tried",
+    ]
+    assert not (tmp_path / "test_a.py").exists()
+
+
+@pytest.mark.parametrize(("verdict", "is_written"), [("pass", True), ("inconclusive", True), ("regressed", False)])
+def test_a_winner_that_was_recorded_before_is_written_where_its_baseline_holds_it(
+    verdict: Any, is_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = CaseResult(id=FAST.id, digest=FAST.digest, nodeid="", machine="m", verdict=verdict, reason="it is so")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    monkeypatch.setattr(Tuner, "run", lambda _: _tuning(case=Conclusion(result=result)))
+    TestFile.at(Path("test_a.py")).write(TINY)
+    assert main(["tune", "llama-tiny", "--gpus", "0", "--write", "test_a.py"]) == (0 if is_written else 1)
+    out, err = capsys.readouterr()
+    assert ("not written, as the winner was not recorded: it is so" in err) != is_written
+    replaced = f"in the place of {TINY.id}, whose baseline can be deleted where no other test has it: baselines/"
+    assert (replaced in out) == is_written
+
+
+@pytest.mark.parametrize(
+    ("objective", "values", "why"),
+    [
+        ("throughput", {"ended": "its time was over"}, "its time was over"),
+        ("throughput", {"tried": ()}, "see above what became of each"),
+        ("throughput", {}, "the fastest are not sound, see the notes above"),
+        ("energy", {}, "of 2 that trained none told of its energy"),
+    ],
+)
+def test_why_there_is_no_winner_is_told(
+    objective: str,
+    values: dict[str, Any],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    monkeypatch.setattr(command, "_refuse_untold", lambda *_: None)
+    monkeypatch.setattr(Tuner, "run", lambda _: _tuning(**{"winner": None, **values}))
+    assert main(["tune", "llama-tiny", "--gpus", "0", "--objective", objective]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"llmperf: no configuration was found: {why}"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"least": (TINY, 2**40), "limit_bytes": 2**34},
+            "with 1024.0 GiB predicted, and a rank on this host may hold 16.0 GiB",
+        ),
+        ({"least": (TINY, 0)}, "asks for the least, and ran out of 1.0 GiB"),
+    ],
+)
+def test_of_what_fits_nowhere_the_least_that_it_needs_is_told(
+    values: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
+    monkeypatch.setattr(Tuner, "run", lambda _: _tuning(winner=None, tried=(), **values))
+    assert main(["tune", "llama-tiny", "--gpus", "0", "--memory-limit", "1GiB"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].endswith(said)
+
+
 def test_the_document_is_json_and_holds_every_trial() -> None:
     values = json.loads(json.dumps(document(ORDER, _tuning(), {"kind": "test"}), allow_nan=False))
     assert values["winner"]["id"] == FAST.id
     assert values["winner"]["tokens_per_second_per_gpu"] == pytest.approx(16 * 1024 / 0.15)
     assert [one["failure"] for one in values["trials"]] == ["", "", "it broke"]
     assert TrainSpec.from_dict(values["trials"][1]["spec"]) == FAST
+    assert sum(values["put_off"].values()) == 30

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,47 +18,18 @@ from pytest_llmperf.judge.tuning.search import Field, Outcome, Search
 from pytest_llmperf.judge.tuning.surrogate import Surrogate
 from pytest_llmperf.judge.tuning.trial_costs import AUTOTUNED, COMPILED, PLAIN, TrialCosts
 from pytest_llmperf.records.trial import Trial
-
-_AXES: Mapping[str, tuple[Any, ...]] = {
-    "size": (1, 2, 4, 8, 16, 32, 64),
-    "attention": ("eager", "sdpa", "flash"),
-    "loss": (False, True),
-    "norm": (False, True),
-    "compile": ("no", "layers", "model"),
-    "optimizer": ("plain", "fused"),
-}
-_TRAITS = [dict(zip(_AXES, values, strict=True)) for values in itertools.product(*_AXES.values())]
-_FIELD = Field(
-    traits=_TRAITS,
-    size="size",
-    tokens=[1024 * traits["size"] for traits in _TRAITS],
-    compiles=[int(traits["compile"] != "no") for traits in _TRAITS],
-)
-
-
-def _world(seed: int) -> list[float]:
-    """Of each the logarithm of seconds for a token: what each trait brings, and a little of what two bring together."""
-    chance = random.Random(seed)
-    own = {(name, str(value)): chance.uniform(0, 0.2) for name, values in _AXES.items() for value in values}
-    together: dict[Any, float] = {}
-
-    def cost(traits: Mapping[str, Any]) -> float:
-        words = [(name, str(value)) for name, value in traits.items() if name != "size"]
-        pairs = sum(together.setdefault(pair, chance.gauss(0, 0.005)) for pair in itertools.combinations(words, 2))
-        return math.log((1 + 3 / traits["size"]) / 70_000) + sum(own[word] for word in words) + pairs
-
-    return [cost(traits) for traits in _TRAITS]
+from tools.tuning_world import FIELD, TRAITS, world
 
 
 def _searched(
     logs: list[float], seed: int, seconds: float = 300.0, fails: Callable[[int], bool] = lambda _: False
 ) -> tuple[Search, float]:
     """A search, and what its trials took."""
-    search, chance, spent = Search(_FIELD, steps=9, seed=seed), random.Random(seed), 0.0
+    search, chance, spent = Search(FIELD, steps=9, seed=seed), random.Random(seed), 0.0
     while (number := next(search.promising(seconds - spent), None)) is not None:
-        outside = 15.0 if _FIELD.compiles[number] else 3.0
-        spent += outside + 9 * math.exp(logs[number]) * _FIELD.tokens[number]
-        search.costs.learn(compiles=_FIELD.compiles[number], outside_seconds=outside)
+        outside = 15.0 if FIELD.compiles[number] else 3.0
+        spent += outside + 9 * math.exp(logs[number]) * FIELD.tokens[number]
+        search.costs.learn(compiles=FIELD.compiles[number], outside_seconds=outside)
         failed = fails(number)
         search.tell(number, Outcome(None if failed else logs[number] + chance.gauss(0, 0.003), 0.002))
     return search, spent
@@ -68,7 +38,7 @@ def _searched(
 def test_it_ends_within_one_per_cent_of_the_best_of_504_by_few_trials() -> None:
     gaps = []
     for seed in range(16):
-        logs = _world(seed)
+        logs = world(seed)
         search, spent = _searched(logs, seed)
         gaps.append(min(logs[number] for number in search.close_to_best()[:3]) - min(logs))
         assert spent <= 300
@@ -78,8 +48,8 @@ def test_it_ends_within_one_per_cent_of_the_best_of_504_by_few_trials() -> None:
 
 
 def test_what_never_trains_is_not_tried_again_and_again() -> None:
-    logs = _world(1)
-    broken = {number for number, traits in enumerate(_TRAITS) if traits["compile"] == "model" and traits["norm"]}
+    logs = world(1)
+    broken = {number for number, traits in enumerate(TRAITS) if traits["compile"] == "model" and traits["norm"]}
     search, _ = _searched(logs, 1, fails=broken.__contains__)
     assert len([number for number in search.outcomes if number in broken]) <= 6
     best = min(log for number, log in enumerate(logs) if number not in broken)
@@ -87,8 +57,8 @@ def test_what_never_trains_is_not_tried_again_and_again() -> None:
 
 
 def test_excluded_ones_are_never_wanted_and_where_nothing_is_left_nothing_is() -> None:
-    search = Search(_FIELD, steps=9)
-    search.excluded |= {number for number in range(len(_TRAITS)) if number not in (5, 7)}
+    search = Search(FIELD, steps=9)
+    search.excluded |= {number for number in range(len(TRAITS)) if number not in (5, 7)}
     assert sorted(search.promising(100.0)) == [5, 7]
     search.tell(5, Outcome(0.0))
     search.tell(7, Outcome(0.1))
@@ -107,29 +77,29 @@ def test_a_space_of_one_is_tried_once() -> None:
 
 
 def test_it_begins_with_the_first_and_with_a_prior_goes_on_with_the_most_promising() -> None:
-    prior = [float(number) for number in range(len(_TRAITS))]
-    search = Search(Field(_TRAITS, "size", _FIELD.tokens, _FIELD.compiles, prior), steps=9)
+    prior = [float(number) for number in range(len(TRAITS))]
+    search = Search(Field(TRAITS, "size", FIELD.tokens, FIELD.compiles, prior), steps=9)
     first, second, third, *_ = search.promising(100.0)
     assert first == 0
     assert second < third
 
 
 def test_the_surrogate_passes_through_what_was_measured_and_is_unsure_elsewhere() -> None:
-    surrogate, logs = Surrogate(_TRAITS, "size"), _world(3)
-    seen = list(range(0, len(_TRAITS), 23))
+    surrogate, logs = Surrogate(TRAITS, "size"), world(3)
+    seen = list(range(0, len(TRAITS), 23))
     told = surrogate.predict(seen, [logs[n] for n in seen], [0.0] * len(seen))
     for number in seen:
         assert abs(told.mean[number] - logs[number]) < 0.02
     assert max(told.sd[n] for n in seen) < 0.006
-    others = [n for n in range(len(_TRAITS)) if n not in seen]
+    others = [n for n in range(len(TRAITS)) if n not in seen]
     within = sum(abs(told.mean[n] - logs[n]) < 2 * told.sd[n] for n in others) / len(others)
     assert within > 0.85
 
 
 @given(st.floats(-20, 20))
 def test_the_surrogate_knows_no_unit(shift: float) -> None:
-    surrogate, logs = Surrogate(_TRAITS, "size"), _world(4)
-    seen = list(range(0, len(_TRAITS), 61))
+    surrogate, logs = Surrogate(TRAITS, "size"), world(4)
+    seen = list(range(0, len(TRAITS), 61))
     one = surrogate.predict(seen, [logs[n] for n in seen], [0.0] * len(seen))
     other = surrogate.predict(seen, [logs[n] + shift for n in seen], [0.0] * len(seen))
     assert max(abs(other.mean - one.mean - shift)) < 1e-6
@@ -189,7 +159,7 @@ def test_the_front_is_what_no_other_beats_in_speed_and_memory() -> None:
 
 class TestTrial:
     def test_it_comes_back_as_it_was_written(self) -> None:
-        trial = _trial(neighbours=("python 7",), failure="it broke", kind="oom")
+        trial = _trial(disturbances=("python 7",), failure="it broke", kind="oom")
         assert Trial.from_dict(trial.to_dict()) == trial
 
     @pytest.mark.parametrize(
@@ -211,11 +181,38 @@ class TestTrial:
             Trial.from_dict(document)
 
 
+def test_what_was_spoilt_steers_nothing_and_is_tried_once_more() -> None:
+    search, logs = Search(FIELD, steps=9), world(6)
+    for _ in range(6):
+        number = next(search.promising(600.0))
+        search.tell(number, Outcome(logs[number], 0.002))
+    best, before = search.in_order()[0], search.prediction()
+    wanted = next(search.promising(600.0))
+    search.tell(wanted, Outcome(logs[wanted] + 0.7, 0.002, is_spoilt=True))
+    after = search.prediction()
+    assert abs(after.mean[wanted] - before.mean[wanted]) < 0.1  # of the 0.7 that a neighbour took
+    assert wanted in search.left
+    assert wanted in list(search.promising(600.0))
+    search.tell(wanted, Outcome(logs[best] - 1.0, 0.002, is_spoilt=True))
+    assert wanted not in search.left
+    assert search.in_order()[0] == search.close_to_best()[0] == best
+    search.tell(wanted, Outcome(logs[best] - 1.0, 0.002))
+    assert search.in_order()[0] == wanted
+
+
+def test_a_failure_that_is_others_says_nothing_of_what_is_alike() -> None:
+    search = Search(FIELD, steps=9)
+    search.tell(0, Outcome(0.0))
+    search.tell(9, Outcome(None, ran_out_seconds=60.0, is_spoilt=True))
+    assert search.timeouts.blamed == {}
+    assert search.left == [n for n in range(len(TRAITS)) if n]
+
+
 def test_the_chance_that_something_better_is_left_is_what_it_says() -> None:
     """Over worlds and moments of a search: of chances around one half about half come true."""
     told, true = [], []
     for seed in range(24):
-        logs = _world(seed)
+        logs = world(seed)
         search, _ = _searched(logs, seed, seconds=30.0 + 15 * (seed % 8))
         best = min(logs[number] for number in search.outcomes)
         told.append(search.chance_of_better(0.01))
@@ -228,8 +225,8 @@ def test_the_chance_that_something_better_is_left_is_what_it_says() -> None:
 
 def test_what_it_is_told_to_begin_with_comes_after_the_first_of_all() -> None:
     """Of each beginning the first that was not excluded; one that would take too much of the time is left to later."""
-    plain, compiled = ([n for n in range(len(_TRAITS)) if _FIELD.compiles[n] == kind] for kind in (PLAIN, COMPILED))
-    field = replace(_FIELD, beginnings=[plain[5:8], compiled[5:8]])
+    plain, compiled = ([n for n in range(len(TRAITS)) if FIELD.compiles[n] == kind] for kind in (PLAIN, COMPILED))
+    field = replace(FIELD, beginnings=[plain[5:8], compiled[5:8]])
 
     def order(seconds: float) -> list[int]:
         search, found = Search(field, steps=9), list[int]()
@@ -241,11 +238,11 @@ def test_what_it_is_told_to_begin_with_comes_after_the_first_of_all() -> None:
 
     assert order(600.0) == [0, plain[6], compiled[5]]
     assert order(60.0)[:2] == [0, plain[6]]
-    assert _FIELD.compiles[order(60.0)[2]] == PLAIN
+    assert FIELD.compiles[order(60.0)[2]] == PLAIN
 
 
 def test_a_beginning_that_failed_is_not_begun_with_again() -> None:
-    search = Search(replace(_FIELD, beginnings=[[40, 41]]), steps=9)
+    search = Search(replace(FIELD, beginnings=[[40, 41]]), steps=9)
     search.tell(0, Outcome(0.0))
     search.tell(40, Outcome(None))
     assert next(search.promising(600.0)) not in {40, 41}
