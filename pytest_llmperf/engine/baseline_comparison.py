@@ -24,11 +24,12 @@ from pytest_llmperf.judge.evidence.evidence_checks import LEARNING
 from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.judge.evidence.learning_checks import changed_gradients
 from pytest_llmperf.judge.foresight import passing_ranges
+from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.phase_checks import PhaseChecks, phase_checks
 from pytest_llmperf.judge.tracing.exact_counts import count_checks, trace_notes
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge
+from pytest_llmperf.judge.verdict import WAITS, Judgement, Reference, joined, judge
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
@@ -67,6 +68,7 @@ class BaselineComparison:
             LaunchFailed: a launch yielded no record.
         """
         settings = self._caller.context.settings
+        self._policy = replace(self._policy, waits=self._may_wait and not is_recorded)
         passing = None if is_recorded or settings.launches > 1 else self._passing(baseline)
         is_begun = bool(self._num_begun) and len(self._launches) < settings.launches and not self._retry.spoilt
         judgement = self._judge(baseline, scaling) if self._launches and not is_begun else None
@@ -88,7 +90,11 @@ class BaselineComparison:
             launches=self._launches,
             changed=changes(self._launches, baseline.explained) if baseline else (),
             differences=baseline.launches[-1].differences(self._launches[-1]) if baseline else (),
-            notes=(*self._notes(baseline, scaling), *(creep(baseline, judgement.checks) if baseline else ())),
+            notes=(
+                *self._notes(baseline, scaling),
+                *dict.fromkeys(check.detail for check in judgement.checks if check.detail == WAITS),
+                *(creep(baseline, judgement.checks) if baseline else ()),
+            ),
         )
         if baseline is None or judgement.verdict in ("pass", "new"):
             return result
@@ -98,6 +104,12 @@ class BaselineComparison:
     def disagreement(self) -> str:
         """A line where its launches are too far apart for one of them to be right; such ones are not recorded."""
         return self._disagreement(self._launches)
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether enough cases to tell of a GPU may be on it by the run's end, which a strict one does not wait for."""
+        context = self._caller.context
+        return context.num_gates > FEWEST_CASES and not context.settings.strict
 
     def _passing(self, baseline: Baseline | None) -> PassingRanges | None:
         if baseline is None:
