@@ -35,6 +35,7 @@ from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run.context import Context
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 RATE = "tokens_per_second_per_gpu"
@@ -49,7 +50,7 @@ class BaselineComparison:
     def __init__(self, caller: Caller, runner: Runner, spec: TrainSpec, launches: tuple[Launch, ...] = ()) -> None:
         """``launches`` are those that another test of this run has made of the same spec."""
         self._caller, self._runner, self._spec = caller, runner, spec
-        self._policy = caller.policy(spec)
+        self._policy = replace(caller.policy(spec), waits=_may_wait(caller.context))
         job = caller.context.job
         begun = job.begun(caller.nodeid, spec.digest) if job is not None and not launches else ()
         self._num_begun = len(begun)
@@ -68,7 +69,6 @@ class BaselineComparison:
             LaunchFailed: a launch yielded no record.
         """
         settings = self._caller.context.settings
-        self._policy = replace(self._policy, waits=self._may_wait and not is_recorded)
         passing = None if is_recorded or settings.launches > 1 else self._passing(baseline)
         is_begun = bool(self._num_begun) and len(self._launches) < settings.launches and not self._retry.spoilt
         judgement = self._judge(baseline, scaling) if self._launches and not is_begun else None
@@ -104,12 +104,6 @@ class BaselineComparison:
     def disagreement(self) -> str:
         """A line where its launches are too far apart for one of them to be right; such ones are not recorded."""
         return self._disagreement(self._launches)
-
-    @property
-    def _may_wait(self) -> bool:
-        """Whether enough cases to tell of a GPU may be on it by the run's end, which a strict one does not wait for."""
-        context = self._caller.context
-        return context.num_gates > FEWEST_CASES and not context.settings.strict
 
     def _passing(self, baseline: Baseline | None) -> PassingRanges | None:
         if baseline is None:
@@ -215,6 +209,15 @@ class BaselineComparison:
         if tolerance is None or _are_unusable(launches):
             return ""
         return disagreement(launches, self._policy.noise, tolerance)
+
+
+def _may_wait(context: Context) -> bool:
+    """Whether a loss may be decided at the run's end: enough cases may be on its GPU by then to tell of that.
+
+    A strict run passes nothing till then, and a recording one accepts no loss without a reason.
+    """
+    settings = context.settings
+    return context.num_gates > FEWEST_CASES and not settings.strict and settings.update in (None, "prune")
 
 
 def _are_unusable(launches: Sequence[Launch]) -> bool:

@@ -327,6 +327,7 @@ LOST = math.log(1.07)
         (FEWEST_CASES, {}, "regressed"),  # too few to tell of its GPU, whoever comes
         (10, {"strict": True}, "regressed"),  # which passes nothing that is not shown
         (10, {"update": "all"}, "regressed"),  # a loss is recorded with a reason alone
+        (10, {"update": "new"}, "regressed"),
     ],
 )
 def test_a_loss_on_a_gpu_that_nobody_knows_waits_for_the_runs_other_cases(
