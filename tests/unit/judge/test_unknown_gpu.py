@@ -82,7 +82,7 @@ def test_what_tells_of_a_gpu(world: World, knowledge: Knowledge, stored: Cases) 
     assert tails(by_nobody(world.launch(0, UNSEEN, calibrated=True))) == EFFECTS_DF
 
 
-def test_a_gpu_that_was_launched_on_before_is_known(world: World, stored: Cases, knowledge: Knowledge) -> None:
+def test_a_gpu_that_was_launched_on_before_is_known(world: World, stored: Cases) -> None:
     bare = [[without_calibration(each) for each in case] for case in stored]
     known = Knowledge.of(bare)
     assert known is not None
