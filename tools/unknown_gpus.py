@@ -23,12 +23,12 @@ from typing import Any, cast
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.gpu_effects.common_change import common_change
-from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
+from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
 from pytest_llmperf.judge.gpu_effects.model import FACTORS, Model, learn
 from pytest_llmperf.judge.gpu_effects.observation import CALIBRATION, Observation, Unit, observations_of, unit_of
 from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential_test import Rule, decide, least_tolerance
+from pytest_llmperf.judge.sequential_test import Rule, decide, least_tolerance, may_be_its_gpu
 from pytest_llmperf.judge.stats import Difference, quantile
 from pytest_llmperf.judge.verdict import CONFIRMED_BY
 from pytest_llmperf.records.calibration import Calibration
@@ -166,7 +166,9 @@ class Gate:
             is_one = self.then.knowledge is not None and known is not None and num < CONFIRMED_BY
             if decided and not (is_one and known is not None and max(moved.each) > math.log1p(known)):
                 break
-        if self.end is None or verdict == _FAILED:
+        found = shifted(self.difference(num, at_end=False)[0], log)
+        waits = self.then.waits and may_be_its_gpu(found, tolerance, RULE)
+        if self.end is None or (verdict == _FAILED and not waits):
             return verdict, num
         found = self.difference(num, at_end=True)[0]
         if known is not None:
@@ -413,15 +415,17 @@ class _Night:
         yield (self.kind, NESTED), Gate(launches, stored, self.nested)
         for name, alone in ((JOINT, ALONE), (WITH, ALONE_WITH)):
             knowledge = self.joint[name]
-            yield (self.kind, name), Gate(launches, stored, _by(knowledge, before), _by(knowledge, self.known))
+            end = _by(knowledge, self.known)
+            waits = len(by_case(self.known)) > FEWEST_CASES
+            yield (self.kind, name), Gate(launches, stored, _by(knowledge, before, waits=waits), end)
             yield (_ALONE, alone), Gate(launches, stored, _by(knowledge, []))
 
 
-def _by(knowledge: Knowledge, launches: Iterable[Record]) -> Policy:
+def _by(knowledge: Knowledge, launches: Iterable[Record], *, waits: bool = False) -> Policy:
     """Where ``launches`` have been seen tonight, beside calibrations."""
     calibrations = [each for each in knowledge.seen if each.is_calibration]
     seen = dict.fromkeys([*observations_of(_launches(launches)), *calibrations])
-    return replace(POLICY, knowledge=replace(knowledge, seen=tuple(seen), _told={}))
+    return replace(POLICY, knowledge=replace(knowledge, seen=tuple(seen), _told={}), waits=waits)
 
 
 _Rows = Iterator[tuple[str, ...]]
@@ -682,7 +686,8 @@ def simulate_world(world: World, nights: int, model: Model, seed: int) -> Simula
             if number != changed:
                 baseline = machines.by_case[case.digest]
                 result.nested.note(Gate(launches, baseline, machines.nested), (0.0, *_FOUND))
-                result.joint.note(Gate(launches, baseline, _by(knowledge, first[:number]), end), (0.0, *_FOUND))
+                then = _by(knowledge, first[:number], waits=len(run) > FEWEST_CASES)
+                result.joint.note(Gate(launches, baseline, then, end), (0.0, *_FOUND))
         if changed is None:
             result.common.note(knowledge, first, (0.0, _FOUND[0]))
     return result

@@ -24,16 +24,18 @@ from pytest_llmperf.judge.evidence.evidence_checks import LEARNING
 from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.judge.evidence.learning_checks import changed_gradients
 from pytest_llmperf.judge.foresight import passing_ranges
+from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.phase_checks import PhaseChecks, phase_checks
 from pytest_llmperf.judge.tracing.exact_counts import count_checks, trace_notes
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge
+from pytest_llmperf.judge.verdict import WAITS, Judgement, Reference, joined, judge
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run.context import Context
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 RATE = "tokens_per_second_per_gpu"
@@ -48,7 +50,7 @@ class BaselineComparison:
     def __init__(self, caller: Caller, runner: Runner, spec: TrainSpec, launches: tuple[Launch, ...] = ()) -> None:
         """``launches`` are those that another test of this run has made of the same spec."""
         self._caller, self._runner, self._spec = caller, runner, spec
-        self._policy = caller.policy(spec)
+        self._policy = replace(caller.policy(spec), waits=_may_wait(caller.context))
         job = caller.context.job
         begun = job.begun(caller.nodeid, spec.digest) if job is not None and not launches else ()
         self._num_begun = len(begun)
@@ -88,7 +90,11 @@ class BaselineComparison:
             launches=self._launches,
             changed=changes(self._launches, baseline.explained) if baseline else (),
             differences=baseline.launches[-1].differences(self._launches[-1]) if baseline else (),
-            notes=(*self._notes(baseline, scaling), *(creep(baseline, judgement.checks) if baseline else ())),
+            notes=(
+                *self._notes(baseline, scaling),
+                *dict.fromkeys(check.detail for check in judgement.checks if check.detail == WAITS),
+                *(creep(baseline, judgement.checks) if baseline else ()),
+            ),
         )
         if baseline is None or judgement.verdict in ("pass", "new"):
             return result
@@ -203,6 +209,15 @@ class BaselineComparison:
         if tolerance is None or _are_unusable(launches):
             return ""
         return disagreement(launches, self._policy.noise, tolerance)
+
+
+def _may_wait(context: Context) -> bool:
+    """Whether a loss may be decided at the run's end: enough cases may be on its GPU by then to tell of that.
+
+    A strict run passes nothing till then, and a recording one accepts no loss without a reason.
+    """
+    settings = context.settings
+    return context.num_gates > FEWEST_CASES and not settings.strict and settings.update in (None, "prune")
 
 
 def _are_unusable(launches: Sequence[Launch]) -> bool:

@@ -124,6 +124,8 @@ class Policy:
     """Those on hardware that is known, where ``tolerances`` are wider as long as the run does not know its own."""
     knowledge: Knowledge | None = None
     """Of the run's GPUs; ``None``: too little is stored, or it is a CPU's run, and each case stands for itself."""
+    waits: bool = False
+    """Whether a loss that may be its GPU's is decided at the run's end, by when other cases have told of that."""
 
     def __post_init__(self) -> None:
         for metric, tolerance in self.tolerances.items():

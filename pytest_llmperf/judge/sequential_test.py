@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_llmperf.judge.stats import Difference, quantile
 from pytest_llmperf.records.result import Verdict
@@ -84,6 +84,18 @@ def interval(difference: Difference) -> tuple[float, float]:
 def least_tolerance(difference: Difference) -> float:
     """The tolerance within which a launch in which nothing changed is shown to be, 39 times in 40."""
     return math.expm1((quantile(_CONFIDENT, difference.df) + quantile(_UNCHANGED, difference.df)) * difference.error)
+
+
+def may_be_its_gpu(difference: Difference, tolerance: float, rule: Rule) -> bool:
+    """Whether a loss may be that of a bad GPU, of which nothing tells yet, and not the case's.
+
+    Known GPUs, however many, tell little of a bad one: its effect has the tails that effects have before any is seen.
+    It is one draw for all cases of a night: their number makes it no likelier.
+    """
+    if math.isinf(difference.gpu_df):
+        return False
+    difference = replace(difference, df=min(difference.df, difference.gpu_df))
+    return decide(difference, tolerance, Rule(budget=rule.budget)).verdict != "regressed"
 
 
 def decide(difference: Difference, tolerance: float, rule: Rule) -> Decision:

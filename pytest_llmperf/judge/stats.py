@@ -45,6 +45,9 @@ class Difference:
     """The same ``log`` of every launch, or pair, by itself."""
     of_gpus: float = 0.0
     """By how much slower the GPUs of the one are than those of the other, as others tell: no part of ``log``."""
+    gpu_df: float = math.inf
+    """By how many degrees of freedom it is known what a GPU may do of which nothing tells by itself; infinite where
+    something tells of all of them."""
 
 
 def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], noise: Noise) -> Difference:

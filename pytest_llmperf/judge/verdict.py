@@ -14,7 +14,7 @@ from statistics import median_high, median_low
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import METRICS, Metric, Policy
-from pytest_llmperf.judge.sequential_test import Decision, Rule, decide, interval
+from pytest_llmperf.judge.sequential_test import Decision, Rule, decide, interval, may_be_its_gpu
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
@@ -147,6 +147,11 @@ def highest(name: str, baseline: Baseline, policy: Policy) -> float:
 CONFIRMED_BY = 2
 #: What is said of a figure that one alone has shown.
 OF_ONE_LAUNCH = "of one launch alone"
+#: The same of a loss that is decided at the run's end.
+WAITS = (
+    "slower than its limit when it was launched, on a GPU that nothing told of (no baseline, no calibration, few other "
+    "cases): decided at the run's end; calibrations (--perf-calibration auto) decide it at once"
+)
 
 
 @dataclass(frozen=True)
@@ -186,8 +191,13 @@ class _Court:
     def _speed(self, check: Check) -> Check:
         check = replace(check, known_tolerance=self._policy.on_known.get(check.metric))
         speed = speed_check(check, self._difference, self._rule)
+        if speed.check.verdict == "regressed" and check.tolerance is not None and self._waits(check.tolerance):
+            return replace(speed.check, verdict="inconclusive", detail=WAITS)  # no launch of its own tells more
         self.undecided |= speed.undecided or self._wants_confirmation(check)
         return speed.check
+
+    def _waits(self, tolerance: float) -> bool:
+        return self._policy.waits and may_be_its_gpu(self._difference, tolerance, self._rule)
 
     def _wants_confirmation(self, check: Check) -> bool:
         """Whether this one launch would not pass if its GPU were known: once it is, one alone condemns nobody."""

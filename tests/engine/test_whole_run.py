@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.engine import whole_run
+from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.whole_run import judged_together
-from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
+from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.judge.verdict import WAITS
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Verdict
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.settings import Settings
 from tests.engine.conftest import Engine
-from tests.gpu_nights import Cases, World, baseline_of, flat, result_of, spec_of
+from tests.gpu_nights import Cases, World, baseline_of, case_log, flat, result_of, spec_of
 from tests.shelf import keep
 
 GPUS = Machine(gpus=(Gpu(0, "GPU-a", "NVIDIA H200", 140 * 2**30),), cpu_name="Fake CPU", cores=8)
@@ -311,3 +313,77 @@ def test_a_step_time_that_is_none_is_invalid_on_a_gpu_that_is_to_be_known_too(
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(night.engine.path / "cache"))
     night.engine.fake(step_seconds=0.0)
     assert night.engine.check(spec_of(0), gpus=1).result.verdict == "invalid"
+
+
+# More than noise and what usual GPUs do, less than what a bad one may.
+LOST = math.log(1.07)
+
+
+@pytest.mark.parametrize(
+    ("num_gates", "settings", "verdict"),
+    [
+        (10, {}, "inconclusive"),
+        (FEWEST_CASES + 1, {}, "inconclusive"),
+        (FEWEST_CASES, {}, "regressed"),  # too few to tell of its GPU, whoever comes
+        (10, {"strict": True}, "regressed"),  # which passes nothing that is not shown
+        (10, {"update": "all"}, "regressed"),  # a loss is recorded with a reason alone
+        (10, {"update": "new"}, "regressed"),
+    ],
+)
+def test_a_loss_on_a_gpu_that_nobody_knows_waits_for_the_runs_other_cases(
+    night: Night, monkeypatch: pytest.MonkeyPatch, num_gates: int, settings: dict[str, Any], verdict: Verdict
+) -> None:
+    monkeypatch.setenv("LLMPERF_CACHE_DIR", str(night.engine.path / "cache"))
+    night.engine.fake(step_seconds=math.exp(case_log(0) + LOST))
+    caller = night.engine.caller(gpus=1, **settings)
+    caller.context.num_gates = num_gates
+    conclusion = CaseChecks(caller).check(spec_of(0))
+    found = conclusion.result
+    waits = verdict == "inconclusive"
+    assert (found.verdict, conclusion.fails, len(found.launches)) == (verdict, not waits, 2)
+    assert (WAITS in found.notes) is waits
+    # Nobody else was on its GPU: by the end it is what it would have been.
+    together = judged_together(caller.context, [found])
+    assert together.results[0].verdict == "regressed"
+    assert [line.rpartition("; ")[2] for line in together.lines] == ["its test ended as inconclusive"] * waits
+
+
+def held_back(night: Night, cases: Sequence[int], slower: Callable[[int], float]) -> list[CaseResult]:
+    """``cases`` of one run on one GPU, each by what it knew by then."""
+    stored, made, results = night.knowledge, list[Launch](), list[CaseResult]()
+    assert stored is not None
+    for case in cases:
+        launches = [night.world.launch(case, UNSEEN, slower=slower(case)) for _ in "ab"]
+        knowledge = stored.with_seen(made)
+        policy = replace(Policy.for_gpu(), knowledge=knowledge, rule=Rule.allowing(1.0, 10, 4), waits=True)
+        results.append(result_of(launches, night.stored[case], policy, night.machine))
+        made += launches
+    return results
+
+
+def test_one_bad_gpu_fails_none_of_its_cases_and_is_told(night: Night) -> None:
+    results = held_back(night, range(10), lambda _: LOST)
+    assert verdicts(results[:FEWEST_CASES]) == ["inconclusive"] * FEWEST_CASES
+    found = judged_together(night.context(), results)
+    assert "regressed" not in verdicts(found.results)
+    # What all lose may be the stack's too: that much fails the run, by one line.
+    assert found.lines == [found.line]
+    assert found.line.startswith("all cases slower, by ")
+
+
+def test_the_first_case_of_a_night_that_lost_by_itself_fails_its_run(night: Night) -> None:
+    results = held_back(night, range(10), lambda case: LOST * (case == 0))
+    assert verdicts(results) == ["inconclusive", *["pass"] * 9]
+    found = judged_together(night.context(), results)
+    assert verdicts(found.results) == ["regressed", *["pass"] * 9]
+    (line,) = found.lines
+    assert line.startswith(f"{results[0].nodeid}: {results[0].id}: {RATE} ")
+    assert line.endswith("; its test ended as inconclusive")
+
+
+def test_workers_that_saw_few_cases_each_are_judged_by_all_of_them(night: Night) -> None:
+    """Each worker of xdist knows its own alone; the controller has what all of them found."""
+    workers = [held_back(night, cases, lambda case: LOST * (case == 0)) for cases in ((0, 1, 2), (3, 4, 5), (6, 7, 8))]
+    copied = [CaseResult.from_dict(each.to_dict()) for results in workers for each in results]
+    assert verdicts(copied) == ["inconclusive", *["pass"] * 8]
+    assert verdicts(judged_together(night.context(), copied).results) == ["regressed", *["pass"] * 8]

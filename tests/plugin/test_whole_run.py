@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from pytest_llmperf.judge.verdict import WAITS
 from pytest_llmperf.launch.machine import Gpu, Machine
 from tests.gpu_nights import World, baseline_of, case_log, spec_of
 from tests.plugin.conftest import Project
@@ -80,11 +81,12 @@ def junit_errors(path: Path) -> list[tuple[str, str]]:
     return [(case.attrib["name"], error.attrib["message"]) for case, error in cases if error is not None]
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+# The one is less than what an unseen GPU may do, the other more, and less than what a bad one may.
+@pytest.mark.parametrize(("slower", "workers"), [(0.034, ()), (0.07, ("-n", "2"))])
 def test_a_case_that_its_test_let_pass_fails_the_run_once_its_gpu_is_known(
-    night: Project, workers: tuple[str, ...]
+    night: Project, slower: float, workers: tuple[str, ...]
 ) -> None:
-    result, document = run(night, 0.034, *workers)
+    result, document = run(night, slower, *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=10, errors=1)
     name = "regressed, by what the whole run knows"
@@ -97,6 +99,8 @@ def test_a_case_that_its_test_let_pass_fails_the_run_once_its_gpu_is_known(
             f"ERROR llmperf::{name} - test_mine.py*",
         ]
     )
+    (first,) = (each for each in document["results"] if each["id"] == spec_of(0).id)
+    assert (WAITS in first["notes"]) is (slower > 0.04)
     verdicts = {each["nodeid"]: each["verdict"] for each in document["results"]}
     assert verdicts.pop("test_mine.py::test_case[0]") == "regressed"
     assert set(verdicts.values()) == {"pass"}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
+from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge, compared
 from pytest_llmperf.judge.gpu_effects.model import cell_variances, design_of
-from pytest_llmperf.judge.gpu_effects.observation import Observation
 from pytest_llmperf.judge.gpu_effects.panel import Panel
 from pytest_llmperf.judge.gpu_effects.prediction import doubted, residuals
 from pytest_llmperf.judge.sequential_test import Rule
@@ -112,8 +110,8 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
     log = float(found.means[-1])
     places = {(device, each.unit.day) for each in launched for device in each.unit.devices}
     devices = {device for device, _ in places}
-    calibrated = _told([each for each in (*knowledge.stored, *seen) if each.is_calibration])
-    by_launches = {device for device, _ in _told([each for each in knowledge.stored if not each.is_calibration])}
+    calibrated = compared([each for each in (*knowledge.stored, *seen) if each.is_calibration])
+    by_launches = {device for device, _ in compared([each for each in knowledge.stored if not each.is_calibration])}
     return CommonChange(
         log=log,
         error=math.sqrt(float(found.covariance[-1, -1])),
@@ -124,12 +122,3 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
         is_calibrated=places <= calibrated,
         together=float((abs(left[shifted]) <= _ALIKE * abs(log)).mean()),
     )
-
-
-def _told(observations: Sequence[Observation]) -> set[tuple[str, str]]:
-    """The devices, and on which day, that ``observations`` tell from others: what one alone has done says nothing."""
-    of_series: dict[str, set[tuple[str, str]]] = {}
-    for each in observations:
-        of_series.setdefault(each.series, set()).update((device, each.unit.day) for device in each.unit.devices)
-    several = (places for places in of_series.values() if len({device for device, _ in places}) > 1)
-    return {place for places in several for place in places}

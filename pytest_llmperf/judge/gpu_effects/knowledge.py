@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from pytest_llmperf.judge.gpu_effects.model import (
+    EFFECTS_DF,
     FACTORS,
     Model,
     Posterior,
@@ -24,9 +25,9 @@ from pytest_llmperf.judge.stats import Difference, contrasted, median_excess
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.one_thread import one_thread
 
-# Of a GPU that nobody knows one case cannot be told from it: what has changed by itself would be taken for the GPU, and
-# the next case for changed. So many others that most of them have not.
-_FEWEST_CASES = 4
+#: Of a GPU that nobody knows one case cannot be told from it: what has changed by itself would be taken for the GPU,
+#: and the next case for changed. So many others that most of them have not.
+FEWEST_CASES = 4
 
 # Logarithms: chips of one kind differ by a fiftieth, and what a tenth is apart is something else. A calibration that is
 # faster than a chip can well be, in standard deviations, is none either; a slow one may be a bad chip's.
@@ -66,23 +67,46 @@ class Knowledge:
         What all other cases, and calibrations, tell of the GPUs of both is taken off first: as ``stats.difference``,
         on what is left, with what they do not tell of it as a part of the error.
         """
-        series = candidates[0].digest
+        series, calibrations = candidates[0].digest, [*calibrations_of(candidates)]
         baseline = without_outliers(baseline, self._usual(series))
         everyone = [*baseline, *candidates]
         with one_thread():
-            told = self.told(series, calibrations_of(candidates)).of([unit_of(each) for each in everyone])
-            return _difference(self.model, series, everyone, len(baseline), told)
+            told = self.told(series, calibrations).of([unit_of(each) for each in everyone])
+            found = _difference(self.model, series, everyone, len(baseline), told)
+        is_told = self.tells_of(map(unit_of, candidates), series, calibrations)
+        return found if is_told else replace(found, gpu_df=EFFECTS_DF)
 
     def told(self, series: str, more: Iterable[Observation] = ()) -> Posterior:
         """What all but ``series``, and ``more``, tell of the effects of GPUs."""
-        known = {each.measurement for each in (*self.stored, *self.seen)}
-        added = frozenset(each for each in more if each.measurement not in known and self._believes(each))
+        added = self._added(more)
         key = (series, added)
         if key not in self._told:
             seen = (*self.seen, *sorted(added, key=lambda each: (each.series, each.unit.devices, each.at)))
             stored, tonight = ([each for each in group if each.series != series] for group in (self.stored, seen))
             self._told[key] = robust(self.model, Panel(stored, _corroborated(tonight)))
         return self._told[key]
+
+    def tells_of(self, units: Iterable[Unit], series: str, more: Iterable[Observation] = ()) -> bool:
+        """Whether something tells of each GPU of ``units`` by itself what a launch of ``series`` there is worth.
+
+        A calibration of that day does (``more`` are of these), stored launches of the very GPU, and enough other cases
+        of this run.
+        """
+        of_gpus = [each for each in (*self.stored, *self.seen, *self._added(more)) if each.is_calibration]
+        stored = [each for each in self.stored if not each.is_calibration]
+        places = compared(stored) | {(each, "") for own in stored if own.series == series for each in own.unit.devices}
+        calibrated, launched = compared(of_gpus), {device for device, _ in places}
+        cases = _cases([each for each in self.seen if each.series != series])
+        return all(
+            (device, unit.day) in calibrated or device in launched or len(cases.get(device, ())) >= FEWEST_CASES
+            for unit in units
+            for device in unit.devices
+        )
+
+    def _added(self, more: Iterable[Observation]) -> frozenset[Observation]:
+        """What of ``more`` is new, and believed."""
+        known = {each.measurement for each in (*self.stored, *self.seen)}
+        return frozenset(each for each in more if each.measurement not in known and self._believes(each))
 
     def _believes(self, each: Observation) -> bool:
         """Whether it is no calibration that a chip of this kind cannot give."""
@@ -127,16 +151,31 @@ def _without_absurd(observations: Sequence[Observation]) -> list[Observation]:
 
 def _corroborated(seen: Sequence[Observation]) -> list[Observation]:
     """Of what a run has seen: calibrations, and cases on GPUs that enough of them were on."""
+    cases = _cases(seen)
+    return [
+        each
+        for each in seen
+        if each.is_calibration or all(len(cases[device]) >= FEWEST_CASES for device in each.unit.devices)
+    ]
+
+
+def _cases(seen: Sequence[Observation]) -> dict[str, set[str]]:
+    """Of each device those that were on it."""
     cases: dict[str, set[str]] = {}
     for each in seen:
         if not each.is_calibration:
             for device in each.unit.devices:
                 cases.setdefault(device, set()).add(each.series)
-    return [
-        each
-        for each in seen
-        if each.is_calibration or all(len(cases[device]) >= _FEWEST_CASES for device in each.unit.devices)
-    ]
+    return cases
+
+
+def compared(observations: Sequence[Observation]) -> set[tuple[str, str]]:
+    """The devices, and on which day, that ``observations`` tell from others: what one alone has done says nothing."""
+    of_series: dict[str, set[tuple[str, str]]] = {}
+    for each in observations:
+        of_series.setdefault(each.series, set()).update((device, each.unit.day) for device in each.unit.devices)
+    several = (places for places in of_series.values() if len({device for device, _ in places}) > 1)
+    return {place for places in several for place in places}
 
 
 def robust(model: Model, panel: Panel) -> Posterior:

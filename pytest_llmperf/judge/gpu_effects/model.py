@@ -22,7 +22,7 @@ _EFFECTS: Mapping[str, Mapping[str, float]] = {
     "general": {"host": 0.006, "device": 0.006, "day": 0.003},
     "at_power_limit": {"host": 0.004, "device": 0.004, "day": 0.002},
 }
-_EFFECTS_DF = 4.0
+EFFECTS_DF = 4.0
 
 # How far loadings lie about what is expected of them.
 _LOADING_SD = 0.4
@@ -63,7 +63,7 @@ class Model:
 
     effects: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: dict(_EFFECTS))
     """By factor: of hosts, of devices of a host, and of a device's days."""
-    effects_df: float = _EFFECTS_DF
+    effects_df: float = EFFECTS_DF
     loadings: Mapping[str, Loading] = field(default_factory=dict)
     """By series."""
     own: Mapping[str, Spread] = field(default_factory=dict)
@@ -137,7 +137,7 @@ def learn(observations: Sequence[Observation]) -> Model | None:
         for _ in range(_ROUNDS):
             model = _better(model, panel)
     hosts = incidence(panel.units)["host"].shape[1]
-    return replace(model, effects_df=_EFFECTS_DF + hosts - 1)
+    return replace(model, effects_df=EFFECTS_DF + hosts - 1)
 
 
 def _expected(observations: Sequence[Observation]) -> dict[str, Loading]:
@@ -280,7 +280,7 @@ def _spread(model: Model, panel: Panel, found: Prediction) -> dict[str, dict[str
             variance_of = model.effects[factor][component] ** 2
             # The expected sum of squares of this component's own deviations.
             total = shares.shape[1] * variance_of + variance_of**2 * found.excess(shares, place)
-            before = _EFFECTS[factor][component] ** 2 * _EFFECTS_DF
-            sd = math.sqrt((before + total) / (_EFFECTS_DF + shares.shape[1]))
+            before = _EFFECTS[factor][component] ** 2 * EFFECTS_DF
+            sd = math.sqrt((before + total) / (EFFECTS_DF + shares.shape[1]))
             spreads.setdefault(factor, {})[component] = sd
     return spreads
