@@ -364,6 +364,7 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
         on_cpu=False,
         machine_kind="m",
         job=None,
+        num_gates=1,
         model_flops=ModelFlops(),
     )
     observer: Any = Saying()
