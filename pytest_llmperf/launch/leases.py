@@ -226,4 +226,4 @@ def _make(folder: Path) -> bool:
 
 
 def _unusable(path: Path, error: OSError) -> OSError:
-    return OSError(f"leases cannot be kept in {path} ({error}); name another folder in LLMPERF_LEASE_DIR")
+    return OSError(f"leases cannot be kept in {path} ({error.strerror or error}); name another folder in LLMPERF_LEASE_DIR")
