@@ -226,4 +226,5 @@ def _make(folder: Path) -> bool:
 
 
 def _unusable(path: Path, error: OSError) -> OSError:
-    return OSError(f"leases cannot be kept in {path} ({error}); name another folder in LLMPERF_LEASE_DIR")
+    why = error.strerror or error
+    return OSError(f"leases cannot be kept in {path} ({why}); name another folder in LLMPERF_LEASE_DIR")

@@ -139,8 +139,8 @@ class Perf:
 
         ``over`` says what may change, by field, as a space in TOML does: ``{"attention": ["sdpa",
         "flash_attention_2"]}``. Each neighbour differs by one choice; those that are nearest to it in a trial take
-        turns with it, ``runners_up`` at most. One that is shown to be faster by more than 1 % makes the case
-        ``improved``, which fails under ``--perf-strict``. It needs no baseline.
+        turns with it, ``runners_up`` at most. One that is shown to be faster by more than 1 %, on a CPU by
+        the case's tolerance, makes the case ``improved``, which fails under ``--perf-strict``. It needs no baseline.
         """
         with self._outcomes():
             need_specs("tune", spec)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.engine import runner
+from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.engine.tuning import final as final_stage
 from pytest_llmperf.engine.tuning import recheck, side_by_side, step_predictions
 from pytest_llmperf.engine.tuning.final import Final, Knowledge
@@ -702,6 +703,21 @@ class TestAgain:
     def test_a_dry_run_launches_nothing(self, engine: Engine, world: World) -> None:
         result = engine.run(gpus=1, dry_run=True).tune(self.SPEC, Space(self.SPEC, axes_of(AXES)), 2).result
         assert (result.verdict, world.launched) == ("planned", [])
+
+
+@pytest.mark.parametrize(("tolerance", "verdict"), [(None, "pass"), (0.3, "improved")])
+def test_on_a_cpu_a_neighbour_is_faster_by_what_its_gate_holds(
+    engine: Engine, world: World, tolerance: float | None, verdict: str
+) -> None:
+    """One night it was 48 % faster, the next 48 % slower."""
+    world.step_seconds = lambda spec: 0.01 / (1 + (spec.optimizer == "adamw_torch"))  # type: ignore[method-assign]
+    spec = replace(BASE, optimizer="adamw_torch_fused")
+    space = Space(spec, axes_of({"optimizer": ["adamw_torch", "adamw_torch_fused"]}))
+    terms = CaseTerms(tolerances={} if tolerance is None else {"tokens_per_second_per_gpu": tolerance})
+    result = engine.run(terms).tune(spec, space, 3).result
+    assert result.verdict == verdict
+    told = f"a neighbour counts as faster from {1 + (tolerance or 3.0):g} times on"
+    assert any(told in note for note in result.notes)
 
 
 class TestSeveralGpus:

@@ -139,6 +139,8 @@ class Tune:
             yield json.dumps(document(self.order, tuning, self.context.machine_document()), indent=1)
         else:
             yield from page(self.order, tuning, screen)
+            if self.context.on_cpu and tuning.winner is not None:
+                yield "note: a CPU's times are noise, and what is close may be in another order tomorrow"
         if tuning.winner is None:
             self.troubles.append(self._why_none(tuning))
         elif self.test_file is not None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pytest_llmperf.engine.baseline_comparison import RATE
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.paired_comparison import PairedComparison, Pairs, Side
@@ -29,8 +30,8 @@ from pytest_llmperf.support import formats
 
 _OBJECTIVE = OBJECTIVES["throughput"]
 
-# What is better by less is no reason to change anything.
-_WORTH = math.log1p(0.01)
+# What is better by less is no reason to change anything; on a CPU, whose times are noise, what its gate holds.
+_WORTH = 0.01
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Recheck:
         self._notes: list[str] = []
 
     def check(self, case: Case, spec: TrainSpec, space: Space) -> CaseResult:
-        """``improved`` where a neighbour is shown to be faster by more than 1 %, else ``pass``.
+        """``improved`` where a neighbour is shown to be faster by 1 % (on a CPU, its tolerance), else ``pass``.
 
         Raises:
             CannotRunError: none of its neighbours can be launched here.
@@ -85,7 +86,8 @@ class Recheck:
                 beside.append(_Beside(_difference(spec, other), told))
         if troubles:
             return replace(self._caller.result(case, "invalid", joined_reasons(troubles)), launches=launches)
-        faster = [one for one in beside if one.turns.high < -_WORTH]
+        worth = self._worth(spec)
+        faster = [one for one in beside if one.turns.high < -math.log1p(worth)]
         reason = joined_reasons([_told(one) for one in faster]) or _still(len(beside))
         checks = tuple(_check(one) for one in beside)
         result = self._caller.result(case, "improved" if faster else "pass", reason, checks)
@@ -93,7 +95,18 @@ class Recheck:
         if faster:
             best = min(faster, key=lambda one: one.turns.log)
             notes.insert(0, f"to take it, give the test {best.words}, or what llmperf tune finds anew")
+        if self._caller.context.on_cpu:
+            self._notes.append(
+                f"a CPU's times are noise: a neighbour counts as faster from {1 + worth:g} times on; "
+                "set perf_throughput_tolerance, e.g. to 0.3, on a quiet machine"
+            )
         return replace(result, launches=launches, notes=(*notes, *self._notes, *result.notes))
+
+    def _worth(self, spec: TrainSpec) -> float:
+        """By how much, as a fraction, another has to be faster."""
+        if not self._caller.context.on_cpu:
+            return _WORTH
+        return self._caller.policy(spec).tolerances.get(RATE, math.inf)
 
     def _runners_up(self, spec: TrainSpec, others: Sequence[TrainSpec]) -> list[TrainSpec]:
         """The fastest of ``others``; each has a trial first where there are more than take turns."""
@@ -141,12 +154,12 @@ class Recheck:
 
     def _turns(self, spec: TrainSpec, other: TrainSpec) -> tuple[tuple[Launch, ...], Turns | None, list[str]]:
         """The launches of ``spec``, how ``other`` did beside it, and what is wrong with ``spec``."""
-        policy, found = self._caller.policy(spec), list[str]()
+        policy, found, worth = self._caller.policy(spec), list[str](), math.log1p(self._worth(spec))
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
             found[:] = troubles
             turns = None if troubles else turns_of(pairs, _OBJECTIVE, policy.noise)
-            undecided = turns is not None and turns.high >= -_WORTH and turns.low <= -_WORTH
+            undecided = turns is not None and turns.high >= -worth and turns.low <= -worth
             return Judgement("pass", "", (), undecided=undecided)
 
         sides = [Side(one.id, one) for one in (spec, other)]

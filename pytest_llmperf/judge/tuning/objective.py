@@ -18,6 +18,8 @@ class Objective:
     """What the best one has, for people."""
     cost: Callable[[Trial], float | None]
     """What it has least of, a positive number; ``None`` where the trial does not tell."""
+    is_of_time: bool = True
+    """Whether it scatters as times do."""
 
     def log_of(self, trial: Trial) -> float | None:
         """The logarithm of a trial's cost; ``None`` where it failed or does not tell."""
@@ -40,7 +42,7 @@ OBJECTIVES: Mapping[str, Objective] = {
         Objective("throughput", "the most tokens/s", _seconds_per_token),
         Objective("cost", "the fewest GPU-seconds for a token", _gpu_seconds_per_token),
         Objective("energy", "the fewest joules for a token", lambda trial: trial.joules_per_token),
-        Objective("memory", "the lowest peak memory", lambda trial: float(trial.peak_reserved_bytes) or None),
+        Objective("memory", "the lowest peak memory", lambda trial: float(trial.peak_reserved_bytes) or None, False),
     )
 }
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_llmperf.judge import stats
-from pytest_llmperf.judge.noise import Noise
+from pytest_llmperf.judge.noise import Noise, Spread, Squares, sum_of_squares
 from pytest_llmperf.judge.tuning.objective import Objective
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trial import Trial
 
 # Two-sided confidence in what is shown; and closer than this, as a logarithm, two are a tie.
 _CONFIDENT, _TIE = 0.975, 0.005
+# Before any of it is seen, peak memory is taken to scatter so many times less than time does.
+_STEADIER = 4.0
 
 
 @dataclass(frozen=True)
@@ -52,5 +55,9 @@ def turns_of(pairs: Sequence[tuple[Launch, Launch]], objective: Objective, noise
         if costs[0] is None or costs[1] is None:
             return None
         logs.append(costs[1] - costs[0])
-    spread = stats.paired_difference(pairs, noise)  # power scatters no more than time does
-    return Turns(fmean(logs), stats.quantile(_CONFIDENT, spread.df) * spread.error, len(pairs))
+    if objective.is_of_time:
+        spread = stats.paired_difference(pairs, noise)  # power scatters no more than time does
+        return Turns(fmean(logs), stats.quantile(_CONFIDENT, spread.df) * spread.error, len(pairs))
+    prior = Spread(noise.launch.sd * math.sqrt(2) / _STEADIER, noise.launch.df)
+    own = prior.moderated(Squares(sum_of_squares(logs), len(logs) - 1))
+    return Turns(fmean(logs), stats.quantile(_CONFIDENT, own.df) * own.sd / math.sqrt(len(logs)), len(pairs))
