@@ -149,8 +149,8 @@ CONFIRMED_BY = 2
 OF_ONE_LAUNCH = "of one launch alone"
 #: The same of a loss that is decided at the run's end.
 WAITS = (
-    "slower than its limit when it was launched, on a GPU that nothing told of (no baseline, no calibration, few other "
-    "cases): decided at the run's end; calibrations (--perf-calibration auto) decide it at once"
+    "slower than its limit when it was launched, on a GPU that nothing told of (no baseline, no comparable calibration,"
+    " few other cases): decided at the run's end; a calibration (--perf-calibration auto, the default) tells at once"
 )
 
 

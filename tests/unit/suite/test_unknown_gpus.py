@@ -63,6 +63,12 @@ def test_three_per_cent_is_found_among_ten_cases_on_an_unknown_gpu(model: Model)
     assert found.joint.share("regressed", 0.03) > 75
 
 
+def test_the_first_cases_of_a_bad_gpu_wait_for_those_that_tell_of_it(model: Model) -> None:
+    found = simulate_world(replace(AS_LEARNT, bad_tonight=0.05), 4, model, seed=1)
+    assert found.nested.share("regressed", 0.0) > 20
+    assert found.joint.share("regressed", 0.0) < 5
+
+
 def test_what_all_lose_is_gated_after_a_calibration_and_told_without(model: Model) -> None:
     without, after = (simulate_world(world, 4, model, seed=1).common for world in (AS_LEARNT, CALIBRATED))
     assert without.told[0.03] >= 3
