@@ -22,7 +22,7 @@ _ROUNDED = 1e-3
 _UPDATE = 0.25
 
 # In roundings, how far an element of an update may be from the formula's: twice as many as the formula has operations.
-# Up to 3.1 were seen on sound trainings (docs/explanation/learning.md).
+# Up to 4.1 were seen on sound trainings (docs/explanation/learning.md).
 _ROUNDINGS = 16
 
 # Of what other tokens change where they stand, what they may change before: nothing, but for rounding.
