@@ -32,9 +32,10 @@ def written(path: Path, results: Sequence[Path], baselines: Path, history: Path 
         return Answer([], [*troubles, f"{path}: no page was written, there is nothing to show"])
     names = _told_apart([name for name, _ in found]) if len(found) > 1 else [""]
     runs = [RunDocument(document, name) for (_, document), name in zip(found, names, strict=True)]
-    trouble = write_page(path, runs, baselines, troubles, made_by=MADE_BY, history=history)
-    if trouble:
-        return Answer([], [*troubles, trouble])
+    page = write_page(path, runs, baselines, troubles, made_by=MADE_BY, history=history)
+    if page.why_none:
+        return Answer([], [*troubles, page.why_none])
+    troubles += page.without
     cases = sum(len(run.results) for run in runs)
     return Answer([f"{path}: {cases} case{'s' * (cases != 1)} of {_runs(len(runs))}"], troubles)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.engine.history.run_histories import RunHistories
@@ -15,6 +16,16 @@ from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support.files import write_text
 
 
+@dataclass(frozen=True)
+class WrittenPage:
+    """What became of it."""
+
+    why_none: str = ""
+    """A line, where there is no page; else nothing."""
+    without: Sequence[str] = ()
+    """A line for each thing of its history that is not on it."""
+
+
 def write_page(  # noqa: PLR0913 - what it is made of
     path: Path,
     runs: Sequence[RunDocument],
@@ -23,8 +34,8 @@ def write_page(  # noqa: PLR0913 - what it is made of
     *,
     made_by: str,
     history: Path | None = None,
-) -> str:
-    """Write the page of ``runs`` beside what is stored in ``baselines``; why there is none in a line, else nothing.
+) -> WrittenPage:
+    """Write the page of ``runs`` beside what is stored in ``baselines``.
 
     ``left_out`` has a line for each run that could not be read; ``history`` is the store of runs before these. A run
     that is over has been judged and told whatever becomes of its page, so that nothing is raised here.
@@ -35,8 +46,8 @@ def write_page(  # noqa: PLR0913 - what it is made of
         page = page_of(runs, stored, [*left_out, *told.troubles], made_by, told.cases)
         write_text(path, html(page, drawn(charts_of(page))))
     except OSError as error:
-        return f"{path}: no page was written ({error.strerror or error})"
+        return WrittenPage(f"{path}: no page was written ({error.strerror or error})")
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the page's and not the run's
         why = one_line(f"{type(error).__name__}: {error}")
-        return f"{path}: no page was written ({why}); llmperf report RESULTS --html FILE tries again"
-    return ""
+        return WrittenPage(f"{path}: no page was written ({why}); llmperf report RESULTS --html FILE tries again")
+    return WrittenPage(without=told.troubles)

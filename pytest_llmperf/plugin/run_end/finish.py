@@ -61,9 +61,9 @@ def _write(session: PerfSession, pytest_session: pytest.Session) -> Iterator[Tro
         from pytest_llmperf.engine.run_page.run_document import RunDocument
 
         run = RunDocument(run_document(session, int(pytest_session.exitstatus), stopped=stopped))
-        why = write_page(settings.report, [run], settings.baselines, made_by=MADE_BY, history=settings.history)
-        if why:
-            yield Trouble("--perf-report", [f"--perf-report {why}"])
+        page = write_page(settings.report, [run], settings.baselines, made_by=MADE_BY, history=settings.history)
+        if page.why_none:
+            yield Trouble("--perf-report", [f"--perf-report {page.why_none}"])
 
 
 def _keep_history(session: PerfSession, exit_code: int, *, stopped: bool) -> None:

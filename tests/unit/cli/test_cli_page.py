@@ -51,6 +51,17 @@ def test_a_file_that_cannot_be_read_is_a_line_here_and_on_the_page(llmperf: Run,
 
 
 @pytest.mark.usefixtures("complete")
+def test_a_history_that_cannot_be_read_is_a_line_here_and_on_the_page(llmperf: Run, tmp_path: Path) -> None:
+    results, page, store = written(tmp_path / "a.json", ladder_run()), tmp_path / "p.html", tmp_path / "store.sqlite"
+    store.write_text("no store", encoding="utf-8")
+    code, output, errors = llmperf("report", results, "--html", page, "--perf-history", store)
+    assert (code, output) == (1, f"{page}: 11 cases of 1 run\n")
+    (told,) = errors.splitlines()
+    assert told.startswith(f"llmperf: {store}: cut, damaged or no database")
+    assert store.name in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("complete")
 def test_old_files_with_nan_are_read(llmperf: Run, tmp_path: Path) -> None:
     results = tmp_path / "old.json"
     results.write_text(json.dumps(ladder_run()).replace("50.0", "NaN"), encoding="utf-8")
