@@ -28,8 +28,8 @@ def make_small_trainings(
 ) -> None:
     """Leave the figures of each in the launch's folder, and where this launch makes it, the truth of each seed."""
     config = small_config(request.model_config, order.shrinks)
-    # What is imported stays, and the Trainer collects garbage at each training's begin and end. Not even once before: in a
-    # fork that copies every page which holds an object, a third of the launch.
+    # What is imported stays: the Trainer collects garbage at each training's begin and end. To collect it once before
+    # that would be a third of a warm launch: a fork copies every page that holds an object then.
     gc.freeze()
 
     def train(spec: TrainSpec, **how: Any) -> SmallSteps:
