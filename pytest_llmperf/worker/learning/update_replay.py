@@ -16,7 +16,7 @@ import torch
 from pytest_llmperf.records.replay import Replay
 from pytest_llmperf.worker.learning.tensor_sums import local, sample, sampled, trained
 
-if TYPE_CHECKING:  # at run time its update is all that is needed, and to import the Trainer takes seconds
+if TYPE_CHECKING:  # nothing of it is needed here, and its import takes seconds
     from transformers import Trainer
 
 # transformers' names of those that compute what the formula says, with states that are not cut short.
