@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Trainer
 
 from pytest_llmperf.records.replay import Replay
 from pytest_llmperf.worker.learning.tensor_sums import local, sample, sampled, trained
+
+if TYPE_CHECKING:  # nothing of it is needed here, and its import takes seconds
+    from transformers import Trainer
 
 # transformers' names of those that compute what the formula says, with states that are not cut short.
 _FUSED = "adamw_torch_fused"

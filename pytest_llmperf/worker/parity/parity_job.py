@@ -28,8 +28,9 @@ def make_small_trainings(
 ) -> None:
     """Leave the figures of each in the launch's folder, and where this launch makes it, the truth of each seed."""
     config = small_config(request.model_config, order.shrinks)
-    gc.collect()
-    gc.freeze()  # what is imported stays: the Trainer collects garbage at each training's end
+    # What is imported stays: the Trainer collects garbage at each training's begin and end. To collect it once before
+    # that would be a third of a warm launch: a fork copies every page that holds an object then.
+    gc.freeze()
 
     def train(spec: TrainSpec, **how: Any) -> SmallSteps:
         beat.enter("training")
