@@ -9,6 +9,9 @@ from dataclasses import dataclass
 # What was measured stands alone, and has a unit or is a part of a count. Any other number is a name: a rank, a version.
 _FIGURE = re.compile(r"(?<![\w.,/:-])[+-]?\d[\d,]*(?:\.\d+)?(?= %| of \d| (?:s|ms|MiB|GiB|tensors)\b)")
 
+# A note that tells a range itself has no figure that another's could be put beside.
+_RANGE = re.compile(r"\d(?: \S+)? to [+-]?\d")
+
 _MOST_NAMED = 2
 
 
@@ -48,7 +51,8 @@ def _merged(cases: Iterable[tuple[str, Sequence[str]]], total: int) -> list[str]
     alike: dict[str, list[_Noted]] = {}
     for name, told in cases:
         for note in dict.fromkeys(told):
-            alike.setdefault(_FIGURE.sub("\0", note), []).append(_Noted(name, note))
+            words = note if _RANGE.search(note) else _FIGURE.sub("\0", note)
+            alike.setdefault(words, []).append(_Noted(name, note))
     return [_line(group, total) for group in alike.values()]
 
 

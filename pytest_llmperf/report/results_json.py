@@ -24,9 +24,9 @@ def document(machine: Mapping[str, Any], results: Sequence[CaseResult], spent: S
     ``launches_before`` (the first side's, where two took turns), ``rung``, ``reference``, ``changed``, ``differences``,
     ``notes``, ``diagnosis`` (what traces point to), ``loss_curve`` (its parts beside what is stored), ``updated``,
     ``shares`` (the test whose launches these are too) and ``shared_launches`` (how many of them, the first ones, that
-    or another test tells of too) are there only where a case has them; so are a metric's ``detail`` and its
-    ``interval``, in which its change is nine times in ten. ``spent`` is there where something was launched: all
-    launches together, also those of no result.
+    or another test tells of too) are there only where a case has them; so are a metric's ``detail``, its ``interval``,
+    in which its change is nine times in ten, and ``times_slower``, where a multiple passes. ``spent`` is there where
+    something was launched: all launches together, also those of no result.
     """
     values = {"schema": SCHEMA, "machine": machine, "results": [_result(result) for result in results]}
     if spent is not None and spent.launches:
@@ -72,6 +72,7 @@ def _metric(check: Check) -> dict[str, Any]:
         "detectable": check.detectable,
         **({} if check.low is None or check.high is None else {"interval": [check.low, check.high]}),
         **({"detail": check.detail} if check.detail else {}),
+        **({"times_slower": check.times_slower} if check.is_wide else {}),
     }
 
 

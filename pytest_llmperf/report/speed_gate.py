@@ -8,20 +8,11 @@ from pytest_llmperf.records.result import CaseResult
 
 _RATE = "tokens_per_second_per_gpu"
 
-# From here on a limit is none to speak of: nobody asks for one of a half.
-_WIDE = 2.0
-
 
 def wide_gates(results: Sequence[CaseResult]) -> str:
     """A line where a slow-down by a multiple passes; else empty."""
     checks = filter(None, (result.check(_RATE) for result in results))
-    return no_gate_of_speed(1 + (check.tolerance or 0.0) for check in checks if check.is_wide)
-
-
-def times_slower(baseline: float | None, limit: float | None) -> float | None:
-    """How many times slower a rate may be than its ``baseline`` and pass, where that is a multiple; else ``None``."""
-    times = baseline / limit if baseline and limit else 0.0
-    return times if times >= _WIDE else None
+    return no_gate_of_speed(check.times_slower for check in checks)
 
 
 def no_gate_of_speed(times: Iterable[float | None]) -> str:

@@ -671,6 +671,15 @@ class TestAgain:
         told = "the trial of micro_batch_size=24 was spoilt twice: another process on the hardware: python 7"
         assert told in result.notes
 
+    def test_where_others_spoil_the_trials_of_all_neighbours_nothing_passes(self, engine: Engine, world: World) -> None:
+        world.neighbours = lambda spec: ("python 7",) if spec.micro_batch_size != 32 else ()
+        space = Space(self.SPEC, axes_of({"micro_batch_size": [16, 24, 32]}))
+        result = engine.run(gpus=1).tune(self.SPEC, space, 1).result
+        assert result.verdict == "inconclusive"
+        assert result.reason == "none of its neighbours took turns with it: the trials of 2 were spoilt twice"
+        assert sum("was spoilt twice" in note for note in result.notes) == 2
+        assert engine.run(gpus=1, strict=True).tune(self.SPEC, space, 1).fails
+
     def test_a_neighbour_that_does_not_train_is_a_note(self, engine: Engine, world: World) -> None:
         world.outcome = lambda spec: "error" if spec.attention == "eager" else ""
         space = Space(self.SPEC, axes_of({"attention": ["eager", "sdpa"]}))

@@ -61,7 +61,7 @@ def replayed(
     for step in range(1, STEPS + 1):
         for size, parameter in enumerate(model.parameters()):
             parameter.grad = torch.randn_like(parameter) * 0.1 ** (size + 2)
-        replays.append(UpdateReplay(own, model, optimizer, RATE))
+        replays.append(UpdateReplay(own, model, optimizer, (settings or {}).get("lr", RATE)))
         if change(step, model, optimizer):
             optimizer.step()
     return replays[-1].replay(STEPS)
@@ -153,6 +153,23 @@ def test_decay_that_was_asked_for_is_missed() -> None:
     (line,) = told(replayed({"weight_decay": 0.0}, {"weight_decay": 0.1}))
     assert line.startswith("the weight of e")
     assert "weight decay 0.1) changes it by" in line
+
+
+def test_a_step_at_no_rate_moves_no_weight_not_even_one_that_is_zero() -> None:
+    """As a warm-up begins; a bias that is zero then stays it."""
+
+    def cleared(_: int, model: Model, __: Any) -> bool:
+        model.norm.data.zero_()
+        return True
+
+    assert told(replayed({"lr": 0.0}, change=cleared)) == []
+
+    def moved(step: int, model: Model, _: Any) -> bool:
+        model.norm.data.fill_(0.0 if step < STEPS else 1e-9)
+        return True
+
+    (line,) = told(replayed({"lr": 0.0}, change=moved))
+    assert line.startswith("the weight of norm changed by 1e-09, AdamW (rate 0, ")
 
 
 def test_an_expert_that_was_not_asked_counts_fewer_steps() -> None:

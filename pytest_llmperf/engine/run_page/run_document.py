@@ -13,7 +13,6 @@ from typing import Any
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.report.merged_notes import without_name
-from pytest_llmperf.report.speed_gate import times_slower
 
 SCHEMA = 1
 
@@ -62,16 +61,14 @@ class Figure:
     detectable: float | None = None
     interval: tuple[float, float] | None = None
     detail: str = ""
-
-    @property
-    def times_slower(self) -> float | None:
-        """How many times slower still passes, where speed is hardly gated, as on a CPU; else ``None``."""
-        return times_slower(self.baseline, self.limit)
+    times_slower: float | None = None
+    """How many times slower still passes, where speed is hardly gated, as on a CPU."""
 
     @classmethod
     def of(cls, metric: str, values: Values) -> Figure:
         ends = [number(end) for end in items(values.get("interval"))]
-        plain = {name: number(values.get(name)) for name in ("value", "baseline", "limit", "change", "detectable")}
+        names = ("value", "baseline", "limit", "change", "detectable", "times_slower")
+        plain = {name: number(values.get(name)) for name in names}
         low, high = ends if len(ends) == 2 else (None, None)  # noqa: PLR2004 - an interval has two ends
         return cls(
             metric=metric,

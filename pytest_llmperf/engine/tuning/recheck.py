@@ -19,7 +19,7 @@ from pytest_llmperf.judge.tuning.turns import Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
+from pytest_llmperf.records.result import CaseResult, Check, Verdict, joined_reasons
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.trial_store import TrialStore
@@ -66,9 +66,13 @@ class Recheck:
         """``most`` neighbours take turns with it: those that were the fastest in a trial of their own."""
         self._caller, self._most = caller, most
         self._notes: list[str] = []
+        self._num_spoilt = 0
+        """Of the neighbours, that others have spoilt twice."""
 
     def check(self, case: Case, spec: TrainSpec, space: Space) -> CaseResult:
         """``improved`` where a neighbour is shown to be faster by 1 % (on a CPU, its tolerance), else ``pass``.
+
+        ``inconclusive`` where others have spoilt trials, and no neighbour is left to take turns with.
 
         Raises:
             CannotRunError: none of its neighbours can be launched here.
@@ -88,9 +92,8 @@ class Recheck:
             return replace(self._caller.result(case, "invalid", joined_reasons(troubles)), launches=launches)
         worth = self._worth(spec)
         faster = [one for one in beside if one.turns.high < -math.log1p(worth)]
-        reason = joined_reasons([_told(one) for one in faster]) or _still(len(beside))
         checks = tuple(_check(one) for one in beside)
-        result = self._caller.result(case, "improved" if faster else "pass", reason, checks)
+        result = self._caller.result(case, *self._verdict(beside, faster), checks)
         notes = [_told(one) for one in beside if one not in faster]
         if faster:
             best = min(faster, key=lambda one: one.turns.log)
@@ -101,6 +104,15 @@ class Recheck:
                 "set perf_throughput_tolerance, e.g. to 0.3, on a quiet machine"
             )
         return replace(result, launches=launches, notes=(*notes, *self._notes, *result.notes))
+
+    def _verdict(self, beside: Sequence[_Beside], faster: Sequence[_Beside]) -> tuple[Verdict, str]:
+        """And its reason."""
+        if faster:
+            return "improved", joined_reasons([_told(one) for one in faster])
+        if self._num_spoilt and not beside:  # to pass would say that something was compared
+            spoilt = f"the trials of {self._num_spoilt} were spoilt twice"
+            return "inconclusive", f"none of its neighbours took turns with it: {spoilt}"
+        return "pass", _still(len(beside))
 
     def _worth(self, spec: TrainSpec) -> float:
         """By how much, as a fraction, another has to be faster."""
@@ -131,6 +143,7 @@ class Recheck:
         logs = {other: _OBJECTIVE.log_of(trial) for other, trial in found if trial.ranks}
         for other, trial in found[1:]:
             if trial.disturbances:
+                self._num_spoilt += 1
                 self._notes.append(f"the trial of {_difference(spec, other)} was spoilt twice: {trial.disturbances[0]}")
             elif not trial.is_measured:
                 self._notes.append(f"{_difference(spec, other)} does not train: {_failure(trial)}")

@@ -132,6 +132,9 @@ def _update(learning: Learning) -> Iterator[str]:
 
 
 def _clipping(learning: Learning) -> Iterator[str]:
+    if not math.isfinite(learning.gradient_norm):
+        yield f"the norm of the gradients of step {learning.steps} is {learning.gradient_norm:g}"
+        return
     if not learning.max_norm or not learning.gradient_norm:
         return
     expected = min(1.0, learning.max_norm / learning.gradient_norm)

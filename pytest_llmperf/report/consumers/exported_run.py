@@ -29,6 +29,8 @@ class ExportedFigure:
     change: float | None = None
     """A fraction of the baseline."""
     detectable: float | None = None
+    times_slower: float | None = None
+    """That still passes, where it is a multiple."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +234,7 @@ def _circumstances(result: Mapping[str, Any], launches: Sequence[Mapping[str, An
 
 
 def _figure(metric: str, values: Mapping[str, Any]) -> ExportedFigure:
-    names = ("value", "baseline", "limit", "change", "detectable")
+    names = ("value", "baseline", "limit", "change", "detectable", "times_slower")
     return ExportedFigure(
         metric=one_line(metric),
         unit=one_line(str(values.get("unit", ""))),

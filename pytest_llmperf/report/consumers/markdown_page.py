@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pytest_llmperf.report.consumers.exported_run import ExportedCase, ExportedRun
 from pytest_llmperf.report.exports import escaped, markdown
 from pytest_llmperf.report.merged_notes import merged_reasons
-from pytest_llmperf.report.speed_gate import no_gate_of_speed, times_slower
+from pytest_llmperf.report.speed_gate import no_gate_of_speed
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import UNICODE, shorten_middle
 from pytest_llmperf.support import formats
@@ -30,7 +30,7 @@ def markdown_page(run: ExportedRun) -> list[str]:
     skipped = _some([f"skipped: {line}" for line in merged_reasons(run.skipped)], _MOST_SKIPPED)
     lines += [*skipped, ""] if skipped else []
     rates = [case.figure("tokens_per_second_per_gpu") for case in run.cases]
-    gate = no_gate_of_speed(times_slower(rate.baseline, rate.limit) for rate in rates)
+    gate = no_gate_of_speed(rate.times_slower for rate in rates)
     lines += [f"- {escaped(gate)}", ""] if gate else []
     return lines + case_table(run.cases)
 

@@ -176,7 +176,9 @@ class UpdateReplay:
                 then, now, expected, unit, allowed = (
                     getattr(each, figure) for each in (before, after, update.after, update.rounding, update.allowed)
                 )
-                far = (((now - expected).abs() - allowed) / unit).clamp(min=0).nan_to_num(nan=math.inf)
+                beyond = ((now - expected).abs() - allowed).clamp(min=0)
+                # By a rate of nothing no weight may move, and what has not is no division by that.
+                far = torch.where(beyond == 0, beyond, beyond / unit).nan_to_num(nan=math.inf)
                 at = int(far.argmax())
                 yield Difference(float(far[at]), name, told, float(now[at] - then[at]), float(expected[at] - then[at]))
 

@@ -145,6 +145,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"clip_factors": (0.0, 0.5)},
         "gradients of norm 2 were multiplied by 0 when they were clipped to 1, expected 0.5",
     ),
+    "an infinite norm": ({"gradient_norm": math.inf}, "the norm of the gradients of step 24 is inf"),
+    "no norm": (
+        {"gradient_norm": math.nan, "clip_factors": (math.nan, 1.0)},
+        "the norm of the gradients of step 24 is nan",
+    ),
     "rate": ({"learning_rates": (1e-5, 1e-5)}, "the learning rate was 1e-05, its schedule says 5e-05"),
     "rates": ({"learning_rates": (1e-5, 5e-5)}, "the learning rate was 1e-05 to 5e-05, its schedule says 5e-05"),
     "schedule": ({"schedule_steps": 48}, "the schedule made 48 steps in 24 of the optimizer"),

@@ -175,10 +175,12 @@ def test_what_is_skipped_for_one_reason_is_a_line_of_the_page() -> None:
     ]
 
 
-@pytest.mark.parametrize(("limit", "is_told"), [(27.5, True), (108.0, False), (None, False)])
-def test_where_speed_is_no_gate_the_page_says_so(limit: float | None, is_told: bool) -> None:
+@pytest.mark.parametrize("is_told", [True, False])
+def test_where_speed_is_no_gate_the_page_says_so(is_told: bool) -> None:
     found = result()
-    found["metrics"] = {"tokens_per_second_per_gpu": RATE | {"limit": limit}}
+    # Without it the limit is as wide by noise, and the gate says what it sees.
+    wide = {"times_slower": 4.0} if is_told else {}
+    found["metrics"] = {"tokens_per_second_per_gpu": RATE | {"limit": 27.5} | wide}
     told = [line for line in markdown_page(run(document(found))) if "no gate of speed" in line]
     assert len(told) == is_told
     assert all("4 times slower" in line for line in told)

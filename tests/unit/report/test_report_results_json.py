@@ -36,6 +36,16 @@ def test_the_document_has_the_designs_schema() -> None:
     assert len(result["launches"]) == 2
 
 
+def test_only_what_is_wide_by_its_tolerance_tells_how_many_times_slower_passes() -> None:
+    rate, *others = REGRESSED.checks
+    told = []
+    for tolerance in (3.0, 0.3):
+        wide = replace(rate, limit=(rate.baseline or 0.0) / 4, tolerance=tolerance)
+        (result,) = document({}, [replace(REGRESSED, checks=(wide, *others))])["results"]
+        told.append(result["metrics"][rate.metric].get("times_slower"))
+    assert told == [4.0, None]
+
+
 def test_what_else_a_case_has_is_there_too() -> None:
     reference = Reference(source="book", tokens_per_second_per_gpu=None)
     full = replace(REGRESSED, rung="15.9", reference=reference, updated="x", notes=("n",))

@@ -280,6 +280,17 @@ def test_notes_that_differ_by_a_figure_are_one_with_its_range_and_who_has_most_o
     assert "g: rank 2 is waited for, torch 2.2" in lines
 
 
+def test_notes_that_tell_a_range_themselves_are_not_one() -> None:
+    notes = {
+        "a": "peak memory of its launches: 3.10 GiB to 3.20 GiB",
+        "b": "peak memory of its launches: 40 GiB to 41 GiB",
+    }
+    results = [case("pass", name, notes=(note,)) for name, note in notes.items()]
+    lines = summary_lines([*results, case("pass", "c", notes=(notes["b"],))], None, color=False)
+    assert "a: peak memory of its launches: 3.10 GiB to 3.20 GiB" in lines
+    assert "2 cases: peak memory of its launches: 40 GiB to 41 GiB (b, c)" in lines
+
+
 def test_where_speed_is_no_gate_nothing_says_what_it_would_detect() -> None:
     def lines_of(tolerance: float) -> list[str]:
         rate = Check(
