@@ -284,6 +284,17 @@ def test_older_records_have_none() -> None:
     assert Launch.from_dict(values).learning.none == OLDER
 
 
+@pytest.mark.parametrize(
+    ("driver", "roundings", "lines"), [("", 15, 0), ("", 17, 1), ("580.1", 4000, 0), ("580.1", 5000, 1)]
+)
+def test_on_a_gpu_whose_kernels_nobody_has_held_to_it_a_difference_has_to_be_beyond_them(
+    driver: str, roundings: float, lines: int
+) -> None:
+    made = launch(replace(SOUND, replay=replace(REPLAY, roundings=roundings)))
+    there = replace(made, environment=replace(made.environment, driver=driver))
+    assert len([*unlearnt(SPEC, there)]) == lines
+
+
 def test_records_of_before_updates_were_replayed_are_read_and_not_doubted() -> None:
     values = launch().to_dict()
     del values["learning"]["replay"]
