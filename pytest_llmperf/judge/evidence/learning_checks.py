@@ -22,8 +22,8 @@ _ROUNDED = 1e-3
 _UPDATE = 0.25
 
 # In roundings, how far an element of an update may be from the formula's: twice as many as the formula has operations.
-# Up to 4.1 were seen on sound trainings on CPUs (docs/explanation/learning.md). Nobody has held a GPU's kernels to it yet:
-# there, eight times what settings do that are kept in fp32, 3e-5 of an update, which is 500 roundings of fp32.
+# Up to 4.1 were seen on sound trainings on a CPU (docs/explanation/learning.md). A GPU's kernels are not known so
+# well: there, eight times what settings do that are kept in fp32, 3e-5 of an update, which is 500 roundings of fp32.
 _ROUNDINGS = 16
 _ROUNDINGS_ON_A_GPU = 4096
 
