@@ -25,8 +25,9 @@ def test_each_case_is_told_in_junit_and_on_the_page(project: Project, workers: t
     assert all("llmperf.tokens_per_second_per_gpu.baseline" not in each for each in found)
     failures = list(ET.parse(project.path / "out.xml").getroot().iter("failure"))
     assert all("\n" not in each.attrib["message"] and len((each.text or "").splitlines()) > 1 for each in failures)
-    heading, _, *table = (project.path / "out.md").read_text().splitlines()
+    heading, _, remark, _, *table = (project.path / "out.md").read_text().splitlines()
     assert heading == "## llmperf: red: 2 new"
+    assert remark.startswith("- CPU: this is no gate of speed")
     assert len(table) == 4
 
 
