@@ -18,7 +18,7 @@ from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.launch.starved_process import want_of_memory
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import MEASURED_FILE, RECORD_FILE, Launch
-from pytest_llmperf.records.learning import Learning
+from pytest_llmperf.records.learning.learning import Learning
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.records.training_errors import FILE as ERRORS_FILE
 from pytest_llmperf.records.training_errors import TrainingErrors

@@ -14,8 +14,8 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from pytest_llmperf.records.calibration import Calibration
-from pytest_llmperf.records.learning import OLDER as UNINSPECTED
-from pytest_llmperf.records.learning import Learning, from_record
+from pytest_llmperf.records.learning.learning import OLDER as UNINSPECTED
+from pytest_llmperf.records.learning.learning import Learning, from_record
 from pytest_llmperf.records.steady_state import Steady, find_steady
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.json_fields import fields_of

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from pytest_llmperf.records import learning
 from pytest_llmperf.records.launch import MEASURED_FILE, RECORD_FILE, Launch, RankRecord
+from pytest_llmperf.records.learning import learning
 from pytest_llmperf.records.trace import merged
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence

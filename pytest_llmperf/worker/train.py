@@ -12,8 +12,8 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, set_seed
 
 from pytest_llmperf.records.calibration import OF_THE_RUN, Calibration
-from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
-from pytest_llmperf.records.learning import uninspected
+from pytest_llmperf.records.learning.learning import UNWANTED as UNINSPECTED
+from pytest_llmperf.records.learning.learning import uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec

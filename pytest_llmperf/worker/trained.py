@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_llmperf.records.calibration import Calibration
-from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
-from pytest_llmperf.records.learning import RankLearning, uninspected
+from pytest_llmperf.records.learning.learning import UNWANTED as UNINSPECTED
+from pytest_llmperf.records.learning.learning import RankLearning, uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
 
 

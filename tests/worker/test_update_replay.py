@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llmperf.judge.evidence.learning_checks import unlearnt
-from pytest_llmperf.records.learning import Learning
-from pytest_llmperf.records.replay import Replay
+from pytest_llmperf.records.learning.learning import Learning
+from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate
 from tests.fakes import launch_of
 from tests.worker.learning_faults import SPEC
 
@@ -51,7 +51,7 @@ def replayed(
     arguments: dict[str, Any] | None = None,
     dtype: Any = torch.float32,
     change: Callable[[int, Model, Any], bool] = lambda *_: True,
-) -> Replay:
+) -> ReplayedUpdate:
     """Of the last of some steps; ``change`` does something before the optimizer's, and says whether that comes."""
     from pytest_llmperf.worker.learning.update_replay import UpdateReplay  # noqa: PLC0415 - needs torch
 
@@ -67,7 +67,7 @@ def replayed(
     return replays[-1].replay(STEPS)
 
 
-def told(replay: Replay) -> list[str]:
+def told(replay: ReplayedUpdate) -> list[str]:
     learning = Learning(tensors=3, steps=STEPS, schedule_steps=STEPS, replay=replay)
     return list(unlearnt(SPEC, replace(launch_of(SPEC), learning=learning)))
 
@@ -195,7 +195,7 @@ def test_what_is_not_replayed_says_why(arguments: dict[str, Any], why: str) -> N
 
     model = Model(torch.float32)
     found = UpdateReplay(trainer(**arguments), model, torch.optim.SGD(model.parameters()), RATE).replay(STEPS)
-    assert found == Replay(none=why)
+    assert found == ReplayedUpdate(none=why)
     assert told(found) == []
 
 

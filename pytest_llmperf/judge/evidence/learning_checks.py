@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.learning import OLDER, UNWANTED, Learning
+from pytest_llmperf.records.learning.learning import OLDER, UNWANTED, Learning
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 # Of a norm of gradients in 16 bits, what rounding each element may do to it; clipping rounds them once.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_llmperf.records.replay import Replay
+from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate
 from pytest_llmperf.worker.learning.tensor_sums import local, sample, sampled, trained
 
 if TYPE_CHECKING:  # nothing of it is needed here, and its import takes seconds
@@ -148,16 +148,16 @@ class UpdateReplay:
         self._gradients = self._split([parameter.grad for _, parameter in self._named])
         self._before = self._elements()
 
-    def replay(self, steps: int) -> Replay:
+    def replay(self, steps: int) -> ReplayedUpdate:
         """After the update, which is the Trainer's number ``steps``."""
         if self._none:
-            return Replay(none=self._none)
+            return ReplayedUpdate(none=self._none)
         names = [name for name, _ in self._named]
         counts = [int(self._state.get(parameter, {}).get("step", 0)) for _, parameter in self._named]
         expected = [_expected(name, count, steps) for name, count in zip(names, counts, strict=True)]
         miscounted = [name for name, one, other in zip(names, counts, expected, strict=True) if one != other]
         largest = max(self._differences(expected), default=Difference(0.0, "", "", 0.0, 0.0))
-        return Replay(
+        return ReplayedUpdate(
             tensors=len(self._named),
             asked=str(self._asked),
             **vars(largest),

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.records.calibration import Calibration
-from pytest_llmperf.records.learning import RankLearning
+from pytest_llmperf.records.learning.learning import RankLearning
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence

@@ -15,14 +15,22 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.evidence.learning_checks import changed_gradients, notes, unlearnt
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.learning import OLDER, UNWANTED, Learning, RankLearning, TensorSeen, merged, uninspected
-from pytest_llmperf.records.replay import OLDER as UNREPLAYED
-from pytest_llmperf.records.replay import Replay
+from pytest_llmperf.records.learning.learning import (
+    OLDER,
+    UNWANTED,
+    Learning,
+    RankLearning,
+    TensorSeen,
+    merged,
+    uninspected,
+)
+from pytest_llmperf.records.learning.replayed_update import OLDER as UNREPLAYED
+from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny", attention="sdpa", sequence_length=64, steps=20)
 
-REPLAY = Replay(
+REPLAY = ReplayedUpdate(
     tensors=2, asked="AdamW", roundings=2.5, tensor="a", figure="weight", found=0.25, expected=0.25, counts=(24, 24)
 )
 SOUND = Learning(
@@ -121,7 +129,9 @@ def test_the_worst_replay_of_all_ranks_is_the_launchs() -> None:
     empty = replace(REPLAY, tensors=0, roundings=0.0, tensor="", counts=(0, 0))
     found = merged([rank(replay=REPLAY), rank(replay=far), rank(replay=empty, shard=1)]).replay
     assert found == far
-    assert merged([rank(replay=REPLAY), rank(replay=Replay(none="no formula"))]).replay == Replay(none="no formula")
+    assert merged([rank(replay=REPLAY), rank(replay=ReplayedUpdate(none="no formula"))]).replay == ReplayedUpdate(
+        none="no formula"
+    )
     assert merged([rank(replay=empty)]).replay.counts == (0, 0)
 
 
@@ -267,7 +277,7 @@ def test_in_fp8_scales_move_a_norm() -> None:
         clip_factors=st.tuples(st.floats(0, 1), st.floats(0, 1)),
         labels=st.booleans(),
         misplaced_samples=st.integers(0, 9),
-        replay=st.sampled_from([REPLAY, Replay(none="no formula"), replace(REPLAY, miscounted=("b",))]),
+        replay=st.sampled_from([REPLAY, ReplayedUpdate(none="no formula"), replace(REPLAY, miscounted=("b",))]),
         future=st.none() | st.floats(0, 2),
     )
 )
@@ -299,7 +309,7 @@ def test_records_of_before_updates_were_replayed_are_read_and_not_doubted() -> N
     values = launch().to_dict()
     del values["learning"]["replay"]
     learning = Launch.from_dict(values).learning
-    assert learning == replace(SOUND, replay=Replay(none=UNREPLAYED))
+    assert learning == replace(SOUND, replay=ReplayedUpdate(none=UNREPLAYED))
     assert list(unlearnt(SPEC, launch(learning))) == []
 
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.insight.loss_in_time import STEPS, LossInTime, common_times
-from pytest_llmperf.records.learning import Learning
-from pytest_llmperf.records.replay import Replay
+from pytest_llmperf.records.learning.learning import Learning
+from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report import results_json
 from tests.fakes import launch_of
@@ -141,7 +141,7 @@ def test_a_training_that_went_wrong_is_shown_as_far_as_it_went(
     launch = replace(
         launch_of(SPEC), ranks=ranks, losses=(2.0,) * 10 + (math.nan,) * 10, gradient_norms=(1.0, math.nan)
     )
-    replay = Replay(tensors=20, roundings=math.inf, found=math.nan, counts=(5, 5))
+    replay = ReplayedUpdate(tensors=20, roundings=math.inf, found=math.nan, counts=(5, 5))
     learning = Learning(tensors=20, gradient_norm=math.nan, clip_factors=(math.nan, 1.0), replay=replay)
     launch = replace(launch, learning=learning)
     result = CaseResult(

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from pytest_llmperf.records.replay import OLDER as OF_BEFORE
-from pytest_llmperf.records.replay import Replay, worst
+from pytest_llmperf.records.learning.replayed_update import OLDER as OF_BEFORE
+from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate, worst
 from pytest_llmperf.support.json_fields import fields_of
 
 #: Why a record of before such steps has none.
@@ -22,7 +22,7 @@ OLDER = "recorded before a step was inspected"
 #: Why a launch that was asked for none has none.
 UNWANTED = "it was not asked for"
 
-_UNREPLAYED = Replay(none=OF_BEFORE)
+_UNREPLAYED = ReplayedUpdate(none=OF_BEFORE)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class RankLearning:
     """Of a sample of weights, in learning rates, without the decay and what rounding does."""
     update_bound: float = math.inf
     """No update of this optimizer is larger, in learning rates; infinite where nobody knows."""
-    replay: Replay = _UNREPLAYED
+    replay: ReplayedUpdate = _UNREPLAYED
     learning_rates: tuple[float, float] = (0.0, 0.0)
     """Least and most of the optimizer's groups."""
     scheduled_rate: float = 0.0
@@ -121,7 +121,7 @@ class Learning:
     max_norm: float = 0.0
     largest_update: float = 0.0
     update_bound: float = math.inf
-    replay: Replay = _UNREPLAYED
+    replay: ReplayedUpdate = _UNREPLAYED
     learning_rates: tuple[float, float] = (0.0, 0.0)
     """Least and most of all groups of all ranks."""
     scheduled_rate: float = 0.0
@@ -160,7 +160,7 @@ class Learning:
         known: dict[str, Any] = fields_of(cls, values, "what was learnt")
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
         if "replay" in known:
-            known["replay"] = Replay.from_dict(known["replay"])
+            known["replay"] = ReplayedUpdate.from_dict(known["replay"])
         return cls(**known)
 
 

@@ -1,4 +1,4 @@
-"""Replay: an inspected update beside what its optimizer makes, by its formula, of what was asked for; and its JSON."""
+"""ReplayedUpdate: an inspected update beside what its optimizer makes, by formula, of what was asked for; its JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OLDER = "recorded before updates were replayed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class ReplayedUpdate:
     """Of a sample of each tensor, on one rank or the worst of all."""
 
     tensors: int = 0
@@ -46,7 +46,7 @@ class Replay:
         return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
 
     @classmethod
-    def from_dict(cls, values: object) -> Replay:
+    def from_dict(cls, values: object) -> ReplayedUpdate:
         """As ``to_dict`` wrote it.
 
         Raises:
@@ -57,7 +57,7 @@ class Replay:
         return cls(**known)
 
 
-def worst(replays: Sequence[Replay]) -> Replay:
+def worst(replays: Sequence[ReplayedUpdate]) -> ReplayedUpdate:
     """Of all ranks; none where any rank has none."""
     for each in replays:
         if each.none:
@@ -65,7 +65,7 @@ def worst(replays: Sequence[Replay]) -> Replay:
     found = max(replays, key=lambda each: each.roundings)
     made = [each for each in replays if each.tensors]  # a shard may be empty
     counts = [count for each in made for count in each.counts] or [0]
-    return Replay(
+    return ReplayedUpdate(
         tensors=max(each.tensors for each in replays),
         asked=found.asked,
         roundings=found.roundings,

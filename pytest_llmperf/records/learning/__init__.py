@@ -1,0 +1,1 @@
+"""What an inspected step tells of whether a training learns."""
