@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 # Where a line that is too long may break: after a space, then inside an id, then anywhere.
 _BREAKS = (r"(?<= )", r"(?<=[-/:=,])")
+# Between what a list has.
+_PARTS = re.compile(r"(?<=[,;]) ")
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,22 @@ def shorten_middle(text: str, width: int, ellipsis: str) -> str:
     kept = width - len(ellipsis)
     tail = kept // 2
     return text[: kept - tail] + ellipsis + (text[-tail:] if tail else "")
+
+
+def shorten_list(text: str, width: int, ellipsis: str) -> str:
+    """``text`` in ``width`` characters, whole parts of a list left out of its middle: half of one says another thing.
+
+    Parts end with a comma or semicolon. Where the first and the last have no room together, the text's ends are kept.
+    """
+    if len(text) <= width:
+        return text
+    first, *middle = _PARTS.split(text)
+    end = f" {ellipsis} {middle.pop()}" if middle else ""
+    if not end or len(first + end) > width:
+        return shorten_middle(text, width, ellipsis)
+    kept = first
+    for part in middle:
+        if len(f"{kept} {part}{end}") > width:
+            break
+        kept = f"{kept} {part}"
+    return kept + end

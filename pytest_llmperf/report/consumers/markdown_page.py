@@ -10,10 +10,10 @@ from pytest_llmperf.report.exports import escaped, markdown
 from pytest_llmperf.report.merged_notes import merged_reasons
 from pytest_llmperf.report.speed_gate import no_gate_of_speed
 from pytest_llmperf.report.table import Column
-from pytest_llmperf.report.text import UNICODE, shorten_middle
+from pytest_llmperf.report.text import UNICODE, shorten_list
 from pytest_llmperf.support import formats
 
-_LONGEST_CELL, _LONGEST_LINE = 300, 500
+_LONGEST = 500
 _MOST_TROUBLES, _MOST_SKIPPED = 20, 10
 # For the line that says what was left out.
 _NOTE_BYTES = 200
@@ -36,7 +36,7 @@ def markdown_page(run: ExportedRun) -> list[str]:
 
 
 def _some(lines: Sequence[str], most: int) -> list[str]:
-    shown = [f"- {escaped(_cut(line, _LONGEST_LINE))}" for line in lines[:most]]
+    shown = [f"- {escaped(_cut(line))}" for line in lines[:most]]
     return shown + ([f"- … and {len(lines) - most} more"] if len(lines) > most else [])
 
 
@@ -50,7 +50,7 @@ def case_table(cases: Sequence[ExportedCase]) -> list[str]:
         return [formats.percent(case.figure(metric).change) for case in cases]
 
     def words(of: Callable[[ExportedCase], str]) -> list[str]:
-        return [_cut(of(case), _LONGEST_CELL) for case in cases]
+        return [_cut(of(case)) for case in cases]
 
     if not cases:
         return []
@@ -83,8 +83,8 @@ def _value(case: ExportedCase, metric: str) -> str:
     return formats.figure(metric, figure.value, figure.unit)
 
 
-def _cut(text: str, most: int) -> str:
-    return shorten_middle(text, most, UNICODE.ellipsis)
+def _cut(text: str) -> str:
+    return shorten_list(text, _LONGEST, UNICODE.ellipsis)
 
 
 def within(page: Sequence[str], num_bytes: int) -> str:
