@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning.learning import OLDER, UNWANTED, Learning
@@ -56,6 +57,7 @@ def notes(launches: Sequence[Launch]) -> Iterator[str]:
     for why in dict.fromkeys(launch.learning.none for launch in launches):
         if why not in ("", OLDER, UNWANTED):
             yield f"whether it learns was not looked at: {why}"
+    yield from islice(filter(None, map(_near_the_formula, launches)), 1)
     for launch in launches:
         learning = launch.learning
         if learning.lost:
@@ -64,6 +66,18 @@ def notes(launches: Sequence[Launch]) -> Iterator[str]:
                 "weights kept in 16 bits alone round such updates away; usual, no fault (mixed precision keeps 32 bits)"
             )
             return
+
+
+def _near_the_formula(launch: Launch) -> str:
+    """Of a launch on a GPU, what would be a fault on a CPU and is none there; empty where nothing is."""
+    replay = launch.learning.replay
+    if not launch.environment.driver or not _ROUNDINGS < replay.roundings <= _ROUNDINGS_ON_A_GPU:
+        return ""
+    return (
+        f"the {replay.figure} of {replay.tensor} changed by {replay.found:.4g}, {replay.asked} changes it by "
+        f"{replay.expected:.4g} (apart by {replay.roundings:.3g} roundings; a CPU's stay within {_ROUNDINGS}, a GPU "
+        f"fails beyond {_ROUNDINGS_ON_A_GPU:,})"
+    )
 
 
 def _set_up(launch: Launch) -> Iterator[str]:
