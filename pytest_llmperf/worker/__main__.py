@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pytest_llmperf.worker.data import data_workers
 from pytest_llmperf.worker.failure_file import write_failure
+from pytest_llmperf.worker.garbage import uncollected
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory
 from pytest_llmperf.worker.refusal import RefusedError
@@ -52,13 +53,14 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
     request = Request.read(folder)
     spec = request.spec
 
-    # Imported here: a rank that cannot import torch leaves its reason like any other.
-    import torch  # noqa: PLC0415
+    with uncollected():
+        # Imported here: a rank that cannot import torch leaves its reason like any other.
+        import torch  # noqa: PLC0415
 
-    from pytest_llmperf.spec.fault_injection import Injection  # noqa: PLC0415
-    from pytest_llmperf.worker.batch_size_trials import try_sizes  # noqa: PLC0415
-    from pytest_llmperf.worker.launch_record import Recorder  # noqa: PLC0415
-    from pytest_llmperf.worker.train import train  # noqa: PLC0415
+        from pytest_llmperf.spec.fault_injection import Injection  # noqa: PLC0415
+        from pytest_llmperf.worker.batch_size_trials import try_sizes  # noqa: PLC0415
+        from pytest_llmperf.worker.launch_record import Recorder  # noqa: PLC0415
+        from pytest_llmperf.worker.train import train  # noqa: PLC0415
 
     heartbeat.enter("building")
     device, limit_bytes = torch.device("cpu"), request.memory_limit_bytes

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
+from pytest_llmperf.worker.garbage import uncollected
 from pytest_llmperf.worker.warm import cuda_answers, lineage, preload
 from pytest_llmperf.worker.warm.agent import Order, run_agent
 from pytest_llmperf.worker.warm.cuda_answers import CudaAnswers, NoAnswersError
@@ -83,7 +84,7 @@ class ForkServer:
         before = _environment_at_start() if needs is None else dict(os.environ)
         try:
             with ExitStack() as stack:
-                stack.enter_context(_without_collections())
+                stack.enter_context(uncollected())
                 if needs is None:
                     importlib.import_module("torch")  # it asks nothing, and is there to be answered for only then
                     self._imported.answers = CudaAnswers.asked()
@@ -232,18 +233,6 @@ class _Children:
                 if not pid:
                     return
                 yield pid, status
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Imports make objects that stay: to look through them, again and again, is a seventh of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _unfit() -> str:
