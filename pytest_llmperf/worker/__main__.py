@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from pytest_llmperf.worker.data import data_workers
 from pytest_llmperf.worker.failure_file import write_failure
 from pytest_llmperf.worker.garbage import uncollected
 from pytest_llmperf.worker.heartbeat import Heartbeat
@@ -59,6 +58,7 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
 
         from pytest_llmperf.spec.fault_injection import Injection  # noqa: PLC0415
         from pytest_llmperf.worker.batch_size_trials import try_sizes  # noqa: PLC0415
+        from pytest_llmperf.worker.data import data_workers  # noqa: PLC0415
         from pytest_llmperf.worker.launch_record import Recorder  # noqa: PLC0415
         from pytest_llmperf.worker.train import train  # noqa: PLC0415
 

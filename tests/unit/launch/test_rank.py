@@ -1,0 +1,30 @@
+"""A rank by itself, before it trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pytest_llmperf import TrainSpec
+
+_REPOSITORY = Path(__file__).parents[3]
+
+
+def test_one_that_cannot_import_torch_leaves_its_reason(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    spec = TrainSpec(model="llama-tiny", sequence_length=16)
+    (run / "request.json").write_text(json.dumps({"spec": spec.to_dict(), "model_config": {}}))
+    environment = {**os.environ, "RANK": "0", "PYTHONPATH": f"{broken}:{_REPOSITORY}"}
+    words = [sys.executable, "-m", "pytest_llmperf.worker", str(run)]
+    ended = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    failure = json.loads((run / "failure-0.json").read_text())
+    assert failure["kind"] == "error"
+    assert failure["message"] == "rank 0: ImportError: libcudart.so.13: cannot open shared object file"
