@@ -38,6 +38,8 @@ class Order:
     environment: Mapping[str, str]
     pages: Sequence[Run]
     """Of files, which a fresh process would have read."""
+    is_frozen: bool
+    """Whether ranks leave what the server has imported out when they collect garbage."""
 
     @property
     def folder(self) -> str:
@@ -168,7 +170,8 @@ def run_rank(order: Order, agent: int) -> None:
     _close_torchruns()
     faulthandler.disable()  # switched on for whom torchrun calls, and for no command
     _forget_randomness()
-    gc.unfreeze()
+    if not order.is_frozen:
+        gc.unfreeze()
     read_pages(order.pages)
     sys.argv = ["-m", order.folder]
     try:

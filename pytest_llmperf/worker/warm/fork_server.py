@@ -150,6 +150,8 @@ class ForkServer:
             content["torchrun"],
             {name: value for name, value in environment.items() if value is not None},
             tuple(sorted(self._imported.pages)),
+            # The Trainer's one collection, before its first step, is two fifths of a launch of a tiny model.
+            is_frozen=not cuda_answers.sees_gpus(),
         )
         with self._fork() as (parent, pid):
             if not pid:
