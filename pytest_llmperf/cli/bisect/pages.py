@@ -20,7 +20,8 @@ _MOST_EXACT = 8
 
 def page(spec: TrainSpec, found: Bisection, spent: Spent, further: str, screen: Screen) -> Iterator[str]:
     """Each candidate that was launched, then the first bad one."""
-    yield f"{spec.id}: {found.num_candidates} candidates after {found.good.told}"
+    num = found.num_candidates
+    yield f"{spec.id}: {num} candidate{'s' * (num != 1)} after {found.good.told}"
     yield ""
     yield from table(_columns(found.steps), screen)
     yield ""

@@ -72,6 +72,8 @@ def test_the_first_bad_version_is_printed_with_what_changed(capsys: pytest.Captu
     assert "look further: /envs/3/bin/python -m pip list" in lines
     assert lines[-1] == "cost: 6 launches, 60 s"
     assert "step 1, about 2 left of 3 suspects: " in err
+    assert bisect(*COMMAND, "--good", "2", "--bad", "3") == 0
+    assert f"{ID}: 1 candidate after 2" in capsys.readouterr().out
 
 
 def test_a_document_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +95,9 @@ def test_a_document_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_ends_that_do_not_differ_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert bisect(*COMMAND, *ENDS, "--by", "counts") == 1
-    assert "llmperf: 1 and 4 do not differ in what can be shown here (step time between" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "llmperf: 1 and 4 do not differ in what can be shown here (step time between" in told
+    assert told.splitlines()[-1].endswith(", by a CPU's clock, which shows its other work too): nothing to bisect")
 
 
 def test_a_range_is_told_with_the_reason_of_each_that_was_skipped(capsys: pytest.CaptureFixture[str]) -> None:
