@@ -22,9 +22,10 @@ def page(spec: TrainSpec, found: Bisection, spent: Spent, further: str, screen: 
     """Each candidate that was launched, then the first bad one."""
     num = found.num_candidates
     yield f"{spec.id}: {num} candidate{'s' * (num != 1)} after {found.good.told}"
-    yield ""
-    yield from table(_columns(found.steps), screen)
-    yield ""
+    if found.steps:
+        yield ""
+        yield from table(_columns(found.steps), screen)
+        yield ""
     for step in found.steps:
         if step.reason:
             yield plain(f"{step.candidate.shown}: {step.reason}")

@@ -123,6 +123,17 @@ def test_ctrl_c_prints_what_is_known_and_exits_as_shells_expect(capsys: pytest.C
     assert err.splitlines()[-1] == "llmperf: interrupted; the same command goes on from what was measured"
 
 
+def test_ctrl_c_before_anything_is_known_prints_no_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
+    values = more_from(3)
+    by = dict(values["by"])  # type: ignore[call-overload]
+    fake(**{**values, "by": {**by, "python-4": {"fail": "interrupt"}}})
+    with pytest.raises(SystemExit):
+        bisect(*COMMAND, *ENDS)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == f"{ID}: 3 candidates after 1"
+    assert [line.partition(":")[0] for line in others] == ["cost"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -265,6 +265,8 @@ def test_the_files_of_docs_ci_are_what_the_page_shows(pytestconfig: pytest.Confi
         assert "--perf-static" in json.dumps(jobs["perf-static"])
         assert "llmperf export" in json.dumps(jobs["perf-gpu"])
     steps = [step for job in github["jobs"].values() for step in job["steps"]]
+    checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
+    assert [step["with"]["persist-credentials"] for step in checkouts] == [False, False]
     given = [line for step in steps for line in step.get("run", "").splitlines()]
     given += [line for job in gitlab.values() for name in ("script", "after_script") for line in job.get(name, ())]
     assert sum("pytest" in line for line in given) >= 4
