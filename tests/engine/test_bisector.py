@@ -101,6 +101,7 @@ def test_counts_decide_by_one_pair_a_step_whatever_the_clock_says(engine: Engine
     assert len(engine.launches) == 2 * 4
     assert "operators: 10 -> 12" in found.exact
     assert "aten::mm" in found.diagnosis
+    assert [note.endswith("they decided nothing here") for note in found.notes] == [True]
 
 
 @pytest.mark.parametrize("how", ["not made", "did not train"])

@@ -149,21 +149,23 @@ class Bisect:
             yield json.dumps(document(self.spec, found, spent, further, self.context.machine_document()), indent=1)
         else:
             yield from page(self.spec, found, spent, further, screen)
-        self.troubles += _troubles(found)
+        self.troubles += _troubles(found, on_cpu=self.context.on_cpu)
         if found.ended == "interrupted":
             for line in self.troubles:
                 print(f"llmperf: {one_line(line)}", file=sys.stderr)
             raise SystemExit(_INTERRUPTED)
 
 
-def _troubles(found: Bisection) -> list[str]:
+def _troubles(found: Bisection, *, on_cpu: bool) -> list[str]:
     ends = f"{found.good.shown} and {found.bad.shown}"
     if found.ended:
         why = "interrupted" if found.ended == "interrupted" else "its --minutes are over"
         return [f"{why}; the same command goes on from what was measured"]
     if found.yardstick is None:
         change = found.steps[0].change if found.steps else None
-        wide = f" (step time between {_percent(change.low)} and {_percent(change.high)})" if change else ""
+        # That may leave out 0 and be nothing all the same: what else ran there slowed one of them.
+        why = ", by a CPU's clock, which shows its other work too" if on_cpu else ""
+        wide = f" (step time between {_percent(change.low)} and {_percent(change.high)}{why})" if change else ""
         return [f"{ends} do not differ in what can be shown here{wide}: nothing to bisect"]
     if found.first_bad is None:
         return [f"the first bad one is among {len(found.suspects)}, of which no more can be told: see why above"]

@@ -20,10 +20,12 @@ _MOST_EXACT = 8
 
 def page(spec: TrainSpec, found: Bisection, spent: Spent, further: str, screen: Screen) -> Iterator[str]:
     """Each candidate that was launched, then the first bad one."""
-    yield f"{spec.id}: {found.num_candidates} candidates after {found.good.told}"
-    yield ""
-    yield from table(_columns(found.steps), screen)
-    yield ""
+    num = found.num_candidates
+    yield f"{spec.id}: {num} candidate{'s' * (num != 1)} after {found.good.told}"
+    if found.steps:
+        yield ""
+        yield from table(_columns(found.steps), screen)
+        yield ""
     for step in found.steps:
         if step.reason:
             yield plain(f"{step.candidate.shown}: {step.reason}")

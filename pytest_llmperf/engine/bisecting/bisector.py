@@ -85,10 +85,12 @@ class Bisector:
         return yardstick[0]
 
     def _caution(self, yardstick: Yardstick) -> tuple[str, ...]:
+        on_cpu = self._caller.context.on_cpu
         if yardstick.by != "speed":
-            return ()
+            told = "step times are by a CPU's clock, which shows its other work too: they decided nothing here"
+            return (told,) if on_cpu else ()
         found = []
-        if self._caller.context.on_cpu:
+        if on_cpu:
             found.append("a CPU's clock shows its other work too: see whether --by counts tells the ends apart")
         scatter = yardstick.error * math.sqrt(self._steps[0].pairs)
         if abs(yardstick.size) < _CLEAR * scatter:

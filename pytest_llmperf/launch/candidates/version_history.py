@@ -7,7 +7,7 @@ import shlex
 import site
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -59,8 +59,11 @@ class PackageHistory:
                         f"{option} {version}: the index has no such {self.package}{hint(version, known)}"
                     )
         low, high = _version("--good", good), _version("--bad", bad)
-        within = sorted({one for one in (_version("--versions", text) for text in known) if low < one < high})
-        return _line([good, *map(str, within), bad])
+        given = {one: text for text, one in ((text, _version("--versions", text)) for text in known)}
+        within = sorted(one for one in given if low < one < high)
+        beyond = [given[one] for one in sorted(given) if not low <= one <= high]
+        note = f"of --versions, {', '.join(beyond)}: not between {good} and {bad}, left out"
+        return replace(_line([good, *map(str, within), bad]), notes=(note,) if beyond and self.versions else ())
 
     def python(self, candidate: Candidate) -> str:
         """See ``History``."""

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from pytest_llmperf.report.consumers.exported_run import ExportedCase, ExportedRun
 
-# Bencher's own limits, in characters.
+# Bencher's own limits: its pages say characters and its parser counts bytes of UTF-8, and one name that is longer
+# costs the whole file.
 _LONGEST_BENCHMARK, _LONGEST_MEASURE = 1024, 64
 _HASH_DIGITS = 8
 _NO_SLUG = re.compile(r"[^a-z0-9]+")
@@ -38,8 +39,10 @@ def _slug(metric: str) -> str:
 
 
 def _fitting(name: str, most: int) -> str:
-    """``name`` in ``most`` characters; what is cut stays told apart."""
-    if len(name) <= most:
+    """``name`` in ``most`` bytes, no character in half; what is cut stays told apart."""
+    encoded = name.encode("utf-8", "backslashreplace")
+    if len(encoded) <= most:
         return name
-    digits = hashlib.sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:_HASH_DIGITS]
-    return f"{name[: most - _HASH_DIGITS - 1]}-{digits}"
+    digits = hashlib.sha256(encoded).hexdigest()[:_HASH_DIGITS]
+    kept = encoded[: most - _HASH_DIGITS - 1].decode("utf-8", "ignore")
+    return f"{kept.rstrip('-')}-{digits}"  # two hyphens in a row would be no slug, and the name taken for a title

@@ -72,6 +72,8 @@ def test_the_first_bad_version_is_printed_with_what_changed(capsys: pytest.Captu
     assert "look further: /envs/3/bin/python -m pip list" in lines
     assert lines[-1] == "cost: 6 launches, 60 s"
     assert "step 1, about 2 left of 3 suspects: " in err
+    assert bisect(*COMMAND, "--good", "2", "--bad", "3") == 0
+    assert f"{ID}: 1 candidate after 2" in capsys.readouterr().out
 
 
 def test_a_document_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +95,9 @@ def test_a_document_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_ends_that_do_not_differ_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert bisect(*COMMAND, *ENDS, "--by", "counts") == 1
-    assert "llmperf: 1 and 4 do not differ in what can be shown here (step time between" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "llmperf: 1 and 4 do not differ in what can be shown here (step time between" in told
+    assert told.splitlines()[-1].endswith(", by a CPU's clock, which shows its other work too): nothing to bisect")
 
 
 def test_a_range_is_told_with_the_reason_of_each_that_was_skipped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +121,17 @@ def test_ctrl_c_prints_what_is_known_and_exits_as_shells_expect(capsys: pytest.C
     out, err = capsys.readouterr()
     assert "the first bad one is one of these 3" in out
     assert err.splitlines()[-1] == "llmperf: interrupted; the same command goes on from what was measured"
+
+
+def test_ctrl_c_before_anything_is_known_prints_no_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
+    values = more_from(3)
+    by = dict(values["by"])  # type: ignore[call-overload]
+    fake(**{**values, "by": {**by, "python-4": {"fail": "interrupt"}}})
+    with pytest.raises(SystemExit):
+        bisect(*COMMAND, *ENDS)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == f"{ID}: 3 candidates after 1"
+    assert [line.partition(":")[0] for line in others] == ["cost"]
 
 
 @pytest.mark.parametrize(

@@ -219,12 +219,15 @@ class TestVersions:
         span = PackageHistory("transformers", ["4.9.0", "4.10.0", "5.1.0", "4.55.0"]).span("4.10.0", "5.0.0")
         assert [one.name for one in (span.good, *span.candidates)] == ["4.10.0", "4.55.0", "5.0.0"]
         assert [one.parents for one in span.candidates] == [("4.10.0",), ("4.55.0",)]
+        assert span.notes == ("of --versions, 4.9.0, 5.1.0: not between 4.10.0 and 5.0.0, left out",)
+        assert PackageHistory("transformers", ["4.10.0", "5.0.0"]).span("4.10.0", "5.0.0").notes == ()
 
     def test_the_index_lists_them_where_nobody_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         said = "transformers (5.0.0)\nAvailable versions: 5.0.0, 4.56.0, 4.55.0, 4.54.0\n  INSTALLED: 5.0.0\n"
         monkeypatch.setattr(version_history, "run", lambda *_: said)
         span = PackageHistory("transformers").span("4.54.0", "5.0.0")
         assert [one.name for one in span.candidates] == ["4.55.0", "4.56.0", "5.0.0"]
+        assert PackageHistory("transformers").span("4.54.0", "4.56.0").notes == ()
         with pytest.raises(HistoryError, match=r"--bad 4.57.0: the index has no such transformers, did you mean '4.5"):
             PackageHistory("transformers").span("4.54.0", "4.57.0")
 

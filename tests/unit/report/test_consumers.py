@@ -81,13 +81,14 @@ def test_whatever_names_and_figures_there_are_each_consumer_reads_its_text(found
     samples(list(gitlab_metrics(told)), "openmetrics.parser")
     ET.fromstring("\n".join(junit(told)).partition("\n")[2])
     for name, measures in json.loads("\n".join(bencher(told)), parse_constant=pytest.fail).items():
-        assert 0 < len(name) <= 1024
+        assert 0 < len(name.encode()) <= 1024
         assert all(re.fullmatch("[a-z0-9-]{1,64}", measure) for measure in measures)
         assert all(set(value) == {"value"} for value in measures.values())
     for entry in json.loads("\n".join(github_benchmark(told, "bigger")), parse_constant=pytest.fail):
         assert {name: type(value) for name, value in entry.items()} == {
             "name": str, "unit": str, "value": float, "extra": str,
         }  # fmt: skip
+        assert not set("|`\n") & set(entry["name"] + entry["unit"])
     page = markdown_page(told)
     assert all("\n" not in line for line in page)
     rows = [line for line in page if line.startswith("|")]
@@ -149,6 +150,27 @@ def test_each_way_of_getting_better_has_its_metrics() -> None:
     for name, metric in {**METRICS, **PHASES}.items():
         if name != "final_loss":
             assert name in DIRECTIONS["bigger" if metric.higher_is_better else "smaller"]
+
+
+def test_bencher_is_given_no_name_longer_in_bytes_than_its_parser_takes() -> None:
+    names = ["日本" * 300, "🙂" * 300 + "a", "🙂" * 300 + "b", "x" * 1024, "x" * 1025]
+    found = json.loads("\n".join(bencher(run(document(*map(result, names))))))
+    assert len(found) == len(names)
+    assert sorted(len(name.encode()) for name in found)[-2:] == [1024, 1024]
+    assert "x" * 1024 in found
+    assert all("\N{REPLACEMENT CHARACTER}" not in name for name in found)
+
+
+def test_a_metric_that_is_cut_is_still_a_slug() -> None:
+    named = result(metrics={"w" * 54 + "_" + "v" * 40: {"value": 1.0, "unit": "1"}})
+    (measure,) = json.loads("\n".join(bencher(run(document(named)))))["case"]
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", measure)
+
+
+def test_a_name_stays_in_its_cell_and_a_count_has_no_unit_where_github_comments() -> None:
+    named = result("a | b `c`", metrics={"graph_breaks": {"value": 2, "unit": "1"}})
+    (entry,) = json.loads("\n".join(github_benchmark(run(document(named)), "smaller")))
+    assert (entry["name"], entry["unit"], entry["value"]) == ("a ¦ b 'c': graph_breaks", "", 2.0)
 
 
 def test_junit_is_what_its_readers_know() -> None:
@@ -243,6 +265,8 @@ def test_the_files_of_docs_ci_are_what_the_page_shows(pytestconfig: pytest.Confi
         assert "--perf-static" in json.dumps(jobs["perf-static"])
         assert "llmperf export" in json.dumps(jobs["perf-gpu"])
     steps = [step for job in github["jobs"].values() for step in job["steps"]]
+    checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
+    assert [step["with"]["persist-credentials"] for step in checkouts] == [False, False]
     given = [line for step in steps for line in step.get("run", "").splitlines()]
     given += [line for job in gitlab.values() for name in ("script", "after_script") for line in job.get(name, ())]
     assert sum("pytest" in line for line in given) >= 4
