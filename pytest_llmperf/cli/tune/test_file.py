@@ -80,7 +80,7 @@ class TestFile:
         What another search has added since is kept.
 
         Raises:
-            CaseError: it was edited since.
+            CaseError: it was edited since, or what it holds in the winner's place is no case of this version's.
             OSError: it cannot be written.
         """
         usual = {one.name: one.default for one in fields(TrainSpec)}
@@ -91,8 +91,12 @@ class TestFile:
             return all(other.get(name, usual[name]) == case.get(name, usual[name]) for name in names)
 
         cases = TestFile.at(self.path).cases
+        try:
+            beaten = [TrainSpec(**other) for other in cases if same(other) and other != case]
+        except (TypeError, ValueError) as error:
+            raise CaseError(f"--write {self.path}: a case in it is none of this version's ({error})") from error
         write_text(self.path, _text([*(other for other in cases if not same(other)), case]))
-        return [TrainSpec(**other) for other in cases if same(other) and other != case]
+        return beaten
 
 
 def _refuse_unwritable(path: Path) -> None:

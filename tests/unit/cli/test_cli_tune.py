@@ -102,6 +102,15 @@ class TestTheTestFile:
         other.write(replace(FAST, model="opt-tiny"))
         assert [case["model"] for case in TestFile.at(path).cases] == ["llama-tiny", "opt-tiny"]
 
+    def test_a_case_that_this_version_does_not_know_is_said_before_anything_is_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "test_tuned.py"
+        TestFile.at(path).write(FAST)
+        path.write_text(path.read_text().replace('"micro_batch_size"', '"microbatch"'))
+        text = path.read_text()
+        with pytest.raises(CaseError, match="a case in it is none of this version's .*microbatch"):
+            TestFile.at(path).write(FAST)
+        assert path.read_text() == text
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
