@@ -124,4 +124,4 @@ def test_each_test_runs_at_its_width_and_what_no_width_ran_or_has_is_red(nights:
     assert "sources sitecustomize: none -> " in summary
     # A folder's name may be longer than what the summary has room for.
     (case,) = json.loads((results / "merged.json").read_text())["results"]
-    assert f"PYTHONPATH: none -> {nights.folder / 'site'}" in str(case["changed"]), case["changed"]
+    assert f"PYTHONPATH: none -> {nights.folder / 'site'}" in str(case["differences"]), case
