@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -16,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.launch.slurm.allocation import job_key, uses_slurm
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
-from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
-from pytest_llmperf.run.folders import prune
+from pytest_llmperf.run.errors import RunEndedError, UsageError
+from pytest_llmperf.run.folders import new_run_folder
 from pytest_llmperf.run.revision import Revision, find_revision
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.support import formats
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
@@ -50,8 +48,6 @@ _ANY = 1_000_000
 
 # A launch that no time is left for is ended at once, and as any other that took too long.
 _LEAST_SECONDS = 0.1
-
-_LOOK = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 
 class Context:
@@ -259,32 +255,9 @@ class Context:
     @cached_property
     def _found(self) -> tuple[Machine, str]:
         """The machine, and a line about what of it is assumed."""
-        from pytest_llmperf.launch import machine as hardware
+        from pytest_llmperf.run.hardware import found
 
-        if self.settings.static:  # the same on every machine, so none is asked for
-            return hardware.Machine(gpus=(), cpu_name="", cores=os.cpu_count() or 1), ""
-        assumed = ""
-        try:
-            machine = self.cluster.machine if self.cluster else hardware.find_machine()
-        except ValueError as error:
-            raise UsageError(f"--gpus: {error}") from error
-        asked = self.settings.gpus
-        if asked is not None and asked > len(machine.gpus):
-            where = f"in SLURM job {self.cluster.allocation.job_id}" if self.cluster else "visible here"
-            what = "ask sbatch for more with --nodes and --gres" if self.cluster else _LOOK
-            have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {where}"
-            if not self.settings.dry_run:
-                raise UsageError(f"{have}; {what}, or ask for fewer (--gpus 0 is the CPU)")
-            from pytest_llmperf.run.assumed_gpus import with_assumed
-
-            machine, assumed = with_assumed(machine, self.settings, asked, have)
-        least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
-        if asked != 0 and 0 < least < self.settings.memory_limit_bytes:
-            raise UsageError(
-                f"--perf-memory-limit {formats.memory(self.settings.memory_limit_bytes)}: the GPU has "
-                f"{formats.memory(least)}; a limit can only be lower"
-            )
-        return machine, assumed
+        return found(self.settings, None if self.settings.static else self.cluster)
 
     def launcher(self, say: Callable[[str], None]) -> SlurmLauncher | None:
         """What launches in the SLURM job, one for the whole run, which remembers its nodes; ``None``: no such job."""
@@ -380,21 +353,9 @@ class Context:
     @property
     def machine_kind(self) -> str:
         """What keys a baseline together with the digest. A limit of memory makes another machine of it."""
-        limit = self.settings.memory_limit_bytes
-        return self._kind() + (f"-limit-{limit / 2**30:g}gib" if limit else "")
+        from pytest_llmperf.run.hardware import kind
 
-    def _kind(self) -> str:
-        name = self.settings.machine
-        if self.settings.static:
-            return name or "static"
-        if self.on_cpu:  # a site names its machine once, and its CPU's figures must never meet its GPU's
-            return f"{name}-cpu" if name else self.machine.cpu_kind
-        if name:
-            return name
-        try:
-            return self.machine.gpu_kind
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        return kind(self.settings, self.machine, on_cpu=self.on_cpu)
 
     def machine_document(self) -> dict[str, Any]:
         """What ``--perf-json`` says of where the run was."""
@@ -422,19 +383,5 @@ class Context:
     @cached_property
     def run_folder(self) -> Path:
         """Where this run keeps its launches' logs and records: ``.llmperf/`` under rootdir, or a temporary folder."""
-        # Two hosts that share this folder may have the same pid in the same second, and not the same job.
-        job = f"{job_key(os.environ)}-" if self.cluster else ""
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{job}{os.getpid()}"
-        home = self.rootdir / ".llmperf"
-        try:
-            home.mkdir(exist_ok=True)
-            (home / ".gitignore").write_text("*\n", encoding="ascii")
-            prune(home)
-            (home / name).mkdir()
-        except OSError as error:  # a read-only checkout
-            if self.cluster:
-                raise CaseFailedError(
-                    f"{home}: not usable ({error}); a SLURM run keeps its files where all nodes see them"
-                ) from None
-            return Path(tempfile.mkdtemp(prefix="llmperf-"))
-        return home / name
+        job = job_key(os.environ) if self.cluster else None
+        return new_run_folder(self.rootdir / ".llmperf", job)

@@ -1,15 +1,41 @@
-"""Old runs: the folders of logs and records that runs leave in ``.llmperf/``, of which the last ones are kept."""
+"""Folders of runs: the logs and records that each leaves in ``.llmperf/``, of which the last ones are kept."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import tempfile
 import time
 from pathlib import Path
+
+from pytest_llmperf.run.errors import CaseFailedError
 
 _KEPT_RUNS = 10
 _RUN_NAME = re.compile(r"\d{8}-\d{6}-(\w+-)?\d{1,9}")
 _UNTOUCHED_SECONDS = 24 * 3600.0
+
+
+def new_run_folder(home: Path, job: str | None) -> Path:
+    """In ``home``, or a temporary one where that cannot be; ``job`` names the SLURM job whose nodes all have to see it.
+
+    Raises:
+        CaseFailedError: a job's cannot be in ``home``.
+    """
+    # Two hosts that share this folder may have the same pid in the same second, and not the same job.
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{'' if job is None else f'{job}-'}{os.getpid()}"
+    try:
+        home.mkdir(exist_ok=True)
+        (home / ".gitignore").write_text("*\n", encoding="ascii")
+        prune(home)
+        (home / name).mkdir()
+    except OSError as error:  # a read-only checkout
+        if job is not None:
+            raise CaseFailedError(
+                f"{home}: not usable ({error}); a SLURM run keeps its files where all nodes see them"
+            ) from None
+        return Path(tempfile.mkdtemp(prefix="llmperf-"))
+    return home / name
 
 
 def prune(home: Path) -> None:

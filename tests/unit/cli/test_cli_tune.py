@@ -107,7 +107,7 @@ class TestTheTestFile:
         TestFile.at(path).write(FAST)
         path.write_text(path.read_text().replace('"micro_batch_size"', '"microbatch"'))
         text = path.read_text()
-        with pytest.raises(CaseError, match="a case in it is none of this version's .*microbatch"):
+        with pytest.raises(CaseError, match=r"a case in it is none of this version's .*microbatch"):
             TestFile.at(path).write(FAST)
         assert path.read_text() == text
 

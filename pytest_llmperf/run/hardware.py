@@ -1,0 +1,76 @@
+"""The hardware that a run may use, as its settings ask for it, and the name of its kind."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pytest_llmperf.launch import machine as machines
+from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.run.assumed_gpus import with_assumed
+from pytest_llmperf.run.errors import UsageError
+from pytest_llmperf.run.settings import Settings
+from pytest_llmperf.support import formats
+
+if TYPE_CHECKING:
+    from pytest_llmperf.launch.slurm.cluster import Cluster
+
+_LOOK = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
+
+
+def found(settings: Settings, cluster: Cluster | None) -> tuple[Machine, str]:
+    """This machine, or the SLURM job's, and a line about what of it is assumed.
+
+    Raises:
+        UsageError: it has fewer GPUs than ``--gpus`` asks for, and this is no dry run; or less memory than the limit.
+    """
+    if settings.static:  # the same on every machine, so none is asked for
+        return Machine(gpus=(), cpu_name="", cores=os.cpu_count() or 1), ""
+    try:
+        machine = cluster.machine if cluster else machines.find_machine()
+    except ValueError as error:
+        raise UsageError(f"--gpus: {error}") from error
+    asked, assumed = settings.gpus, ""
+    if asked is not None and asked > len(machine.gpus):
+        machine, assumed = _with_as_many(asked, machine, settings, cluster)
+    least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
+    if asked != 0 and 0 < least < settings.memory_limit_bytes:
+        raise UsageError(
+            f"--perf-memory-limit {formats.memory(settings.memory_limit_bytes)}: the GPU has {formats.memory(least)}; "
+            "a limit can only be lower"
+        )
+    return machine, assumed
+
+
+def _with_as_many(asked: int, machine: Machine, settings: Settings, cluster: Cluster | None) -> tuple[Machine, str]:
+    """A dry run's, which needs none of them."""
+    where = f"in SLURM job {cluster.allocation.job_id}" if cluster else "visible here"
+    have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {where}"
+    if not settings.dry_run:
+        what = "ask sbatch for more with --nodes and --gres" if cluster else _LOOK
+        raise UsageError(f"{have}; {what}, or ask for fewer (--gpus 0 is the CPU)")
+    return with_assumed(machine, settings, asked, have)
+
+
+def kind(settings: Settings, machine: Machine, *, on_cpu: bool) -> str:
+    """What keys a baseline together with the digest. A limit of memory makes another machine of it.
+
+    Raises:
+        UsageError: its GPUs are of several kinds, and nobody has named it.
+    """
+    limit = settings.memory_limit_bytes
+    return _unlimited(settings, machine, on_cpu=on_cpu) + (f"-limit-{limit / 2**30:g}gib" if limit else "")
+
+
+def _unlimited(settings: Settings, machine: Machine, *, on_cpu: bool) -> str:
+    name = settings.machine
+    if settings.static:
+        return name or "static"
+    if on_cpu:  # a site names its machine once, and its CPU's figures must never meet its GPU's
+        return f"{name}-cpu" if name else machine.cpu_kind
+    if name:
+        return name
+    try:
+        return machine.gpu_kind
+    except ValueError as error:
+        raise UsageError(str(error)) from error
