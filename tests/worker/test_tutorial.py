@@ -16,6 +16,8 @@ from tools.documentation.printed import differences, folder_for_commands, printe
 PAGES = [REPOSITORY / "docs" / "tutorial" / f"first-{name}.md" for name in ("case", "failure", "change")]
 #: A launch of the tiny model takes ten seconds on two quiet cores.
 SECONDS = 240
+#: What the page about failures does to a training.
+SLOWED = "LLMPERF_INJECT=slow"
 
 
 @pytest.mark.torchrun
@@ -37,19 +39,25 @@ def test_the_tutorial_has_no_other_page() -> None:
 def _follow(block: Block, folder: Path) -> None:
     commands = steps(block)
     for number, (command, shown) in enumerate(commands, start=1):
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=folder / "here",
-            env=_environment(folder),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        done = _run(command, folder)
+        if done.returncode and "regressed: tokens_per_second_per_gpu" in done.stdout and SLOWED not in command:
+            done = _run(command, folder)  # a reader is alone: beside these tests a step was once five times as long
         fails = block.detail == "fails" and number == len(commands)
         assert bool(done.returncode) == fails, f"{block.place}: {command}\n{done.stdout}\n{done.stderr}"
         missing = differences(shown, done.stdout, without_figures)
         assert not missing, f"{block.place}: {command} did not print\n{missing}\n\nbut\n{done.stdout}"
+
+
+def _run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder / "here",
+        env=_environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
 
 
 def _environment(folder: Path) -> dict[str, str]:
