@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from pytest_llmperf.support.garbage import uncollected
 from pytest_llmperf.worker.failure_file import write_failure
-from pytest_llmperf.worker.garbage import uncollected
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory
 from pytest_llmperf.worker.refusal import RefusedError

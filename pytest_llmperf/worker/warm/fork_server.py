@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
-from pytest_llmperf.worker.garbage import uncollected
+from pytest_llmperf.support.garbage import uncollected
 from pytest_llmperf.worker.warm import cuda_answers, lineage, preload
 from pytest_llmperf.worker.warm.agent import Order, run_agent
 from pytest_llmperf.worker.warm.cuda_answers import CudaAnswers, NoAnswersError
