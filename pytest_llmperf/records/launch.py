@@ -226,7 +226,7 @@ class Launch:
         spread = stdev(rest) / fmean(rest) if len(rest) > 1 else _UNKNOWN
         return spread * math.sqrt(math.pi / 2 / len(self.steady_step_seconds))
 
-    @property
+    @cached_property
     def host(self) -> str:
         """The machines it ran on: what cools, feeds and drives all their GPUs alike."""
         return host_of(rank.place for rank in self.ranks)
@@ -236,7 +236,7 @@ class Launch:
         """The very hardware it ran on: launches that share it share its quirks."""
         return site_of(rank.place for rank in self.ranks)
 
-    @property
+    @cached_property
     def session(self) -> str:
         """Site and UTC day: launches that share it share a driver, a temperature and neighbours too."""
         return f"{self.site} on {self.started_at[:10]}"

@@ -107,8 +107,9 @@ class ForkServer:
         self._imported.variables = {**self._imported.variables, **_changed(before, os.environ)}
         if not cuda_answers.sees_gpus():  # else memory is the card's
             self._imported.pages |= frozenset(resident_runs())
-        gc.collect()
-        gc.freeze()  # or each fork's first collection would copy every page that holds an object
+        # Or each fork's first collection would copy every page that holds an object. What imports left as garbage, some
+        # thousand objects, stays with them: to find it here would take as long as a tenth of the imports.
+        gc.freeze()
         return {"ready": preload.sources()}
 
     def _why_not(self) -> str:

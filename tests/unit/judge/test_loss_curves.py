@@ -125,6 +125,7 @@ def test_what_is_known_too_badly_is_undecided_and_tells_what_would_have_been_see
     assert in_turn(slower, three).verdict == "undecided"
 
 
+@pytest.mark.simulated
 def test_seeds_that_share_nothing_raise_hardly_an_alarm() -> None:
     told = [in_turn(trainings(5, rng=2 * draw), trainings(5, rng=2 * draw + 1)).verdict for draw in range(1500)]
     # One in a thousand is allowed; of four parts that belong together fewer are expected.

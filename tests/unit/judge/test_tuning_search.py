@@ -35,6 +35,7 @@ def _searched(
     return search, spent
 
 
+@pytest.mark.simulated
 def test_it_ends_within_one_per_cent_of_the_best_of_504_by_few_trials() -> None:
     gaps = []
     for seed in range(16):
@@ -208,6 +209,7 @@ def test_a_failure_that_is_others_says_nothing_of_what_is_alike() -> None:
     assert search.left == [n for n in range(len(TRAITS)) if n]
 
 
+@pytest.mark.simulated
 def test_the_chance_that_something_better_is_left_is_what_it_says() -> None:
     """Over worlds and moments of a search: of chances around one half about half come true."""
     told, true = [], []
