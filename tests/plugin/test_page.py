@@ -76,6 +76,14 @@ class TestWherePagesCanBeMade:
         result.stdout.fnmatch_lines(["*--perf-report *night.html: no page was written (TypeError: *"])
         assert (project.path / "out.json").exists()
 
+    def test_a_history_that_cannot_be_read_is_a_line_beside_the_page(self, project: Project) -> None:
+        (project.path / "history.sqlite").write_text("no database", encoding="utf-8")
+        project.record()
+        result = project.run("--perf-report=night.html", "--perf-history=history.sqlite")
+        assert result.ret == 0
+        result.stdout.fnmatch_lines(["--perf-report *night.html: *history.sqlite*"])
+        assert (project.path / "night.html").exists()
+
     def test_pytest_itself_never_imports_what_draws(self, project: Project) -> None:
         conftest = project.path / "conftest.py"
         code = """

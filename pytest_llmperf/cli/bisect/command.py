@@ -160,7 +160,7 @@ def _troubles(found: Bisection, *, on_cpu: bool) -> list[str]:
     ends = f"{found.good.shown} and {found.bad.shown}"
     if found.ended:
         why = "interrupted" if found.ended == "interrupted" else "its --minutes are over"
-        return [f"{why}; the same command goes on from what was measured"]
+        return [f"{why}; the same command goes on where it was"]
     if found.yardstick is None:
         change = found.steps[0].change if found.steps else None
         # That may leave out 0 and be nothing all the same: what else ran there slowed one of them.

@@ -64,6 +64,7 @@ def _write(session: PerfSession, pytest_session: pytest.Session) -> Iterator[Tro
         page = write_page(settings.report, [run], settings.baselines, made_by=MADE_BY, history=settings.history)
         if page.why_none:
             yield Trouble("--perf-report", [f"--perf-report {page.why_none}"])
+        session.notes += [f"--perf-report {settings.report}: {line}" for line in page.without]
 
 
 def _keep_history(session: PerfSession, exit_code: int, *, stopped: bool) -> None:

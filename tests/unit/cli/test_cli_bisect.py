@@ -120,7 +120,7 @@ def test_ctrl_c_prints_what_is_known_and_exits_as_shells_expect(capsys: pytest.C
     assert ended.value.code == 130
     out, err = capsys.readouterr()
     assert "the first bad one is one of these 3" in out
-    assert err.splitlines()[-1] == "llmperf: interrupted; the same command goes on from what was measured"
+    assert err.splitlines()[-1] == "llmperf: interrupted; the same command goes on where it was"
 
 
 def test_ctrl_c_before_anything_is_known_prints_no_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
