@@ -10,6 +10,7 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ class LastWords:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._stacks, self._trace = folder / f"stacks-rank-{rank}.txt", folder / f"trace-rank-{rank}"
-        self._file = self._stacks.open("wb")
+        self._file = self._stacks.open("w+b")
         faulthandler.register(signal.SIGUSR1, file=self._file, all_threads=True)
-        self._told = False
+        self._told, self._written = False, 0
 
     def poll(self) -> None:
-        """Write the collectives down once the stacks were asked for."""
-        if self._told or not self._asked():
+        """Write the collectives down once the stacks are there: that file tells whoever asked that nothing more comes."""
+        before, self._written = self._written, os.fstat(self._file.fileno()).st_size
+        # The handler is in another thread and may still be at it, or wait for its core. It has the main thread last.
+        if self._told or not self._written or self._written != before or not self._has_main_thread():
             return
         self._told = True
         try:
@@ -39,11 +42,13 @@ class LastWords:
 
     def close(self) -> None:
         """Leave no empty file; the handler stays, so that a late question ends nobody."""
-        if not self._asked():
+        if not os.fstat(self._file.fileno()).st_size:
             self._stacks.unlink(missing_ok=True)
 
-    def _asked(self) -> bool:
-        return os.fstat(self._file.fileno()).st_size > 0
+    def _has_main_thread(self) -> bool:
+        return b"hread 0x%016x" % (threading.main_thread().ident or 0) in os.pread(
+            self._file.fileno(), self._written, 0
+        )
 
 
 def _collectives(dist: Any) -> bytes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import gc
 import os
 import random
 import signal
@@ -38,8 +37,6 @@ class Order:
     environment: Mapping[str, str]
     pages: Sequence[Run]
     """Of files, which a fresh process would have read."""
-    is_frozen: bool
-    """Whether ranks leave what the server has imported out when they collect garbage."""
 
     @property
     def folder(self) -> str:
@@ -170,8 +167,6 @@ def run_rank(order: Order, agent: int) -> None:
     _close_torchruns()
     faulthandler.disable()  # switched on for whom torchrun calls, and for no command
     _forget_randomness()
-    if not order.is_frozen:
-        gc.unfreeze()
     read_pages(order.pages)
     sys.argv = ["-m", order.folder]
     try:

@@ -107,8 +107,9 @@ class ForkServer:
         self._imported.variables = {**self._imported.variables, **_changed(before, os.environ)}
         if not cuda_answers.sees_gpus():  # else memory is the card's
             self._imported.pages |= frozenset(resident_runs())
-        # Or each fork's first collection would copy every page that holds an object. What imports left as garbage, some
-        # thousand objects, stays with them: to find it here would take as long as a tenth of the imports.
+        # Or each rank's first collection, which is the Trainer's, before its first step, would look through all of it and
+        # copy each page that holds an object. What imports left as garbage, some thousand objects, stays with them: to find
+        # it here would take a tenth of the imports' time.
         gc.freeze()
         return {"ready": preload.sources()}
 
@@ -151,8 +152,6 @@ class ForkServer:
             content["torchrun"],
             {name: value for name, value in environment.items() if value is not None},
             tuple(sorted(self._imported.pages)),
-            # The Trainer's one collection, before its first step, is two fifths of a launch of a tiny model.
-            is_frozen=not cuda_answers.sees_gpus(),
         )
         with self._fork() as (parent, pid):
             if not pid:

@@ -145,3 +145,24 @@ def test_whatever_is_in_the_file_nothing_raises(tmp_path_factory: object, text: 
     failure = outcome.read(folder, TrainSpec(model="llama-tiny"), TIMED_OUT, Progress(phase="a"))
     assert isinstance(failure, Failure)
     assert failure.message.startswith("no end after 9 s, in phase a")
+
+
+def test_a_rank_says_that_it_has_told_all_only_once_its_main_threads_stack_is_there(tmp_path: Path) -> None:
+    script = f"""
+import os, signal, sys, types
+from pathlib import Path
+from pytest_llmperf.worker import stack_dump
+stack_dump._collectives = lambda _: b"recorded"
+words = stack_dump.LastWords(Path({str(tmp_path)!r}), 1)
+def answered():
+    words.poll()
+    return Path({str(tmp_path / "trace-rank-1")!r}).exists()
+written = []
+os.write(words._file.fileno(), b"Thread 0x0000000000000001 (most recent call first):\\n  File \\"a\\", line 1 in b\\n")
+written += [answered(), answered(), answered()]
+os.kill(os.getpid(), signal.SIGUSR1)
+written += [answered(), answered()]
+print(*written)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["False", "False", "False", "False", "True"]
