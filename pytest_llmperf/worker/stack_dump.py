@@ -25,7 +25,7 @@ class LastWords:
         self._told, self._written = False, 0
 
     def poll(self) -> None:
-        """Write the collectives down once the stacks are there: that file tells whoever asked that nothing more comes."""
+        """Write the collectives down once the stacks are there: by that file whoever asked knows that this is all."""
         before, self._written = self._written, os.fstat(self._file.fileno()).st_size
         # The handler is in another thread and may still be at it, or wait for its core. It has the main thread last.
         if self._told or not self._written or self._written != before or not self._has_main_thread():

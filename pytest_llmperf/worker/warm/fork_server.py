@@ -107,9 +107,9 @@ class ForkServer:
         self._imported.variables = {**self._imported.variables, **_changed(before, os.environ)}
         if not cuda_answers.sees_gpus():  # else memory is the card's
             self._imported.pages |= frozenset(resident_runs())
-        # Or each rank's first collection, which is the Trainer's, before its first step, would look through all of it and
-        # copy each page that holds an object. What imports left as garbage, some thousand objects, stays with them: to find
-        # it here would take a tenth of the imports' time.
+        # Or each rank's first collection, which is the Trainer's, before its first step, would look through all of it
+        # and copy each page that holds an object. What imports left as garbage, some thousand objects, stays with them:
+        # to find it here would take a tenth of the imports' time.
         gc.freeze()
         return {"ready": preload.sources()}
 
