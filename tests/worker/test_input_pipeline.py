@@ -187,10 +187,10 @@ def test_a_launch_that_ends_well_leaves_no_worker(tmp_path: Path) -> None:
 
 
 def test_waiting_for_dear_tokens_ends_with_workers_or_tokens_made_ahead(tmp_path: Path) -> None:
-    text = slow_text.write(tmp_path, documents=24, letters=40_000)
-    slow = replace(
-        SPEC, **text, rows="padded_in_loss", sequence_length=64, tokenise="on_the_fly", steps=12, min_steps=12
-    )
+    text = slow_text.write(tmp_path, documents=120, letters=20_000)
+    # A step takes longer than its tokens: two workers have them in time, also where each has a third of a core.
+    slow = replace(SPEC, **text, rows="padded_in_loss", sequence_length=128, tokenise="on_the_fly")
+    slow = replace(slow, micro_batch_size=8, steps=12, min_steps=12)
 
     def share(spec: TrainSpec, name: str) -> float:
         record = launched(spec, tmp_path / name)
