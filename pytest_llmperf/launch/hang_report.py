@@ -111,7 +111,9 @@ def _grouped(words: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def _main_thread(text: str) -> list[Mapping[str, str]]:
-    """Frames of the thread that faulthandler writes last, innermost first."""
+    """Frames of the thread that faulthandler writes last, innermost first; none where it left threads out."""
+    if text.rstrip().endswith("\n..."):
+        return []
     return [match.groupdict() for match in _FRAME.finditer(_THREAD.split(text)[-1])]
 
 
@@ -137,7 +139,7 @@ def _ranks(folder: Path, torchrun: int) -> dict[str, psutil.Process]:
             with suppress(psutil.Error):
                 rank = _rank_of(child, folder)
                 if rank is not None:
-                    found[rank] = child
+                    found.setdefault(rank, child)  # a rank comes before its data workers, which look as it does
     return found
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def uncollected() -> Iterator[None]:
     """For imports: they make objects that stay, and to look through them, again and again, is a fifth of their time.
 
-    Nothing is left of it: the Trainer collects once, through all that there is, before its first step.
+    Nothing is left of it: all that there is is old then, and the Trainer collects it once before its first step.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -19,4 +19,6 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            gc.freeze()
+            gc.unfreeze()  # into the oldest generation: the next object would else be a reason to look through them
             gc.enable()

@@ -144,7 +144,7 @@ def once(act: Callable[[], object]) -> Callable[[Progress], None]:
 
 # A rank that writes down what it has been given, and trains nothing.
 LOOKS = """
-import json, os, psutil, signal, sys, threading
+import gc, json, os, psutil, signal, sys, threading
 from pathlib import Path
 import pytest_llmperf.worker.__main__ as worker
 {more}
@@ -159,6 +159,7 @@ def main(folder):
         signals=[int(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP)],
         leads=os.getsid(0) == os.getpid(), arguments=sys.argv, num_threads=torch.get_num_threads(),
         of_files=psutil.Process().memory_info().shared, cuda=torch.cuda.is_initialized(),
+        frozen=gc.get_freeze_count(),
     )
     os.environ["LEFT_BEHIND"] = "by a rank"
     (folder / f"seen-{{os.environ['RANK']}}.json").write_text(json.dumps(words))
@@ -345,6 +346,7 @@ class TestFresh:
             assert not [link for link in run["files"] if "socket" in link], "none of its server's or of torchrun's"
             assert run["threads"] == 1
             assert run["num_threads"] == 2
+            assert run["frozen"] > 100_000, "what its server imported is not looked through"
             assert run["leads"], "a session of its own"
             assert run["of_files"] > 0.9 * looking.server.memory_info().shared, "what imports have read of files"
             assert not run["cuda"]

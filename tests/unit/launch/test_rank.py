@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.support.garbage import uncollected
 
 _REPOSITORY = Path(__file__).parents[3]
 
@@ -28,3 +31,18 @@ def test_one_that_cannot_import_torch_leaves_its_reason(tmp_path: Path) -> None:
     failure = json.loads((run / "failure-0.json").read_text())
     assert failure["kind"] == "error"
     assert failure["message"] == "rank 0: ImportError: libcudart.so.13: cannot open shared object file"
+
+
+def test_what_imports_made_is_old_and_collected_by_who_collects_all() -> None:
+    made: list[list[int]] = []
+    gc.collect()
+    with uncollected():
+        assert not gc.isenabled()
+        made += [[number] for number in range(10_000)]
+        waste: list[Any] = []
+        waste.append(waste)
+    assert gc.isenabled()
+    assert gc.get_count()[0] < 1000, "or the next object is a reason to look through all of them"
+    assert gc.get_freeze_count() == 0
+    del waste
+    assert gc.collect() >= 1

@@ -83,15 +83,17 @@ def test_where_nobody_answered_the_last_lines_are_the_ranks(tmp_path: Path) -> N
 
 
 def test_a_stopped_rank_is_told_with_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes that take themselves for ranks; one is stopped."""
+    """Two processes that take themselves for ranks, each with a data worker, which looks as it does; one is stopped."""
     monkeypatch.setattr(hang_report, "_ANSWER_SECONDS", 1.0)
     processes = []
     with ExitStack() as started:
         for rank in ("0", "1"):
             code = (
-                f"import faulthandler, pathlib, signal, time; folder = pathlib.Path({str(tmp_path)!r})\n"
+                f"import faulthandler, os, pathlib, signal, time; folder = pathlib.Path({str(tmp_path)!r})\n"
                 f"file = (folder / 'stacks-rank-{rank}.txt').open('w')\n"
                 "faulthandler.register(signal.SIGUSR1, file=file)\n"
+                "def fetch(rank):\n    while os.getppid() == rank:\n        time.sleep(0.05)\n    os._exit(0)\n"
+                "rank = os.getpid()\nos.fork() or fetch(rank)\n"
                 f"(folder / 'rank-{rank}.pid').touch()\ntime.sleep(60)"
             )
             words = [sys.executable, "-c", code, "pytest_llmperf.worker", str(tmp_path)]
@@ -117,6 +119,16 @@ def test_many_places_fit_a_line(tmp_path: Path) -> None:
 def test_nobody_who_answered_is_no_hang(tmp_path: Path) -> None:
     assert hang_report.read(tmp_path) is None
     (tmp_path / "stacks-rank-0.txt").write_text("")
+    assert hang_report.read(tmp_path) is None
+
+
+def test_of_more_threads_than_are_written_none_is_taken_for_the_main_one(tmp_path: Path) -> None:
+    written(tmp_path, 0, LOST)
+    with (tmp_path / "stacks-rank-0.txt").open("a") as file:
+        file.write("  ...\n")
+    assert hang_report.read(tmp_path) is not None, "a deep stack is cut like this, a line further in"
+    with (tmp_path / "stacks-rank-0.txt").open("a") as file:
+        file.write("...\n")
     assert hang_report.read(tmp_path) is None
 
 
