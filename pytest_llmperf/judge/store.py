@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import tempfile
@@ -20,6 +19,7 @@ from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.guarded_paths import private_folder
 
 # Not beside the baselines: a lock file is litter in version control. Not under TMPDIR, which schedulers set for each
 # job: all processes of a host must meet in one place. Not on the file system of the baselines: a cluster's may be
@@ -241,17 +241,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _lock_folder(path: Path) -> Path:
-    folder = Path(_LOCKS)
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):  # another user may have made it first
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return private_folder(Path(_LOCKS))
     except OSError as error:
         raise BaselineError(
-            f"{path}: cannot be locked for recording, the lock folder {folder} cannot be used ({error.strerror}); "
-            "remove what is there, or make it writable"
+            f"{path}: cannot be locked for recording, the lock folder {_LOCKS} cannot be used ({error.strerror}); "
+            "remove what is there, or ask its owner to"
         ) from error
-    return folder
 
 
 def file_name(name: str) -> str:

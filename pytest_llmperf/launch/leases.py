@@ -6,17 +6,19 @@ with each other, and none with what is timed.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from filelock import FileLock, Timeout
+import psutil
 
 from pytest_llmperf.launch.machine import Gpu, foreign_processes
+from pytest_llmperf.support.guarded_paths import is_at, open_shared, shared_folder
 
 # Not TMPDIR, which schedulers set for each job: all processes of a host must meet in one place.
 _FOLDER = "/tmp/pytest-llmperf-leases"  # noqa: S108 - shared on purpose; it holds empty files
@@ -25,37 +27,60 @@ _POLL_SECONDS = 0.5
 _REMIND_SECONDS = 60.0
 
 
-class _SharedLock:
-    """Held by several at once, and by nobody while one holds a ``FileLock`` of the same file."""
+class _Lock:
+    """A lock of the file ``name`` in the folder of leases: held alone, or ``shared`` with others that say so too.
 
-    def __init__(self, path: Path) -> None:
-        self.lock_file = str(path)
+    Not a ``FileLock``, which opens for writing: Linux lets nobody do that to another user's file in a sticky folder.
+    """
+
+    def __init__(self, folder: _Folder, name: str, *, shared: bool = False) -> None:
+        self.path = folder.path / name
+        self._folder, self._name, self._shared = folder.descriptor, name, shared
         self._descriptor = -1
 
-    def acquire(self, *, blocking: Literal[False]) -> None:
-        """As a ``FileLock`` is.
+    def is_acquired(self) -> bool:
+        """Whether it is ours now.
 
         Raises:
-            OSError: the file cannot be opened or locked.
-            Timeout: somebody holds it alone.
+            OSError: the file cannot be opened or locked; in one line.
         """
-        del blocking
-        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            with suppress(PermissionError):  # somebody else's has its mode already
-                os.fchmod(descriptor, 0o666)
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if not os.fstat(descriptor).st_nlink:  # who held it alone took the file away
-                raise BlockingIOError
+            descriptor = open_shared(self._folder, self._name)
+        except FileNotFoundError:  # its last holder removed it just now
+            return False
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
         except OSError as error:
             os.close(descriptor)
-            if isinstance(error, BlockingIOError):
-                raise Timeout(self.lock_file) from None
-            raise
+            raise _unusable(self.path, error) from error
+        if not is_at(descriptor, self._folder, self._name):
+            os.close(descriptor)
+            return False
         self._descriptor = descriptor
+        return True
 
     def release(self) -> None:
+        """Others may have it; the file goes too where nobody else can hold it, so that none is left."""
+        if not self._shared:
+            with suppress(OSError):  # of another user
+                os.unlink(self._name, dir_fd=self._folder)
         os.close(self._descriptor)
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """Where all users of this host find one another's locks."""
+
+    path: Path
+    descriptor: int
+
+    def lock(self, name: str, *, shared: bool = False) -> _Lock:
+        return _Lock(self, f"{name}.lock", shared=shared)
 
 
 @contextmanager
@@ -79,24 +104,23 @@ def lease_gpus(
     """
     if num_gpus > len(gpus):
         raise ValueError(f"{num_gpus} GPUs asked for, {len(gpus)} visible")
-    folder = _folder()
-    with ExitStack() as held:
+    with _folder() as folder, ExitStack() as held:
         # One process gathers at a time: those that wait do so in turn, and two half-gathered sets never wait for
         # each other.
-        with _acquired(_lock(folder / "queue.lock"), "a place in the queue", say, wait):
+        with _acquired(folder.lock("queue"), "a place in the queue", say, wait):
             chosen: list[Gpu] = []
             waiting = _Waiting(f"{num_gpus} GPU(s)", say, wait)
             while True:
                 for gpu in _in_turn(gpus, chosen) if shared else undisturbed_first(set(gpus) - set(chosen)):
-                    lock = _lock(folder / f"{gpu.uuid}.lock", shared=shared)
-                    if _is_acquired(lock):
+                    lock = folder.lock(gpu.uuid, shared=shared)
+                    if lock.is_acquired():
                         held.callback(lock.release)
                         chosen.append(gpu)
                     if len(chosen) == num_gpus:
                         break
                 if len(chosen) == num_gpus:
                     break
-                waiting.tick()
+                waiting.tick([folder.path / f"{gpu.uuid}.lock" for gpu in gpus if gpu not in chosen])
         for line in [] if shared else foreign_processes(chosen):
             say(f"warning: another process is on the GPU leased for this launch: {line}")
         yield tuple(sorted(chosen, key=lambda gpu: gpu.index))
@@ -113,7 +137,7 @@ def lease_cpu(
     Raises:
         OSError: the folder of leases, or a lock in it, cannot be used; in one line.
     """
-    with _acquired(_lock(_folder() / "cpu.lock", shared=shared), "the CPU", say, wait):
+    with _folder() as folder, _acquired(folder.lock("cpu", shared=shared), "the CPU", say, wait):
         yield
 
 
@@ -127,20 +151,20 @@ def lease_nodes(num_nodes: int, job_id: str, nodes: Sequence[str], say: Callable
     """
     if num_nodes > len(nodes):
         raise ValueError(f"{num_nodes} nodes asked for, {len(nodes)} left")
-    folder = _folder()
-    with ExitStack() as held:
-        with _acquired(_lock(folder / f"slurm-{job_id}-queue.lock"), "a place in the queue", say):
+    job = f"slurm-{job_id}"
+    with _folder() as folder, ExitStack() as held:
+        with _acquired(folder.lock(f"{job}-queue"), "a place in the queue", say):
             chosen: list[str] = []
             waiting = _Waiting(f"{num_nodes} node(s)", say)
             while True:
                 for node in nodes:
-                    lock = _lock(folder / f"slurm-{job_id}-{node}.lock")
-                    if len(chosen) < num_nodes and node not in chosen and _is_acquired(lock):
+                    lock = folder.lock(f"{job}-{node}")
+                    if len(chosen) < num_nodes and node not in chosen and lock.is_acquired():
                         held.callback(lock.release)
                         chosen.append(node)
                 if len(chosen) == num_nodes:
                     break
-                waiting.tick()
+                waiting.tick([folder.path / f"{job}-{node}.lock" for node in nodes if node not in chosen])
         yield sorted(chosen, key=list(nodes).index)
 
 
@@ -157,74 +181,68 @@ def _in_turn(gpus: Sequence[Gpu], but: Sequence[Gpu]) -> list[Gpu]:
 
 @contextmanager
 def _acquired(
-    lock: FileLock | _SharedLock, what: str, say: Callable[[str], None], wait: Callable[[str], None] = lambda _: None
+    lock: _Lock, what: str, say: Callable[[str], None], wait: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
     waiting = _Waiting(what, say, wait)
-    while not _is_acquired(lock):
-        waiting.tick()
+    while not lock.is_acquired():
+        waiting.tick([lock.path])
     try:
         yield
     finally:
         lock.release()
 
 
-def _is_acquired(lock: FileLock | _SharedLock) -> bool:
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:  # an OSError too
-        return False
-    except OSError as error:
-        raise _unusable(Path(lock.lock_file), error) from error
-    return True
-
-
 class _Waiting:
-    """Says that one waits: at once, and again each minute."""
+    """Says that one waits, and for whom: at once, and again each minute."""
 
     def __init__(self, what: str, say: Callable[[str], None], wait: Callable[[str], None] = lambda _: None) -> None:
         self._what, self._say, self._wait = what, say, wait
         self._start, self._said = time.monotonic(), -_REMIND_SECONDS
 
-    def tick(self) -> None:
+    def tick(self, locks: Iterable[Path]) -> None:
         waited = time.monotonic() - self._start
         if waited - self._said >= _REMIND_SECONDS:
-            self._say(f"waiting for {self._what}: in use by another launch on this host ({waited:.0f} s so far)")
+            who = ", ".join(_holders(locks)) or "another launch on this host"
+            self._say(f"waiting for {self._what}: in use by {who} ({waited:.0f} s so far)")
             self._said = waited
         self._wait(self._what)
         time.sleep(_POLL_SECONDS)
 
 
-def _lock(path: Path, *, shared: bool = False) -> FileLock | _SharedLock:
-    return _SharedLock(path) if shared else FileLock(path, mode=0o666)
+def _holders(locks: Iterable[Path]) -> list[str]:
+    """Who holds ``locks``, as the kernel has it; those of another container it does not show."""
+    inodes = set()
+    for path in locks:
+        with suppress(OSError):
+            inodes.add(str(path.lstat().st_ino))
+    found = {}
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
+            # 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF; one that only waits has an arrow after its number. Devices
+            # are left out: a layered file system has others for its files than the kernel has for its locks.
+            words = line.split()
+            if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] in inodes:  # noqa: PLR2004
+                found[words[4]] = f"pid {words[4]}"
+    for pid in found:
+        with suppress(psutil.Error, ValueError):
+            found[pid] += f" of {psutil.Process(int(pid)).username()}"
+    return [found[pid] for pid in sorted(found)]
 
 
-def _folder() -> Path:
+@contextmanager
+def _folder() -> Iterator[_Folder]:
     named = os.environ.get("LLMPERF_LEASE_DIR")
-    folder = Path(named or _FOLDER)
-    try:
-        is_ours = _make(folder)
-        if is_ours or not named:
-            with suppress(PermissionError):  # somebody else's folder has its mode already
-                # Not sticky: in a sticky folder Linux lets nobody open another user's lock (fs.protected_regular).
-                folder.chmod(0o777)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"{folder} is not writable")
-    except OSError as error:
-        raise _unusable(folder, error) from error
-    return folder
-
-
-def _make(folder: Path) -> bool:
-    """Make ``folder`` unless it is there; whether it was made."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        if not folder.is_dir():
-            raise
-        return False
-    return True
+    path = Path(named or _FOLDER)
+    with ExitStack() as opened:
+        try:
+            descriptor = opened.enter_context(shared_folder(path, is_everyones=not named))
+        except OSError as error:
+            raise _unusable(path, error) from error
+        yield _Folder(path, descriptor)
 
 
 def _unusable(path: Path, error: OSError) -> OSError:
     why = error.strerror or error
+    if error.errno == errno.EBADF:
+        why = "its file system locks only what may be written, and this is another user's"
     return OSError(f"leases cannot be kept in {path} ({why}); name another folder in LLMPERF_LEASE_DIR")

@@ -18,6 +18,7 @@ from pytest_llmperf.launch.forked_agent import ColdStartError, ForkedAgent, Laun
 from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.launch.progress_reader import ProgressReader
+from pytest_llmperf.launch.scratch import scratch
 from pytest_llmperf.launch.server_pool import ServerKey, ServerPool
 from pytest_llmperf.launch.stopwatch import Lap, Meter
 from pytest_llmperf.records.batch_size_search import Search
@@ -167,8 +168,9 @@ class LocalLauncher:
         progress = ProgressReader(folder / "progress.json", watch)
         try:
             write_request(request)
-            with lifeline(folder) as line, request.meter.running() as lap:
-                environment = worker_environment(request, os.environ) | line
+            with scratch() as place, lifeline(folder) as line, request.meter.running() as lap:
+                asked = worker_environment(request, os.environ)
+                environment = {**asked, **place.variables, **request.variables, **line}
                 with HealthWatch(request.gpus, lambda: folder.glob("rank-*.pid")) as watched:
                     agent = _forked(request, environment, progress.poll)
                     ended = process.watch(
@@ -182,6 +184,7 @@ class LocalLauncher:
                     if agent and agent.lost_server:
                         ended = replace(ended, where=", whose fork server died,")
                     health = watched.health()
+                place.is_whole = ended.returncode == 0
             return _Run(ended, lap, health, progress.last, "warm" if agent else "cold")
         except ColdStartError as error:
             return Failure(kind="never-started", message=str(error), tail=(), folder=str(folder))

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.support.guarded_paths import private_folder
 
 _KEPT_RUNS = 10
 _RUN_NAME = re.compile(r"\d{8}-\d{6}-(\w+-)?\d{1,9}")
@@ -34,6 +35,17 @@ def new_run_folder(home: Path, job: str | None) -> Path:
             raise CaseFailedError(
                 f"{home}: not usable ({error}); a SLURM run keeps its files where all nodes see them"
             ) from None
+        return _temporary(name)
+    return home / name
+
+
+def _temporary(name: str) -> Path:
+    """A run's folder where its checkout cannot have one: beside the user's others, of which the last ones are kept."""
+    try:
+        home = private_folder(Path(tempfile.gettempdir()) / f"pytest-llmperf-runs-{os.getuid()}")
+        prune(home)
+        (home / name).mkdir()
+    except OSError:  # somebody else has prepared it
         return Path(tempfile.mkdtemp(prefix="llmperf-"))
     return home / name
 

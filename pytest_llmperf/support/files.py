@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import BinaryIO
+
+from pytest_llmperf.support.leftovers import is_left, mark
+
+_PART = re.compile(r"\.llmperf-(?:(?P<space>\w+)-)?(?P<pid>\d+)-\w+\.part")
 
 
 def write_text(path: Path, text: str, *, lasts: bool = True) -> None:
@@ -46,7 +55,7 @@ def refused_at(path: Path) -> str:
 def _part_of(target: Path) -> Path:
     # In the same folder, since only within one file system is replacing atomic; not tempfile, whose files only their
     # owner can read, and this one is for a CI job to collect.
-    return target.with_name(f".llmperf-{os.getpid()}-{secrets.token_hex(4)}.part")
+    return target.with_name(f".llmperf-{mark()}-{secrets.token_hex(4)}.part")
 
 
 def _write(path: Path, data: bytes, *, lasts: bool) -> None:
@@ -55,14 +64,40 @@ def _write(path: Path, data: bytes, *, lasts: bool) -> None:
         # /dev/stdout, a pipe: replacing it would put a file in its place. A folder raises here, which is right too.
         target.write_bytes(data)
         return
+    with replacing(target, lasts=lasts) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(target: Path, *, lasts: bool = True) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``target`` once all is written; what killed processes left beside it goes.
+
+    Raises:
+        OSError: it cannot be written; ``target`` is as it was.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
+    (_sweep if lasts else _sweep_once)(target.parent)
     part = _part_of(target)
     try:
         with part.open("xb") as file:
-            file.write(data)
+            yield file
             if lasts:
                 file.flush()
                 os.fsync(file.fileno())
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = _PART.fullmatch(entry.name)
+            if found:
+                with suppress(OSError):  # another process sweeps too
+                    if is_left(Path(entry.path), found["space"] or "", int(found["pid"])):
+                        os.unlink(entry.path)  # noqa: PTH108 - a link is not followed
+
+
+# What a launch tells of itself is written often, and must cost little.
+_sweep_once = cache(_sweep)

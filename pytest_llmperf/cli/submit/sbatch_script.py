@@ -98,6 +98,7 @@ def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float |
         "per_node": str(per_node),
         "on_cpu": "yes" if on_cpu else "no",
         "select": cluster.text("suite", "select"),
+        "scratch": cluster.text("launch", "scratch"),
         "max_restarts": cluster.text("suite", "max_restarts"),
         "budget": "" if budget_share is None else f"{budget_share:g}",
         "options": shlex.join(pytest_options(cluster)),

@@ -19,6 +19,7 @@ from pytest_llmperf.launch.candidates.errors import NoRoomError, NotMadeError
 from pytest_llmperf.launch.disk_space import means_no_room
 from pytest_llmperf.support.cache_folder import cache_folder
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.guarded_paths import refuse_others_folder
 
 # A wheel of torch is fetched and unpacked within that, seconds; a project is built.
 _LONGEST = 3600.0
@@ -44,6 +45,8 @@ def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
     folder = cache_folder("candidates") / f"{kind}-{digest}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        refuse_others_folder(folder.parent)
+        refuse_others_folder(folder)
         with FileLock(f"{folder}.lock"):
             if not (folder / _COMPLETE).exists():
                 _fill(folder, make)

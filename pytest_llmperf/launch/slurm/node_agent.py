@@ -35,8 +35,8 @@ from pytest_llmperf.launch.health import HealthWatch
 from pytest_llmperf.launch.local import BEFORE_WORDS, OTHER_PATH, package_path
 from pytest_llmperf.launch.machine import Gpu, find_machine
 from pytest_llmperf.launch.progress_reader import ProgressReader
+from pytest_llmperf.launch.scratch import scratch
 from pytest_llmperf.launch.slurm.node_info import node_name, switch
-from pytest_llmperf.launch.slurm.node_scratch import scratch
 from pytest_llmperf.launch.slurm.server_socket import connected, process_namespace
 from pytest_llmperf.launch.slurm.warm_offer import Offer
 from pytest_llmperf.support.files import write_text
@@ -62,9 +62,10 @@ def main(arguments: Sequence[str]) -> int:
     if not _left(folder / f"node-{name}.json", {"node": name, "host": platform.node(), "switch": switch()}):
         return UNWRITABLE
     command = [word.replace("@node@", name) for word in command]
-    with scratch() as variables:
-        part = _Part(folder, name, command, {**os.environ, **variables}, find_machine().gpus)
+    with scratch(of_job=True) as place:
+        part = _Part(folder, name, command, {**os.environ, **place.variables}, find_machine().gpus)
         ended = _run(part, offer, seconds)
+        place.is_whole = ended["returncode"] == 0
     return int(ended["returncode"]) if _left(folder / f"node-{name}.end.json", ended) else UNWRITABLE
 
 

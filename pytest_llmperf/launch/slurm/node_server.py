@@ -21,9 +21,9 @@ from typing import Any
 
 from pytest_llmperf.launch.forked_agent import WAITS, ColdStartError, ForkedAgent, LaunchOrder
 from pytest_llmperf.launch.local import package_path, server_pool
+from pytest_llmperf.launch.scratch import scratch
 from pytest_llmperf.launch.server_pool import ServerKey, ServerPool
 from pytest_llmperf.launch.slurm.node_info import node_name
-from pytest_llmperf.launch.slurm.node_scratch import scratch
 from pytest_llmperf.launch.slurm.server_socket import accepted, listening, process_namespace
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
 
@@ -181,13 +181,14 @@ def main(arguments: Sequence[str]) -> None:
     """See above."""
     node, on_gpu = node_name(), arguments[2] == "gpu"
     folder = Path(arguments[1]) / node
-    with scratch() as variables, listening(f"{arguments[0]}-{node}") as listener:
+    with scratch(of_job=True) as place, listening(f"{arguments[0]}-{node}") as listener:
+        place.is_whole = True  # what launches compile, their agents see end
         folder.mkdir(parents=True)
         # What is forked shows the environment of its server to whoever looks for a job's processes.
         marks = {name: value for name, value in os.environ.items() if name.startswith(_PASSING)}
         pool = server_pool(lambda: folder, marks)
         try:
-            environment = {**os.environ, **variables}
+            environment = {**os.environ, **place.variables}
             here = os.getcwd()  # noqa: PTH109 - a string is wanted
             pool.prepare(server_key(sys.executable, environment, [package_path()], here, on_gpu=on_gpu))
             NodeServer(listener, pool, arguments[3]).serve()

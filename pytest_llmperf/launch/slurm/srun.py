@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_llmperf.launch.scratch import SCRATCH
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.cluster import Cluster, passed_on
-from pytest_llmperf.launch.slurm.node_scratch import SCRATCH
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from pytest_llmperf.support.cache_folder import cache_folder
+from pytest_llmperf.support.files import replacing
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,8 @@ def kept(path: Path) -> Tokens | None:
 
 def keep(path: Path, tokens: Tokens) -> None:
     """Leave ``tokens`` whole or not at all; a cache that cannot be written costs the next launch their making."""
-    part = path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}.part")
-    with suppress(OSError):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("xb") as file:
-                np.savez(file, ids=tokens.ids, lengths=tokens.lengths)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+    with suppress(OSError), replacing(path, lasts=False) as file:
+        np.savez(file, ids=tokens.ids, lengths=tokens.lengths)
 
 
 def _version(name: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from pytest_llmperf.records.training_errors import GRADIENT, UPDATE, TensorError, TrainingErrors
 from pytest_llmperf.spec import small_spec
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.files import replacing
 from pytest_llmperf.worker.parity.plain_updates import plain_updates
 from pytest_llmperf.worker.parity.small_trainer import LEARNING_RATE, LONGEST_GRADIENT, WEIGHT_DECAY, SmallSteps
 
@@ -30,9 +31,8 @@ class Truth:
 
     def save(self, path: Path) -> None:
         """Whole, or not at all."""
-        part = path.with_suffix(".part")
-        torch.save({"losses": list(self.losses), "gradients": [dict(one) for one in self.gradients]}, part)
-        part.replace(path)
+        with replacing(path, lasts=False) as file:
+            torch.save({"losses": list(self.losses), "gradients": [dict(one) for one in self.gradients]}, file)
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> Truth:

@@ -244,12 +244,6 @@ class TestFailedWrites:
             assert f"the lock folder {store_module._LOCKS} cannot be used" in message
             assert "remove what is there" in message
 
-    def test_a_lock_folder_of_another_user(self, store: BaselineStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        # As root sees it too, whom no mode stops.
-        monkeypatch.setattr(os, "access", lambda *_: False)
-        message = one_line(lambda: store.update("m", SPEC, refuse), store.path("m", SPEC))
-        assert "cannot be used (Permission denied)" in message
-
     def test_a_refused_change_keeps_the_file(self, store: BaselineStore) -> None:
         store.update("m", SPEC, adding())
         text = store.path("m", SPEC).read_text()

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -19,7 +20,6 @@ from typing import Any
 
 import psutil
 import pytest
-from filelock import FileLock
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.launch import health, leases, machine, outcome, process
@@ -340,10 +340,10 @@ class TestLeases:
     def test_a_lock_that_cannot_be_opened_is_one_line_that_names_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: Callable[[Any], Any]
     ) -> None:
-        def refuse(self: Any, **_: Any) -> None:
+        def refuse(*_: Any) -> int:
             raise PermissionError(errno.EACCES, "Permission denied")
 
-        monkeypatch.setattr(FileLock, "acquire", refuse)
+        monkeypatch.setattr(leases, "open_shared", refuse)
         with (
             pytest.raises(OSError, match=r"leases cannot be kept in .*\.lock .*Permission denied") as error,
             lease(print),
@@ -362,7 +362,7 @@ class TestLeases:
     def test_a_folder_that_was_made_here_is_everyones(self, tmp_path: Path) -> None:
         with leases.lease_cpu(print):
             pass
-        assert (tmp_path / "leases").stat().st_mode & 0o777 == 0o777
+        assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o1777
 
     def test_the_default_folder_is_everyones_whoever_made_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -372,7 +372,15 @@ class TestLeases:
         (tmp_path / "default").mkdir(mode=0o700)
         with leases.lease_cpu(print):
             pass
-        assert (tmp_path / "default").stat().st_mode & 0o777 == 0o777
+        assert stat.S_IMODE((tmp_path / "default").stat().st_mode) == 0o1777
+
+    def test_a_file_system_that_locks_for_writers_alone_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: Any) -> None:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        with pytest.raises(OSError, match="locks only what may be written, and this is another user's"):
+            leases.lease_cpu(print).__enter__()
 
 
 def _hold(num_gpus: int) -> None:

@@ -1,0 +1,123 @@
+"""A host's own folders: one for each launch on it, and the caches that launches share there.
+
+``python -m pytest_llmperf.launch.scratch`` removes those of a SLURM job from the node that it runs on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_llmperf.launch.compiled_files import drop_half_files, drop_unfinished
+from pytest_llmperf.support.guarded_paths import private_folder
+from pytest_llmperf.support.leftovers import is_left, mark
+
+#: Names the folder that each node has for itself.
+SCRATCH = "LLMPERF_SCRATCH"
+
+_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+# Compilers keep what they made here: on a shared file system every rank of every node would fight for it.
+_CACHES = {"TRITON_CACHE_DIR": "triton", _INDUCTOR: "inductor"}
+
+_STEP = re.compile(r"step-(?P<space>\w+)-(?P<pid>\d+)-(?P<began>\d+)-\w+")
+_UNTOUCHED_SECONDS = 2 * 24 * 3600.0
+
+
+@dataclass
+class Scratch:
+    """One launch's."""
+
+    variables: Mapping[str, str]
+    """That name its folders; empty where none can be made."""
+    is_whole: bool = False
+    """Whether what the launch compiled is: said by whoever saw it end well."""
+
+
+@contextmanager
+def scratch(*, of_job: bool = False) -> Iterator[Scratch]:
+    """A folder of the launch's own, and caches: ``of_job``, of all launches of this SLURM job on its node, else ours.
+
+    Where somebody else has prepared the place of the caches, the launch has its own, and stderr says so.
+    """
+    home = _home(of_job=of_job)
+    try:
+        if home is None:
+            step = caches = Path(tempfile.mkdtemp(prefix="llmperf-"))
+        else:
+            step = Path(tempfile.mkdtemp(prefix=f"step-{mark()}-{time.time():.0f}-", dir=home))
+            caches = home
+    except OSError:
+        yield Scratch({})
+        return
+    # Triton's own cache is in the user's home, and whole: only nodes, which share that home, need another.
+    wanted = _CACHES if of_job or home is None else {_INDUCTOR: _CACHES[_INDUCTOR]}
+    mine = {name: str(caches / folder) for name, folder in wanted.items() if name not in os.environ}
+    inductor, began = Path(os.environ.get(_INDUCTOR) or mine[_INDUCTOR]), time.time()
+    drop_half_files(inductor)
+    place = Scratch({"TMPDIR": str(step)} | mine)
+    try:
+        if home is not None:
+            _sweep(home, inductor)
+        yield place
+    finally:
+        if not place.is_whole:
+            drop_unfinished(inductor, began)
+        shutil.rmtree(step, ignore_errors=True)
+
+
+def remove_of_job() -> None:
+    """Remove what this SLURM job has on this node, if it is ours."""
+    home = _job_folder()
+    with suppress(OSError):
+        # rmtree follows no link, and neither does what it is shown through.
+        if not home.is_symlink() and home.stat().st_uid == os.geteuid():
+            shutil.rmtree(home)
+
+
+def _home(*, of_job: bool) -> Path | None:
+    """Where the caches are; ``None``: somebody else has prepared the place."""
+    home = _job_folder() if of_job else _base() / f"llmperf-{os.getuid()}"
+    try:
+        return private_folder(home)
+    except OSError as error:
+        sys.stderr.write(f"llmperf: {home} is not used ({error.strerror or error}): this launch compiles anew\n")
+        return None
+
+
+def _job_folder() -> Path:
+    # Clusters that share a node count their jobs each for itself.
+    cluster = re.sub(r"[^\w.-]", "_", os.environ.get("SLURM_CLUSTER_NAME", ""))
+    words = ("llmperf", str(os.getuid()), cluster, os.environ.get("SLURM_JOB_ID", ""))
+    return _base() / "-".join(filter(None, words))
+
+
+def _base() -> Path:
+    wanted = os.environ.get(SCRATCH) or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - node-local by its nature
+    return Path(os.path.expandvars(wanted))
+
+
+def _sweep(home: Path, inductor: Path) -> None:
+    """Remove what launches left whose launcher was killed, and whole jobs of ours that were."""
+    with suppress(OSError):
+        for step in home.iterdir():
+            found = _STEP.fullmatch(step.name)
+            if found and is_left(step, found["space"], int(found["pid"])):
+                drop_unfinished(inductor, float(found["began"]))
+                shutil.rmtree(step, ignore_errors=True)
+        for other in home.parent.glob(f"llmperf-{os.getuid()}-*"):
+            found_at = other.lstat()
+            is_old = time.time() - found_at.st_mtime > _UNTOUCHED_SECONDS
+            if other != home and is_old and found_at.st_uid == os.geteuid():
+                shutil.rmtree(other, ignore_errors=True)  # of a link it removes nothing
+
+
+if __name__ == "__main__":
+    remove_of_job()
