@@ -147,7 +147,10 @@ class ForkServer:
 
     def _launch(self, message: Message) -> None:
         content = message.content
-        environment = {**content["environment"], **self._imported.variables}
+        given, asked = _environment_at_start(), content["environment"]
+        # A default that an import sets, as torch does for its compiler's cache, gives way to what the launch has of its own.
+        imported = {name: to for name, to in self._imported.variables.items() if name in given or name not in asked}
+        environment = {**asked, **imported}
         order = Order(
             content["torchrun"],
             {name: value for name, value in environment.items() if value is not None},
