@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import fmean, median
 
 from pytest_llmperf.judge.gpu_effects.model import (
@@ -112,10 +113,9 @@ class Knowledge:
         """Whether it is no calibration that a chip of this kind cannot give."""
         if not each.is_calibration:
             return True
-        logs = [other.log for other in self.stored if other.series == each.series]
-        if not logs:
+        if each.series not in self._usual_logs:
             return True  # it is comparable with nothing
-        loading, off = self.model.loading(each.series).mean, each.log - median(logs)
+        loading, off = self.model.loading(each.series).mean, each.log - self._usual_logs[each.series]
         variance = sum(
             (load * sd) ** 2
             for load, factor in zip(loading, FACTORS, strict=True)
@@ -123,6 +123,11 @@ class Knowledge:
         )
         least = _FASTEST * math.sqrt(variance + self.model.own_spread(each.series).sd ** 2)
         return -least <= off <= _FURTHEST
+
+    @cached_property
+    def _usual_logs(self) -> dict[str, float]:
+        """Of each stored calibration's series."""
+        return _usual_of_calibrations(self.stored)
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -139,13 +144,17 @@ class Knowledge:
         return Noise(**{name: Spread(sd, model.effects_df) for name, sd in spreads.items()})
 
 
-def _without_absurd(observations: Sequence[Observation]) -> list[Observation]:
-    """But for calibrations that are nowhere near the others of their series, whoever wrote them."""
+def _usual_of_calibrations(observations: Sequence[Observation]) -> dict[str, float]:
     logs: dict[str, list[float]] = {}
     for each in observations:
         if each.is_calibration:
             logs.setdefault(each.series, []).append(each.log)
-    usual = {series: median(several) for series, several in logs.items()}
+    return {series: median(several) for series, several in logs.items()}
+
+
+def _without_absurd(observations: Sequence[Observation]) -> list[Observation]:
+    """But for calibrations that are nowhere near the others of their series, whoever wrote them."""
+    usual = _usual_of_calibrations(observations)
     return [each for each in observations if abs(each.log - usual.get(each.series, each.log)) <= _FURTHEST]
 
 

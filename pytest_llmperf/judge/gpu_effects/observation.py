@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pytest_llmperf.judge.noise import log_of
 from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT
@@ -22,6 +23,14 @@ class Unit:
     """Of each device."""
     devices: tuple[str, ...]
     day: str
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Each case asks for that of thousands.
+        return hash((self.hosts, self.devices, self.day))
 
 
 @dataclass(frozen=True)

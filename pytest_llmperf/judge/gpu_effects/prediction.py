@@ -106,9 +106,12 @@ class _Told:
         import numpy as np  # noqa: PLC0415
 
         weights = 1 / variances
-        of_series = np.zeros((len(panel.series), len(panel.cells)))
-        of_series[panel.of_series, np.arange(len(panel.cells))] = weights
-        each, crossed, logs = of_series.sum(axis=1), of_series @ design, of_series @ panel.logs
+
+        def by_series(values: Array) -> Array:
+            return np.bincount(panel.of_series, weights * values, len(panel.series))
+
+        each, logs = by_series(np.ones_like(weights)), by_series(panel.logs)
+        crossed = np.stack([by_series(column) for column in design.T], axis=1)
         information = design.T @ (weights[:, None] * design) - crossed.T @ (crossed / each[:, None])
         return cls(each, crossed, logs, information, design.T @ (weights * panel.logs) - crossed.T @ (logs / each))
 
