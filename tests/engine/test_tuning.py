@@ -799,9 +799,9 @@ class TestSeveralGpus:
         waits = threading.Event()
         plain = leases._Waiting.tick
 
-        def tick(self: Any) -> None:
+        def tick(self: Any, locks: Any) -> None:
             waits.set()
-            plain(self)
+            plain(self, locks)
 
         def interrupted(*_args: Any, **_how: Any) -> Any:
             assert waits.wait(60)

@@ -343,7 +343,7 @@ class TestFresh:
         for run in runs:
             assert variables.items() <= run["environment"].items()
             own = run["environment"]["TORCHINDUCTOR_CACHE_DIR"], run["environment"]["TMPDIR"]
-            assert all(f"/llmperf-{os.getuid()}/" in path for path in own), "not what torch set when its server imported it"
+            assert all(f"/llmperf-{os.getuid()}/" in path for path in own), "not what torch set at its import"
             assert {"OPENBLAS_NUM_THREADS", "LEFT_BEHIND"}.isdisjoint(run["environment"])
             assert not [link for link in run["files"] if "socket" in link], "none of its server's or of torchrun's"
             assert run["threads"] == 1

@@ -148,7 +148,7 @@ class ForkServer:
     def _launch(self, message: Message) -> None:
         content = message.content
         given, asked = _environment_at_start(), content["environment"]
-        # A default that an import sets, as torch does for its compiler's cache, gives way to what the launch has of its own.
+        # A default that an import sets, as torch does for its compiler's cache, gives way to the launch's own.
         imported = {name: to for name, to in self._imported.variables.items() if name in given or name not in asked}
         environment = {**asked, **imported}
         order = Order(

@@ -71,6 +71,11 @@ def lease() -> None:
         pass
 
 
+def open_folder(path: Path, made: int) -> None:
+    path.mkdir()
+    path.chmod(made)
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
@@ -133,15 +138,15 @@ class TestLeasesOfTwoUsers:
         self, folder: Path, ground: Path, kind: str, shared: bool
     ) -> None:
         victim, lock = victim_of(ground), folder / "cpu.lock"
-        folder.mkdir()
-        folder.chmod(0o1777)
-        {
+        open_folder(folder, 0o1777)
+        puts: dict[str, Callable[[], object]] = {
             "link": lambda: lock.symlink_to(victim),
             "dangling link": lambda: lock.symlink_to(ground.parent / "new"),
             "hard link": lambda: lock.hardlink_to(victim),  # as root, whom fs.protected_hardlinks does not stop
             "fifo": lambda: os.mkfifo(lock, 0o666),
             "folder": lock.mkdir,
-        }[kind]()
+        }
+        puts[kind]()
 
         def take() -> None:
             with leases.lease_cpu(print, shared=shared):
@@ -163,7 +168,7 @@ class TestLeasesOfTwoUsers:
         ("made", "words"), [(0o777, "without the sticky bit"), (0o700, "Permission denied"), (0o755, "Permission")]
     )
     def test_another_users_folder_serves_only_where_it_is_sticky(self, folder: Path, made: int, words: str) -> None:
-        as_user(MALLORY, lambda: [folder.mkdir(), folder.chmod(made)])
+        as_user(MALLORY, lambda: open_folder(folder, made))
         as_user(ALICE, lambda: refused(OSError, lease, words, "LLMPERF_LEASE_DIR"))
         as_user(MALLORY, lambda: folder.chmod(0o1777))
         as_user(ALICE, lease)
@@ -173,7 +178,8 @@ class TestLeasesOfTwoUsers:
     ) -> None:
         named = ground / "named"
         monkeypatch.setenv("LLMPERF_LEASE_DIR", str(named))
-        as_user(ALICE, lambda: [named.mkdir(), named.chmod(0o777), lease()])
+        as_user(ALICE, lambda: open_folder(named, 0o777))
+        as_user(ALICE, lease)
         assert mode(named) == 0o1777
 
     def test_a_lock_that_its_holder_removes_meanwhile_is_taken_anew(self, folder: Path) -> None:
@@ -194,8 +200,7 @@ def prepared(path: Path, kind: str, ground: Path) -> None:
         if kind == "link":
             path.symlink_to(home)
         else:
-            path.mkdir()
-            path.chmod(0o777)
+            open_folder(path, 0o777)
 
     as_user(MALLORY, put)
 
