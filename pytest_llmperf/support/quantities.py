@@ -102,9 +102,9 @@ def duration_hours(text: str) -> float | None:
 
 
 def mail(text: str) -> str | None:
-    """Addresses as the program mail takes them: one that begins with - would be an option of it."""
+    """Addresses as the program mail takes them, or none: one that begins with - would be an option of it."""
     words = text.replace(",", " ").split()
-    return text if words and text.isprintable() and not any(word.startswith("-") for word in words) else None
+    return text if text.isprintable() and not any(word.startswith("-") for word in words) else None
 
 
 def tokens(text: str) -> float | None:

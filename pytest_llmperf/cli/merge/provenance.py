@@ -42,9 +42,11 @@ def differences(parts: Sequence[Part]) -> list[str]:
 
 def _differing(what: str, values: Mapping[str, str]) -> list[str]:
     known = {name: value for name, value in values.items() if value}
-    if len({*known.values()}) < 2:
-        return []
-    return [f"{what}: {', '.join(f'{name} {value}' for name, value in known.items())}"]
+    return (
+        []
+        if len({*known.values()}) <= 1
+        else [f"{what}: {', '.join(f'{name} {value}' for name, value in known.items())}"]
+    )
 
 
 def _revision(document: Mapping[str, Any]) -> str:

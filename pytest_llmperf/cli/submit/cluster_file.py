@@ -277,7 +277,7 @@ class ClusterFile:
         if option is not None:
             raise self.wrong("suite", "options", f"no {option}, {RESERVED[option]}")
         self._check_sbatch()
-        if self.text("suite", "mail") and quantities.mail(self.text("suite", "mail")) is None:
+        if quantities.mail(self.text("suite", "mail")) is None:
             raise self.wrong("suite", "mail", "an address, or several with commas; none begins with -")
         if self.budget is not None and any(word.partition("=")[0] == "--perf-budget" for word in words):
             raise self.wrong("suite", "options", "no --perf-budget, which is each job's share of budget_gpu_hours")

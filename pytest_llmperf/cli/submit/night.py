@@ -43,9 +43,9 @@ def submitted(path: Path, template: Path, *, dry_run: bool, wait: bool = False) 
         planned, scripts = _prepared(cluster, template, results)
         warned += readiness.warnings(cluster)
         asked = ask(cluster) if dry_run or cluster.text("suite", "check_python") == "yes" else None
-        if asked is not None and cluster.text("suite", "check_python") == "yes":
+        if asked is not None and not dry_run:  # which lists them, and goes on
             check(cluster, asked)
-            warned += [] if dry_run else doubts(cluster, asked)
+            warned += doubts(cluster, asked)
     except ClusterError as error:
         raise error if dry_run else _alarm(cluster, results, f"not submitted: {error}", error) from None
     if asked is not None and dry_run:

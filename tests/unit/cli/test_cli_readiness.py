@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main
-from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY
+from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, TESTED, planning
 
 ALONE = "[sbatch]\nexclusive = yes\n" + MINIMAL
 LOCAL = MINIMAL.replace("[suite]", "scheduler = local\n[suite]").replace("1 2 4 8 32", "1")
@@ -22,11 +22,12 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "perf_tests").mkdir()
     (tmp_path / "bin").mkdir()
     program("sbatch", "echo 1")
+    planning(monkeypatch)
 
 
 def program(name: str, text: str) -> Path:
     path = Path("bin", name).absolute()
-    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.write_text(f"#!/bin/sh\n{TESTED if name == 'sbatch' else ''}{text}\n")
     path.chmod(0o755)
     return path
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.cli.merge import night_results
+from pytest_llmperf.cli.submit import listing
 from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterFile
 from pytest_llmperf.cli.submit.sbatch_jobs import Job, check_budget, cost, jobs, shares
 from pytest_llmperf.cli.submit.sbatch_script import filled
@@ -27,6 +28,21 @@ TEMPLATE = (REPOSITORY / "slurm" / "nightly.sbatch").read_text(encoding="utf-8")
 EXAMPLES = sorted((REPOSITORY / "slurm" / "clusters").glob("*.ini"))
 
 MINIMAL = "[cluster]\ngpus_per_node = 4\n[suite]\ngpus = 1 2 4 8 32\n"
+
+
+#: A line of an sbatch of a test's own: it would take any job.
+TESTED = 'case " $* " in *" --test-only "*) exit 0;; esac\n'
+
+
+def planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pytest is not asked for the tests of a night: each width has one."""
+
+    def ask(file: ClusterFile) -> listing.Asked:
+        planned = [{"id": "a", "nodeid": f"t.py::t[{width}]", "width": width} for width in file.widths]
+        coverage = {"nodes": [case["nodeid"] for case in planned], "parts": [], "gaps": [], "said": {}}
+        return listing.Asked({"results": [], "planned": planned, "suite": {"coverage": coverage}}, "", 0)
+
+    monkeypatch.setattr("pytest_llmperf.cli.submit.night.ask", ask)
 
 
 def cluster(tmp_path: Path, text: str = MINIMAL) -> ClusterFile:
