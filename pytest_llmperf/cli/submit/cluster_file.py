@@ -362,13 +362,14 @@ def _hours(days: str | None, parts: list[int]) -> float:
 
 
 def _value(path: Path, parser: configparser.ConfigParser, section: str, key: str) -> str:
-    default = KEYS[section][key]
+    known = section if section in KEYS else "sbatch"
+    default = KEYS[known][key]
     value = parser.get(section, key, fallback=default)
     if value is None:
         raise ClusterError(f"{path}: [{section}] {key} is missing; for a whole file see llmperf submit --example")
     lines = value.strip().splitlines()
     text = " ".join(lines).replace("\t", " ")
-    if (len(lines) > 1 and (section, key) not in _LONG) or not text.isprintable():
+    if (len(lines) > 1 and (known, key) not in _LONG) or not text.isprintable():
         raise ClusterError(f"{path}: [{section}] {key} = {text!r}: expected one line of printable text")
     return text
 

@@ -143,7 +143,7 @@ def _steps(
 ) -> Iterator[str]:
     *paths, merging = scripts
     try:
-        _write(scripts, results)
+        _write(cluster, scripts, results)
         if not cluster.is_local:
             _test(cluster, planned, paths, merging)
     except ClusterError as error:
@@ -254,14 +254,14 @@ def _read(template: Path, cluster: ClusterFile) -> str:
     return text
 
 
-def _write(scripts: Mapping[Path, str], results: Path) -> None:
+def _write(cluster: ClusterFile, scripts: Mapping[Path, str], results: Path) -> None:
     where = results
     try:
         results.mkdir(parents=True)
         for where, text in scripts.items():
             write_text(where, text)
     except OSError as error:
-        raise ClusterError(_not_written(where, error)) from None
+        raise cluster.wrong("suite", "results", f"a folder that can be written; {_not_written(where, error)}") from None
 
 
 def _not_written(path: Path | None, error: OSError) -> str:
