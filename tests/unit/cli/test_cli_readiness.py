@@ -171,28 +171,25 @@ class TestAsked:
     """The dry run of pytest itself, before anything is submitted."""
 
     @pytest.mark.parametrize(
-        ("more", "code", "word", "said"),
+        ("more", "asked", "said"),
         [
             (
                 "select = a (\n",
-                4,
-                "Wrong expression passed to '-k': a (",
-                "[suite] select = a (: expected what pytest takes",
+                (4, "Wrong expression passed to '-k': a ("),
+                "[suite] select = a (: expected what pytest",
             ),
             (
                 "select = b\n",
-                5,
-                "1 deselected",
+                (5, "1 deselected"),
                 "[suite] select = b: expected tests that pytest can run (no test is sel",
             ),
             (
                 "",
-                5,
-                "no tests ran",
-                "[suite] options = perf_tests --perf-strict: expected tests that pytest can run (no ",
+                (5, "no tests ran"),
+                "[suite] options = perf_tests --perf-strict: expected tests that pytest can run (no",
             ),
-            ("", 4, "unrecognized arguments: --x", "what pytest takes here (unrecognized arguments: --x); where that"),
-            ("", 1, "ImportError: x", "expected what pytest takes here (ImportError: x)"),
+            ("", (4, "unrecognized arguments: --x"), "what pytest takes here (unrecognized arguments: --x); where"),
+            ("", (1, "ImportError: x"), "expected what pytest takes here (ImportError: x)"),
         ],
     )
     def test_what_pytest_refuses_submit_refuses(
@@ -200,12 +197,13 @@ class TestAsked:
         capsys: pytest.CaptureFixture[str],
         monkeypatch: pytest.MonkeyPatch,
         more: str,
-        code: int,
-        word: str,
+        asked: tuple[int, str],
         said: str,
     ) -> None:
         program("sbatch", "echo x >> asked; echo 1")
-        monkeypatch.setattr("pytest_llmperf.cli.submit.night.ask", lambda _file: listing.Asked(None, word, code))
+        monkeypatch.setattr(
+            "pytest_llmperf.cli.submit.night.ask", lambda _file: listing.Asked(None, asked[1], asked[0])
+        )
         assert submit(ALONE + more) == 1
         out, error = capsys.readouterr()
         assert "submitted" not in out
