@@ -10,8 +10,8 @@ from typing import Any
 from pytest_llmperf.cli.merge.results_file import Part
 from pytest_llmperf.support.formats import counted
 
-# As the run tells it, and as SLURM does where it gives a node up.
-_FAILED = re.compile(r"(?:node |Node failure on )([\w.-]+)(?: failed|$)", re.MULTILINE)
+# As the run tells it, of several with commas between, and as SLURM does where it gives a node up.
+_FAILED = re.compile(r"\bnode ((?:[\w.-]+, )*[\w.-]+)(?: and \d+ more)? failed|\bNode failure on ([\w.-]+)")
 
 
 def judged(parts: Sequence[Part], folders: Sequence[Path]) -> str:
@@ -60,7 +60,8 @@ def _failed(folders: Iterable[Path], job: str) -> set[str]:
     found: set[str] = set()
     for log in (path for folder in folders for path in folder.glob(f"*-{job}.log")):
         try:
-            found |= {*_FAILED.findall(log.read_text(encoding="utf-8", errors="replace"))}
+            told = _FAILED.findall(log.read_text(encoding="utf-8", errors="replace"))
         except OSError:
             continue
+        found |= {node for names, name in told for node in (names or name).split(", ")}
     return found

@@ -468,10 +468,12 @@ class TestMerge:
         revision, suite = {"commit": "abc123", "changed": 2}, self.suite("x")
         write(tmp_path, 1, result("a"), revision=revision, slurm={"job": "17_1", "starts": 2}, suite=suite)
         write(tmp_path, 2, result("b"), revision=revision, slurm={"job": "17_2", "starts": 1}, suite=suite)
-        (tmp_path / "llmperf-17_1.log").write_text("llmperf: node n2 failed, and a was not judged\n")
+        (tmp_path / "llmperf-17_1.log").write_text(
+            "unfinished: node n2, n3 failed, and a was not judged\nsrun: error: Node failure on n4\n"
+        )
         (tmp_path / "llmperf-9.log").write_text("node n9 failed\n")
         night = night_results.gather([tmp_path], [])
-        assert night.page()[2] == "judged: abc123 + 2 changed; 2 starts (n2 failed); SLURM 17_1 17_2"
+        assert night.page()[2] == "judged: abc123 + 2 changed; 2 starts (n2, n3, n4 failed); SLURM 17_1 17_2"
         assert not any("differ" in note for note in night.notes)
 
     def test_widths_that_judged_other_sources_are_told(self, tmp_path: Path) -> None:
@@ -490,7 +492,7 @@ class TestMerge:
         assert "skipped: liger: no package liger_kernel" in night_results.gather([tmp_path], []).notes
 
     def suite(self, digest: str) -> dict[str, Any]:
-        coverage = {"nodes": [], "parts": [], "gaps": [], "said": {}}
+        coverage: dict[str, Any] = {"nodes": [], "parts": [], "gaps": [], "said": {}}
         places = {"rootdir": "/r", "baselines": "/r/b", "baselines_digest": digest}
         return {**places, "perf_width": 1, "strict": False, "digests": [], "coverage": coverage, "stopped": False}
 
