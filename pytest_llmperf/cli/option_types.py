@@ -16,6 +16,7 @@ count = argument(quantities.count, "a whole number of at least 1")
 amount = argument(quantities.positive, "a number above 0")
 duration = argument(quantities.duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
 tokens = argument(quantities.tokens, "a number of tokens, e.g. 1e9, 300B or 1.5T")
+mail = argument(quantities.mail, "an address, or several with commas; none begins with -")
 currency = argument(quantities.currency, "a currency, e.g. EUR")
 width = argument(_width, f"a number of GPUs, 1 to {_WIDEST:,}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -101,3 +102,15 @@ def _sweep(folder: Path) -> None:
 
 # What a launch tells of itself is written often, and must cost little.
 _sweep_once = cache(_sweep)
+
+
+def files_digest(folder: Path, pattern: str) -> str:
+    """Of the names and contents of all files below ``folder`` that match; empty where there is none."""
+    whole = hashlib.sha256()
+    found = sorted(folder.rglob(pattern))
+    for path in found:
+        try:
+            whole.update(f"{path.relative_to(folder)}\0".encode("utf-8", "surrogateescape") + path.read_bytes())
+        except OSError:
+            continue
+    return whole.hexdigest()[:12] if found else ""

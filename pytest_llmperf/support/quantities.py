@@ -101,6 +101,12 @@ def duration_hours(text: str) -> float | None:
     return hours if is_positive(hours) else None
 
 
+def mail(text: str) -> str | None:
+    """Addresses as the program mail takes them, or none: one that begins with - would be an option of it."""
+    words = text.replace(",", " ").split()
+    return text if text.isprintable() and not any(word.startswith("-") for word in words) else None
+
+
 def tokens(text: str) -> float | None:
     """``1e9``, ``300B``, ``1.5T``: 1 or more."""
     match = _TOKENS.fullmatch(text.replace(",", "").replace("_", ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,7 @@ def test_a_launch_that_ended_well_is_not_run_again_by_the_next_start(job: Job, m
     (case,) = job.document["results"]
     assert len(case["launches"]) == 2
     assert "1 of its launches ran before the job was requeued" in case["notes"]
+    assert job.document["slurm"] == {"job": os.environ["SLURM_JOB_ID"], "starts": 2}
 
 
 def test_a_failure_says_how_to_get_nodes_like_these(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Of pytest: a line of its own about what it cannot do, else the closing one.
-_REFUSED = re.compile(r"^\S+: error: (.+)$")
+# By its file, or as Python 3.14 calls a module: python -m pytest.
+_REFUSED = re.compile(r"^(?:\S+ -m )?\S+: error: (.+)$")
 _ERROR = re.compile(r"^(?:ERROR:? |INTERNALERROR> |E   +|!+ _pytest\.outcomes\.Exit: )(.+?)(?: !+)?$")
 _CLOSING = re.compile(r"^(?:=+ )?((?:[0-9]+ \w+(?:, )?|no tests ran)+) in [0-9.]+s.*$")
+# pytest names the file, and the reason stands above.
+_UNCOLLECTED = re.compile(r"^ERROR (\S+)$")
+# What ended Python itself.
+_TRACEBACK = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)(?:: .+)?)$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -55,8 +60,15 @@ def pytest_line(log: str, width: str) -> str:
 def last_word(text: str) -> str:
     """Of all that one pytest printed: what it could not do, else how it closed; empty where it says neither."""
     lines = [line.rstrip() for line in _COLOUR.sub("", text).splitlines()]
-    for pattern in (_REFUSED, _ERROR, _CLOSING):
+    for pattern in (_REFUSED, _ERROR, _CLOSING, _TRACEBACK):
         found = [match[1].strip() for match in map(pattern.match, lines) if match]
         if found:
-            return found[-1]
+            return _with_reason(found, lines) if pattern is _ERROR else found[-1]
     return ""
+
+
+def _with_reason(found: list[str], lines: list[str]) -> str:
+    """The last word; of a file that could not be collected with the error in it."""
+    files = [match[1] for match in map(_UNCOLLECTED.match, lines) if match]
+    reasons = [word for word in found if word not in files and not word.startswith(("collecting ", "Interrupted: "))]
+    return f"{files[-1]}: {reasons[-1]}" if files and reasons else found[-1]

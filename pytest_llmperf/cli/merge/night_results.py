@@ -10,13 +10,15 @@ from typing import Any
 
 from pytest_llmperf.cli.left_out_widths import LeftOut
 from pytest_llmperf.cli.merge.job_log import ended
+from pytest_llmperf.cli.merge.provenance import differences, judged
 from pytest_llmperf.cli.merge.results_file import Part
-from pytest_llmperf.cli.merge.unjudged import Tests, silent, some_of, unjudged
+from pytest_llmperf.cli.merge.unjudged import Tests, silent, skipped, some_of, unjudged
 from pytest_llmperf.cli.merge.unused import is_strict, unused
 from pytest_llmperf.records.result import FAILING, VERDICTS
 from pytest_llmperf.report.consumers.exported_run import ExportedCase
 from pytest_llmperf.report.consumers.markdown_page import case_table
 from pytest_llmperf.report.exports import escaped
+from pytest_llmperf.report.merged_notes import merged_reasons
 from pytest_llmperf.run.coverage import is_whole
 
 
@@ -28,6 +30,8 @@ class Night:
     troubles: tuple[str, ...]
     notes: tuple[str, ...] = ()
     """What is told and keeps nothing from being green."""
+    judged: str = ""
+    """Of which revision, and in which job."""
 
     @property
     def results(self) -> list[Mapping[str, Any]]:
@@ -65,7 +69,7 @@ class Night:
 
     def page(self) -> list[str]:
         """Markdown: the headline, what is missing, and a line for each case."""
-        lines = [f"# {self.headline}", ""]
+        lines = [f"# {self.headline}", "", *([escaped(self.judged), ""] if self.judged else [])]
         lines += [f"- {escaped(line)}" for line in (*self.troubles, *self.notes)]
         lines += [""] if self.troubles or self.notes else []
         return lines + case_table([ExportedCase.read(result) for result in self.results])
@@ -99,14 +103,16 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     gaps = sorted({gap for suite in map(_suite, documents) for gap in suite.get("coverage", {}).get("gaps", [])})
     notes += [f"not collected: {gap}" for gap in gaps if ": collection " in gap]
     notes += doubts if is_strict(documents) else []
+    notes += [*differences(parts), *(f"skipped: {line}" for line in merged_reasons(skipped(tests)))]
+    said = judged(parts, folders)
     notes += [
         f"{plan.path.name}: not every test was asked, see {plan.path.name}.log"
         for plan in plans
         if not is_whole(plan.document)
     ]
     if is_strict(documents):
-        return Night(tuple(parts), (*troubles, *left), (*notes, *silent(tests)))
-    return Night(tuple(parts), tuple(troubles), (*left, *notes, *silent(tests)))
+        return Night(tuple(parts), (*troubles, *left), (*notes, *silent(tests)), said)
+    return Night(tuple(parts), tuple(troubles), (*left, *notes, *silent(tests)), said)
 
 
 def _suite(document: Mapping[str, Any]) -> Mapping[str, Any]:

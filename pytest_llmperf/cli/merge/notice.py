@@ -34,7 +34,7 @@ class Notice:
         What could not be written is told first, as nobody will find it there; the night's own ``troubles`` after it.
         """
         is_green = not unwritten and not troubles
-        unmailed = self._send("green" if is_green else "RED", [*page, *unwritten])
+        unmailed = self.send("green" if is_green else "RED", [*page, *unwritten])
         line = "; ".join([headline, *unwritten, *unmailed, *troubles])
         untold = [*unmailed, *self.note(line)]
         if self.nights is not None:
@@ -52,7 +52,13 @@ class Notice:
             return [f"{self.nights}: not written ({error.strerror or error})"]
         return []
 
-    def _send(self, colour: str, page: Sequence[str]) -> list[str]:
+    def alarm(self, line: str, *, mailed: bool = True) -> list[str]:
+        """Note, and mail, what became of a night without results; who could not be told, and why."""
+        unmailed = self.send("RED", [f"{self.night}: {line}"]) if mailed else []
+        return [*unmailed, *self.note("; ".join([line, *unmailed]))]
+
+    def send(self, colour: str, page: Sequence[str]) -> list[str]:
+        """Mail it; why it was not mailed, where it was not."""
         if not self.mail:
             return []
         command = ["mail", "-s", f"{self.name}: {colour}", self.mail]

@@ -40,6 +40,9 @@ def check(values: object) -> None:
         _check_result(result)
     _check_whole_run(values)
     _check_suite(values)
+    for name, fields in (("revision", {"commit": str, "changed": int}), ("slurm", {"job": str, "starts": int})):
+        if name in values and not _has(values[name], fields):
+            raise ValueError(f"expected {name} with {', '.join(fields)}")
 
 
 def _check_result(result: object) -> None:

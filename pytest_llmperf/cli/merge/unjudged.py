@@ -133,6 +133,13 @@ def silent(tests: Tests) -> list[str]:
     return [f"judged nothing: {some_of(nodes)}: skipped, or it asked for nothing"] if nodes else []
 
 
+def skipped(tests: Tests) -> list[tuple[str, str]]:
+    """Each case that no width judged and that no other width is for, with its reason."""
+    left = [case for case in tests.skipped if not case.get("elsewhere")]
+    found = {(case["nodeid"], case["id"]): case["reason"] for case in left}
+    return [(name, reason) for (node, name), reason in found.items() if (node, name) not in tests.judged]
+
+
 def some_of(nodes: Iterable[str]) -> str:
     """Some of them, and how many more."""
     found = sorted(nodes)
@@ -158,4 +165,4 @@ def _why(width: int | None, widths: AbstractSet[int]) -> str:
     return f"asks for {width} GPU(s), and the night has {have}; add {width} to [suite] gpus, or to without"
 
 
-__all__ = ["Tests", "silent", "some_of", "unjudged"]
+__all__ = ["Tests", "silent", "skipped", "some_of", "unjudged"]

@@ -7,12 +7,19 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.cli.left_out_widths import LeftOut, left_out
-from pytest_llmperf.cli.submit.reserved_options import RESERVED, reserved_in
+from pytest_llmperf.cli.submit.reserved_options import (
+    RESERVED,
+    SBATCH,
+    SBATCH_KEYS,
+    SBATCH_MERGE,
+    reserved_by_sbatch,
+    reserved_in,
+)
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.suggestions import hint
 
@@ -65,6 +72,9 @@ _LONG = (
 
 # It names files, and is a word of sbatch's and of a mail's.
 _NAME = re.compile(r"[\w.-]+")
+# [sbatch 1-2], [sbatch 4 8], [sbatch 16+]: values of these widths.
+_OF_WIDTHS = re.compile(r"sbatch\s+(?P<widths>.+)")
+_RANGE = re.compile(r"(?P<first>[0-9]{1,9})(?:-(?P<last>[0-9]{1,9})|(?P<wider>\+))?")
 _TIME = re.compile(r"(?:(?P<days>[0-9]{1,6})-)?(?P<rest>[0-9]{1,9}(?::[0-9]{1,6}){0,2})")
 
 
@@ -74,6 +84,10 @@ class ClusterFile:
 
     path: Path
     values: Mapping[str, Mapping[str, str]]
+    own: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Sections that are of some widths only, by their names: what they say in place of ``[sbatch]``."""
+    chosen: str = ""
+    """The one of these that is in ``values``."""
 
     @classmethod
     def read(cls, path: Path) -> ClusterFile:
@@ -90,13 +104,26 @@ class ClusterFile:
         except configparser.Error as error:
             raise ClusterError(f"{path}: not an ini file ({' '.join(str(error).split())})") from None
         for section in parser.sections():
-            _known(path, "section", section, list(KEYS))
+            known = section if _OF_WIDTHS.fullmatch(section) is None else "sbatch"
+            _known(path, "section", known, list(KEYS))
             for key in parser[section]:
-                _known(path, f"key in [{section}]", key, list(KEYS[section]))
+                _known(path, f"key in [{section}]", key, list(KEYS[known]))
         found = {section: {key: _value(path, parser, section, key) for key in keys} for section, keys in KEYS.items()}
-        file = cls(path, found)
+        own = {
+            section: {key: _value(path, parser, section, key) for key in parser[section]}
+            for section in filter(_OF_WIDTHS.fullmatch, parser.sections())
+        }
+        file = cls(path, found, own)
         file._check()
+        for width in file.widths if own else ():
+            file.at(width)._check()  # noqa: SLF001 - of this class
         return file
+
+    def at(self, width: int) -> ClusterFile:
+        """What the file says of a job of this width."""
+        chosen = next((section for section in self.own if _covers(section, width)), "")
+        values = {**self.values, "sbatch": {**self.values["sbatch"], **self.own.get(chosen, {})}}
+        return replace(self, values=values, chosen=chosen)
 
     def text(self, section: str, key: str) -> str:
         return self.values[section][key]
@@ -228,6 +255,7 @@ class ClusterFile:
         self._check_names()
         self._check_options()
         self._check_widths()
+        self._check_own()
         for (section, key), known in _CHOICES.items():
             if self.text(section, key) not in known:
                 raise self.wrong(section, key, " or ".join(known))
@@ -248,8 +276,42 @@ class ClusterFile:
         option = reserved_in(words)
         if option is not None:
             raise self.wrong("suite", "options", f"no {option}, {RESERVED[option]}")
+        self._check_sbatch()
+        if quantities.mail(self.text("suite", "mail")) is None:
+            raise self.wrong("suite", "mail", "an address, or several with commas; none begins with -")
         if self.budget is not None and any(word.partition("=")[0] == "--perf-budget" for word in words):
             raise self.wrong("suite", "options", "no --perf-budget, which is each job's share of budget_gpu_hours")
+
+    def _check_sbatch(self) -> None:
+        said = {f"--{key}": f"of which [sbatch] {key} has one" for key in SBATCH_KEYS if self._says("sbatch", key)}
+        for key, reserved in (("options", {**SBATCH, **said}), ("merge_options", SBATCH_MERGE)):
+            words = self.words("sbatch", key)
+            if words and not words[0].startswith("-"):
+                raise self.wrong("sbatch", key, f"options of sbatch, and {words[0]} is none")
+            option = reserved_by_sbatch(words, reserved)
+            if option is not None:
+                raise self.wrong("sbatch", key, f"no {option}, {reserved[option]}")
+
+    def _says(self, section: str, key: str) -> bool:
+        return self.text(section, key) not in ("", "no")
+
+    def _check_own(self) -> None:
+        """Each section of some widths is of one of the night's at least, and no width is of two."""
+        for section, values in self.own.items():
+            covered, others = [width for width in self.widths if _covers(section, width)], {*self.own} - {section}
+            both = [other for other in sorted(others) if covered and _covers(other, covered[0])]
+            expected = ""
+            if self.is_local or self.text("suite", "mode") != "array":
+                expected = "mode = array, where widths have jobs of their own"
+            elif "merge_options" in values:
+                expected = "merge_options in [sbatch], since one job merges all widths"
+            elif not covered:
+                have = self.text("suite", "gpus")
+                expected = f"a width of [suite] gpus = {have}, as [sbatch 1-2], [sbatch 4] or [sbatch 8+]"
+            elif both:
+                expected = f"{covered[0]} GPU(s) in one section, not in [{both[0]}] too"
+            if expected:
+                raise ClusterError(f"{self.path}: [{section}]: expected {expected}")
 
     def _check_widths(self) -> None:
         per_node = self.count("cluster", "gpus_per_node")
@@ -268,7 +330,21 @@ class ClusterFile:
 
     def wrong(self, section: str, key: str, expected: str) -> ClusterError:
         """Why a value cannot serve, to be raised."""
-        return ClusterError(f"{self.path}: [{section}] {key} = {self.text(section, key)}: expected {expected}")
+        where = self.chosen if section == "sbatch" and key in self.own.get(self.chosen, {}) else section
+        return ClusterError(f"{self.path}: [{where}] {key} = {self.text(section, key)}: expected {expected}")
+
+
+def _covers(section: str, width: int) -> bool:
+    """Whether a section like ``sbatch 1-2, 8+`` is of ``width``."""
+    match = _OF_WIDTHS.fullmatch(section)
+    ranges = [_RANGE.fullmatch(word) for word in (match["widths"].replace(",", " ").split() if match else ())]
+    if not all(ranges):
+        return False
+    return any(
+        int(found["first"]) <= width and (found["wider"] or width <= int(found["last"] or found["first"]))
+        for found in ranges
+        if found
+    )
 
 
 def _fits(width: int, per_node: int) -> bool:
@@ -286,13 +362,14 @@ def _hours(days: str | None, parts: list[int]) -> float:
 
 
 def _value(path: Path, parser: configparser.ConfigParser, section: str, key: str) -> str:
-    default = KEYS[section][key]
+    known = section if section in KEYS else "sbatch"
+    default = KEYS[known][key]
     value = parser.get(section, key, fallback=default)
     if value is None:
         raise ClusterError(f"{path}: [{section}] {key} is missing; for a whole file see llmperf submit --example")
     lines = value.strip().splitlines()
     text = " ".join(lines).replace("\t", " ")
-    if (len(lines) > 1 and (section, key) not in _LONG) or not text.isprintable():
+    if (len(lines) > 1 and (known, key) not in _LONG) or not text.isprintable():
         raise ClusterError(f"{path}: [{section}] {key} = {text!r}: expected one line of printable text")
     return text
 

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.cli.submit.cluster_file import ClusterFile
@@ -30,6 +30,7 @@ def warnings(cluster: ClusterFile) -> Iterator[str]:
         _check_python(cluster)
     yield from _mail(cluster)
     yield from _neighbours(cluster)
+    yield from _launch(cluster)
 
 
 def _check_tests(cluster: ClusterFile) -> None:
@@ -96,3 +97,43 @@ def _neighbours(cluster: ClusterFile) -> Iterator[str]:
             "[sbatch] exclusive = no: other jobs may run on the same nodes, and the figures depend on them (two nights "
             "side by side: 41 % slower); write exclusive = yes"
         )
+
+
+def _launch(cluster: ClusterFile) -> Iterator[str]:
+    """What each node needs to begin a launch, as far as this machine can tell of it."""
+    prefix, srun, python = (
+        cluster.words("launch", "prefix"),
+        cluster.words("launch", "srun"),
+        cluster.text("launch", "python"),
+    )
+    modules = cluster.words("launch", "modules")
+    nodes = "the nodes may differ, and if not every launch fails"
+    if prefix and not modules and shutil.which(prefix[0]) is None:
+        yield f"{cluster.path}: [launch] prefix = {shlex.join(prefix)}: no program {prefix[0]} here; {nodes}"
+    if python and not prefix and not srun and not modules and shutil.which(python) is None:
+        yield f"{cluster.path}: [launch] python = {python}: no such program here; {nodes}"
+    if srun and not cluster.is_local and (why := _said([shutil.which("srun") or "", *srun, "--version"])):
+        yield f"{cluster.path}: [launch] srun = {shlex.join(srun)}: {why}; {nodes}"
+    if modules:
+        load = f"type module >/dev/null || exit 0; module load {shlex.join(modules)}"
+        if why := _said(["bash", "-lc", load]):
+            yield f"{cluster.path}: [launch] modules = {shlex.join(modules)}: {why}; {nodes}"
+
+
+def _said(command: Sequence[str]) -> str:
+    """Why it fails; empty where it does not, or where nobody can tell."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (
+        next((line.strip() for line in done.stderr.splitlines() if line.strip()), "it fails") if done.returncode else ""
+    )

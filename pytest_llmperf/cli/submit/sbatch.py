@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from pytest_llmperf.cli.command_error import ClusterError
+from pytest_llmperf.cli.nights.night_log import FILE
 from pytest_llmperf.cli.submit.cluster_file import ClusterFile
 from pytest_llmperf.cli.submit.sbatch_jobs import Job
 
@@ -29,7 +30,7 @@ def results_folder(cluster: ClusterFile) -> Path:
 
 def nights_file(cluster: ClusterFile) -> Path:
     """Beside those folders: a line for each night that was submitted, and one for each that was merged."""
-    return cluster.results / "nights.txt"
+    return cluster.results / FILE
 
 
 def run_here(words: Sequence[str]) -> int:
@@ -67,6 +68,57 @@ class RefusedError(ClusterError):
     """sbatch took no job."""
 
 
+# Which key SLURM's words are about.
+_ABOUT = {
+    "partition": "partition",
+    "account": "account",
+    "qos": "qos",
+    "time limit": "time",
+    "feature": "constraint",
+    "gres": "gres",
+    "option": "options",
+    "directive": "options",
+    "memory": "options",
+}
+_USAGE = 'Try "sbatch --help" for more information'
+# SLURM says so of options that no node has, and of any job while its nodes are down or drained.
+_NOT_NOW = re.compile("configuration is not available|nodes are busy|not available")
+
+
+def check_taken(cluster: ClusterFile, words: Sequence[str], *, key: str = "", without: Sequence[str] = ()) -> None:
+    """Ask sbatch whether it would take a job; silent where it would, or where that depends on the hour.
+
+    ``key`` is the one whose words are in ``words``, and ``without`` are these words without them.
+
+    Raises:
+        ClusterError: it would not, by what the file says.
+    """
+    try:
+        sbatch(["--test-only", *words])
+    except RefusedError as error:
+        said = str(error).removeprefix("sbatch refused: ")
+        if _NOT_NOW.search(said) and not (without and _is_taken(without)):
+            return
+        raise refused(cluster, said, key) from None
+
+
+def _is_taken(words: Sequence[str]) -> bool:
+    try:
+        return sbatch(["--test-only", *words]) == ""
+    except ClusterError:
+        return False
+
+
+def refused(cluster: ClusterFile, said: str, key: str = "") -> ClusterError:
+    """By the key that SLURM's words are about, as far as they tell."""
+    said = said.removeprefix("sbatch refused: ").replace("sbatch: error: ", "").removesuffix(_USAGE).strip()
+    keys = [name for word, name in _ABOUT.items() if word in said.lower()]
+    about = next((name for name in (key, *keys) if name and cluster.text("sbatch", name)), "")
+    if about:
+        return cluster.wrong("sbatch", about, f"what SLURM takes here (sbatch refused: {said})")
+    return RefusedError(f"{cluster.path}: sbatch refused: {said}")
+
+
 def sbatch(words: Sequence[str]) -> str:
     """Submit; the job's number.
 
@@ -88,6 +140,8 @@ def sbatch(words: Sequence[str]) -> str:
         if _UNSURE.search(said):
             raise ClusterError(f"sbatch: {said}; see squeue whether it took the job")
         raise RefusedError(f"sbatch refused: {said}")
+    if "--test-only" in words:
+        return ""
     numbers = _NUMBER.findall(done.stdout)
     if not numbers:
         said = " ".join((done.stdout + done.stderr).split()) or "nothing"
@@ -97,13 +151,14 @@ def sbatch(words: Sequence[str]) -> str:
 
 def merge_options(cluster: ClusterFile, job_ids: Sequence[str]) -> list[str]:
     """sbatch's options for the job that merges what the others leave, however they end."""
+    after = [f"--dependency=afterany:{':'.join(job_ids)}"] if job_ids else []
     known = [
         f"--{key}={cluster.text('sbatch', key)}"
         for key in ("account", "partition", "qos")
         if cluster.text("sbatch", key)
     ]
     return [
-        *(f"--dependency=afterany:{':'.join(job_ids)}", "--nodes=1", "--ntasks=1", "--time=00:10:00"),
+        *(*after, "--nodes=1", "--ntasks=1", "--time=00:10:00"),
         # The script writes its own log: with one that cannot be opened SLURM would not start it.
         *(f"--job-name={cluster.text('cluster', 'name')}-merge", f"--output={os.devnull}", *known),
         *cluster.words("sbatch", "merge_options"),
@@ -114,10 +169,10 @@ def merge_arguments(cluster: ClusterFile, results: Path, planned: Sequence[Job])
     """Those of `llmperf merge`, for a night's results."""
     expected = [f"--expect=gpus-{width}.json" for job in planned for width in job.widths]
     files = ["--json", str(results / "merged.json"), "--markdown", str(results / "summary.md")]
-    told = ["--nights", str(nights_file(cluster)), "--name", cluster.text("cluster", "name")]
+    told = ["--nights", str(nights_file(cluster)), f"--name={cluster.text('cluster', 'name')}"]
     address = cluster.text("suite", "mail")
     told += [f"--without={word}" for word in cluster.text("suite", "without").replace(",", " ").split()]
-    return [str(results), *expected, *files, *told, *(["--mail", address] if address else [])]
+    return [str(results), *expected, *files, *told, *([f"--mail={address}"] if address else [])]
 
 
 def merge_line(cluster: ClusterFile, results: Path, planned: Sequence[Job]) -> str:

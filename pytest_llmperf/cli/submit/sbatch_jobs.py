@@ -30,18 +30,20 @@ class Job:
 def jobs(cluster: ClusterFile) -> list[Job]:
     """What one night submits, the widest first."""
     per_node = cluster.count("cluster", "gpus_per_node")
-    each = per_node * cluster.hours if cluster.text("cluster", "on_cpu") == "no" and not cluster.is_local else 0.0
+    is_free = cluster.text("cluster", "on_cpu") == "yes" or cluster.is_local
+    each = 0.0 if is_free else per_node * cluster.hours
     widths = cluster.widths
     if cluster.text("suite", "mode") == "packed" or cluster.is_local:
         nodes = _nodes(widths[0], per_node)
         return [Job(widths=tuple(widths), nodes=nodes, is_array=False, gpu_hours=nodes * each)]
-    # All tasks of an array have the same number of nodes.
-    by_nodes: dict[int, list[int]] = {}
+    # All tasks of an array have the same number of nodes, and the same options.
+    alike: dict[tuple[int, str], list[int]] = {}
     for width in widths:
-        by_nodes.setdefault(_nodes(width, per_node), []).append(width)
+        alike.setdefault((_nodes(width, per_node), str(cluster.at(width).values["sbatch"])), []).append(width)
     return [
-        Job(widths=tuple(same), nodes=nodes, is_array=True, gpu_hours=len(same) * nodes * each)
-        for nodes, same in by_nodes.items()
+        Job(widths=tuple(same), nodes=nodes, is_array=True, gpu_hours=len(same) * nodes * hours)
+        for (nodes, _), same in alike.items()
+        for hours in [0.0 if is_free else per_node * cluster.at(same[0]).hours]
     ]
 
 

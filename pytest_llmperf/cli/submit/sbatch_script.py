@@ -24,6 +24,7 @@ def filled(template: str, cluster: ClusterFile, job: Job, results: Path, budget_
     Raises:
         ClusterError: the template asks for something that no cluster file says.
     """
+    cluster = cluster.at(job.widths[0])
     values = _values(cluster, job, results, budget_share)
     lines = []
     for line in template.splitlines():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ MADE_BY = f"pytest-llmperf {__version__}"
 
 
 def run_document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict[str, Any]:
+    from pytest_llmperf.launch.slurm.allocation import job_key
     from pytest_llmperf.report.results_json import document
     from pytest_llmperf.run.gpu_hours import cost_document
 
@@ -26,6 +28,9 @@ def run_document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict
         values["rerun"] = rerun_words(session)
     if any(result.launches for result in session.findings.results):
         values |= session.revision.document()
+    if job := job_key(os.environ):
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "")
+        values["slurm"] = {"job": job, "starts": 1 + (int(restarts) if restarts.isdigit() else 0)}
     if session.whole_run:
         values |= session.whole_run.document()
     if session.findings.skipped:
@@ -43,6 +48,7 @@ def run_document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict
 def _suite(session: PerfSession) -> dict[str, Any]:
     """What `llmperf merge` needs to tell of several widths together what each alone cannot."""
     from pytest_llmperf.plugin.run_end import unused_baselines
+    from pytest_llmperf.support.files import files_digest
 
     settings = session.settings
     return {
@@ -50,6 +56,8 @@ def _suite(session: PerfSession) -> dict[str, Any]:
         "strict": settings.strict,
         "rootdir": str(session.config.rootpath),
         "baselines": str(settings.baselines),
+        # Which a run that records makes another.
+        "baselines_digest": "" if settings.update else files_digest(settings.baselines, "*.json"),
         "digests": sorted(set(session.findings.digests)),
         "coverage": unused_baselines.seen(session).to_dict(),
     }

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main
-from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY
+from pytest_llmperf.cli.merge.job_log import last_word
+from pytest_llmperf.cli.submit import listing
+from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, TESTED, planning
 
 ALONE = "[sbatch]\nexclusive = yes\n" + MINIMAL
 LOCAL = MINIMAL.replace("[suite]", "scheduler = local\n[suite]").replace("1 2 4 8 32", "1")
@@ -22,11 +24,12 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "perf_tests").mkdir()
     (tmp_path / "bin").mkdir()
     program("sbatch", "echo 1")
+    planning(monkeypatch)
 
 
-def program(name: str, text: str) -> Path:
+def program(name: str, text: str, *, tested: str = TESTED) -> Path:
     path = Path("bin", name).absolute()
-    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.write_text(f"#!/bin/sh\n{tested if name == 'sbatch' else ''}{text}\n")
     path.chmod(0o755)
     return path
 
@@ -34,6 +37,10 @@ def program(name: str, text: str) -> Path:
 def submit(text: str, *options: str) -> int:
     Path("mine.ini").write_text(text)
     return main(["submit", "mine.ini", *options])
+
+
+def nights() -> str:
+    return Path(".llmperf/nightly/nights.txt").read_text()
 
 
 class TestRefused:
@@ -107,12 +114,13 @@ class TestRefused:
         program("sbatch", "echo 'invalid account' >&2; exit 1")
         assert submit(text) == 1
         assert "sbatch refused: invalid account" in capsys.readouterr().err
-        assert [*Path(".llmperf/nightly").iterdir()] == []
+        assert [*Path(".llmperf/nightly").glob("2*")] == []
+        assert "  not submitted: mine.ini: sbatch refused: invalid account" in nights()
 
     def test_a_job_that_sbatch_may_have_taken_keeps_its_folder(self) -> None:
         program("sbatch", "echo welcome")
         assert submit(ALONE) == 1
-        assert len([*Path(".llmperf/nightly").iterdir()]) == 1
+        assert len([*Path(".llmperf/nightly").glob("2*")]) == 1
 
 
 @pytest.mark.processes
@@ -156,3 +164,121 @@ class TestTaken:
         (night,) = Path(".llmperf/nightly").glob("2*")
         (line,) = Path(".llmperf/nightly/nights.txt").read_text().splitlines()
         assert line.endswith(f"  {night.name}  submitted as 1 2 3, to be merged by 4")
+
+
+@pytest.mark.processes
+class TestAsked:
+    """The dry run of pytest itself, before anything is submitted."""
+
+    @pytest.mark.parametrize(
+        ("more", "asked", "said"),
+        [
+            (
+                "select = a (\n",
+                (4, "Wrong expression passed to '-k': a ("),
+                "[suite] select = a (: expected what pytest",
+            ),
+            (
+                "select = b\n",
+                (5, "1 deselected"),
+                "[suite] select = b: expected tests that pytest can run (no test is sel",
+            ),
+            (
+                "",
+                (5, "no tests ran"),
+                "[suite] options = perf_tests --perf-strict: expected tests that pytest can run (no",
+            ),
+            ("", (4, "unrecognized arguments: --x"), "what pytest takes here (unrecognized arguments: --x); where"),
+            ("", (1, "ImportError: x"), "expected what pytest takes here (ImportError: x)"),
+        ],
+    )
+    def test_what_pytest_refuses_submit_refuses(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        more: str,
+        asked: tuple[int, str],
+        said: str,
+    ) -> None:
+        program("sbatch", "echo x >> asked; echo 1")
+        monkeypatch.setattr(
+            "pytest_llmperf.cli.submit.night.ask", lambda _file: listing.Asked(None, asked[1], asked[0])
+        )
+        assert submit(ALONE + more) == 1
+        out, error = capsys.readouterr()
+        assert "submitted" not in out
+        assert not Path("asked").exists()
+        (line,) = error.splitlines()
+        assert line.startswith("llmperf: mine.ini: [suite] ")
+        assert said in line
+
+    def test_a_test_that_cannot_be_collected_is_named_with_its_error(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pytest_llmperf.cli.submit.night.ask", listing.ask)
+        Path("perf_tests/test_b.py").write_text("import no_such_module\n")
+        # Of launches in a job, and here is none.
+        assert submit(ALONE + "options = perf_tests --perf-launcher slurm\n") == 1
+        line = capsys.readouterr().err
+        assert "(perf_tests/test_b.py: ModuleNotFoundError: No module named 'no_such_module')" in line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("python -m pytest: error: no", "python3.14 -m pytest: error: no", "pytest: error: no"),
+        *("__main__.py: error: no", "/a/b/pytest: error: no"),
+    ],
+)
+def test_the_line_of_pytest_that_says_what_it_does_not_take(line: str) -> None:
+    assert last_word(f"ERROR: usage: x [options]\n{line}\n  inifile: None\n") == "no"
+
+
+@pytest.mark.processes
+class TestTested:
+    """sbatch is asked about every job before one is submitted."""
+
+    @pytest.mark.parametrize(
+        ("site", "said", "where"),
+        [
+            (
+                "partition = x\n",
+                "sbatch: error: invalid partition specified: x",
+                "[sbatch] partition = x: expected what",
+            ),
+            ("merge_options = --foo\n", "sbatch: unrecognized option", "[sbatch] merge_options = --foo: expected what"),
+            ("", "sbatch: error: no", "mine.ini: sbatch refused: no"),
+        ],
+    )
+    def test_a_refusal_names_its_key(
+        self, capsys: pytest.CaptureFixture[str], site: str, said: str, where: str
+    ) -> None:
+        program("sbatch", f"echo '{said}' >&2; exit 1", tested="")
+        assert submit(ALONE.replace("[cluster]", f"{site}[cluster]")) == 1
+        assert where in capsys.readouterr().err
+
+    def test_where_no_node_is_free_of_maintenance_a_night_is_queued(self) -> None:
+        refuse = "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
+        program("sbatch", f"echo 1; case $* in *--test-only*) {refuse};; esac", tested="")
+        assert submit(ALONE.replace("[cluster]", "merge_options = --mem=1\n[cluster]")) == 0
+
+    def test_what_the_merging_job_alone_cannot_have_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        refuse = "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
+        program("sbatch", f"echo 1; case $* in *--mem=1*) {refuse};; esac", tested="")
+        assert submit(ALONE.replace("[cluster]", "merge_options = --mem=1\n[cluster]")) == 1
+        assert "[sbatch] merge_options = --mem=1: expected what SLURM takes here" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("launch", "said"),
+        [
+            ("srun = --no-such", "srun = --no-such: srun: unrecognized option"),
+            ("prefix = no-such run", "prefix = no-such run: no program no-such here"),
+            ("python = /no/python", "python = /no/python: no such program here"),
+        ],
+    )
+    def test_what_begins_no_launch_here_is_warned_of(
+        self, capsys: pytest.CaptureFixture[str], launch: str, said: str
+    ) -> None:
+        program("srun", "case $* in *no-such*) echo srun: unrecognized option >&2; exit 1;; esac")
+        assert submit(f"{ALONE}[launch]\n{launch}\n") == 0
+        assert f"warning: mine.ini: [launch] {said}" in capsys.readouterr().out

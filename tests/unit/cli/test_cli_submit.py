@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.cli.command_error import ClusterError
 from pytest_llmperf.cli.merge import night_results
+from pytest_llmperf.cli.submit import listing
 from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterFile
 from pytest_llmperf.cli.submit.sbatch_jobs import Job, check_budget, cost, jobs, shares
 from pytest_llmperf.cli.submit.sbatch_script import filled
@@ -27,6 +28,21 @@ TEMPLATE = (REPOSITORY / "slurm" / "nightly.sbatch").read_text(encoding="utf-8")
 EXAMPLES = sorted((REPOSITORY / "slurm" / "clusters").glob("*.ini"))
 
 MINIMAL = "[cluster]\ngpus_per_node = 4\n[suite]\ngpus = 1 2 4 8 32\n"
+
+
+#: A line of an sbatch of a test's own: it would take any job.
+TESTED = 'case " $* " in *" --test-only "*) exit 0;; esac\n'
+
+
+def planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pytest is not asked for the tests of a night: each width has one."""
+
+    def ask(file: ClusterFile) -> listing.Asked:
+        planned = [{"id": "a", "nodeid": f"t.py::t[{width}]", "width": width} for width in file.widths]
+        coverage = {"nodes": [case["nodeid"] for case in planned], "parts": [], "gaps": [], "said": {}}
+        return listing.Asked({"results": [], "planned": planned, "suite": {"coverage": coverage}}, "", 0)
+
+    monkeypatch.setattr("pytest_llmperf.cli.submit.night.ask", ask)
 
 
 def cluster(tmp_path: Path, text: str = MINIMAL) -> ClusterFile:
@@ -84,6 +100,33 @@ class TestClusterFile:
             ),
             (MINIMAL.replace("32", "5"), "each has 4 (gpus_per_node); not 5, but 4 or 6"),
             ("[cluster]\ngpus_per_node = 2\n[suite]\ngpus = 1 2 3\n", "not 3, but 2 or 4"),
+            *(
+                (f"[sbatch]\noptions = {options}\n{MINIMAL}", f"[sbatch] options = {options}: expected no {option}, ")
+                for options, option in (
+                    *((words, "--time") for words in ("--time 5", "--time=5", "-t 5", "-t5", "--mem=1 -Ht5")),
+                    *((words, "--nodes") for words in ("--nodes 2", "-N2", "--nod=2", "-N 2")),
+                    *(("-J x", "--job-name"), ("--job-n=x", "--job-name"), ("-a 1", "--array"), ("-oX", "--output")),
+                    *(("--wrap ls", "--wrap"), ("-W", "--wait"), ("-n 4", "--ntasks"), ("--requeue", "--requeue")),
+                    *(("-V", "--version"), ("--signal=USR2", "--signal"), ("-e x", "--error"), ("-h", "--help")),
+                )
+            ),
+            (f"[sbatch]\noptions = -p y\npartition = x\n{MINIMAL}", "no --partition, of which [sbatch] partition has"),
+            (f"[sbatch]\noptions = main --mem=1\n{MINIMAL}", "expected options of sbatch, and main is none"),
+            (f"[sbatch]\nmerge_options = -d 5\n{MINIMAL}", "merge_options = -d 5: expected no --dependency"),
+            *(
+                (f"{MINIMAL}mail = {words}\n", f"mail = {words}: expected an add")
+                for words in ("-v", "a@b,-s", "--x=y")
+            ),
+            (f"[sbatch 1]\ntime = 5\n{MINIMAL}", "[sbatch 1]: expected mode = array, where widths have jobs"),
+            (f"{MINIMAL}mode = array\n[sbatch 3]\n", "[sbatch 3]: expected a width of [suite] gpus = 1 2 4 8 32, as"),
+            (f"{MINIMAL}mode = array\n[sbatch 1-x]\n", "[sbatch 1-x]: expected a width of [suite] gpus"),
+            (
+                f"{MINIMAL}mode = array\n[sbatch 1-4]\n[sbatch 2+]\n",
+                "[sbatch 1-4]: expected 4 GPU(s) in one section, not",
+            ),
+            (f"{MINIMAL}mode = array\n[sbatch 2]\ntme = 5\n", "unknown key in [sbatch 2]: 'tme', did you mean 'time'?"),
+            (f"{MINIMAL}mode = array\n[sbatch 2]\ntime = x\n", "[sbatch 2] time = x: expected a time above 0"),
+            (f"{MINIMAL}mode = array\n[sbatch 2]\nmerge_options = -v\n", "expected merge_options in [sbatch]"),
             ("gpus = 1", "not an ini file"),
             (MINIMAL + "gpus = 2", "not an ini file"),
         ],
@@ -252,6 +295,27 @@ class TestJobs:
         assert shares(file, jobs(file)) == [None]
 
 
+class TestSectionsOfWidths:
+    TEXT = (
+        MINIMAL + "mode = array\n[sbatch]\npartition = main\ntime = 60\n"
+        "[sbatch 1-2]\npartition = small\ntime = 30\n[sbatch 8, 32+]\nqos = big\n"
+    )
+
+    def test_each_width_is_in_a_job_of_its_values(self, tmp_path: Path) -> None:
+        file = cluster(tmp_path, self.TEXT)
+        planned = jobs(file)
+        assert [job.widths for job in planned] == [(32,), (8,), (4,), (2, 1)]
+        scripts = [{*headers(filled(TEMPLATE, file, job, tmp_path, None))} for job in planned]
+        assert all({"--qos=big", "--partition=main", "--time=60"} <= lines for lines in scripts[:2])
+        assert {"--partition=main", "--time=60"} <= scripts[2]
+        assert {"--partition=small", "--time=30", "--array=2,1"} <= scripts[3]
+        assert [job.gpu_hours for job in planned] == [32, 8, 4, 4]
+
+    def test_one_budget_is_shared_by_what_each_may_cost(self, tmp_path: Path) -> None:
+        file = cluster(tmp_path, self.TEXT.replace("mode = array", "mode = array\nbudget_gpu_hours = 96"))
+        assert shares(file, jobs(file)) == [64, 16, 8, 4]
+
+
 class TestScript:
     def test_what_a_site_does_not_need_is_left_out(self, tmp_path: Path) -> None:
         lines = headers(script_of(tmp_path))
@@ -399,6 +463,38 @@ class TestMerge:
         write(tmp_path, 1, result("a"), all_cases=wrong)
         (trouble, *_) = night_results.gather([tmp_path], []).troubles
         assert "not a --perf-json file (expected " in trouble
+
+    def test_the_page_says_what_was_judged_where(self, tmp_path: Path) -> None:
+        revision, suite = {"commit": "abc123", "changed": 2}, self.suite("x")
+        write(tmp_path, 1, result("a"), revision=revision, slurm={"job": "17_1", "starts": 2}, suite=suite)
+        write(tmp_path, 2, result("b"), revision=revision, slurm={"job": "17_2", "starts": 1}, suite=suite)
+        (tmp_path / "llmperf-17_1.log").write_text(
+            "unfinished: node n2, n3 failed, and a was not judged\nsrun: error: Node failure on n4\n"
+        )
+        (tmp_path / "llmperf-9.log").write_text("node n9 failed\n")
+        night = night_results.gather([tmp_path], [])
+        assert night.page()[2] == "judged: abc123 + 2 changed; 2 starts (n2, n3, n4 failed); SLURM 17_1 17_2"
+        assert not any("differ" in note for note in night.notes)
+
+    def test_widths_that_judged_other_sources_are_told(self, tmp_path: Path) -> None:
+        write(tmp_path, 1, result("a"), revision={"commit": "abc", "changed": 0}, suite=self.suite("x"))
+        write(tmp_path, 2, result("b"), revision={"commit": "def", "changed": 1}, suite=self.suite("y"))
+        night = night_results.gather([tmp_path], [])
+        assert night.notes[:2] == (
+            "the revision differs between widths: gpus-1.json abc, gpus-2.json def + 1 changed",
+            "the stored baselines differ between widths: gpus-1.json x, gpus-2.json y",
+        )
+        assert night.headline.startswith("green")
+
+    def test_a_skip_is_told_with_its_reason(self, tmp_path: Path) -> None:
+        case = {"id": "liger", "nodeid": "n", "width": 1, "reason": "liger: no package liger_kernel", "lost": False}
+        write(tmp_path, 1, result("a"), skipped=[{**case, "elsewhere": ""}])
+        assert "skipped: liger: no package liger_kernel" in night_results.gather([tmp_path], []).notes
+
+    def suite(self, digest: str) -> dict[str, Any]:
+        coverage: dict[str, Any] = {"nodes": [], "parts": [], "gaps": [], "said": {}}
+        places = {"rootdir": "/r", "baselines": "/r/b", "baselines_digest": digest}
+        return {**places, "perf_width": 1, "strict": False, "digests": [], "coverage": coverage, "stopped": False}
 
     def test_a_red_case_comes_first(self, tmp_path: Path) -> None:
         write(tmp_path, 1, result("a"))
