@@ -16,6 +16,7 @@ from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.coverage import Coverage
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.report.text import leaving
 from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ class PerfSession(Context):
         try:
             yield
         except UsageError as error:
-            raise pytest.UsageError(str(error)) from None
+            raise pytest.UsageError(leaving(str(error))) from None
         except CannotRunError as error:
-            pytest.skip(str(error))
+            pytest.skip(leaving(str(error)))
         except DidNotTrainError as error:
             raise did_not_train(str(error)) from None
         except CaseFailedError as error:
@@ -62,7 +63,7 @@ class PerfSession(Context):
         except RunEndedError as error:
             if self.is_worker:
                 pytest.skip(str(error))  # the controller of a parallel run would take an exit for a crash
-            pytest.exit(str(error), returncode=error.exit_code)
+            pytest.exit(leaving(str(error)), returncode=error.exit_code)
 
 
 SESSION = pytest.StashKey[PerfSession]()
