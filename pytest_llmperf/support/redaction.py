@@ -76,10 +76,8 @@ def without_secrets(text: str) -> str:
 def _pair(match: re.Match[str]) -> str:
     lead, name, between, value = match.group("lead", "name", "between", "value")
     bare = value.strip("\"'")
-    if lead or _SHELL_NAME.fullmatch(name):
-        is_named = _is_secret_name(name, bare)
-    else:
-        is_named = _STRONG.search(name) is not None
+    is_plain = not lead and not _SHELL_NAME.fullmatch(name)
+    is_named = _STRONG.search(name) is not None if is_plain else _is_secret_name(name, bare)
     return f"{lead}{name}{between}{SET}" if is_named and bare else match[0]
 
 

@@ -89,7 +89,7 @@ def test_a_quoted_line_has_none(said: str, told: str) -> None:
 @pytest.fixture
 def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
-    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent.sock")  # noqa: S108 - a name
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent.sock")
     redaction._values.cache_clear()
     yield
     redaction._values.cache_clear()
