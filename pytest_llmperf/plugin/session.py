@@ -40,6 +40,8 @@ class PerfSession(Context):
         )
         self.config = config
         self.findings = Findings()
+        self.outcomes_of_tests: dict[tuple[str, str], dict[str, str]] = {}
+        """By node id and phase; of a test that is run again its last attempt's."""
         self.whole_run: WholeRun | None = None
         """What its cases say of each other, once it is over."""
         self.progress: RunProgress | None = None

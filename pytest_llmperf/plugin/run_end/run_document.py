@@ -24,6 +24,8 @@ def run_document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict
     values = document(session.machine_document(), priced_results(session), spent)
     values |= {"exit_code": exit_code, "ended_at": ended_at}
     values |= cost_document(spent.gpu_seconds, session.settings.price)
+    if session.outcomes_of_tests:
+        values["tests"] = list(session.outcomes_of_tests.values())
     if session.findings.results:
         values["rerun"] = rerun_words(session)
     if any(result.launches for result in session.findings.results):

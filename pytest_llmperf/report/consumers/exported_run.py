@@ -225,12 +225,23 @@ def _troubles(document: Mapping[str, Any]) -> Iterator[str]:
         yield one_line(str(common.get("told", "all cases")))
     if document.get("unjudged"):
         yield one_line(str(document["unjudged"]))
+    yield from failed_tests(document)
     told = document.get("troubles")
     lines = [line for line in map(one_line, map(str, told if isinstance(told, list) else [])) if line]
     yield from lines
     code = document.get("exit_code")
     if code not in (None, 0, _TESTS_FAILED) and not document.get("unfinished"):
         yield f"pytest ended with exit code {code}"
+
+
+def failed_tests(document: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each test that failed by itself: none of its cases says so. Documents of before tell of no tests."""
+    said = {result["nodeid"] for result in document["results"] if ExportedCase.read(result).is_failing}
+    tests = document.get("tests")
+    for test in tests if isinstance(tests, list) else ():
+        if isinstance(test, Mapping) and test.get("outcome") in ("failed", "error") and test.get("nodeid") not in said:
+            where = "" if test.get("phase") == "call" else f" at {test.get('phase')}"
+            yield one_line(f"{test.get('nodeid')}: {test['outcome']}{where}: {test.get('reason', '')}")
 
 
 def _circumstances(result: Mapping[str, Any], launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
