@@ -49,7 +49,7 @@ def outcome(report: pytest.TestReport) -> dict[str, str]:
     xfail = getattr(report, "wasxfail", None)
     if report.passed and xfail is None and report.when != "call":
         return {}
-    word = report.outcome if report.when == "call" or not report.failed else "error"
+    word: str = report.outcome if report.when == "call" or not report.failed else "error"
     if xfail is not None:
         word = "xfailed" if report.skipped else "xpassed"
     reason = str(xfail or "") or (str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else "")
