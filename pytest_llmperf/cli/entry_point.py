@@ -13,8 +13,9 @@ from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.cli.command_error import CommandError
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.report.text import fold, glyphs_of, one_line
+from pytest_llmperf.report.text import fold, glyphs_of, leaving, one_line
 from pytest_llmperf.support import signals
+from pytest_llmperf.support.redaction import without_secrets
 
 # 128 and the signal, as shells say it.
 _INTERRUPTED, _TERMINATED = 130, 143
@@ -64,7 +65,8 @@ def _run(argv: Sequence[str] | None) -> int:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there is no standard output after >&-
     width, lost = None if answer.for_programs else screen.width, list[str]()
     for line in answer.lines:
-        for part in fold(line, width, indent="    ") or [""]:
+        told = without_secrets(line) if answer.for_programs else leaving(line)
+        for part in fold(told, width, indent="    ") or [""]:
             try:
                 # At once: a prediction takes seconds, and whoever reads may have seen enough.
                 print(part.encode(encoding, "backslashreplace").decode(encoding), flush=True)

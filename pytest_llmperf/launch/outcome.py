@@ -23,6 +23,7 @@ from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.records.training_errors import FILE as ERRORS_FILE
 from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.redaction import without_secrets
 
 _TAIL_LINES = 12
 _TAIL_WIDTH = 160
@@ -245,6 +246,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def _tidy(lines: Iterable[str]) -> tuple[str, ...]:
-    clean = ("".join(c for c in _ANSI.sub("", line) if c.isprintable() or c == "\t")[:_TAIL_WIDTH] for line in lines)
+    told = (without_secrets(_ANSI.sub("", line)) for line in lines)  # what is cut is no longer known for a secret
+    clean = ("".join(c for c in line if c.isprintable() or c == "\t")[:_TAIL_WIDTH] for line in told)
     # Python underlines parts of a traceback's lines: markers without words.
     return tuple(line for line in clean if line.strip(" ^~\t"))[-_TAIL_LINES:]

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_llmperf.plugin.session import SESSION
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
+from pytest_llmperf.report.text import leaving
 
 
 class Console:
@@ -34,11 +35,11 @@ class Console:
         """One line of its own; also under ``-q``, since it tells why nothing seems to happen."""
         with self._uncaptured():
             if self._worker:
-                _to_stderr(f"llmperf [{self._worker}]: {line}\n")
+                _to_stderr(f"llmperf [{self._worker}]: {leaving(line)}\n")
             elif self._reporter is not None:
                 self._return()
                 self._reporter.ensure_newline()
-                self._reporter.write_line(f"llmperf: {line}")
+                self._reporter.write_line(f"llmperf: {leaving(line)}")
                 # A log would show it with the next test; what is left in the buffer may end up as captured output.
                 self._reporter.flush()
 

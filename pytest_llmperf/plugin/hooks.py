@@ -205,6 +205,12 @@ class _Collector:
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if (
+            report.outcome != "rerun"
+            and (outcome := reports.outcome(report))
+            and not hasattr(report, "llmperf_trouble")
+        ):
+            self.session.outcomes_of_tests[report.nodeid, str(report.when)] = outcome
         if self.session.progress is not None and report.when == "teardown":
             self.session.progress.end(report.nodeid)
         unfinished = getattr(report, "llmperf_unfinished", None)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.report.text import leaving
 from pytest_llmperf.spec.train_spec import SpecError
 
 
@@ -21,12 +22,12 @@ class DidNotTrain(pytest.fail.Exception):  # type: ignore[misc, name-defined]  #
 
 def failed(message: str) -> BaseException:
     """The outcome to raise; inside an ``except``, raise it ``from None``, or pytest shows both errors."""
-    return pytest.fail.Exception(message, pytrace=False)
+    return pytest.fail.Exception(leaving(message), pytrace=False)
 
 
 def did_not_train(message: str) -> BaseException:
     """The same where a launch failed."""
-    return DidNotTrain(message, pytrace=False)
+    return DidNotTrain(leaving(message), pytrace=False)
 
 
 def cause(message: str, case: str) -> str:
@@ -47,4 +48,4 @@ def refusal_line(excinfo: pytest.ExceptionInfo[BaseException] | None, source: Pa
         return None
     lines = [entry.lineno + 1 for entry in excinfo.traceback if Path(str(entry.path)) == source]
     where = f"{source.name}:{lines[-1]}" if lines else source.name
-    return f"{where}: {excinfo.value}"
+    return leaving(f"{where}: {excinfo.value}")

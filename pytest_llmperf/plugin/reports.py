@@ -6,6 +6,7 @@ import pytest
 
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.coverage import ALL, SOME, STOPPED
 from pytest_llmperf.run.findings import Findings
 
@@ -41,6 +42,24 @@ def withhold(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
         reason += f" (it ended early: {call.excinfo.exconly(tryshort=True).splitlines()[0]})"
     path, line = item.reportinfo()[:2]
     report.outcome, report.longrepr = "skipped", (str(path), (line or 0) + 1, f"Skipped: {reason}")
+
+
+def outcome(report: pytest.TestReport) -> dict[str, str]:
+    """How this phase of a test ended, as ``--perf-json`` has it; empty where a phase only passed around the test."""
+    xfail = getattr(report, "wasxfail", None)
+    if report.passed and xfail is None and report.when != "call":
+        return {}
+    word: str = report.outcome if report.when == "call" or not report.failed else "error"
+    if xfail is not None:
+        word = "xfailed" if report.skipped else "xpassed"
+    reason = str(xfail or "") or (str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else "")
+    # xdist puts a line of its own before the text.
+    whole = report.longrepr if isinstance(report.longrepr, str) else report.longreprtext
+    crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "") or whole
+    told = crash if report.failed else reason
+    line = next(filter(None, map(one_line, told.splitlines())), "")
+    found = {"nodeid": report.nodeid, "outcome": word, "phase": str(report.when), "reason": line}
+    return {name: value for name, value in found.items() if value}
 
 
 def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_llmperf.plugin.outcomes import did_not_train, failed
+from pytest_llmperf.report.text import leaving
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.coverage import Coverage
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
@@ -39,6 +40,8 @@ class PerfSession(Context):
         )
         self.config = config
         self.findings = Findings()
+        self.outcomes_of_tests: dict[tuple[str, str], dict[str, str]] = {}
+        """By node id and phase; of a test that is run again its last attempt's."""
         self.whole_run: WholeRun | None = None
         """What its cases say of each other, once it is over."""
         self.progress: RunProgress | None = None
@@ -52,9 +55,9 @@ class PerfSession(Context):
         try:
             yield
         except UsageError as error:
-            raise pytest.UsageError(str(error)) from None
+            raise pytest.UsageError(leaving(str(error))) from None
         except CannotRunError as error:
-            pytest.skip(str(error))
+            pytest.skip(leaving(str(error)))
         except DidNotTrainError as error:
             raise did_not_train(str(error)) from None
         except CaseFailedError as error:
@@ -62,7 +65,7 @@ class PerfSession(Context):
         except RunEndedError as error:
             if self.is_worker:
                 pytest.skip(str(error))  # the controller of a parallel run would take an exit for a crash
-            pytest.exit(str(error), returncode=error.exit_code)
+            pytest.exit(leaving(str(error)), returncode=error.exit_code)
 
 
 SESSION = pytest.StashKey[PerfSession]()

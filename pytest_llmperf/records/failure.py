@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_llmperf.records.launch import Health
+from pytest_llmperf.support.redaction import without_secrets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,11 @@ class Failure:
     """What else happened on its hardware, as far as somebody looked: a neighbour may hold the memory it lacked."""
     lost_nodes: tuple[str, ...] = ()
     """Nodes of its job that answer nobody any more, and without which it could not run: others may stand in."""
+
+    def __post_init__(self) -> None:
+        # What a rank said is told, kept and mailed from here on.
+        object.__setattr__(self, "message", without_secrets(self.message))
+        object.__setattr__(self, "tail", tuple(map(without_secrets, self.tail)))
 
     @property
     def reason(self) -> str:

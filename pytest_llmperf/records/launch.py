@@ -19,6 +19,7 @@ from pytest_llmperf.records.learning.learning import Learning, from_record
 from pytest_llmperf.records.steady_state import Steady, find_steady
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.json_fields import fields_of
+from pytest_llmperf.support.redaction import redacted
 
 #: The file of a launch's record, and that of what it has measured as long as its traced steps are not over.
 RECORD_FILE, MEASURED_FILE = "launch.json", "measured.json"
@@ -106,6 +107,10 @@ class Environment:
     """Environment variables that change speed or memory."""
     platform: str
     """Operating system and architecture."""
+
+    def __post_init__(self) -> None:
+        # Here, since whoever reads one of before secrets were left out must not tell them either.
+        object.__setattr__(self, "variables", redacted(self.variables))
 
     def differences(self, other: Environment) -> tuple[str, ...]:
         """One line for each thing that differs, ``name: mine -> theirs``, sorted."""

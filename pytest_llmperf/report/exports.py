@@ -8,12 +8,16 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.text import one_line
 
 #: How a table can be asked for.
 FORMATS = ("text", "markdown", "csv")
 
 # What Markdown would read as markup, or as the end of a cell. An underscore inside a word is none.
-_MARKUP = re.compile(r"[\\`*<\[\]|~]")
+_MARKUP = re.compile(r"[\\`*<\[\]|~$]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)")
+# @team tells people, #12 and !12 link to what is discussed: neither a backslash nor &#64; hinders that.
+_PINGING = re.compile(r"(?<!\w)@(?=\w)|(?<!&)[#!](?=\d)")
+_NO_WIDTH = "&#8203;"
 
 
 def markdown(columns: Sequence[Column]) -> list[str]:
@@ -33,7 +37,8 @@ def markdown(columns: Sequence[Column]) -> list[str]:
 
 def escaped(text: str) -> str:
     """``text`` as Markdown that shows it, on one line."""
-    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+    line = _MARKUP.sub(r"\\\g<0>", " ".join(one_line(text).split()))
+    return _PINGING.sub(rf"\g<0>{_NO_WIDTH}", line)
 
 
 def comma_separated(rows: Sequence[Mapping[str, object]]) -> list[str]:
@@ -51,4 +56,4 @@ def _value(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
+    return f"{value:.6g}" if isinstance(value, float) else " ".join(one_line(str(value)).split())

@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_llmperf.records.result import CaseResult, Check, Spent
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.redaction import redacted, without_secrets
 
 SCHEMA = 1
 
@@ -91,10 +92,23 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def _leaving(value: Any, name: str = "") -> Any:
+    """``value`` as it may leave; JSON itself escapes what a terminal would obey."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, Mapping):
+        return (
+            redacted(value)
+            if name == "variables"
+            else {_leaving(key): _leaving(item, key) for key, item in value.items()}
+        )
+    return [_leaving(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` so that ``path`` always holds a whole one, the old or the new.
+    """Write ``document``, without secrets, so that ``path`` always holds a whole one, the old or the new.
 
     Raises:
         OSError: the file or its folder cannot be written; whatever was there before is still there.
     """
-    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(_leaving(document), indent=1, allow_nan=False) + "\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from pytest_llmperf.support.redaction import without_secrets
+
 # Where a line that is too long may break: after a space, then inside an id, then anywhere.
 _BREAKS = (r"(?<= )", r"(?<=[-/:=,])")
 # Between what a list has.
@@ -33,15 +35,24 @@ def glyphs_of(encoding: str | None) -> Glyphs:
 
 
 def one_line(text: str, encoding: str | None = "utf-8") -> str:
-    """``text`` without line breaks and control characters, escaped where ``encoding`` cannot show it.
+    """``text`` as it may leave, without line breaks, and escaped where ``encoding`` cannot show it.
 
     An id or an exception's message must not move the cursor, start a colour or end the run with a UnicodeEncodeError.
     """
-    line = "".join(character if character.isprintable() else " " for character in text).strip()
+    line = leaving(text).replace("\n", " ").strip()
     try:
         return line.encode(encoding or "ascii", "backslashreplace").decode(encoding or "ascii")
     except LookupError:
         return line.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def leaving(text: str) -> str:
+    """``text`` as it may leave, its lines kept: without secrets, and without what moves a cursor or turns words round.
+
+    Every string that somebody else reads goes through here, or through ``one_line``.
+    """
+    text = without_secrets(text)
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
 def fold(text: str, width: int | None, indent: str = "") -> list[str]:

@@ -17,6 +17,7 @@ from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support.cache_folder import cache_folder
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.redaction import redacted
 
 # Of how a trial is made: what was made otherwise is none of today's.
 _PROCEDURE = 1
@@ -59,7 +60,7 @@ class TrialStore:
 def surroundings() -> list[Any]:
     """What else a training's speed depends on: what is installed, and what the shell sets; for a key."""
     around = {name: value for name, value in lasting_environment(os.environ, {}).items() if _is_cause(name)}
-    return [_versions(), sorted(around.items())]
+    return [_versions(), sorted(redacted(around).items())]
 
 
 def _read(path: Path) -> tuple[TrainSpec, Trial] | None:

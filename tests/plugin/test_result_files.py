@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from pytest_llmperf.report.consumers.exported_run import ExportedRun
+from pytest_llmperf.report.consumers.junit import junit
+from pytest_llmperf.report.consumers.prometheus import prometheus
 from tests.plugin.conftest import Project
 
 
@@ -68,3 +72,55 @@ def test_what_the_run_itself_fails_for_stands_above_the_table(project: Project) 
     assert result.ret == 1
     text = (project.path / "out.md").read_text()
     assert text.startswith("## llmperf: red: 1 pass\n\n- unused baseline: ")
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_what_fails_beside_its_cases_is_red_everywhere(project: Project, workers: tuple[str, ...]) -> None:
+    project.record()
+    text = """
+        import pytest
+
+        def test_own(perf, train_spec):
+            perf.check(train_spec)
+            assert False, "afterwards"
+
+        def test_plain():
+            raise OSError("plain")
+
+        @pytest.mark.xfail(strict=True, reason="not yet")
+        def test_strict():
+            pass
+
+        @pytest.fixture
+        def leaky():
+            yield
+            raise ValueError("leaky")
+
+        def test_teardown(leaky):
+            pass
+
+        @pytest.mark.skip(reason="no time")
+        def test_skipped():
+            pass
+    """
+    project.pytester.makepyfile(test_other=text)
+    project.run("test_other.py", "--update-baselines=new", "--perf-json=out.json", "--perf-markdown=out.md", *workers)
+    document = json.loads((project.path / "out.json").read_text())
+    found = {(test["nodeid"].partition("::")[2], test["outcome"]): test.get("reason", "") for test in document["tests"]}
+    assert "afterwards" in found["test_own", "failed"]
+    assert "plain" in found["test_plain", "failed"]
+    assert found["test_strict", "failed"] == "[XPASS(strict)] not yet"
+    assert "leaky" in found["test_teardown", "error"]
+    assert "no time" in found["test_skipped", "skipped"]
+    run = ExportedRun.read([document])
+    assert run.is_red
+    assert 'errors="4"' in list(junit(run))[1]
+    assert "llmperf_run_green 0" in list(prometheus(run))
+    assert "afterwards" in (project.path / "out.md").read_text()
+
+
+def test_a_night_on_which_nothing_was_collected_raises_the_alert(project: Project) -> None:
+    project.run("-k", "nothing", "--perf-json=out.json")
+    lines = list(prometheus(ExportedRun.read([json.loads((project.path / "out.json").read_text())])))
+    assert "llmperf_run_green 0" in lines
+    assert any(line.startswith("llmperf_run_timestamp_seconds ") for line in lines)

@@ -15,7 +15,7 @@ from pytest_llmperf.cli.merge.results_file import Part
 from pytest_llmperf.cli.merge.unjudged import Tests, silent, skipped, some_of, unjudged
 from pytest_llmperf.cli.merge.unused import is_strict, unused
 from pytest_llmperf.records.result import FAILING, VERDICTS
-from pytest_llmperf.report.consumers.exported_run import ExportedCase
+from pytest_llmperf.report.consumers.exported_run import ExportedCase, failed_tests
 from pytest_llmperf.report.consumers.markdown_page import case_table
 from pytest_llmperf.report.exports import escaped
 from pytest_llmperf.report.merged_notes import merged_reasons
@@ -91,6 +91,7 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     if not parts and not troubles:
         troubles.append(f"no gpus-*.json in {', '.join(map(str, named))}; name a results folder or --perf-json files")
     troubles += filter(None, (_trouble(part, tests) for part in parts))
+    troubles += [f"{part.path.name}: {line}" for part in parts for line in failed_tests(part.document)]
     failing, told = _of_whole_runs(parts)
     troubles += failing
     ended_early = {part.width for part in parts if "unfinished" in part.document} | set(map(_width_of, missing))

@@ -34,7 +34,7 @@ class Notice:
         What could not be written is told first, as nobody will find it there; the night's own ``troubles`` after it.
         """
         is_green = not unwritten and not troubles
-        unmailed = self.send("green" if is_green else "RED", [*page, *unwritten])
+        unmailed = self.send("green" if is_green else "RED", [*page, *map(one_line, unwritten)])
         line = "; ".join([headline, *unwritten, *unmailed, *troubles])
         untold = [*unmailed, *self.note(line)]
         if self.nights is not None:

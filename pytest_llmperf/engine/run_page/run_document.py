@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.report.merged_notes import without_name
+from pytest_llmperf.report.text import one_line
 
 SCHEMA = 1
 
@@ -21,7 +22,7 @@ Values = Mapping[str, Any]
 
 def text(value: object) -> str:
     """On one line; empty where it is no text."""
-    return " ".join(value.split()) if isinstance(value, str) else ""
+    return " ".join(one_line(value).split()) if isinstance(value, str) else ""
 
 
 # No figure of ours is near it, and products and ratios of such are numbers.

@@ -11,7 +11,7 @@ from pytest_llmperf.engine.run_page.change_charts import change_section, urgency
 from pytest_llmperf.engine.run_page.history_charts import history_section
 from pytest_llmperf.engine.run_page.ladder_charts import ladder_section
 from pytest_llmperf.engine.run_page.memory_charts import memory_section
-from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, lines, mapping, number, text
+from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, items, lines, mapping, number, text
 from pytest_llmperf.engine.run_page.scaling_charts import scaling_sections
 from pytest_llmperf.engine.run_page.stored_figures import RATE, StoredFigures
 from pytest_llmperf.engine.run_page.time_charts import time_section
@@ -119,6 +119,10 @@ def _warnings(document: RunDocument) -> list[str]:
     if unfinished:
         found.append(f"{source}the run ended before its end ({unfinished}): what is missing here was not judged")
     found += [f"{source}{line}" for line in lines(document.values.get("troubles"))]
+    tests = (mapping(test) for test in items(document.values.get("tests")))
+    for test in (each for each in tests if text(each.get("outcome")) in ("failed", "error")):
+        told = ("nodeid", "outcome", "phase", "reason")
+        found.append(f"{source}{': '.join(filter(None, (text(test.get(name)) for name in told)))}")
     common = mapping(document.values.get("all_cases"))
     if text(common.get("told")):
         found.append(f"{source}{text(common.get('told'))}")

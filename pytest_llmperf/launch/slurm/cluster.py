@@ -17,12 +17,12 @@ from pytest_llmperf.launch.slurm.controller import has_gpus_to_give, run_step
 from pytest_llmperf.launch.slurm.node_failures import word
 from pytest_llmperf.launch.slurm.node_info import MARK, NodeFacts, parse
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.support.redaction import is_secret
 
 _PROBE_SECONDS = 180.0
 
-# The caller's, whose values a container may replace with its own. No secret is among them: a command line is public.
+# The caller's, whose values a container may replace with its own.
 _PASSED_ON = ("LLMPERF_", "NCCL_", "GLOO_", "OMP_", "TORCH_", "PYTORCH_", "TRITON_", "CUDA_", "UCX_", "FI_")
-_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def passed_on(inherited: dict[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in inherited.items()
-        if name.startswith(_PASSED_ON) and not any(word in name for word in _SECRET) and name != "CUDA_VISIBLE_DEVICES"
+        if name.startswith(_PASSED_ON) and not is_secret(name, value) and name != "CUDA_VISIBLE_DEVICES"
     }
 
 

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_llmperf.support.redaction import is_secret
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions:
@@ -25,8 +27,12 @@ class SlurmOptions:
     """``--cpu-bind`` of srun: torchrun's ranks share a task, which may use all CPUs that the job has on the node."""
 
     def wrapped(self, command: Sequence[str], variables: dict[str, str]) -> list[str]:
-        """``command`` as a node runs it: modules first, then the container, then the variables, inside of it."""
-        words = [*self.prefix, "env", *(f"{name}={value}" for name, value in sorted(variables.items())), *command]
+        """``command`` as a node runs it: modules first, then the container, then the variables, inside of it.
+
+        A command line is public (``ps``): secrets come by srun's own environment, or not at all.
+        """
+        said = [f"{name}={value}" for name, value in sorted(variables.items()) if not is_secret(name, value)]
+        words = [*self.prefix, "env", *said, *command]
         if not self.modules:
             return words
         # `module` is a function of the login shell.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -21,9 +22,12 @@ def run_document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict
     from pytest_llmperf.report.results_json import document
     from pytest_llmperf.run.gpu_hours import cost_document
 
-    spent = session.findings.spent
-    values = document(session.machine_document(), priced_results(session), spent) | {"exit_code": exit_code}
+    spent, ended_at = session.findings.spent, datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    values = document(session.machine_document(), priced_results(session), spent)
+    values |= {"exit_code": exit_code, "ended_at": ended_at}
     values |= cost_document(spent.gpu_seconds, session.settings.price)
+    if session.outcomes_of_tests:
+        values["tests"] = list(session.outcomes_of_tests.values())
     if session.findings.results:
         values["rerun"] = rerun_words(session)
     if any(result.launches for result in session.findings.results):

@@ -11,7 +11,7 @@ from pytest_llmperf.engine.dry_run import plan_lines, skip_lines
 from pytest_llmperf.plugin.benchmark import unwritten
 from pytest_llmperf.plugin.run_end.run_document import priced_results
 from pytest_llmperf.plugin.session import PerfSession
-from pytest_llmperf.report.text import fold
+from pytest_llmperf.report.text import fold, leaving
 
 
 def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
@@ -28,7 +28,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
 
         planned, price = session.findings.planned, session.settings.price
         costs = cost_lines(planned_gpu_seconds(planned), price) if price else []
-        lines = plan_lines(planned, session.settings.budget_gpu_hours) + costs + lines
+        lines = [*map(leaving, plan_lines(planned, session.settings.budget_gpu_hours)), *costs, *lines]
     elif session.findings.results or session.findings.spent.launches:
         lines = _table(session, reporter) + lines
     lines += _folded([*skip_lines(session.findings.skipped), *listed(session)], reporter)
@@ -63,7 +63,7 @@ def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]
 def _folded(lines: Iterable[str], reporter: pytest.TerminalReporter) -> list[str]:
     """For a terminal, whose own way to break a line is within a word; a file gets lines as long as they are."""
     width = reporter._tw.fullwidth if reporter.isatty else None
-    return [part for line in lines for part in fold(line, width, indent="  ") or [""]]
+    return [part for line in lines for part in fold(leaving(line), width, indent="  ") or [""]]
 
 
 def is_concerned(session: PerfSession) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from pytest_llmperf.report.text import leaving
+
 # They remember what failed in order to run it again, and this is no test.
 _REMEMBERING = ("lfplugin", "stepwiseplugin")
 
@@ -29,7 +31,7 @@ class Trouble:
             location=("llmperf", None, f"the run: {self.name}"),
             keywords={},
             outcome="failed",
-            longrepr="\n".join(self.lines),
+            longrepr=leaving("\n".join(self.lines)),
             when="teardown",
         )
         report.llmperf_trouble = ""  # type: ignore[attr-defined]

@@ -99,7 +99,7 @@ class ExportedCase:
             circumstances=tuple(_circumstances(result, launches)),
             is_recorded=bool(result.get("updated")),
             seconds=sum(_finite(launch.get("wall_seconds")) or 0.0 for launch in launches),
-            launched_at=max(filter(None, map(_started, launches)), default=None),
+            launched_at=max(filter(None, (_time(launch, "started_at") for launch in launches)), default=None),
         )
 
     @classmethod
@@ -134,6 +134,8 @@ class ExportedRun:
     """Machine kinds of the documents whose run was ended before its end."""
     machines: tuple[str, ...] = ()
     """Machine kinds of all documents, in their order."""
+    ended_at: float | None = None
+    """When the last of them ended, seconds since 1970; of older documents when their last launch began."""
     has_failed: bool = False
     """Whether pytest said so, of a strict run perhaps for less than its verdicts tell."""
 
@@ -146,8 +148,12 @@ class ExportedRun:
             f"{number} {word}" for number, word in ((len(self.skipped), "skipped"), (self.num_planned, "planned"))
         ]
         more = [other for other in others if not other.startswith("0 ")]
-        is_red = self.has_failed or bool(self.troubles) or any(case.is_failing for case in self.cases)
-        return f"{'red' if is_red else 'green'}: {', '.join([told, *more])}"
+        return f"{'red' if self.is_red else 'green'}: {', '.join([told, *more])}"
+
+    @property
+    def is_red(self) -> bool:
+        """Whether somebody has to look; pytest's own exit code counts too."""
+        return self.has_failed or bool(self.troubles) or any(case.is_failing for case in self.cases)
 
     @classmethod
     def read(cls, documents: Sequence[Mapping[str, Any]]) -> ExportedRun:
@@ -178,6 +184,10 @@ class ExportedRun:
             num_planned=sum(len(document.get("planned", [])) for document in documents),
             unfinished=tuple(dict.fromkeys(_kind(each) for each in documents if each.get("unfinished"))),
             machines=tuple(dict.fromkeys(map(_kind, documents))),
+            ended_at=max(
+                filter(None, [*(_time(each, "ended_at") for each in documents), *(case.launched_at for case in cases)]),
+                default=None,
+            ),
             has_failed=any(document.get("exit_code") for document in documents),
         )
 
@@ -215,12 +225,23 @@ def _troubles(document: Mapping[str, Any]) -> Iterator[str]:
         yield one_line(str(common.get("told", "all cases")))
     if document.get("unjudged"):
         yield one_line(str(document["unjudged"]))
+    yield from failed_tests(document)
     told = document.get("troubles")
     lines = [line for line in map(one_line, map(str, told if isinstance(told, list) else [])) if line]
     yield from lines
     code = document.get("exit_code")
     if code not in (None, 0, _TESTS_FAILED) and not document.get("unfinished"):
         yield f"pytest ended with exit code {code}"
+
+
+def failed_tests(document: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each test that failed by itself: none of its cases says so. Documents of before tell of no tests."""
+    said = {result["nodeid"] for result in document["results"] if ExportedCase.read(result).is_failing}
+    tests = document.get("tests")
+    for test in tests if isinstance(tests, list) else ():
+        if isinstance(test, Mapping) and test.get("outcome") in ("failed", "error") and test.get("nodeid") not in said:
+            where = "" if test.get("phase") == "call" else f" at {test.get('phase')}"
+            yield one_line(f"{test.get('nodeid')}: {test['outcome']}{where}: {test.get('reason', '')}")
 
 
 def _circumstances(result: Mapping[str, Any], launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -252,8 +273,8 @@ def _finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _started(launch: Mapping[str, Any]) -> float | None:
+def _time(values: Mapping[str, Any], name: str) -> float | None:
     try:
-        return datetime.fromisoformat(str(launch["started_at"]).replace("Z", "+00:00")).timestamp()
+        return datetime.fromisoformat(str(values[name]).replace("Z", "+00:00")).timestamp()
     except (KeyError, ValueError, OverflowError, OSError):
         return None

@@ -51,6 +51,11 @@ def _samples(run: ExportedRun, *, compared: bool) -> Iterator[_Sample]:
 
 
 def _of_the_run(run: ExportedRun) -> Iterator[_Sample]:
+    # Without a machine: a run that never came to its hardware has none, and is what an alert is for.
+    told = "1 where nobody has to look: no test, no case and nothing of the run itself failed"
+    yield f"{PREFIX}run_green", told, {}, float(not run.is_red)
+    if run.ended_at is not None:
+        yield f"{PREFIX}run_timestamp_seconds", "when the run ended, seconds since 1970", {}, run.ended_at
     for machine in run.machines:
         is_whole = float(machine not in run.unfinished)
         yield f"{PREFIX}run_complete", "0 where the run was ended before its end", {"machine": machine}, is_whole

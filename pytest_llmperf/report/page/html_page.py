@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_llmperf.report.page import charts
 from pytest_llmperf.report.page.page_model import FOR_A_PERSON, Case, Chart, Page
+from pytest_llmperf.report.text import leaving
 
 #: Characters of a page; nearly all of them are a byte each, and five megabytes are the most that is promised.
 MOST = 4_600_000
@@ -25,7 +26,7 @@ def html(page: Page, pictures: Mapping[Chart, str]) -> str:
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - only a page that is written pays for it
     from markupsafe import Markup  # noqa: PLC0415 - the same
 
-    environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined)
+    environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined, finalize=_finalize)
     # Of our own drawing, which escapes the text in it.
     marked = {chart: Markup(picture) for chart, picture in pictures.items()}  # noqa: S704
     environment.filters |= {"legend": charts.legend, "picture": lambda chart: marked.get(chart, "")}
@@ -37,6 +38,11 @@ def html(page: Page, pictures: Mapping[Chart, str]) -> str:
     short = {case.anchor: template.more_of(case, full=False) for case in page.cases}
     room = min(_MOST_OPENED, MOST - len(shown(more=short)))
     return str(shown(more={**short, **_opened(partial(template.more_of, full=True), page.cases, room)}))
+
+
+def _finalize(value: Any) -> Any:
+    """Whatever the template shows, as it may leave: attributes and what is copied too; markup is of our own making."""
+    return leaving(value) if type(value) is str else value
 
 
 def _file(name: str) -> str:

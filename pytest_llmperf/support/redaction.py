@@ -1,0 +1,95 @@
+"""Secrets: which names and values are secret, and text without them. What is kept, printed or in an argv has none."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import cache, lru_cache
+
+#: In place of a secret. Not a digest, in which a weak secret can be searched for.
+SET = "<set>"
+
+_WORDS = frozenset(
+    "AUTH BEARER COOKIE CREDENTIAL CREDENTIALS CREDS JWT KEY KEYS PASS PAT PWD SECRETS SIG SIGNATURE".split()
+)
+# People glue these to other words: XSECRET, PGPASSWORD, APIKEY. MONKEY and BYPASS are words of their own.
+_GLUED = re.compile(
+    r"(?:TOKENS?|SECRET|PASSWORDS?|PASSWD|PASSPHRASE|PASSCODE|(?:ACCESS|API|AUTH|PRIVATE|SECRET|SSH)KEYS?"
+    r"|(?:DB|MAIL|PG|PROXY|SMTP|SSH|USER)PASS)$"
+)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_FOLDERS = frozenset({"PWD", "OLDPWD"})
+# Of tokens that a model knows: MAX_TOKENS=4096, pad_token_id=0.
+_COUNT = re.compile(r"-?\d{1,7}|true|false|none|null", re.IGNORECASE)
+_COUNTED = frozenset({"TOKENS", "KEYS", "ID", "IDS", "COUNT", "NUM"})
+
+# scheme://user:password@ of any scheme and https://token@; up to the last @ before the path.
+_URL = re.compile(
+    r"\b([a-z][a-z0-9+.-]*://)((?:(?<=http://)|(?<=https://))[^\s/?#'\"]+|[^\s/?#:'\"]*:[^\s/?#'\"]*)@", re.IGNORECASE
+)
+# As those who issue them mark them, so that they are found anywhere.
+_ISSUED = re.compile(
+    r"\b(?:hf_\w{16,}|gh[a-z]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{20,}|xox[a-z]-[\w-]{10,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}\b|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+)"
+)
+_BEARER = re.compile(r"\b((?:Bearer|Basic)\s+)[\w.~+/=-]{8,}")
+# NAME=value of a shell, --name value of a command, "name": "value" of JSON, ?name=value of an address.
+_VALUE = r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"'&;,)\]}]+)"
+_PAIR = re.compile(
+    r"(?P<lead>(?<![\w-])--?|[?&]|(?<![\w-]))(?P<name>[A-Za-z][\w.-]*)(?P<between>[\"']?(?:=|:(?!//)[ ]?))" + _VALUE
+)
+_OPTION = re.compile(r"(?P<lead>(?<![\w-])--)(?P<name>[A-Za-z][\w-]*)(?P<between> +)(?![-=])" + _VALUE)
+_SHELL_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+# In prose and code other words are no secrets: key=lambda, pad_token='</s>'.
+_STRONG = re.compile(
+    r"(?:^|[_-])(?:passw(?:or)?d|passphrase|secret|credentials?|(?:api|access|secret|private)[_-]?key"
+    r"|(?:access|api|auth|hf|hub)[_-]?token)$",
+    re.IGNORECASE,
+)
+_SHORTEST, _LONGEST_WORD = 8, 16
+
+
+@lru_cache(4096)
+def is_secret(name: str, value: str) -> bool:
+    """Whether ``value`` of this variable or option is nobody else's business: by its name, or by what it holds."""
+    return bool(value) and (_is_secret_name(name, value) or without_secrets(value) != value)
+
+
+def redacted(variables: Mapping[str, str]) -> dict[str, str]:
+    """``variables`` with ``<set>`` in place of secret values."""
+    return {name: SET if is_secret(name, value) else value for name, value in variables.items()}
+
+
+def without_secrets(text: str) -> str:
+    """``text`` with ``<set>`` in place of what is secret in it, also where it quotes a secret of this environment."""
+    for secret in _values():
+        text = text.replace(secret, SET)
+    if "://" in text:
+        text = _URL.sub(rf"\1{SET}@", text)
+    text = _BEARER.sub(rf"\1{SET}", _ISSUED.sub(SET, text))
+    if "--" in text:
+        text = _OPTION.sub(_pair, text)
+    return _PAIR.sub(_pair, text) if "=" in text or ":" in text else text
+
+
+def _pair(match: re.Match[str]) -> str:
+    lead, name, between, value = match.group("lead", "name", "between", "value")
+    bare = value.strip("\"'")
+    is_plain = not lead and not _SHELL_NAME.fullmatch(name)
+    is_named = _STRONG.search(name) is not None if is_plain else _is_secret_name(name, bare)
+    return f"{lead}{name}{between}{SET}" if is_named and bare else match[0]
+
+
+def _is_secret_name(name: str, value: str) -> bool:
+    words = [word.upper() for word in _WORD.findall(name)]
+    if name in _FOLDERS or (_COUNTED.intersection(words) and _COUNT.fullmatch(value)):
+        return False
+    return any(word in _WORDS or _GLUED.search(word) for word in words)
+
+
+@cache
+def _values() -> tuple[str, ...]:
+    """Secrets of this process's environment: a library's error may quote them. Paths and plain words are none."""
+    found = (value for name, value in os.environ.items() if _is_secret_name(name, value) and len(value) >= _SHORTEST)
+    return tuple(v for v in found if v[0] not in "/~." and not (v.isalpha() and len(v) < _LONGEST_WORD))

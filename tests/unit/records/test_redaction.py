@@ -1,0 +1,100 @@
+"""What is secret is in nothing that is kept, printed or shown to others of a host; what only sounds so stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pytest_llmperf.launch.slurm.cluster import passed_on
+from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.records.failure import Failure
+from pytest_llmperf.support import redaction
+from pytest_llmperf.support.redaction import SET, is_secret, without_secrets
+from tests.fakes import ENVIRONMENT
+
+SECRET = [
+    ("TORCH_NCCL_XSECRET", "x"),
+    ("NCCL_PASS", "1"),
+    ("TORCH_API_TOKEN2", "12345"),
+    ("PGPASSWORD", "x"),
+    ("DB_PWD", "x"),
+    ("apiKey", "1"),
+    ("NCCL_CREDENTIALS", "u"),
+    ("NCCL_NET_URL", "https://user:pass@host"),
+    ("NCCL_NET_URL", "https://user:p@ss@host/x"),
+    ("GLOO_X", "-x proxy=http://u:p@h:80 -y"),
+    ("OMP_X", "redis://:pw@h"),
+    ("CUDA_X", "https://name@github.com/x"),
+    ("CUDA_X", "http://h/x?a=1&access_token=abc"),
+    ("CUDA_X", "run --token abc"),
+    ("CUDA_X", "env HF_TOKEN=abc python"),
+    ("CUDA_X", "hf_abcdefghijklmnopqrst"),
+]
+OTHERS = [
+    ("TOKENIZERS_PARALLELISM", "false"),
+    ("KEYBOARD", "us"),
+    ("NCCL_PASSTHROUGH", "1"),
+    ("NCCL_BYPASS", "1"),
+    ("TORCH_MONKEY", "1"),
+    ("NCCL_IB_PKEY", "1"),
+    ("TRITON_PASSES", "a"),
+    ("MAX_TOKENS", "4096"),
+    ("PWD", "/home/u"),
+    ("CUDA_X", "git+ssh://git@github.com/o/r"),
+    ("CUDA_X", "https://github.com/o/r@v1"),
+    ("CUDA_X", "sorted(x, key=lambda y: y), eos_token='</s>', pad_token_id=0"),
+    ("CUDA_X", "KeyError: 'x'"),
+    ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+    ("NCCL_SECRET", ""),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SECRET)
+def test_a_secret_is_in_no_record_no_command_line_and_no_quoted_line(name: str, value: str) -> None:
+    assert is_secret(name, value)
+    assert replace(ENVIRONMENT, variables={name: value}).variables == {name: SET}
+    assert passed_on({name: value}) == {}
+    assert SlurmOptions().wrapped(["python"], {name: value, "OMP_NUM_THREADS": "1"}) == [
+        *("env", "OMP_NUM_THREADS=1", "python")
+    ]
+
+
+@pytest.mark.parametrize(("name", "value"), OTHERS)
+def test_what_only_sounds_like_a_secret_is_kept(name: str, value: str) -> None:
+    assert replace(ENVIRONMENT, variables={name: value}).variables == {name: value}
+    assert without_secrets(value) == value
+
+
+def test_a_record_of_before_differs_from_one_of_now_by_no_secret() -> None:
+    before, now = (replace(ENVIRONMENT, variables={"NCCL_XSECRET": value}) for value in ("old", "new"))
+    assert before.differences(now) == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("fatal: https://u:p@h/x not found", "fatal: https://<set>@h/x not found"),
+        ("Authorization: Bearer abcdefghijk", "Authorization: Bearer <set>"),
+        ("login(password='q w')", "login(password=<set>)"),
+        ("{'HF_TOKEN': 'x y'}", "{'HF_TOKEN': <set>}"),
+    ],
+)
+def test_a_quoted_line_has_none(said: str, told: str) -> None:
+    failure = Failure(kind="error", message=said, tail=(said,), folder="")
+    assert (failure.message, failure.tail, without_secrets(told)) == (told, (told,), told)
+
+
+@pytest.fixture
+def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent.sock")
+    redaction._values.cache_clear()
+    yield
+    redaction._values.cache_clear()
+
+
+@pytest.mark.usefixtures("_environment")
+def test_a_secret_of_this_environment_is_found_wherever_it_is_quoted() -> None:
+    assert without_secrets("login 0123456789abcdef by /tmp/agent.sock") == f"login {SET} by /tmp/agent.sock"
