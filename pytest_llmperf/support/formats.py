@@ -28,6 +28,7 @@ _LABELS = {
     "peak_reserved_bytes": "peak memory",
     "peak_allocated_bytes": "peak allocated",
     "stall_share": "stalls",
+    "allocated_growth_bytes": "memory growth a step",
     "throughput_ratio": "throughput ratio",
     "memory_ratio": "memory ratio",
     "loss_difference": "loss difference",
