@@ -26,7 +26,7 @@ from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_
 from pytest_llmperf.judge.evidence.learning_checks import changed_gradients
 from pytest_llmperf.judge.foresight import passing_ranges
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
-from pytest_llmperf.judge.growth_check import GROWTH, growth_checks
+from pytest_llmperf.judge.growth_check import growth_checks, is_doubted
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.phase_checks import PhaseChecks, phase_checks
 from pytest_llmperf.judge.tracing.exact_counts import count_checks, trace_notes
@@ -79,7 +79,7 @@ class BaselineComparison:
         while judgement is None or (judgement.undecided and len(self._launches) < settings.max_launches):
             number = len(self._launches) + 1
             # Launches that one did not decide, or that disagree, need all they can know.
-            all_steps = is_whole or (judgement is not None and _is_doubted(judgement))
+            all_steps = is_whole or (judgement is not None and is_doubted(judgement))
             start = partial(self._start, number, None if self._launches else passing, all_steps)
             around = partial(self._circumstances, baseline)
             self._launches = (*self._launches, self._retry.launch(self._spec, start, around))
@@ -224,12 +224,6 @@ def unseen(launches: Sequence[Launch]) -> str:
     """What no launch has seen, as none took all its steps; empty where one did."""
     seen = horizon(launches)[1]
     return f"{seen}: stalls, drift and growth of memory that come later are not judged" if seen else ""
-
-
-def _is_doubted(judgement: Judgement) -> bool:
-    """Whether something was seen that a launch of all steps has to show too."""
-    of_all_steps = ("stall_share", GROWTH)
-    return any(check.verdict == "inconclusive" and check.metric in of_all_steps for check in judgement.checks)
 
 
 def _may_wait(context: Context) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_llmperf.judge.verdict import CONFIRMED_BY, OF_ONE_LAUNCH, horizon
+from pytest_llmperf.judge.policy import METRICS
+from pytest_llmperf.judge.verdict import CONFIRMED_BY, OF_ONE_LAUNCH, Judgement, horizon
 from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check, Verdict
@@ -44,6 +45,12 @@ def growth_checks(launches: Sequence[Launch], accepted: Sequence[Launch], budget
             detail=detail,
         ),
     )
+
+
+def is_doubted(judgement: Judgement) -> bool:
+    """Whether something was seen that a launch of all its steps has to show too."""
+    of_all_steps = (GROWTH, *(name for name, metric in METRICS.items() if metric.whole))
+    return any(check.verdict == "inconclusive" and check.metric in of_all_steps for check in judgement.checks)
 
 
 def _of(launch: Launch) -> float:

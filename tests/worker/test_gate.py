@@ -152,6 +152,11 @@ class TestStopping:
         stop = stopping.Stopping(spec, FakeClock([0.1, 0.3, 0.05, 0.2] * 20), 0)
         assert [step for step in range(1, spec.steps + 1) if stop.now(step)] == [spec.steps]
 
+    def test_one_that_takes_all_its_steps_looks_at_none(self) -> None:
+        spec = TrainSpec(model="llama-tiny", sequence_length=32)
+        stop = stopping.Stopping(spec, FakeClock([0.5, *[0.1] * 80]), 0, all_steps=True)
+        assert [step for step in range(1, spec.steps + 1) if stop.now(step)] == [spec.steps]
+
     @pytest.mark.usefixtures("server")
     @pytest.mark.parametrize(("elsewhere", "ends_at"), [(WIDE, 16), (replace(WIDE, high=-9.0), 60)])
     def test_all_ranks_end_by_what_passes_where_they_are(self, elsewhere: PassingRange, ends_at: int) -> None:
