@@ -242,16 +242,15 @@ def _night(held: Baseline, off: float, fault: Fault, source: random.Random, *, i
     passing, budget, judgement = passing_ranges(held, POLICY, TONIGHT), Rule().budget, None
     while judgement is None or (judgement.undecided and len(launches) < budget):
         takes_all = is_whole or (judgement is not None and is_doubted(judgement))
-        for more in (1, 2):
-            launch = _whole(TONIGHT, off, source, fault, more)
-            if not (takes_all or more > 1):
-                foreseen = passing.at([rank.place for rank in launch.ranks]) if passing and not launches else None
-                launch = _first(launch, end_of(launch.step_seconds, foreseen))
-            spoilt = circumstances(launch, POLICY.at([launch], held).tolerances[RATE]).drifts
-            if not spoilt:
-                break
-        if spoilt:
-            return "invalid"
+        launch = _whole(TONIGHT, off, source, fault)
+        if not takes_all:
+            foreseen = passing.at([rank.place for rank in launch.ranks]) if passing and not launches else None
+            launch = _first(launch, end_of(launch.step_seconds, foreseen))
+        tolerance = POLICY.at([launch], held).tolerances[RATE]
+        if circumstances(launch, tolerance).drifts:
+            launch = _whole(TONIGHT, off, source, fault, 2)
+            if circumstances(launch, tolerance).drifts:
+                return "invalid"
         launches.append(launch)
         growth = growth_checks(launches, held.explained, budget)
         alone = any(check.verdict == "inconclusive" for check in growth)

@@ -28,7 +28,8 @@ def growth_checks(launches: Sequence[Launch], accepted: Sequence[Launch], budget
     limit = max(MOST_GROWTH, usual * (1 + _TOLERANCE))
     whole, seen = horizon(told)
     value = min(_of(launch) for launch in whole)
-    verdict: Verdict | None = None if seen else "pass"
+    is_held = bool(accepted) or value > limit  # a new case has figures to show, and no loss
+    verdict: Verdict | None = "pass" if is_held and not seen else None
     if value > limit:
         beyond = sum(_of(launch) > limit for launch in told)
         verdict = "regressed" if beyond >= min(CONFIRMED_BY, budget) else "inconclusive"
@@ -39,7 +40,7 @@ def growth_checks(launches: Sequence[Launch], accepted: Sequence[Launch], budget
             value=value,
             unit="bytes",
             baseline=usual if accepted else None,
-            tolerance=_TOLERANCE,
+            tolerance=_TOLERANCE if is_held else None,
             limit=limit,
             verdict=verdict,
             detail=detail,

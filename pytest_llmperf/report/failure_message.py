@@ -145,14 +145,12 @@ def _measured(launches: Sequence[Launch]) -> str:
     if not launches:
         return "no launch"
     steps = sorted({len(launch.step_seconds) for launch in launches})
-    planned = {launch.planned_steps for launch in launches}
-    of = f" of {planned.pop()}" if len(planned) == 1 and 0 not in planned else ""
     warmups = sorted({launch.steady.start for launch in launches})
     warmup = f"{warmups[0]}" if len(warmups) == 1 else f"{warmups[0]} to {warmups[-1]}"
     span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
     nodes = sorted({str(launch.evidence.get("slurm_nodes", "")) for launch in launches} - {""})
     where = f" on {', '.join(nodes)}" if nodes else ""
-    return f"{_count(len(launches), 'launch', 'launches')} of {span}{of} steps ({warmup} of them warm-up){where}"
+    return f"{_count(len(launches), 'launch', 'launches')} of {span} steps ({warmup} of them warm-up){where}"
 
 
 def _count(number: int, one: str, many: str) -> str:

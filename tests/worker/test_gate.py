@@ -12,10 +12,12 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.insight.stragglers import by_work
 from pytest_llmperf.judge.validity import troubles
+from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import PassingRange, PassingRanges
 from tests.worker import engine
 from tests.worker.engine import checks
+from tests.worker.import_patch import in_the_rank
 from tests.worker.launching import launched
 
 torch = pytest.importorskip("torch")
@@ -188,3 +190,22 @@ def test_a_real_launch_that_passes_by_far_ends_sooner_and_says_why(tmp_path: Pat
     assert len(launch.losses) == 10
     assert launch.evidence["ended"] == "decided"
     assert not troubles(spec, launch)
+
+
+LEAKS = """
+    step, kept = module.Trainer.training_step, []
+    def leaking(self, *args, **kwargs):
+        kept.append(bytearray(200_000))
+        return step(self, *args, **kwargs)
+    module.Trainer.training_step = leaking"""
+
+
+@pytest.mark.parametrize(("patch", "grows"), [("pass", False), (LEAKS, True)])
+def test_what_steps_leave_behind_is_counted_and_all_steps_are_taken(tmp_path: Path, patch: str, *, grows: bool) -> None:
+    spec = TrainSpec(model="llama-tiny", sequence_length=32, gradient_accumulation_steps=2, steps=24)
+    variables = in_the_rank(tmp_path, "transformers.trainer", patch)
+    launch = launched(spec, tmp_path / "run", all_steps=True, variables=variables)
+    assert (len(launch.ranks[0].allocated_bytes), launch.planned_steps) == (24, 0)
+    assert launch.allocated_growth is not None
+    assert (launch.allocated_growth > MOST_GROWTH) == grows
+    assert grows or launch.allocated_growth < MOST_GROWTH / 4
