@@ -3,6 +3,7 @@
     python -m tools.launch_ends simulate --gates 2000      # virtual nights of launches with steps, several minutes
     python -m tools.launch_ends replay docs/data/*.jsonl   # the replay of verdicts.py, by both rules
     python -m tools.launch_ends stored baselines/nvidia-h200-140gib   # every stored launch against all others
+    python -m tools.launch_ends late --nights 150          # what comes after an early end, on nights of either length
 
 Every row is there twice: of launches that end once their median is known, and of such as runs have, where the first one
 of a case also ends once more steps would not keep it from passing. Both are cut from the same steps.
@@ -14,7 +15,7 @@ import argparse
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -22,14 +23,16 @@ from typing import cast
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.foresight import passing_range, passing_ranges, steps_to_settle
+from pytest_llmperf.judge.growth_check import growth_checks, is_doubted
 from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.judge.validity import circumstances
-from pytest_llmperf.judge.verdict import judge
+from pytest_llmperf.judge.verdict import joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRange, looks, why_end
+from tests.gpu_nights import TONIGHT, baseline_of, launch_at, spec_of
 from tools.verdicts import POLICY, RATE, Record, World, case, learnt, read, replay, replay_rows, table, verdict_of
 
 LEAST, MOST, WARMUP = 16, 60, 4
@@ -176,6 +179,85 @@ def nights(world: World, within: Within, gates: int, slower: float, seed: int) -
     return found
 
 
+# ---- what comes late or seldom ---------------------------------------------------------------------------------------
+
+_SPEC = replace(spec_of(0), steps=MOST, min_steps=LEAST, warmup_steps=WARMUP)
+_MIB = 2**20
+
+#: By which factor a step, from 1 on, takes longer, and how much of 8 GiB each step leaves behind; negative: varies.
+Fault = tuple[Callable[[int], float], float]
+
+FAULTS: dict[str, Fault] = {
+    "nothing": (lambda _: 1.0, 0.0),
+    "5 % slower from step 24": (lambda step: 1.05 if step >= 24 else 1.0, 0.0),  # noqa: PLR2004
+    "20 % slower from step 24": (lambda step: 1.2 if step >= 24 else 1.0, 0.0),  # noqa: PLR2004
+    "5 % slower from step 40": (lambda step: 1.05 if step >= 40 else 1.0, 0.0),  # noqa: PLR2004
+    "20 % slower from step 40": (lambda step: 1.2 if step >= 40 else 1.0, 0.0),  # noqa: PLR2004
+    "every 20th step twice as long": (lambda step: 1.0 if step % 20 else 2.0, 0.0),
+    "every 50th step 3.5 times": (lambda step: 1.0 if step % 50 else 3.5, 0.0),
+    "a leak of 0.05 % a step": (lambda _: 1.0, 0.0005),
+    "a leak of 0.1 % a step": (lambda _: 1.0, 0.001),
+    "memory that varies by 0.1 %": (lambda _: 1.0, -0.001),
+}
+
+
+def late(nights: int, seed: int) -> Iterator[tuple[str, ...]]:
+    """A row for each fault: verdicts of nights in which a launch ends early, and of those with all steps."""
+    words = ("pass", "regressed", "invalid", "inconclusive")
+    yield ("from tonight on", *(f"{kind}: {word}" for kind in ("early end", "all steps") for word in words))
+    for name, (factor, leak) in FAULTS.items():
+        found = {True: Counter[str](), False: Counter[str]()}
+        for night in range(nights):
+            source = random.Random(f"{seed} {night}")  # noqa: S311 - nobody attacks a simulation
+            days = {day: source.gauss(0, KNOWN.session) for day in ("2026-01-05", "2026-01-12", "2026-01-19")}
+            held = baseline_of([_whole(day, off, source) for day, off in days.items() for _ in range(2)])
+            moved = source.gauss(0, KNOWN.session)
+            for is_whole, verdicts in found.items():
+                verdicts[_night(held, moved, (factor, leak), random.Random(night), is_whole=is_whole)] += 1  # noqa: S311
+        yield (name, *(f"{100 * found[kind][word] / nights:.0f} %" for kind in (False, True) for word in words))
+
+
+def _whole(
+    day: str,
+    off: float,
+    source: random.Random,
+    fault: tuple[Callable[[int], float], float] = FAULTS["nothing"],
+    more: int = 1,
+) -> Launch:
+    """A launch of all its steps, or of ``more`` times as many."""
+    (factor, leak), level = fault, math.log(0.3) + off + source.gauss(0, KNOWN.launch)
+    spec = replace(_SPEC, steps=more * MOST)
+    seconds = [math.exp(level + source.gauss(0, QUIET.sd)) * factor(step) for step in range(1, spec.steps + 1)]
+    grown = (source.gauss(0, -leak) if leak < 0 else leak * step for step in range(spec.steps))
+    held = tuple(int(8 * 1024 * _MIB * (1 + each)) for each in grown)
+    launch = launch_at(spec, [0], f"{day}T00:00:00Z", level)
+    (rank,) = launch.ranks
+    rank = replace(rank, step_seconds=(5 * seconds[0], *seconds[1:]), allocated_bytes=held)
+    return replace(launch, ranks=(rank,), spec_id=_SPEC.id, digest=_SPEC.digest)
+
+
+def _night(held: Baseline, off: float, fault: Fault, source: random.Random, *, is_whole: bool) -> str:
+    """The verdict of a night as a run has it: launches until it is decided, one that drifts once more and longer."""
+    launches: list[Launch] = []
+    passing, budget, judgement = passing_ranges(held, POLICY, TONIGHT), Rule().budget, None
+    while judgement is None or (judgement.undecided and len(launches) < budget):
+        takes_all = is_whole or (judgement is not None and is_doubted(judgement))
+        launch = _whole(TONIGHT, off, source, fault)
+        if not takes_all:
+            foreseen = passing.at([rank.place for rank in launch.ranks]) if passing and not launches else None
+            launch = _first(launch, end_of(launch.step_seconds, foreseen))
+        tolerance = POLICY.at([launch], held).tolerances[RATE]
+        if circumstances(launch, tolerance).drifts:
+            launch = _whole(TONIGHT, off, source, fault, 2)
+            if circumstances(launch, tolerance).drifts:
+                return "invalid"
+        launches.append(launch)
+        growth = growth_checks(launches, held.explained, budget)
+        alone = any(check.verdict == "inconclusive" for check in growth)
+        judgement = joined(judge(launches, held, POLICY), growth, undecided=alone)
+    return judgement.verdict
+
+
 # ---- replay of injected slowdowns ------------------------------------------------------------------------------------
 
 
@@ -303,10 +385,16 @@ def _scaled(launch: Launch, factor: float) -> Launch:
 
 def _first(launch: Launch, steps: int) -> Launch:
     ranks = (
-        replace(rank, step_seconds=rank.step_seconds[:steps], waiting_seconds=rank.waiting_seconds[:steps])
+        replace(
+            rank,
+            step_seconds=rank.step_seconds[:steps],
+            waiting_seconds=rank.waiting_seconds[:steps],
+            allocated_bytes=rank.allocated_bytes[:steps],
+        )
         for rank in launch.ranks
     )
-    return replace(launch, ranks=tuple(ranks), losses=launch.losses[:steps])
+    planned = len(launch.step_seconds) if steps < len(launch.step_seconds) else 0
+    return replace(launch, ranks=tuple(ranks), losses=launch.losses[:steps], planned_steps=planned)
 
 
 def main() -> None:
@@ -317,9 +405,14 @@ def main() -> None:
     simulating.add_argument("--seed", type=int, default=1)
     commands.add_parser("replay").add_argument("files", nargs="+", type=Path)
     commands.add_parser("stored").add_argument("folder", type=Path)
+    coming_late = commands.add_parser("late")
+    coming_late.add_argument("--nights", type=int, default=150)
+    coming_late.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if options.command == "simulate":
         table(simulated(options.gates, options.seed))
+    elif options.command == "late":
+        table(late(options.nights, options.seed))
     elif options.command == "replay":
         table(replayed(options.files))
     else:

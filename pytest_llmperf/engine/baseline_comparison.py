@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import partial
 
 from pytest_llmperf.engine.caller import Caller
@@ -25,15 +26,16 @@ from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_
 from pytest_llmperf.judge.evidence.learning_checks import changed_gradients
 from pytest_llmperf.judge.foresight import passing_ranges
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
+from pytest_llmperf.judge.growth_check import growth_checks, is_doubted
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.phase_checks import PhaseChecks, phase_checks
 from pytest_llmperf.judge.tracing.exact_counts import count_checks, trace_notes
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.judge.verdict import WAITS, Judgement, Reference, joined, judge
+from pytest_llmperf.judge.verdict import WAITS, Judgement, Reference, horizon, joined, judge
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.launch_end import PassingRanges
+from pytest_llmperf.records.launch_end import PassingRanges, takes_all_steps
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -70,12 +72,15 @@ class BaselineComparison:
         """
         settings = self._caller.context.settings
         passing = None if is_recorded or settings.launches > 1 else self._passing(baseline)
+        today = datetime.now(timezone.utc).date()
+        is_whole = is_recorded or takes_all_steps(self._spec.digest, today, settings.all_steps)
         is_begun = bool(self._num_begun) and len(self._launches) < settings.launches and not self._retry.spoilt
         judgement = self._judge(baseline, scaling) if self._launches and not is_begun else None
         while judgement is None or (judgement.undecided and len(self._launches) < settings.max_launches):
             number = len(self._launches) + 1
             # Launches that one did not decide, or that disagree, need all they can know.
-            start = partial(self._start, number, None if self._launches else passing)
+            all_steps = is_whole or (judgement is not None and is_doubted(judgement))
+            start = partial(self._start, number, None if self._launches else passing, all_steps)
             around = partial(self._circumstances, baseline)
             self._launches = (*self._launches, self._retry.launch(self._spec, start, around))
             judgement = None
@@ -115,10 +120,10 @@ class BaselineComparison:
         )
         return passing_ranges(baseline, self._policy, today, is_shared=is_shared)
 
-    def _start(self, number: int, passing: PassingRanges | None, spec: TrainSpec) -> Launch | Failure:
+    def _start(self, number: int, passing: PassingRanges | None, all_steps: bool, spec: TrainSpec) -> Launch | Failure:
         # With more steps than its own it is tried because it drifted.
         passing = passing if spec == self._spec else None
-        return self._runner.launch(spec, number, passing=passing, calibrates=self._calibrates)
+        return self._runner.launch(spec, number, passing=passing, all_steps=all_steps, calibrates=self._calibrates)
 
     def _calibrates(self, gpus: Sequence[Gpu]) -> bool:
         """Unless launches of the run have tried in vain on one of them: another is not worth its seconds."""
@@ -161,6 +166,9 @@ class BaselineComparison:
             judgement = joined(
                 judgement, count_checks(self._launches, baseline.trace if baseline else None), undecided=False
             )
+            growth = growth_checks(self._launches, baseline.explained if baseline else (), self._policy.rule.budget)
+            is_alone = any(check.verdict == "inconclusive" for check in growth)
+            judgement = joined(judgement, growth, undecided=is_alone)
             phases = self._phase_checks(baseline)
             judgement = joined(judgement, phases.checks, undecided=phases.undecided)
         return scaling.joined(judgement, self._launches, baseline) if scaling else judgement
@@ -183,6 +191,7 @@ class BaselineComparison:
         launches, notes = self._launches, [*self._retry.notes]
         if self._num_begun:
             notes.append(f"{self._num_begun} of its launches ran before the job was requeued")
+        notes += filter(None, [unseen(launches)])
         was_bimodal = baseline and any(launch.steady.bimodal for launch in baseline.launches)
         if any(launch.steady.bimodal for launch in launches) and not was_bimodal:
             notes.append("the steps have two speeds")
@@ -209,6 +218,12 @@ class BaselineComparison:
         if tolerance is None or _are_unusable(launches):
             return ""
         return disagreement(launches, self._policy.noise, tolerance)
+
+
+def unseen(launches: Sequence[Launch]) -> str:
+    """What no launch has seen, as none took all its steps; empty where one did."""
+    seen = horizon(launches)[1]
+    return f"{seen}: stalls, drift and growth of memory that come later are not judged" if seen else ""
 
 
 def _may_wait(context: Context) -> bool:

@@ -20,6 +20,7 @@ from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.evidence.exact_changes import changed_evidence, changes
 from pytest_llmperf.judge.gain import Bounds, judge_gain
+from pytest_llmperf.judge.growth_check import growth_checks
 from pytest_llmperf.judge.phase_checks import phase_checks
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge, judge_pairs
@@ -116,6 +117,7 @@ class PairedComparison:
                 theirs = tuple(before for before, _ in pairs)
                 phases = phase_checks(ours, Reference(theirs, theirs, theirs), self._policy)
                 judgement = joined(judgement, phases.checks, undecided=phases.undecided)
+                judgement = joined(judgement, growth_checks(ours, theirs, self._policy.rule.budget), undecided=False)
             return scaling.joined(judgement, ours, None) if scaling else judgement
 
         sides = [

@@ -81,19 +81,20 @@ class Runner:
             finally:
                 self._held = None
 
-    def launch(
+    def launch(  # noqa: PLR0913 - the facts of one launch
         self,
         spec: TrainSpec,
         number: int,
         turn: Turn | None = None,
         passing: PassingRanges | None = None,
         *,
+        all_steps: bool = False,
         calibrates: Callable[[Sequence[Gpu]], bool] = lambda _: False,
     ) -> Launch | Failure:
         """Launch ``spec``; ``number`` counts the launches of this case from 1, and ``turn`` says whose turn it is.
 
-        It may end once it is known to be one of ``passing``. ``calibrates`` says of its GPUs, of none where srun
-        chooses them, whether it is with what these give that day to work that never changes.
+        It may end once it is known to be one of ``passing``, unless it takes ``all_steps``. ``calibrates`` says of its
+        GPUs, of none where srun chooses them, whether it is with what these give that day to work that never changes.
 
         Raises:
             RunEndedError: no time, or no node, is left for it.
@@ -108,6 +109,7 @@ class Runner:
             request = replace(
                 self._request(spec, gpus, meter, python=turn.python),
                 passing=passing,
+                all_steps=all_steps,
                 calibrations=cache_folder("calibrations") if calibrate else None,
             )
             outcome: Launch | Failure | None = None

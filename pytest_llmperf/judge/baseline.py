@@ -21,6 +21,7 @@ from pytest_llmperf.judge.noise import labels
 from pytest_llmperf.judge.static.stored_step import StoredStep
 from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
 from pytest_llmperf.judge.validity import unusable
+from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import HELD
 from pytest_llmperf.records.result import Check
@@ -96,6 +97,9 @@ class Baseline:
                 record["evidence"] |= {"setup": shared(record["evidence"]["setup"], setups)}
             # One of a day and GPU, and launches of a day are many.
             record["ranks"] = [_with_reference(rank, calibrations) for rank in record["ranks"]]
+            if (launch.allocated_growth or 0.0) <= MOST_GROWTH:  # a growth that was accepted alone has to be known
+                for rank in record["ranks"]:
+                    rank.pop("allocated_bytes", None)
             launches.append({**record, "environment": shared(record["environment"], environments)})
         document = {
             "schema": SCHEMA,

@@ -35,6 +35,8 @@ class Metric:
     ``phase``: as ``confirmed``, and only against launches that are like it (``phase_checks.py``)."""
     slack: float = 0.0
     """In the metric's own unit: a smaller change is no change, whatever fraction it is."""
+    whole: bool = False
+    """Whether only launches that took all their steps pass: what comes late or seldom may be in the others' rest."""
 
 
 #: The rule of those that not every launch has.
@@ -56,7 +58,9 @@ METRICS: Mapping[str, Metric] = {
     ),
     # A median hides what only some steps lose. A hiccup in one launch is nobody's fault; one in every launch is. The
     # steadiest H200 launch lost nothing, the least steady of 231 six tenths of this.
-    "stall_share": Metric("1", lambda runs: min(launch.steady.stalls for launch in runs), rule="confirmed", slack=0.01),
+    "stall_share": Metric(
+        "1", lambda runs: min(launch.steady.stalls for launch in runs), rule="confirmed", slack=0.01, whole=True
+    ),
     # The leanest launch says what the code takes: one in three kept 1.3 % more after its compiler had tried kernels,
     # one in two 3.7 %, where a rank still held the buckets of DDP's first step.
     "peak_reserved_bytes": Metric("bytes", lambda runs: float(min(launch.peak_reserved_bytes for launch in runs))),

@@ -111,8 +111,16 @@ def _hoarse(launch: Launch, experience: Experience) -> Iterator[str]:
 
 def _drifting(launch: Launch, tolerance: float) -> Iterator[str]:
     steady = launch.steady
-    if abs(steady.drift) > max(tolerance / 2, _DRIFT_ERRORS * steady.error):
+    chance = 0.0 if steady.bimodal and _is_in_order(launch.steady_step_seconds) else _DRIFT_ERRORS * steady.error
+    if abs(steady.drift) > max(tolerance / 2, chance):
         yield f"the step time drifted {steady.drift * 100:+.1f} % from the first third of its steady steps to the last"
+
+
+def _is_in_order(seconds: Sequence[float]) -> bool:
+    """Whether the last third's speed is another than the first's, but for a tenth of each: that is not chance."""
+    third = max(1, len(seconds) // 3)
+    first, last, odd = sorted(seconds[:third]), sorted(seconds[-third:]), third // 10
+    return first[-1 - odd] < last[odd] or last[-1 - odd] < first[odd]
 
 
 def unusable(launch: Launch) -> Iterator[str]:

@@ -83,7 +83,7 @@ def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
     verdict = worst_of(check.verdict for check in gating)
     reason = ", ".join(sentence(check) for check in gating if check.verdict == verdict)
     if verdict == "pass":
-        reason = "within tolerance" if gating else "no metric gates this case"
+        reason = within_tolerance(court.launches) if gating else "no metric gates this case"
     # What is lost was shown by as many launches as it takes: another metric's would not mend it.
     return Judgement(verdict, reason, (*checks, *extra), court.undecided and verdict != "regressed")
 
@@ -177,7 +177,8 @@ class _Court:
         difference: Difference,
         policy: Policy,
     ) -> None:
-        self._launches, self._policy, self._rule = launches, policy, policy.rule
+        self.launches = self._launches = launches
+        self._policy, self._rule = policy, policy.rule
         self._reference = reference
         self._difference = difference
         self.undecided = False
@@ -207,13 +208,15 @@ class _Court:
 
     def _confirmed(self, metric: Metric, check: Check) -> Check:
         reference = lasting(metric, self._reference)
-        check = _beside(check, reference)
         if check.tolerance is None:
-            return check
+            return _beside(check, reference)
         most = limit(metric, reference, check.tolerance)
+        launches, seen = horizon(self._launches) if metric.whole else (self._launches, "")
+        check = replace(check, value=metric.of(launches), detail=seen or check.detail)
+        check = _beside(check, reference)
         if check.value <= most:
-            return replace(check, limit=most, verdict="pass")
-        if len(self._launches) < CONFIRMED_BY:
+            return replace(check, limit=most, verdict=None if seen else "pass")
+        if sum(metric.of([launch]) > most for launch in self._launches) < CONFIRMED_BY:
             # A fresh host compiles every kernel anew, once. Where the budget is one launch, it stays at that.
             self.undecided |= self._rule.budget >= CONFIRMED_BY
             return replace(check, limit=most, verdict="inconclusive", detail=check.detail or OF_ONE_LAUNCH)
@@ -252,6 +255,18 @@ class _Court:
             return "regressed"
         self.undecided = True
         return "inconclusive"
+
+
+def horizon(launches: Sequence[Launch]) -> tuple[Sequence[Launch], str]:
+    """Those that took all their steps; where none did all of them, and how many of its steps one has seen."""
+    whole = [launch for launch in launches if not launch.planned_steps]
+    return (whole, "") if whole else (launches, launches[-1].seen_steps)
+
+
+def within_tolerance(launches: Sequence[Launch]) -> str:
+    """Why they pass, and over how many of their steps where that is not all."""
+    seen = horizon(launches)[1]
+    return f"within tolerance ({seen})" if seen else "within tolerance"
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,8 @@ class LaunchRequest:
     """For ``sizes``: where the search for the largest micro-batch stands."""
     passing: PassingRanges | None = None
     """With which step times it passes, so that it may end; ``None``: its median has to be known."""
+    all_steps: bool = False
+    """Whether it takes all its steps, whatever is known before."""
     trace: bool = True
     """Whether a few steps are traced after those that are timed."""
     inspect: bool = True
@@ -330,6 +332,7 @@ def write_request(request: LaunchRequest) -> None:
         "memory_limit_bytes": request.memory_limit_bytes,
         "search": request.search and request.search.to_dict(),
         "passing": request.passing and request.passing.to_dict(),
+        "all_steps": request.all_steps,
         "trace": request.trace,
         "inspect": request.inspect,
         "calibrations": str(request.calibrations or ""),

@@ -26,6 +26,7 @@ _DECIDING = {
     "--perf-launches": 1,
     "--perf-max-launches": None,
     "--perf-trace": "yes",
+    "--perf-all-steps": None,
     "--perf-calibration": None,
 }
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from statistics import fmean, median, stdev
 from typing import Any
 
+from pytest_llmperf.records.allocated_growth import growth
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.learning.learning import OLDER as UNINSPECTED
 from pytest_llmperf.records.learning.learning import Learning, from_record
@@ -80,6 +81,8 @@ class RankRecord:
     """Of its device, of that day; ``None`` where none was asked for, and in old records."""
     real_tokens: tuple[int, ...] = ()
     """Of every step, those of its tokens that were no padding; empty where rows have none, and in old records."""
+    allocated_bytes: tuple[int, ...] = ()
+    """What tensors held as each step ended; empty where nothing counts them, and in old records."""
 
     @property
     def place(self) -> Place:
@@ -186,6 +189,19 @@ class Launch:
     records."""
     learning: Learning = field(default_factory=lambda: Learning(none=UNINSPECTED))
     """What one more step showed of its learning."""
+    planned_steps: int = 0
+    """How many it might have taken, where it ended before; 0: it took all, or the record is old."""
+
+    @property
+    def seen_steps(self) -> str:
+        """How many of its steps it took, where it ended before the last; else empty."""
+        return f"{len(self.step_seconds)} of {self.planned_steps} steps seen" if self.planned_steps else ""
+
+    @property
+    def allocated_growth(self) -> float | None:
+        """Bytes that a step leaves behind, at least, on the worst rank; ``None`` where nothing counted them."""
+        grown = (growth(rank.allocated_bytes[self.warmup_steps :]) for rank in self.ranks)
+        return max((each for each in grown if each is not None), default=None)
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
@@ -287,12 +303,12 @@ class Launch:
         """Plain values; what an older version did not record is left out, as that version did."""
         values = asdict(self)
         health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
-        late = ("boot", "canary", "waiting_seconds", "calibration", "real_tokens")
+        late = ("boot", "canary", "waiting_seconds", "calibration", "real_tokens", "allocated_bytes")
         for rank, own in zip(values["ranks"], self.ranks, strict=True):
             rank["calibration"] = own.calibration and own.calibration.to_dict()
         ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
         absent = {"trace": self.trace.none == OLDER, "learning": self.learning.none == UNINSPECTED}
-        absent |= {name: not values[name] for name in ("canary", "phases", "gradient_norms")}
+        absent |= {name: not values[name] for name in ("canary", "phases", "gradient_norms", "planned_steps")}
         values |= {"health": health, "ranks": ranks, "trace": self.trace.to_dict(), "learning": self.learning.to_dict()}
         return {name: value for name, value in values.items() if not absent.get(name)}
 
@@ -335,9 +351,11 @@ def _rank_of(values: object) -> RankRecord:
             **checked,
             **{name: tuple(float(second) for second in each) for name, each in times.items()},
             "calibration": None if calibration is None else Calibration.from_dict(calibration),
-            "real_tokens": tuple(checked.get("real_tokens", ())),
+            **{name: tuple(checked.get(name, ())) for name in ("real_tokens", "allocated_bytes")},
         }
     )
+    if rank.allocated_bytes and len(rank.allocated_bytes) != len(rank.step_seconds):
+        raise ValueError(f"rank {rank.rank} counted allocated bytes in other steps than it took")
     if rank.real_tokens and len(rank.real_tokens) != len(rank.step_seconds):
         raise ValueError(f"rank {rank.rank} counted real tokens in other steps than it took")
     if rank.waiting_seconds and len(rank.waiting_seconds) != len(rank.step_seconds):

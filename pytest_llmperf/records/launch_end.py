@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from statistics import median
 from typing import Any
 
@@ -82,6 +83,11 @@ class PassingRanges:
             {name: PassingRange(**each) for name, each in values[where].items()} for where in ("at_sites", "on_hosts")
         )
         return cls(at_sites, on_hosts, PassingRange(**values["elsewhere"]))
+
+
+def takes_all_steps(digest: str, day: date, nights: int) -> bool:
+    """Whether it is the turn of the case of ``digest``: once in so many nights, a share of all cases each night."""
+    return nights > 0 and (int(digest[:8], 16) + day.toordinal()) % nights == 0
 
 
 def looks(least: int, most: int) -> list[int]:

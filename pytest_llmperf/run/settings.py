@@ -13,6 +13,9 @@ from pytest_llmperf.run.width import Width
 #: Launches of a case at most, where fewer do not decide and nobody says otherwise.
 MAX_LAUNCHES = 4
 
+#: Nights from one in which a case takes all its steps to the next.
+ALL_STEPS = 10
+
 #: How a launch on this machine begins.
 STARTS = ("auto", "warm", "cold")
 
@@ -43,6 +46,8 @@ class Settings:
     """One of ``STARTS``; ``auto`` is warm where it can be."""
     trace: bool = True
     """Whether launches trace a few steps after those that they time."""
+    all_steps: int = ALL_STEPS
+    """Every so many nights a case takes all its steps; 1: always, 0: only where it is recorded."""
     calibration: bool = True
     """Whether GPUs are calibrated, once a day each, by the launches that are held against baselines."""
     static: bool = False

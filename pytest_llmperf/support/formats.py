@@ -28,6 +28,7 @@ _LABELS = {
     "peak_reserved_bytes": "peak memory",
     "peak_allocated_bytes": "peak allocated",
     "stall_share": "stalls",
+    "allocated_growth_bytes": "memory growth a step",
     "throughput_ratio": "throughput ratio",
     "memory_ratio": "memory ratio",
     "loss_difference": "loss difference",
@@ -147,8 +148,10 @@ def figure(metric: str, value: float | None, unit: str) -> str:
 
 
 def in_sentence(value: float, unit: str) -> str:
-    """A value with its unit, as a reason has it: bytes as GiB or MiB, large rates whole, all else to four digits."""
+    """A value with its unit, as a reason has it: bytes as GiB, MiB or KiB, large rates whole, others to four digits."""
     if unit == "bytes":
+        if value < _MIB:
+            return f"{value / _KIB:.0f} KiB"
         return f"{value / _GIB:.2f} GiB" if value >= _GIB else f"{value / _MIB:.1f} MiB"
     if unit == "1" and abs(value) >= _COUNT_FROM:
         return f"{value:,.7g}"

@@ -44,6 +44,7 @@ def _rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecor
         real_tokens=trained.real_tokens,
         step_seconds=trained.step_seconds,
         waiting_seconds=trained.waiting_seconds,
+        allocated_bytes=trained.allocated_bytes,
         peak_reserved_bytes=trained.peak_reserved_bytes,
         peak_allocated_bytes=trained.peak_allocated_bytes,
         boot=place.boot,
@@ -149,4 +150,5 @@ def launch_record(
         evidence={},
         environment=environment(device),
         canary=canary.slowest([share.canary for share in shares]),
+        planned_steps=spec.steps if len(trained.step_seconds) < spec.steps else 0,
     )

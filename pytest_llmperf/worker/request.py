@@ -29,6 +29,8 @@ class Request:
     """Whether steps are traced after those that are timed."""
     inspect: bool = True
     """Whether one step more is looked at in full."""
+    all_steps: bool = False
+    """Whether it takes all its steps, whatever is known before."""
     calibrations: str = ""
     """The folder of the GPUs' calibrations; empty: none is asked for."""
     parity: ParityOrder | None = None
@@ -48,6 +50,7 @@ class Request:
             passing=PassingRanges.from_dict(passing) if passing else None,
             trace=values.get("trace", True) and not search,
             inspect=values.get("inspect", True) and not search,
+            all_steps=values.get("all_steps", False),
             calibrations=values.get("calibrations", ""),
             parity=ParityOrder.from_dict(values["parity"]) if values.get("parity") else None,
         )

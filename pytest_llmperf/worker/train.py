@@ -139,7 +139,7 @@ def train(
     if spec.torch_compile and spec.torch_compile_scope == "layers":
         compile_layers(model, spec.torch_compile_mode)
     exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
-    stopping = Stopping(spec, clock, rank, place_of(device), request.passing)
+    stopping = Stopping(spec, clock, rank, place_of(device), request.passing, all_steps=request.all_steps)
     measurement = Measurement(clock, memory, exchange)
     is_saved = spec.save_checkpoint and not request.search
     checkpoint = Checkpoint(spec.id, Path(str(arguments.output_dir))) if is_saved else None

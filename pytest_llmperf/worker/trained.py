@@ -32,6 +32,8 @@ class Trained:
     gradient_norms: tuple[float, ...] = ()
     """Of the first steps, before clipping."""
     tokens_per_step: int
+    allocated_bytes: tuple[int, ...] = ()
+    """As each step ended."""
     peak_reserved_bytes: int
     peak_allocated_bytes: int
     train_seconds: float

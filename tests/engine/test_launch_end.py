@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,6 +16,7 @@ from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.launch_end import PassingRanges
+from pytest_llmperf.report.failure_message import failure_message
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import FakeLauncher
 
@@ -122,3 +123,57 @@ def test_one_that_a_neighbour_spoilt_is_tried_again_as_it_was(engine: Engine, to
     first, second = told
     assert first is not None
     assert first == second
+
+
+# ---- which launches take all their steps -----------------------------------------------------------------------------
+
+
+class Whole(FakeLauncher):
+    """Ends after ten steps, unless it is to take all; some were told so, some lose time in each fifth step."""
+
+    asked: ClassVar[list[bool]] = []
+    stall: ClassVar[float] = 1.0
+
+    def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
+        self.asked.append(request.all_steps)
+        made = super().launch(request, watch)
+        assert isinstance(made, Launch)
+        (rank,) = made.ranks
+        seconds = [each * (1.0 if step % 5 else self.stall) for step, each in enumerate(rank.step_seconds)]
+        if request.all_steps:
+            return replace(made, ranks=(replace(rank, step_seconds=tuple(seconds)),))
+        short = replace(rank, step_seconds=tuple(seconds[:10]))
+        return replace(made, ranks=(short,), losses=made.losses[:10], planned_steps=request.spec.steps)
+
+
+@pytest.fixture
+def whole(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> type[Whole]:
+    monkeypatch.setattr(Whole, "asked", [])
+    monkeypatch.setattr(runner, "LocalLauncher", Whole)
+    engine.record(step_seconds=0.1)
+    return Whole
+
+
+def test_a_recorded_launch_takes_all_its_steps_and_others_in_their_turn(engine: Engine, whole: type[Whole]) -> None:
+    assert whole.asked == [True]
+    for nights, expected in ((1, True), (0, False)):
+        assert engine.check(all_steps=nights).result.verdict == "pass"
+        assert whole.asked[-1] is expected
+
+
+def test_a_verdict_of_an_early_end_says_how_much_was_seen(engine: Engine, whole: type[Whole]) -> None:
+    result = engine.check(all_steps=0).result
+    assert whole.asked[-1] is False
+    assert result.reason == "within tolerance (10 of 20 steps seen)"
+    assert "10 of 20 steps seen: stalls, drift and growth of memory that come later are not judged" in result.notes
+    assert "note: 10 of 20 steps seen: " in failure_message(result, "", "")
+    assert not [note for note in engine.check(all_steps=1).result.notes if "seen" in note]
+
+
+def test_what_a_short_launch_has_too_much_of_a_whole_one_has_to_show(
+    engine: Engine, whole: type[Whole], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "stall", 2.0)
+    terms = CaseTerms(tolerances={"stall_share": 0.02})
+    assert engine.run(terms, all_steps=0).check(SPEC).result.verdict == "regressed"
+    assert whole.asked[1:] == [False, True]

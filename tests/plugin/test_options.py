@@ -27,6 +27,7 @@ OPTIONS = [
     "--perf-start={auto,warm,cold}",
     "--perf-trace={yes,no}",
     "--perf-calibration={auto,no}",
+    "--perf-all-steps=NIGHTS",
     "--perf-launcher={auto,local,slurm}",
     "--perf-resume",
     "--perf-budget=GPU_HOURS",
@@ -414,6 +415,7 @@ def test_imports_begin_once_perf_tests_are_collected_to_be_run(
     [
         ("perf_start = warmm", "auto, warm, cold, did you mean 'warm'?"),
         ("perf_calibration = never", "auto, no"),
+        ("perf_all_steps = often", "a number of nights, 0 or more"),
     ],
 )
 def test_an_unknown_word_in_the_ini_file_is_a_usage_error(project: Project, line: str, expected: str) -> None:

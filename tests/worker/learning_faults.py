@@ -199,7 +199,7 @@ FAULTS = {
         prepare(self, *args, **kwargs)
         self.process_index = 0
     module.BatchSamplerShard.__init__ = first""",
-        "2 samples of one step were read more than once",
+        "rank 1 takes the samples of rank 0 in epoch 1 (random, seed 42)",
     ),
     "untied": Fault(
         19,

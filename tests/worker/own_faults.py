@@ -86,6 +86,15 @@ OWN_FAULTS = {
         _IN_INPUTS.format(change="self.kept = self.kept if self.times > 1 else inputs"),
         "2 samples of step 9 are another step's in the order of the data set",
     ),
+    "not shuffled": Fault(
+        0,
+        SPEC,
+        TRAINER,
+        """
+    from torch.utils.data import SequentialSampler
+    module.Trainer._get_train_sampler = lambda self, *_: SequentialSampler(self.train_dataset)""",
+        "samples are not shuffled: 20 of 20 come in the order of the data set in epoch 1 (random, seed 42)",
+    ),
     "each batch twice": Fault(
         0,
         SPEC,
@@ -129,6 +138,7 @@ IN_A_LAUNCH = {
         "every second step skipped",
         "a second group at a tenth of the rate",
         "always the first batch",
+        "not shuffled",
         "only the last of accumulated passes counts",
     )
 }

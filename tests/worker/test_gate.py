@@ -12,10 +12,12 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.insight.stragglers import by_work
 from pytest_llmperf.judge.validity import troubles
+from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import PassingRange, PassingRanges
 from tests.worker import engine
 from tests.worker.engine import checks
+from tests.worker.import_patch import in_the_rank
 from tests.worker.launching import launched
 
 torch = pytest.importorskip("torch")
@@ -152,6 +154,11 @@ class TestStopping:
         stop = stopping.Stopping(spec, FakeClock([0.1, 0.3, 0.05, 0.2] * 20), 0)
         assert [step for step in range(1, spec.steps + 1) if stop.now(step)] == [spec.steps]
 
+    def test_one_that_takes_all_its_steps_looks_at_none(self) -> None:
+        spec = TrainSpec(model="llama-tiny", sequence_length=32)
+        stop = stopping.Stopping(spec, FakeClock([0.5, *[0.1] * 80]), 0, all_steps=True)
+        assert [step for step in range(1, spec.steps + 1) if stop.now(step)] == [spec.steps]
+
     @pytest.mark.usefixtures("server")
     @pytest.mark.parametrize(("elsewhere", "ends_at"), [(WIDE, 16), (replace(WIDE, high=-9.0), 60)])
     def test_all_ranks_end_by_what_passes_where_they_are(self, elsewhere: PassingRange, ends_at: int) -> None:
@@ -183,3 +190,22 @@ def test_a_real_launch_that_passes_by_far_ends_sooner_and_says_why(tmp_path: Pat
     assert len(launch.losses) == 10
     assert launch.evidence["ended"] == "decided"
     assert not troubles(spec, launch)
+
+
+LEAKS = """
+    step, kept = module.Trainer.training_step, []
+    def leaking(self, *args, **kwargs):
+        kept.append(bytearray(200_000))
+        return step(self, *args, **kwargs)
+    module.Trainer.training_step = leaking"""
+
+
+@pytest.mark.parametrize(("patch", "grows"), [("pass", False), (LEAKS, True)])
+def test_what_steps_leave_behind_is_counted_and_all_steps_are_taken(tmp_path: Path, patch: str, *, grows: bool) -> None:
+    spec = TrainSpec(model="llama-tiny", sequence_length=32, gradient_accumulation_steps=2, steps=24)
+    variables = in_the_rank(tmp_path, "transformers.trainer", patch)
+    launch = launched(spec, tmp_path / "run", all_steps=True, variables=variables)
+    assert (len(launch.ranks[0].allocated_bytes), launch.planned_steps) == (24, 0)
+    assert launch.allocated_growth is not None
+    assert (launch.allocated_growth > MOST_GROWTH) == grows
+    assert grows or launch.allocated_growth < MOST_GROWTH / 4

@@ -29,7 +29,7 @@ from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.settings import CALIBRATIONS, MAX_LAUNCHES, STARTS, Settings
+from pytest_llmperf.run.settings import ALL_STEPS, CALIBRATIONS, MAX_LAUNCHES, STARTS, Settings
 from pytest_llmperf.run.usual_history import usual_history
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.support import quantities
@@ -63,6 +63,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--perf-timeout", type=seconds, default=1800.0, metavar="SECONDS", help="per launch; default: %(default)s")
     add("--perf-start", choices=STARTS, default="auto", help="how a launch begins; default: %(default)s")
     add("--perf-trace", choices=("yes", "no"), default="yes", help="trace three steps after those that are timed")
+    nights = argument(quantities.whole, "a number of nights, 0 or more")
+    what = "a case takes all its steps once in so many nights; 1: always, 0: only when recorded; default: %(default)s"
+    add("--perf-all-steps", type=nights, default=ALL_STEPS, metavar="NIGHTS", help=what)
     what = "calibrate each GPU once a day, for some seconds inside a launch; default: %(default)s"
     add("--perf-calibration", choices=CALIBRATIONS, default="auto", help=what)
     parser.set_defaults(answer=_answer, usage=parser.error)
@@ -105,6 +108,7 @@ class Check:
             strict=arguments.perf_strict,
             start=arguments.perf_start,
             trace=arguments.perf_trace == "yes",
+            all_steps=arguments.perf_all_steps,
             calibration=arguments.perf_calibration == "auto",
             static=arguments.static,
             parity=arguments.perf_parity,

@@ -160,6 +160,8 @@ def _data(learning: Learning) -> Iterator[str]:
             f"{learning.misplaced_samples} samples of step {learning.steps} are another step's in the order of the "
             "data set: some are repeated, skipped or shuffled"
         )
+    if learning.misorder:
+        yield f"the Trainer's sampler does not do what its arguments ask for: {learning.misorder}"
     if not learning.labels:
         yield "labels are not the inputs, which the model's loss shifts itself"
     if learning.future is not None and learning.future > _FUTURE:

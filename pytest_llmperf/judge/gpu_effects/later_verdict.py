@@ -8,7 +8,7 @@ from dataclasses import replace
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.sequential_test import Rule, least_tolerance
-from pytest_llmperf.judge.verdict import sentence, speed_check
+from pytest_llmperf.judge.verdict import sentence, speed_check, within_tolerance
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check, worst_of
 
@@ -36,7 +36,9 @@ def judged_later(result: CaseResult, stored: Sequence[Launch], knowledge: Knowle
     verdict = worst_of(check.verdict for check in checks)
     if verdict == result.verdict and verdict in ("pass", "changed"):
         return replace(result, checks=checks)
-    reason = ", ".join(sentence(check) for check in checks if check.verdict == verdict) or "within tolerance"
+    reason = ", ".join(sentence(check) for check in checks if check.verdict == verdict) or within_tolerance(
+        result.launches
+    )
     if verdict == result.verdict:
         return replace(result, checks=checks, reason=reason)
     note = f"{result.verdict} when it was launched, {verdict} by what the run knows of its GPU now"

@@ -156,6 +156,7 @@ def read_settings(config: pytest.Config) -> Settings:
         start=start_options.read(config),
         trace=config.option.perf_trace == "yes",
         calibration=start_options.read_calibration(config),
+        all_steps=start_options.read_all_steps(config),
         static=is_static,
         parity=option.perf_parity,
         loss_curve=option.perf_loss_curve or config.getini("perf_loss_curve"),

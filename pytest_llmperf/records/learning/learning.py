@@ -84,6 +84,8 @@ class RankLearning:
     """Those that all ranks together should have been given, in the order of the data set."""
     ambiguous: frozenset[int] = frozenset()
     """Those of them that the data set has more than once."""
+    misorder: str = ""
+    """What of the order in which the Trainer by itself takes samples is not as its arguments ask; empty: nothing."""
     labels: bool = True
     """Whether each label was its own input, or left out of the loss."""
     future: float | None = None
@@ -134,6 +136,8 @@ class Learning:
     """What ranks were given and the data set does not hold."""
     misplaced_samples: int = 0
     """What ranks were given and is another step's in the order of the data set."""
+    misorder: str = ""
+    """What of the order in which the Trainer takes samples, on the first rank where it is, is not as asked."""
     labels: bool = True
     future: float | None = None
     none: str = ""
@@ -204,6 +208,7 @@ def merged(ranks: Sequence[RankLearning]) -> Learning:
         shared_samples=_shared(ranks),
         foreign_samples=sum(sample < 0 for seen in ranks for sample in seen.samples),
         misplaced_samples=_misplaced(ranks),
+        misorder=next(filter(None, (seen.misorder for seen in ranks)), ""),
         labels=all(seen.labels for seen in ranks),
         future=max(futures) if futures else None,
     )

@@ -31,6 +31,7 @@ DIRECTIONS: Mapping[Better, frozenset[str]] = {
             "checkpoint_seconds",
             "micro_batch_seconds",
             "stall_share",
+            "allocated_growth_bytes",
             "peak_reserved_bytes",
             "peak_allocated_bytes",
             "predicted_peak_bytes",

@@ -20,6 +20,7 @@ from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker.evidence import is_sharded
 from pytest_llmperf.worker.learning import samples
 from pytest_llmperf.worker.learning.future import seen_future
+from pytest_llmperf.worker.learning.sampling import misorder
 from pytest_llmperf.worker.learning.tensor_sums import bit_sums, sample, sampled, square_sums, trained
 from pytest_llmperf.worker.learning.update_replay import UpdateReplay
 
@@ -145,6 +146,7 @@ class Inspection:
             samples=read.samples,
             expected_samples=read.expected,
             ambiguous=read.ambiguous,
+            misorder=misorder(trainer),
             labels=found["labels"],
             future=seen_future(trainer, model) if self._spec.fp8 == "no" else None,
             replay=found["update"].replay(trainer.state.global_step),

@@ -21,6 +21,7 @@ class Measurement:
     waiting_seconds: tuple[float, ...]
     seconds: float
     """From the first step's begin to the end of the last one's work, as the host saw it."""
+    allocated_bytes: tuple[int, ...]
     peak_reserved_bytes: int
     peak_allocated_bytes: int
 
@@ -36,6 +37,7 @@ class Measurement:
         self.is_over = False
         self._clock, self._memory = clock, memory
         self._start = 0.0
+        self._held: list[int | None] = []
 
     def begin(self) -> None:
         """With the first step."""
@@ -60,11 +62,15 @@ class Measurement:
         self._clock.mark()
         if self.exchange:
             self.exchange.end_step()
+        self._held.append(self._memory.allocated())
 
     def end(self) -> None:
         """That was the last step: wait for the device, and read everything."""
         self.step_seconds = self._clock.seconds()
         self.seconds = time.perf_counter() - self._start
+        # Losses are kept by this measurement, and are no growth of the training's.
+        own = len(self.losses) // len(self._held) * self._memory.loss_bytes
+        self.allocated_bytes = tuple(each - own * step for step, each in enumerate(self._held) if each is not None)
         self.waiting_seconds = self.exchange.seconds() if self.exchange else ()
         self.peak_reserved_bytes, self.peak_allocated_bytes = (
             self._memory.peak_reserved(),

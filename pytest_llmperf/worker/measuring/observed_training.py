@@ -62,6 +62,7 @@ class ObservedTraining:
             gradient_norms=_norms(measurement.gradient_norms),
             real_tokens=_by_step(measurement.real_tokens, self.spec.gradient_accumulation_steps),
             tokens_per_step=_per_step(measurement.num_tokens, len(measurement.step_seconds)),
+            allocated_bytes=measurement.allocated_bytes,
             peak_reserved_bytes=measurement.peak_reserved_bytes,
             peak_allocated_bytes=measurement.peak_allocated_bytes,
             train_seconds=measurement.seconds,

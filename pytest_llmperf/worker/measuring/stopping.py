@@ -26,12 +26,19 @@ class Clock(Protocol):
 class Stopping:
     """One rank's part in the decision."""
 
-    def __init__(
-        self, spec: TrainSpec, clock: Clock, rank: int, place: Place | None = None, passing: PassingRanges | None = None
+    def __init__(  # noqa: PLR0913 - the facts of one rank, and of what was asked for
+        self,
+        spec: TrainSpec,
+        clock: Clock,
+        rank: int,
+        place: Place | None = None,
+        passing: PassingRanges | None = None,
+        *,
+        all_steps: bool = False,
     ) -> None:
-        """``place`` is this rank's; where all of them are chooses from ``passing``."""
+        """``place`` is this rank's; where all of them are chooses from ``passing``. ``all_steps``: it does not look."""
         self._spec, self._clock, self._rank, self._passing = spec, clock, rank, passing
-        self._looks = frozenset(looks(spec.min_steps, spec.steps))
+        self._looks = frozenset(() if all_steps else looks(spec.min_steps, spec.steps))
         self._store = _store() if spec.gpus > 1 else None
         self._places = [] if place is None else [place]
         self._why = GOES_ON
