@@ -11,6 +11,7 @@ from pytest_llmperf.spec.small_spec import true_optimizer
 from pytest_llmperf.spec.space.space import Space
 from pytest_llmperf.spec.space.space_file import axes_of
 from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+from pytest_llmperf.support.formats import memory
 from pytest_llmperf.support.quantities import is_positive
 
 # What a wider case may have otherwise than the narrow one that it is scaled from. One GPU has nothing to shard.
@@ -22,6 +23,25 @@ def need_specs(method: str, *values: object) -> None:
     for value in values:
         if not isinstance(value, TrainSpec):
             raise CaseFailedError(f"perf.{method} needs a TrainSpec, not {value!r}; the fixture train_spec makes one")
+
+
+def need_room(spec: TrainSpec, host_bytes: int) -> None:
+    """Training on a CPU fits into its host's memory, as far as weights, gradients and states alone can tell.
+
+    A host that is short of memory swaps, or kills somebody else's process, and neither says why.
+    """
+    geometry = spec.architecture.geometry
+    if geometry is None:
+        return
+    bytes_each = 4 if spec.model_precision == "fp32" else 2
+    copies = 2 + (2 if "adam" in spec.optimizer and "bit" not in spec.optimizer else 0)  # weights, gradients, states
+    shards = spec.gpus if spec.parallelism == "ddp" else 1  # each rank has its own, or its share
+    least = geometry.weights * bytes_each * copies * shards
+    if least > host_bytes:
+        raise CaseFailedError(
+            f"{spec.id}: training needs at least {memory(least)} for weights, gradients and optimizer states, and this "
+            f"host has {memory(host_bytes)}: give a model of fewer layers, or run it on GPUs"
+        )
 
 
 def need_a_narrower_training(wide: TrainSpec, scaled_from: TrainSpec) -> None:

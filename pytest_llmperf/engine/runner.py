@@ -14,9 +14,10 @@ from typing import NoReturn, TypeVar
 
 from pytest_llmperf.engine.batch_size.search_deadline import SearchDeadline
 from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.preconditions import need_room
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
-from pytest_llmperf.launch.machine import Gpu
+from pytest_llmperf.launch.machine import Gpu, host_memory_bytes
 from pytest_llmperf.launch.outcome import LONGER, broken_off, sizes_so_far
 from pytest_llmperf.launch.slurm.allocation import listed
 from pytest_llmperf.launch.slurm.launcher import OutOfTimeError
@@ -97,6 +98,7 @@ class Runner:
         GPUs, of none where srun chooses them, whether it is with what these give that day to work that never changes.
 
         Raises:
+            CaseFailedError: this host's memory cannot hold it.
             RunEndedError: no time, or no node, is left for it.
         """
         turn, meter = turn or Turn(), Meter()
@@ -104,6 +106,8 @@ class Runner:
         total = max(turn.launches, turn.sides * rounds)
         name = f"{spec.id} {turn.side}".rstrip()
         self._context.settle(spec)
+        if self._context.on_cpu and self._context.cluster is None:
+            need_room(spec, host_memory_bytes())
         with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, number, total) as live:
             calibrate = calibrates(gpus)
             request = replace(

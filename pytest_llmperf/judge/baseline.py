@@ -168,6 +168,13 @@ def _with_calibration(rank: object, calibrations: Mapping[str, Any]) -> object:
     return {**rank, "calibration": calibrations[key]}
 
 
+# What a setup tells by name; all else of it is compared as it is.
+_TOPICS = dict.fromkeys(
+    "config modules dropout buffer_dtypes hooks optimizer torch python step overhead sources".split(),
+    "Mapping[str, Any]",
+)
+
+
 def _launch_of(
     values: object, environments: Mapping[str, Any], setups: Mapping[str, Any], calibrations: Mapping[str, Any]
 ) -> Launch:
@@ -177,7 +184,7 @@ def _launch_of(
         record["ranks"] = [_with_calibration(rank, calibrations) for rank in record["ranks"]]
     evidence = record["evidence"]
     if "setup" in evidence:
-        evidence = {**evidence, "setup": typed(setups[evidence["setup"]], {}, "a setup")}
+        evidence = {**evidence, "setup": typed(setups[evidence["setup"]], _TOPICS, "a setup")}
     return Launch.from_dict({**record, "evidence": evidence, "environment": environments[record["environment"]]})
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -34,6 +36,24 @@ from pytest_llmperf.run.errors import DidNotTrainError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.spec.train_spec import TrainSpec
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _asked(method: _Method) -> _Method:
+    """``method``, which fails its test in one line where it is called with other arguments than it has."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            words = [str(each).partition(":")[0] for name, each in signature.parameters.items() if name != "self"]
+            raise failed(f"perf.{method.__name__}: {error}; expected {', '.join(words)}") from None
+        return method(*args, **kwargs)
+
+    return cast("_Method", checked)
+
 
 class Perf:
     """What a test calls. One test may check several specs."""
@@ -50,6 +70,7 @@ class Perf:
         )
         self._cases = StaticChecks(caller) if session.settings.static else CaseChecks(caller)
 
+    @_asked
     def measure(self, spec: TrainSpec) -> tuple[Launch, ...]:
         """Launch ``spec`` as often as this run asks for (``--perf-launches``) and return the records.
 
@@ -59,6 +80,7 @@ class Perf:
             need_specs("measure", spec)
             return self._cases.measure(spec)
 
+    @_asked
     def check(self, spec: TrainSpec, *, scaled_from: TrainSpec | None = None) -> CaseResult:
         """Launch ``spec`` until it is decided against its baseline, and fail the test unless it holds.
 
@@ -76,6 +98,7 @@ class Perf:
                 need_a_narrower_training(spec, scaled_from)
             return self._told(self._cases.check(spec, scaled_from))
 
+    @_asked
     def compare(  # noqa: PLR0913 - two specs and five named bounds
         self,
         before: TrainSpec,
@@ -110,6 +133,7 @@ class Perf:
                 need_the_same_tokens(before, after)
             return self._told(self._cases.compare(before, after, bounds))
 
+    @_asked
     def max_micro_batch(self, spec: TrainSpec) -> CaseResult:
         """Find the largest micro-batch of ``spec`` that trains, to the unit, and fail the test if it was larger.
 
@@ -120,6 +144,7 @@ class Perf:
             need_specs("max_micro_batch", spec)
             return self._told(self._cases.max_micro_batch(spec))
 
+    @_asked
     def same_training(self, spec: TrainSpec, other: TrainSpec | None = None, /) -> CaseResult:
         """Fail the test unless ``other`` learns what ``spec`` does; ``spec`` alone, what its plain form does.
 
@@ -134,6 +159,7 @@ class Perf:
                 need_the_same_training(spec, other)
             return self._told(self._cases.same_training(*specs))
 
+    @_asked
     def tune(self, spec: TrainSpec, *, over: Mapping[str, Any], runners_up: int = 3) -> CaseResult:
         """Tell whether ``spec``, a winner of ``llmperf tune``, still is the fastest of its neighbours.
 

@@ -16,6 +16,8 @@ _UPDATES_PER_SECOND = 5
 _GAP = "  "
 # Below this an id says less than the figures it would push out.
 _SHORTEST_ID = 12
+# In a log, what takes longer says so, and again each time.
+_STILL_SECONDS = 30.0
 # A first step that takes longer seems to hang: what it does is said.
 _LONG_FIRST_STEP_SECONDS = 5.0
 
@@ -104,7 +106,8 @@ class LaunchLines:
     ) -> None:
         """``run`` tells how far the run is that the launch is of."""
         self._launch, self._say, self._run = launch, say, run
-        self._start, self._is_told = time.monotonic(), False
+        self._start = self._said_at = time.monotonic()
+        self._is_told = False
         self._line = LiveLine(write=write, width=_width) if write is not None else None
 
     def update(self, progress: Progress) -> None:
@@ -115,6 +118,12 @@ class LaunchLines:
         elif not self._is_told:
             self._is_told = True
             self._say(started_line(self._launch))
+        elif time.monotonic() - self._said_at >= _STILL_SECONDS:
+            self._said_at = time.monotonic()
+            self._say(f"{started_line(self._launch).removesuffix(' started')}: {self._so_far(progress)}")
+
+    def _so_far(self, progress: Progress) -> str:
+        return f"{_phase(progress)}, {formats.elapsed(time.monotonic() - self._start)}"
 
     def finished(self, launch: Launch) -> None:
         """It has left its record."""

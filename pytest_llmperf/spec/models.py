@@ -39,6 +39,13 @@ class Geometry:
     vocabulary_size: int
     num_feed_forward_matrices: int
 
+    @property
+    def weights(self) -> int:
+        """Elements of the matrices, the vocabulary's counted once; norms and positions are left out."""
+        attention, key_value = self.num_heads * self.head_size, self.num_key_value_heads * self.head_size
+        layer = 2 * attention + 2 * key_value + self.num_feed_forward_matrices * self.feed_forward_size
+        return self.hidden_size * (self.num_layers * layer + self.vocabulary_size)
+
     def flops_per_token(self, sequence_length: int) -> float:
         """Training FLOPs (forward and backward, no recomputation) for one token of a full sequence.
 

@@ -38,16 +38,23 @@ RESHARD_AFTER_FORWARD = True
 def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
     """The configuration of a causal language model, as transformers has it; without a cache, which training lacks.
 
+    Of a model that also sees or hears it is the text part's, where that is a causal language model by itself: token
+    rows use nothing else, and the other parts would get no gradient.
+
     Raises:
-        RefusedError: transformers has no such model.
+        RefusedError: transformers has no such model, or does not take this configuration.
     """
     if config["model_type"] not in CONFIG_MAPPING:
         raise refusal.unknown_type(config["model_type"])
     # A fresh configuration each time: a failed attention name stays on the object it was tried on.
     # And a copy: transformers writes into the parts of what it is given.
-    hf_config = AutoConfig.for_model(**deepcopy(dict(config)))
+    with refusal.of_what_cannot_be_built(config["model_type"]):
+        hf_config = AutoConfig.for_model(**deepcopy(dict(config)))
     if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise refusal.no_language_model(config["model_type"])
+    text = hf_config.get_text_config()
+    if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING and text.model_type != hf_config.model_type:
+        hf_config = text
     hf_config.use_cache = False
     return hf_config
 
@@ -67,7 +74,10 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
         model = AutoModelForCausalLM.from_pretrained(spec.weights, config=hf_config, local_files_only=True, **kwargs)
         model = model.to(device)
     else:
-        with device:  # drawing 1.2e9 weights takes a minute on the host and half a second on the GPU
+        with (
+            device,
+            refusal.of_what_cannot_be_built(hf_config.model_type),
+        ):  # drawing 1.2e9 weights takes a minute on the host and half a second on the GPU
             model = AutoModelForCausalLM.from_config(hf_config, **kwargs)
     refusal.check_direction(model.config)
     if spec.fp8 != "no":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch._dynamo.convert_frame import FRAME_COMPILE_COUNTER
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel, Trainer
+from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
 from pytest_llmperf.spec import fault_injection
 from pytest_llmperf.spec.choices import FP8_RECIPES
@@ -61,11 +63,36 @@ def parameter_dtypes(model: nn.Module) -> dict[str, int]:
     return counts
 
 
-def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness, liger: LigerNotes) -> dict[str, Any]:
+def kept_dtypes(model: PreTrainedModel, asked: torch.dtype) -> dict[str, int]:
+    """Elements of the parameters that the model's own class makes in another type than ``asked``, by type.
+
+    Routers, gates and decay rates of a dozen families stay in fp32 on purpose. What the class does is seen on a twin
+    without storage, built only where types differ; a parameter that differs from its twin is not counted.
+    """
+    other = {name: p for name, p in model.named_parameters() if p.dtype != asked}
+    if not other:
+        return {}
+    with torch.device("meta"):
+        twin = AutoModelForCausalLM.from_config(deepcopy(model.config), dtype=asked)
+    listed = (getattr(model, name, None) for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"))
+    patterns = [pattern for patterns in listed for pattern in patterns or ()]
+    made = {name: p.dtype for name, p in twin.named_parameters()}
+    kept: dict[str, int] = {}
+    for name, p in other.items():
+        is_named = p.dtype == torch.float32 and any(re.search(rf"(^|\.){each}($|\.)", name) for each in patterns)
+        if is_named or p.dtype == made.get(name):
+            kept[str(p.dtype)] = kept.get(str(p.dtype), 0) + p.numel()
+    return kept
+
+
+def collect(
+    trainer: Trainer, model: PreTrainedModel, asked: torch.dtype, autocast: AutocastWitness, liger: LigerNotes
+) -> dict[str, Any]:
     """Everything ``judge/evidence/evidence_checks.py`` holds against the spec; called once, after all that is timed.
 
-    Which operators attention calls is not tried yet: steps that are traced may follow.
+    Which operators attention calls is not tried yet: steps that are traced may follow. ``asked``: the weights' type.
     """
+    kept = kept_dtypes(model, asked)
     optimizer = trainer.optimizer
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     device = next(model.parameters()).device
@@ -74,6 +101,7 @@ def collect(trainer: Trainer, model: PreTrainedModel, autocast: AutocastWitness,
         "world_size": trainer.args.world_size,
         "attention": str(model.config._attn_implementation),
         "parameter_dtypes": parameter_dtypes(model),
+        **({"kept_dtypes": kept} if kept else {}),
         "autocast_dtype": autocast.dtype,
         "tf32": _tf32_rounds(device),
         "liger_modules": len(_liger_forwards(model)),

@@ -5,6 +5,8 @@ By what the model's class and configuration say of themselves; nothing here need
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -30,6 +32,9 @@ _CAUSAL_ANYWAY = frozenset({"gpt_neox", "gpt_neox_japanese"})
 _NEVER_CAUSAL = frozenset({"cpmant"})
 
 
+_LONGEST_REASON = 300
+
+
 class RefusedError(ValueError):
     """A model that cannot be trained as it was asked for: one line with what to write instead."""
 
@@ -46,6 +51,40 @@ def no_language_model(model_type: str) -> RefusedError:
     """For a model type that is no causal language model."""
     return RefusedError(
         f"{_transformers()} has no causal language model of type {model_type!r}; expected one, e.g. a llama"
+    )
+
+
+@contextmanager
+def of_what_cannot_be_built(model_type: str) -> Iterator[None]:
+    """In here transformers builds a configuration or a model of it; what it does not take is the configuration's fault.
+
+    Raises:
+        RefusedError: it does not take it.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError):  # a lack of memory, or of a device
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise RefusedError(
+            f"{_transformers()} cannot build {model_type} from this configuration: {why[:_LONGEST_REASON]}"
+        ) from error
+
+
+def unused(model_type: str, without_gradient: Sequence[str], parameters: int) -> RefusedError:
+    """For a model of which rows of tokens train only a part; ``without_gradient``: the names of the rest."""
+    return RefusedError(
+        f"{model_type}: {len(without_gradient)} of {parameters} weights get no gradient from text (first: "
+        f"{without_gradient[0]}); expected a causal language model that uses all of them, without parts for other input"
+    )
+
+
+def unmixed(model_type: str, types: Sequence[str]) -> RefusedError:
+    """For a model that keeps weights of several ``types`` and has no code that converts between them."""
+    return RefusedError(
+        f"{model_type} keeps weights in {' and '.join(types)}, and its code does not convert between them; "
+        "use mixed_precision='bf16'"
     )
 
 

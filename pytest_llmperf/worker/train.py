@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pytest_llmperf.records.learning.learning import uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.data import data_workers
@@ -192,9 +194,31 @@ def _trained(trainer: Trainer, measurement: Measurement, *, alone: bool) -> Exce
     except Exception as error:
         # Ranks that others wait for have to fail; what was measured is kept.
         if not (alone and measurement.is_over):
-            raise
+            raise _explained(error, trainer) from error
         return error
     return None
+
+
+# How DistributedDataParallel says that weights had no part in the loss; it numbers those that it reduces.
+_UNREDUCED = re.compile(
+    r"Expected to have finished reduction.*did not receive grad for rank \d+:((?: \d+)+)", re.DOTALL
+)
+
+
+# How operators say that what they are given has several types.
+_SEVERAL_TYPES = re.compile(r"same dtype|expected scalar type")
+
+
+def _explained(error: Exception, trainer: Trainer) -> Exception:
+    """``error``, or what it means where it comes of weights that no step reaches, or of types that do not mix."""
+    model = trainer.model
+    types = sorted({str(parameter.dtype) for parameter in model.parameters()})
+    if _SEVERAL_TYPES.search(str(error)) and len(types) > 1 and not (trainer.args.bf16 or trainer.args.fp16):
+        return refusal.unmixed(model.config.model_type, types)
+    found = _UNREDUCED.search(str(error))
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    missing = [names[int(number)] for number in found[1].split() if int(number) < len(names)] if found else []
+    return refusal.unused(model.config.model_type, missing, len(names)) if missing else error
 
 
 def _exchanges_at_the_end(spec: TrainSpec) -> bool:

@@ -83,6 +83,23 @@ class TestTurns:
         assert "Traceback" not in result.stdout.str()
         assert project.launches == []
 
+    @pytest.mark.parametrize(
+        ("call", "said"),
+        [
+            ("check()", "perf.check: missing a required argument: 'spec'; expected spec, scaled_from"),
+            ("check(1, 2)", "perf.check: too many positional arguments; expected spec, scaled_from"),
+            ("measure(spec=1, gpus=2)", "perf.measure: got an unexpected keyword argument 'gpus'; expected spec"),
+            ("tune(1)", "perf.tune: missing a required*argument: 'over'; expected spec, over, runners_up"),
+        ],
+    )
+    def test_other_arguments_than_a_method_has_are_one_line(self, project: Project, call: str, said: str) -> None:
+        project.pytester.makepyfile(test_mine=f"def test_it(perf):\n    perf.{call}\n")
+        result = project.run()
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([said])
+        assert "Traceback" not in result.stdout.str()
+        assert "TypeError" not in result.stdout.str()
+
 
 class TestAgainst:
     @pytest.fixture

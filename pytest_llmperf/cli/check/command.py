@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +217,7 @@ def _history(arguments: argparse.Namespace) -> Path | None:
 
 def _words(spec: TrainSpec) -> Sequence[str]:
     """What names ``spec`` on a command line: only what is not as it is anyway."""
-    usual: dict[str, Any] = TrainSpec(model=spec.model).to_dict()
+    usual = {field.name: field.default for field in fields(TrainSpec)}
     values = {name: value for name, value in spec.to_dict().items() if name == "model" or value != usual.get(name)}
     return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
 

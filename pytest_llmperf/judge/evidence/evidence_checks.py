@@ -116,7 +116,10 @@ def _saved(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
 
 
 def _weights(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
-    return _equal("weights of", _DTYPES[spec.model_precision], ", ".join(sorted(evidence["parameter_dtypes"])))
+    """By element, less what the model's own class keeps in another type, as fp32 routers; old records have none."""
+    kept = evidence.get("kept_dtypes", {})
+    seen = [dtype for dtype, number in sorted(evidence["parameter_dtypes"].items()) if number > kept.get(dtype, 0)]
+    return _equal("weights of", _DTYPES[spec.model_precision], ", ".join(seen))
 
 
 def _autocast(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:

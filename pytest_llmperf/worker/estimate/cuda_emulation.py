@@ -141,9 +141,10 @@ def _fused_attention(
     if mask is not None:
         blocked, open_ = query.new_full((), -math.inf), query.new_zeros(())
         mask = torch.where(mask.logical_not(), blocked, open_) if mask.dtype == torch.bool else mask.to(query.dtype)
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 - the kernel has no other name
-        query, key, value, attn_mask=mask
-    )[0]
+    aten = torch.ops.aten
+    if query.shape[-1] != value.shape[-1]:  # of another size in latent attention, which this kernel alone takes
+        return aten._scaled_dot_product_efficient_attention(query, key, value, mask, compute_log_sumexp=True)[0]  # noqa: SLF001
+    return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=mask)[0]  # noqa: SLF001
 
 
 class _Dropout(torch.autograd.Function):

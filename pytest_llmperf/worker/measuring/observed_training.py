@@ -15,6 +15,7 @@ from pytest_llmperf.records.learning.learning import RankLearning
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
+from pytest_llmperf.worker.build import DTYPES
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.data.training_data import TrainingData
 from pytest_llmperf.worker.measuring.measurement import Measurement
@@ -70,7 +71,7 @@ class ObservedTraining:
             canary=self.canary,
             calibration=self.calibration,
             evidence={
-                **evidence.collect(trainer, self.model, self._autocast, self._liger),
+                **evidence.collect(trainer, self.model, DTYPES[self.spec.model_precision], self._autocast, self._liger),
                 **self.data.evidence(len(measurement.step_seconds) * self.spec.sequences_per_step),
                 **self.stopping.evidence,
                 **(self.checkpoint.evidence if self.checkpoint else {}),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 from unittest import mock
 
@@ -210,3 +211,24 @@ def test_a_loss_curve_is_of_a_text_and_takes_launches(
     assert main([*words, "--update-baselines=new"]) == 0
     assert main(words) == 0
     assert "loss curve same: the same to the last digit (1 of 5 seeds)" in capsys.readouterr().out
+
+
+def test_a_model_of_few_positions_is_named_by_what_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its defaults do not fit it, and are asked for nowhere."""
+    config = json.loads((files("pytest_llmperf") / "spec/configs/llama-tiny.json").read_text())
+    Path("short.json").write_text(json.dumps({**config, "max_position_embeddings": 128}))
+    assert main(["check", "model=short.json", "sequence_length=64", "--gpus", "0"]) == 1
+    assert "record it: llmperf check model=short.json sequence_length=64 --gpus 0" in capsys.readouterr().out
+
+
+def test_what_its_host_cannot_hold_is_refused_before_it_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_llmperf.engine.runner.host_memory_bytes", lambda: 8 * 2**30)
+    assert main(["check", "model=llama-3.2-1b", "model_precision=fp32", "--gpus", "0"]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "training needs at least 18.4 GiB for weights, gradients and optimizer states, and this host has 8.0 GiB"
+        in said
+    )
+    assert "launch 1" not in said

@@ -333,6 +333,13 @@ class TestBrokenFiles:
         change(document)
         assert said in refused(json.dumps(document))
 
+    @pytest.mark.parametrize("topic", ["torch", "config", "sources"])
+    def test_a_setup_of_another_shape_is_refused(self, topic: str) -> None:
+        document = json.loads(BASELINE.to_json())
+        document["setups"] = {"x": {topic: 3}}
+        document["launches"][0]["evidence"]["setup"] = "x"
+        assert f"{topic} is 3, expected an object" in refused(json.dumps(document))
+
     @pytest.mark.parametrize("which", [0, 1, 2])
     @pytest.mark.parametrize("factor", [0.98, 1.02])
     def test_raw_values_that_were_edited_are_noticed(self, which: int, factor: float) -> None:

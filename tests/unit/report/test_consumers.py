@@ -259,14 +259,19 @@ def test_the_files_of_docs_ci_are_what_the_page_shows(pytestconfig: pytest.Confi
     docs = Path(__file__).parents[3] / "docs"
     github = yaml.safe_load((docs / "ci" / "github-actions.yml").read_text())
     gitlab = yaml.safe_load((docs / "ci" / "gitlab-ci.yml").read_text())
-    assert set(github["jobs"]) == {"perf-static", "perf-gpu"}
-    assert {"perf-static", "perf-gpu"} <= set(gitlab)
+    assert set(github["jobs"]) == {"perf-static", "perf-comment", "perf-gpu", "perf-record"}
+    assert {"perf-static", "perf-gpu", "perf-record"} <= set(gitlab)
     for jobs in (github["jobs"], gitlab):
         assert "--perf-static" in json.dumps(jobs["perf-static"])
         assert "llmperf export" in json.dumps(jobs["perf-gpu"])
+        assert "--perf-strict" in json.dumps(jobs["perf-gpu"])
+        assert all("--perf-report" in json.dumps(jobs[name]) for name in ("perf-static", "perf-gpu"))
+        assert "--update-baselines" in json.dumps(jobs["perf-record"])
     steps = [step for job in github["jobs"].values() for step in job["steps"]]
     checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
-    assert [step["with"]["persist-credentials"] for step in checkouts] == [False, False]
+    assert [step["with"]["persist-credentials"] for step in checkouts] == [False, False, True]
+    used = [step["uses"] for step in steps if "uses" in step]
+    assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", action) for action in used)
     given = [line for step in steps for line in step.get("run", "").splitlines()]
     given += [line for job in gitlab.values() for name in ("script", "after_script") for line in job.get(name, ())]
     assert sum("pytest" in line for line in given) >= 4

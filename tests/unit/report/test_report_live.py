@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.failure import Progress
-from pytest_llmperf.report.progress_line import LiveLine, Numbered, finished_line, live_line, started_line
+from pytest_llmperf.report.progress_line import LaunchLines, LiveLine, Numbered, finished_line, live_line, started_line
 from tests.unit.report.test_report_failure import launch_of
 
 SPEC_ID = "llama-3.2-1b-bf16-sdpa-liger-mbs37-gpus1"
@@ -87,6 +87,21 @@ def test_a_log_gets_two_lines() -> None:
     assert finished_line(Numbered(SPEC_ID, 1, 2), launch) == (
         f"{SPEC_ID}: launch 1/2 finished: 75,776 tokens/s/GPU, 53.0 GiB, 40 steps, 34.4 s"
     )
+
+
+def test_a_log_hears_every_half_minute_of_a_launch_that_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    now = [0.0]
+    monkeypatch.setattr("pytest_llmperf.report.progress_line.time.monotonic", lambda: now[0])
+    lines = LaunchLines(Numbered(SPEC_ID, 1, 2), say=said.append, write=None)
+    for second in range(0, 71, 5):
+        now[0] = float(second)
+        lines.update(Progress(phase="building" if second < 50 else "training", step=3, steps=40))
+    assert said == [
+        f"{SPEC_ID}: launch 1/2 started",
+        f"{SPEC_ID}: launch 1/2: building, 30 s",
+        f"{SPEC_ID}: launch 1/2: step 3/40, 60 s",
+    ]
 
 
 class Screen:

@@ -32,9 +32,9 @@ def runs(environment: str) -> list[tuple[list[str], str]]:
 
 def selects(environment: str, folder: str, markers: tuple[str, ...]) -> bool:
     """Whether one of its runs has a test of this folder with these markers."""
-    known = {name: name in markers for name in ("gpu", "slow", "slurm", "torchrun")}
+    known = {name: name in markers for name in ("gpu", "slow", "slurm", "torchrun", "wide")}
     return any(
-        (not paths or f"tests/{folder}" in paths) and eval(expression, {}, known)
+        (paths in ([], ["tests"]) or f"tests/{folder}" in paths) and eval(expression, {}, known)
         for paths, expression in runs(environment)
     )
 
@@ -47,6 +47,13 @@ PLACES = [(folder, markers) for folder in FOLDERS for markers in MARKERS if not 
 @pytest.mark.parametrize(("folder", "markers"), PLACES, ids=str)
 def test_every_test_runs_in_one_of_them(folder: str, markers: tuple[str, ...]) -> None:
     assert selects("full" if folder in NEED_TORCH else "lean", folder, markers)
+
+
+def test_what_is_wide_runs_in_its_own_and_in_no_other() -> None:
+    wide = ("slow", "torchrun", "wide")
+    assert [name for name in ("full", "lean", "wide") if selects(name, "worker", wide)] == ["wide"]
+    assert not selects("wide", "worker", ("slow", "torchrun"))
+    assert "make test-wide" in (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: path.name)
@@ -71,7 +78,7 @@ def imported(tree: ast.Module) -> set[str]:
 
 
 def test_the_environments_of_make_test_are_these() -> None:
-    (words,) = re.findall(r"-e (\S+) \$\(if \$\(ARGS\)", (REPOSITORY / "Makefile").read_text(encoding="utf-8"))
+    (words,) = re.findall(r"TOX_TWO\) -e (\S+) ", (REPOSITORY / "Makefile").read_text(encoding="utf-8"))
     assert {"full", "lean"} <= set(words.split(","))
 
 
