@@ -106,14 +106,18 @@ class Environment:
     """Environment variables that change speed or memory."""
     platform: str
     """Operating system and architecture."""
+    loaded: Mapping[str, str] = field(default_factory=dict)
+    """What else rank 0's interpreter took in: distributions with their versions, and the executable lines of ``.pth``
+    files by their digests. Empty in old records, and of a launch that failed."""
 
     def differences(self, other: Environment) -> tuple[str, ...]:
-        """One line for each thing that differs, ``name: mine -> theirs``, sorted."""
-        lines = []
-        for name, mine, theirs in _pairs(self, other):
-            if mine != theirs:
-                lines.append(f"{name}: {mine or 'none'} -> {theirs or 'none'}")
-        return tuple(sorted(lines))
+        """One line for each thing that differs, ``name: mine -> theirs``, sorted; what else was loaded comes last."""
+        pairs = sorted(_pairs(self, other))
+        if self.loaded and other.loaded:
+            known = {*self.versions, *other.versions}
+            names = sorted({*self.loaded, *other.loaded} - known)
+            pairs += [(name, self.loaded.get(name, ""), other.loaded.get(name, "")) for name in names]
+        return tuple(f"{name}: {mine or 'none'} -> {theirs or 'none'}" for name, mine, theirs in pairs if mine != theirs)
 
 
 def _pairs(a: Environment, b: Environment) -> list[tuple[str, str, str]]:
@@ -121,6 +125,12 @@ def _pairs(a: Environment, b: Environment) -> list[tuple[str, str, str]]:
     for mine, theirs in ((a.versions, b.versions), (a.variables, b.variables)):
         pairs += [(name, mine.get(name, ""), theirs.get(name, "")) for name in sorted({*mine, *theirs})]
     return pairs
+
+
+def _found(evidence: Mapping[str, Any]) -> dict[str, str]:
+    """What the user's environment had set before the launch forced it to what the spec says."""
+    found = evidence.get("found", {}).items()
+    return {f"found {name}": " ".join(value) if isinstance(value, list) else str(value) for name, value in found}
 
 
 #: Evidence of where a scheduler put the ranks.
@@ -202,8 +212,9 @@ class Launch:
         mine, theirs = self.health.power_limit_watts, other.health.power_limit_watts
         if mine and theirs and mine != theirs:
             lines.append(f"power limit: {mine:.0f} W -> {theirs:.0f} W")
-        for name in PLACEMENT:
-            here, there = self.evidence.get(name), other.evidence.get(name)
+        ours, others = ({**launch.evidence, **_found(launch.evidence)} for launch in (self, other))
+        for name in (*PLACEMENT, *sorted(_found(self.evidence))):
+            here, there = ours.get(name), others.get(name)
             if here is not None and there is not None and here != there:
                 lines.append(f"{name}: {here} -> {there}")
         return tuple(lines)
@@ -286,6 +297,8 @@ class Launch:
         for rank, own in zip(values["ranks"], self.ranks, strict=True):
             rank["calibration"] = own.calibration and own.calibration.to_dict()
         ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
+        if not self.environment.loaded:
+            del values["environment"]["loaded"]
         absent = {"trace": self.trace.none == OLDER, "learning": self.learning.none == UNINSPECTED}
         absent |= {name: not values[name] for name in ("canary", "phases", "gradient_norms")}
         values |= {"health": health, "ranks": ranks, "trace": self.trace.to_dict(), "learning": self.learning.to_dict()}

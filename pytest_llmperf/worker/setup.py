@@ -74,6 +74,7 @@ def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str,
         "torch": _torch_settings(),
         "python": _python_settings(),
         "step": callables.of_a_step(model, optimizer),
+        "functions": callables.optional_functions(model),
         "overhead": _overhead(optimizer),
         "sources": dict(_sources(model, optimizer)),
     }
@@ -169,11 +170,11 @@ def _torch_settings() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomaly_detection": torch.is_anomaly_enabled(),
         "profiler": bool(torch.autograd._profiler_enabled()),  # noqa: SLF001 - told nowhere else
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": matmul_precision(),
         "autocast_cache": torch.is_autocast_cache_enabled(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "reduced_precision_reduction": str(cuda.matmul.allow_bf16_reduced_precision_reduction),
-        "sdpa_kernels": [name for name, is_on in _sdpa_kernels() if is_on],
+        "sdpa_kernels": sdpa_kernels(),
     }
     if not torch.cuda.is_available():
         settings |= {"threads": torch.get_num_threads(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
@@ -181,12 +182,24 @@ def _torch_settings() -> dict[str, Any]:
     return settings
 
 
-def _sdpa_kernels() -> Iterator[tuple[str, bool]]:
+def sdpa_kernels() -> list[str]:
+    """Those that PyTorch's attention may choose from."""
     cuda = torch.backends.cuda
-    yield "flash", cuda.flash_sdp_enabled()
-    yield "efficient", cuda.mem_efficient_sdp_enabled()
-    yield "math", cuda.math_sdp_enabled()
-    yield "cudnn", cuda.cudnn_sdp_enabled()
+    is_on = {
+        "flash": cuda.flash_sdp_enabled(),
+        "efficient": cuda.mem_efficient_sdp_enabled(),
+        "math": cuda.math_sdp_enabled(),
+        "cudnn": cuda.cudnn_sdp_enabled(),
+    }
+    return [name for name, on in is_on.items() if on]
+
+
+def matmul_precision() -> str:
+    """Of products in fp32; who has set it by PyTorch's new names is refused an answer by the old one."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)
 
 
 def _sources(model: PreTrainedModel, optimizer: Any) -> Iterator[tuple[str, str]]:

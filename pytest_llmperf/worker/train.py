@@ -17,7 +17,14 @@ from pytest_llmperf.records.learning.learning import uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
-from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
+from pytest_llmperf.worker.build import (
+    build_model,
+    choose_sdpa,
+    compile_layers,
+    force_tf32,
+    found_settings,
+    training_arguments,
+)
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.data import data_workers
 from pytest_llmperf.worker.data.text_samples import REAL_TOKENS
@@ -128,6 +135,7 @@ def train(
     tracer = Tracer(device) if request.trace else None
     inspection = Inspection(spec) if request.inspect else None
     steps = spec.steps + (TRACED_STEPS if tracer else 0) + (INSPECTED_STEPS if inspection else 0)
+    found_settings()
     arguments = training_arguments(spec, request.folder, device, steps)
     canary = sing(device)
     calibration = _calibrated(request, device, beat)
