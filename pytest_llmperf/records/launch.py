@@ -23,6 +23,9 @@ from pytest_llmperf.support.json_fields import fields_of
 #: The file of a launch's record, and that of what it has measured as long as its traced steps are not over.
 RECORD_FILE, MEASURED_FILE = "launch.json", "measured.json"
 
+#: That of its environment, which is there before it trains.
+ENVIRONMENT_FILE = "environment.json"
+
 #: Why a record of before traces has none.
 OLDER = "recorded before launches were traced"
 
@@ -110,6 +113,15 @@ class Environment:
     """What else rank 0's interpreter took in: distributions with their versions, and the executable lines of ``.pth``
     files by their digests. Empty in old records, and of a launch that failed."""
 
+    @classmethod
+    def from_dict(cls, values: object) -> Environment:
+        """As ``asdict`` gives it.
+
+        Raises:
+            ValueError: a field is missing, unknown or of the wrong shape.
+        """
+        return cls(**fields_of(cls, values, "its environment"))
+
     def differences(self, other: Environment) -> tuple[str, ...]:
         """One line for each thing that differs, ``name: mine -> theirs``, sorted; what else was loaded comes last."""
         pairs = sorted(_pairs(self, other))
@@ -117,7 +129,9 @@ class Environment:
             known = {*self.versions, *other.versions}
             names = sorted({*self.loaded, *other.loaded} - known)
             pairs += [(name, self.loaded.get(name, ""), other.loaded.get(name, "")) for name in names]
-        return tuple(f"{name}: {mine or 'none'} -> {theirs or 'none'}" for name, mine, theirs in pairs if mine != theirs)
+        return tuple(
+            f"{name}: {mine or 'none'} -> {theirs or 'none'}" for name, mine, theirs in pairs if mine != theirs
+        )
 
 
 def _pairs(a: Environment, b: Environment) -> list[tuple[str, str, str]]:
@@ -321,7 +335,7 @@ class Launch:
                 "losses": tuple(float(loss) for loss in values["losses"]),
                 "gradient_norms": tuple(float(norm) for norm in values.get("gradient_norms", ())),
                 "learning": from_record(values),
-                "environment": Environment(**fields_of(Environment, values["environment"], "its environment")),
+                "environment": Environment.from_dict(values["environment"]),
                 "trace": Trace.from_dict(values.get("trace", {"none": OLDER})),
                 "health": Health(**{**health, "foreign_processes": tuple(health.get("foreign_processes", ()))}),
             }

@@ -83,7 +83,7 @@ def optional_functions(model: nn.Module) -> dict[str, str]:
     ``None``, as flags (``is_fast_path_available``), and modules keep some as attributes.
     """
     found: dict[str, str] = {}
-    owners = {type(module).__module__ for module in model.modules()}
+    owners = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}  # FSDP makes classes anew
     for owner in sorted(name for name in owners if not _OF_ALL_MODELS.match(name)):
         for name, value in vars(sys.modules.get(owner, ModuleType(owner))).items():
             if not name.startswith("_") and name != "TYPE_CHECKING":
@@ -97,7 +97,7 @@ def optional_functions(model: nn.Module) -> dict[str, str]:
 
 
 # Modules that say nothing of one family.
-_OF_ALL_MODELS = re.compile(r"torch\b|transformers\.(?!models\.)")
+_OF_ALL_MODELS = re.compile(r"builtins|torch\b|transformers\.(?!models\.)")
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 
 

@@ -47,6 +47,7 @@ from pytest_llmperf.worker.step_marks import After, StepMarks
 from pytest_llmperf.worker.tracing.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.worker.tracing.tracer import Tracer
 from pytest_llmperf.worker.trained import Trained
+from pytest_llmperf.worker.unused_settings import unused_settings
 
 
 class WatchedTrainer(Trainer):
@@ -144,6 +145,7 @@ def train(
     beat.reserved_bytes = memory.now
     choose_sdpa(spec.sdpa_backend)
     model = build_model(spec, request.model_config, device)
+    remarks = unused_settings(request.model_config, model)
     if spec.torch_compile and spec.torch_compile_scope == "layers":
         compile_layers(model, spec.torch_compile_mode)
     exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
@@ -155,7 +157,9 @@ def train(
     with memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
 
-    observation = ObservedTraining(spec, model, measurement, stopping, checkpoint, canary, calibration, measured, data)
+    observation = ObservedTraining(
+        spec, model, measurement, stopping, checkpoint, canary, calibration, measured, data, remarks
+    )
 
     def keep() -> None:
         observation.keep(trainer)

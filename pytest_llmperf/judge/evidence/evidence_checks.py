@@ -92,10 +92,9 @@ def _attention(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
         return None
     if asked == "sdpa" and kernel in ("", _MATH):
         # On a CPU it may be the only one there is; on a GPU it is what sdpa is there to avoid.
-        if evidence.get("device_type") != "cuda":
-            return None
         is_off = evidence.get("setup", {}).get("torch", {}).get("sdpa_kernels") == ["math"]
-        return f"asked for attention sdpa, {_TURNED_OFF if is_off else _FELL_BACK}"
+        line = f"asked for attention sdpa, {_TURNED_OFF if is_off else _FELL_BACK}"
+        return line if evidence.get("device_type") == "cuda" else None
     return f"asked for attention {asked}, the operators that ran were {kernel or 'plain matrix products'}"
 
 
