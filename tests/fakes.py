@@ -182,6 +182,7 @@ class FakeLauncher:
                 folder=str(request.folder),
                 rank=0,
                 health=Health(foreign_processes=fake.foreign_processes),
+                environment=launch_of(request.spec, fake).environment,
             )
         return launch_of(request.spec, fake)
 

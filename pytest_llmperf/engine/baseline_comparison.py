@@ -23,6 +23,7 @@ from pytest_llmperf.judge.baseline import Baseline, creep
 from pytest_llmperf.judge.evidence import learning_checks
 from pytest_llmperf.judge.evidence.evidence_checks import LEARNING
 from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_kernel
+from pytest_llmperf.judge.evidence.first_losses import first_loss_checks
 from pytest_llmperf.judge.evidence.learning_checks import changed_gradients
 from pytest_llmperf.judge.foresight import passing_ranges
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
@@ -169,6 +170,9 @@ class BaselineComparison:
             growth = growth_checks(self._launches, baseline.explained if baseline else (), self._policy.rule.budget)
             is_alone = any(check.verdict == "inconclusive" for check in growth)
             judgement = joined(judgement, growth, undecided=is_alone)
+            if baseline:
+                losses = first_loss_checks(self._launches, baseline.explained, self._spec.gradient_accumulation_steps)
+                judgement = joined(judgement, losses, undecided=False)
             phases = self._phase_checks(baseline)
             judgement = joined(judgement, phases.checks, undecided=phases.undecided)
         return scaling.joined(judgement, self._launches, baseline) if scaling else judgement
@@ -205,6 +209,9 @@ class BaselineComparison:
             notes += filter(None, [scaling.unheld])
         notes += self._phase_checks(baseline).notes
         notes += learning_checks.notes(launches)
+        known = baseline.launches[-1].evidence.get("remarks", ()) if baseline else ()
+        remarks = dict.fromkeys(line for launch in launches for line in launch.evidence.get("remarks", ()))
+        notes += [line for line in remarks if line not in known]
         notes += trace_notes(launches, baseline.trace if baseline else None)
         notes += [f"measured under {fault}" for fault in validity.injected(launches)]
         notes += calibration_troubles(launches)

@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
+from pytest_llmperf.engine.recorder import Recorder
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, PLANNED, CaseResult
+from pytest_llmperf.report.failure_message import different
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
 from pytest_llmperf.run.journal import Kept
 from pytest_llmperf.spec.known_failures import known_failure
+from pytest_llmperf.spec.train_spec import TrainSpec
 
 _BEFORE = "concluded before the job was requeued"
 
@@ -89,12 +92,22 @@ class Conclusions:
             spec, reason = case.spec(error.spec_id), error.failure.reason
             if error.spec_id != case.id:  # one of several that took turns
                 reason = f"{error.spec_id}: {reason}"
-            self._invalid(case, reason)
+            differences = self._differences(spec, error.failure)
+            self._invalid(case, reason, differences)
             if error.failure.kind == "refused":
                 raise DidNotTrainError(str(error)) from None  # nothing else can come of another run
             known = known_failure(spec)
             lines = [str(error), *validity.neighbours(error.failure.health), *([known] if known else [])]
+            lines += different(differences)
             raise DidNotTrainError("\n".join(lines), may_train_again=True) from None
 
-    def _invalid(self, case: Case, reason: str) -> None:
-        self._findings.results.append(self._caller.result(case, "invalid", reason))
+    def _differences(self, spec: TrainSpec, failure: Failure) -> tuple[str, ...]:
+        """What is not as it was when ``spec`` still trained."""
+        baseline = Recorder(self._context, self._caller.nodeid).find(spec)
+        if baseline is None or failure.environment is None:
+            return ()
+        return baseline.launches[-1].environment.differences(failure.environment)
+
+    def _invalid(self, case: Case, reason: str, differences: tuple[str, ...] = ()) -> None:
+        result = self._caller.result(case, "invalid", reason)
+        self._findings.results.append(replace(result, differences=differences))

@@ -82,7 +82,7 @@ def _refuse_unexplained(spec: TrainSpec, launches: Sequence[Launch], checks: Seq
         )
     if recounted:
         raise BaselineError(
-            f"{spec.id}: another number than in the baseline ({_figures(recounted)}); accept it with "
+            f"{spec.id}: other counts or names than in the baseline ({_figures(recounted)}); accept it with "
             '--perf-reason "why"'
         )
     if unproven:
@@ -115,7 +115,7 @@ def _moved(checks: Sequence[Check]) -> list[Check]:
     beyond = [check for check in checks if _is_beyond(check, worse=True) or _is_beyond(check, worse=False)]
     # Memory, stalls, a cold first step and what is before it say nothing of the median, and efficiency half of it is
     # another width's: what the launches know of days and hosts stays.
-    others = ("first_step_seconds", "stall_share", "scaling_efficiency", *PHASES, *exact_counts.METRICS)
+    others = ("first_step_seconds", "stall_share", "scaling_efficiency", "first_loss", *PHASES, *exact_counts.METRICS)
     return [check for check in beyond if not check.metric.endswith("_bytes") and check.metric not in others]
 
 

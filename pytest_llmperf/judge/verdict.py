@@ -355,6 +355,8 @@ def _repeats_itself(launch: Launch) -> bool:
 def sentence(check: Check) -> str:
     """What a check says, for a reason: the figure, and what it is held against."""
     beside = [f"{check.metric} {in_sentence(check.value, check.unit)}"]
+    if check.verdict == "changed" and check.value == check.baseline:
+        return f"{beside[0]} as in the baseline, others by name ({check.detail})"
     for word, value in (("baseline", check.baseline), ("limit", check.limit)):
         beside += [] if value is None else [f"{word} {in_sentence(value, check.unit)}"]
     return ", ".join(beside) + ("" if check.change is None else f" ({percent(check.change)})")

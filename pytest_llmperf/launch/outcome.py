@@ -15,9 +15,10 @@ from pathlib import Path
 from pytest_llmperf.launch import hang_report
 from pytest_llmperf.launch.disk_space import unwritable
 from pytest_llmperf.launch.process import Ended, signal_name
+from pytest_llmperf.launch.remarks import remarks_in
 from pytest_llmperf.launch.starved_process import want_of_memory
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.records.launch import MEASURED_FILE, RECORD_FILE, Launch
+from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
 from pytest_llmperf.records.learning.learning import Learning
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.records.training_errors import FILE as ERRORS_FILE
@@ -31,6 +32,19 @@ _TAIL_WIDTH = 160
 
 def read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Launch | Failure:
     """The launch in ``folder``, or why there is none."""
+    found = _read(folder, spec, ended, progress)
+    if isinstance(found, Failure):
+        try:
+            told = json.loads((folder / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+            return replace(found, environment=Environment.from_dict(told))
+        except (OSError, ValueError):
+            return found
+    lines = (line for log in sorted(folder.glob("logs/**/stderr.log")) for line in _lines(log))
+    remarks = tuple(dict.fromkeys((*found.evidence.get("remarks", ()), *remarks_in(lines))))
+    return replace(found, evidence={**found.evidence, "remarks": list(remarks)}) if remarks else found
+
+
+def _read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Launch | Failure:
     # A rank that was ended while it saved has left gigabytes that nobody asked to keep.
     for left in folder.glob("*/checkpoint-*"):
         shutil.rmtree(left, ignore_errors=True)

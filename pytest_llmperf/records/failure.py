@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_llmperf.records.launch import Health
+from pytest_llmperf.records.launch import Environment, Health
 from pytest_llmperf.support.redaction import without_secrets
 
 
@@ -26,6 +26,8 @@ class Failure:
     rank: int | None = None
     health: Health = field(default_factory=Health)
     """What else happened on its hardware, as far as somebody looked: a neighbour may hold the memory it lacked."""
+    environment: Environment | None = None
+    """Where its rank 0 ran, as far as it came."""
     lost_nodes: tuple[str, ...] = ()
     """Nodes of its job that answer nobody any more, and without which it could not run: others may stand in."""
 

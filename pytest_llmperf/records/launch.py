@@ -25,6 +25,9 @@ from pytest_llmperf.support.redaction import redacted
 #: The file of a launch's record, and that of what it has measured as long as its traced steps are not over.
 RECORD_FILE, MEASURED_FILE = "launch.json", "measured.json"
 
+#: That of its environment, which is there before it trains.
+ENVIRONMENT_FILE = "environment.json"
+
 #: Why a record of before traces has none.
 OLDER = "recorded before launches were traced"
 
@@ -110,18 +113,33 @@ class Environment:
     """Environment variables that change speed or memory."""
     platform: str
     """Operating system and architecture."""
+    loaded: Mapping[str, str] = field(default_factory=dict)
+    """What else rank 0's interpreter took in: distributions with their versions, and the executable lines of ``.pth``
+    files by their digests. Empty in old records, and of a launch that failed."""
+
+    @classmethod
+    def from_dict(cls, values: object) -> Environment:
+        """As ``asdict`` gives it.
+
+        Raises:
+            ValueError: a field is missing, unknown or of the wrong shape.
+        """
+        return cls(**fields_of(cls, values, "its environment"))
 
     def __post_init__(self) -> None:
         # Here, since whoever reads one of before secrets were left out must not tell them either.
         object.__setattr__(self, "variables", redacted(self.variables))
 
     def differences(self, other: Environment) -> tuple[str, ...]:
-        """One line for each thing that differs, ``name: mine -> theirs``, sorted."""
-        lines = []
-        for name, mine, theirs in _pairs(self, other):
-            if mine != theirs:
-                lines.append(f"{name}: {mine or 'none'} -> {theirs or 'none'}")
-        return tuple(sorted(lines))
+        """One line for each thing that differs, ``name: mine -> theirs``, sorted; what else was loaded comes last."""
+        pairs = sorted(_pairs(self, other))
+        if self.loaded and other.loaded:
+            known = {*self.versions, *other.versions}
+            names = sorted({*self.loaded, *other.loaded} - known)
+            pairs += [(name, self.loaded.get(name, ""), other.loaded.get(name, "")) for name in names]
+        return tuple(
+            f"{name}: {mine or 'none'} -> {theirs or 'none'}" for name, mine, theirs in pairs if mine != theirs
+        )
 
 
 def _pairs(a: Environment, b: Environment) -> list[tuple[str, str, str]]:
@@ -129,6 +147,12 @@ def _pairs(a: Environment, b: Environment) -> list[tuple[str, str, str]]:
     for mine, theirs in ((a.versions, b.versions), (a.variables, b.variables)):
         pairs += [(name, mine.get(name, ""), theirs.get(name, "")) for name in sorted({*mine, *theirs})]
     return pairs
+
+
+def _found(evidence: Mapping[str, Any]) -> dict[str, str]:
+    """What the user's environment had set before the launch forced it to what the spec says."""
+    found = evidence.get("found", {}).items()
+    return {f"found {name}": " ".join(value) if isinstance(value, list) else str(value) for name, value in found}
 
 
 #: Evidence of where a scheduler put the ranks.
@@ -223,8 +247,9 @@ class Launch:
         mine, theirs = self.health.power_limit_watts, other.health.power_limit_watts
         if mine and theirs and mine != theirs:
             lines.append(f"power limit: {mine:.0f} W -> {theirs:.0f} W")
-        for name in PLACEMENT:
-            here, there = self.evidence.get(name), other.evidence.get(name)
+        ours, others = ({**launch.evidence, **_found(launch.evidence)} for launch in (self, other))
+        for name in (*PLACEMENT, *sorted(_found(self.evidence))):
+            here, there = ours.get(name), others.get(name)
             if here is not None and there is not None and here != there:
                 lines.append(f"{name}: {here} -> {there}")
         return tuple(lines)
@@ -307,6 +332,8 @@ class Launch:
         for rank, own in zip(values["ranks"], self.ranks, strict=True):
             rank["calibration"] = own.calibration and own.calibration.to_dict()
         ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
+        if not self.environment.loaded:
+            del values["environment"]["loaded"]
         absent = {"trace": self.trace.none == OLDER, "learning": self.learning.none == UNINSPECTED}
         absent |= {name: not values[name] for name in ("canary", "phases", "gradient_norms", "planned_steps")}
         values |= {"health": health, "ranks": ranks, "trace": self.trace.to_dict(), "learning": self.learning.to_dict()}
@@ -329,7 +356,7 @@ class Launch:
                 "losses": tuple(float(loss) for loss in values["losses"]),
                 "gradient_norms": tuple(float(norm) for norm in values.get("gradient_norms", ())),
                 "learning": from_record(values),
-                "environment": Environment(**fields_of(Environment, values["environment"], "its environment")),
+                "environment": Environment.from_dict(values["environment"]),
                 "trace": Trace.from_dict(values.get("trace", {"none": OLDER})),
                 "health": Health(**{**health, "foreign_processes": tuple(health.get("foreign_processes", ()))}),
             }

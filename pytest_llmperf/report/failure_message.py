@@ -167,9 +167,12 @@ def _changed(result: CaseResult) -> list[str]:
 
 
 def _differences(result: CaseResult) -> list[str]:
-    if not result.differences:
-        return []
-    title = (
-        "different between the environments" if result.launches_before else "different from the baseline's environment"
+    return different(
+        result.differences,
+        "different between the environments" if result.launches_before else "different from the baseline's environment",
     )
-    return [f"{title}:", *_some(result.differences, _MOST_DIFFERENCES)]
+
+
+def different(lines: Sequence[str], title: str = "different from the baseline's environment") -> list[str]:
+    """``lines``, each ``name: then -> now``, below their title; none where there are none."""
+    return [f"{title}:", *_some(lines, _MOST_DIFFERENCES)] if lines else []

@@ -34,6 +34,7 @@ _LABELS = {
     "loss_difference": "loss difference",
     "mfu": "MFU",
     "final_loss": "final loss",
+    "first_loss": "first loss",
     "max_micro_batch_size": "max micro batch",
     "scaling_efficiency": "scaling efficiency",
     "communication_share": "communication",

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from transformers import (
 from pytest_llmperf.spec.choices import LIGER_KERNELS
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
+from pytest_llmperf.worker.setup import matmul_precision, sdpa_kernels
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -118,16 +119,24 @@ def compile_layers(model: PreTrainedModel, mode: str) -> None:
         layer.compile(mode=mode)
 
 
+@cache
+def found_settings() -> Mapping[str, Any]:
+    """What the user's environment has set of all that a launch forces; asked before the first time that it does."""
+    return {"sdpa_kernels": sdpa_kernels(), "matmul_precision": matmul_precision()}
+
+
 def choose_sdpa(backend: str) -> None:
-    """Leave PyTorch's attention only the kernel ``backend``; ``auto`` leaves it all of them."""
+    """Leave PyTorch's attention only the kernel ``backend``; ``auto`` leaves it those that this environment has."""
     switches = {
         "flash": torch.backends.cuda.enable_flash_sdp,
         "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,
         "math": torch.backends.cuda.enable_math_sdp,
     }
+    wanted = found_settings()["sdpa_kernels"] if backend == "auto" else [backend]
     for name, switch in switches.items():
-        switch(backend in ("auto", name))
+        if (name in wanted) != (name in sdpa_kernels()):
+            switch(name in wanted)
 
 
 def force_tf32(spec: TrainSpec) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from importlib import metadata
@@ -26,16 +27,20 @@ _GIT_SECONDS = 2.0
 _VARIABLE_PREFIXES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVSHMEM_", "GLOO_", "OMP_", "MKL_", "KMP_", "LLMPERF_INJECT"),
     # Where packages come from, and with them all that is imported.
-    *("PYTHONPATH", "PYTHONOPTIMIZE", "PYTHONMALLOC", "LD_PRELOAD", "MALLOC_"),
+    *("LD_PRELOAD", "MALLOC_", "GLIBC_TUNABLES", "TORCHDYNAMO_", "USE_HUB_KERNELS"),
     *("ATEN_", "ONEDNN_", "DNNL_"),
     *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "LIGER_", "FLASH_ATTENTION_", "ACCELERATE_", "NVIDIA_TF32"),
 )
+# The interpreter's own; images name theirs PYTHON_VERSION and the like.
+_OF_PYTHON = re.compile(r"PYTHON([A-Z]|_(GIL|JIT|PERF|CPU))")
 # Set afresh by every launch, or naming things that differ between machines without changing the work.
 _NOT_CAUSES = frozenset(
     {"CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
     | {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME"}
     | {"TRITON_PTXAS_PATH"}  # inductor sets it where it compiles
     | {"KMP_DUPLICATE_LIB_OK"}  # threadpoolctl sets it, for whoever imports that, and no library runs otherwise for it
+    | {"PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONIOENCODING", "PYTHONUTF8", "PYTHONHOME"}
+    | {"PYTHONNOUSERSITE", "PYTHONUSERBASE", "PYTHONSTARTUP", "PYTHONPYCACHEPREFIX", "PYTHONSAFEPATH"}
     | {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
 )
 
@@ -143,4 +148,5 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_cause(name: str) -> bool:
-    return name.startswith(_VARIABLE_PREFIXES) and name not in _NOT_CAUSES
+    is_known = name.startswith(_VARIABLE_PREFIXES) or _OF_PYTHON.match(name) is not None
+    return is_known and name not in _NOT_CAUSES

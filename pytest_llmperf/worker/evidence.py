@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 from pytest_llmperf.spec import fault_injection
 from pytest_llmperf.spec.choices import FP8_RECIPES
 from pytest_llmperf.support.json_fields import flat
+from pytest_llmperf.worker.build import found_settings
 from pytest_llmperf.worker.data import data_workers
 from pytest_llmperf.worker.setup import setup
 
@@ -125,6 +126,7 @@ def collect(
         "recompilations": sum(times - 1 for times in FRAME_COMPILE_COUNTER.values()),
         "allocator_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0) if device.type == "cuda" else 0,
         **data_workers.seen(trainer.callback_handler.train_dataloader, device.type),
+        "found": dict(found_settings()),
         "injected": os.environ.get(fault_injection.VARIABLE, ""),
         "setup": setup(trainer, model, optimizer),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from pytest_llmperf.records.launch import MEASURED_FILE, RECORD_FILE, Launch, RankRecord
+from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch, RankRecord
 from pytest_llmperf.records.learning import learning
 from pytest_llmperf.records.trace import merged
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.environment import environment, place_of
 from pytest_llmperf.worker.failure_file import write_failure, write_json
+from pytest_llmperf.worker.installed import loaded
 from pytest_llmperf.worker.measuring import canary
 from pytest_llmperf.worker.tracing.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.worker.trained import Later, Trained
@@ -67,6 +68,10 @@ class Recorder:
         self._limit: threading.Timer | None = None
         self._shares: list[Share] = []
         self._launch: Launch | None = None
+        self._environment: Environment | None = None
+        if rank == 0:  # what is not as it was is told of a launch that fails, too
+            self._environment = environment(device)
+            write_json(folder / ENVIRONMENT_FILE, asdict(self._environment))
 
     def measured(self, trained: Trained) -> None:
         """All that is timed is over: traced and inspected steps have to end in time, on each rank, or all are ended.
@@ -93,8 +98,9 @@ class Recorder:
     def _gather(self, trained: Trained) -> None:
         record = _rank_record(self._rank, self._device, trained)
         self._shares = self._from_ranks(Share(record, trained.evidence, trained.canary))
-        if self._rank == 0:
-            self._launch = launch_record(self._spec, self._started_at, self._device, trained, self._shares)
+        if self._environment is not None:
+            around = replace(self._environment, loaded=loaded())
+            self._launch = launch_record(self._spec, self._started_at, around, trained, self._shares)
 
     def _leave(self, later: Sequence[Later], name: str) -> None:
         """On rank 0, what was gathered with what was seen ``later`` by each rank."""
@@ -127,7 +133,7 @@ class Recorder:
 
 
 def launch_record(
-    spec: TrainSpec, started_at: str, device: torch.device, trained: Trained, shares: Sequence[Share]
+    spec: TrainSpec, started_at: str, environment: Environment, trained: Trained, shares: Sequence[Share]
 ) -> Launch:
     """The launch, on rank 0, from the shares of all ranks in their order, but for what they see later.
 
@@ -148,7 +154,7 @@ def launch_record(
             replace(share.record, canary=share.canary) if len(shares) > 1 else share.record for share in shares
         ),
         evidence={},
-        environment=environment(device),
+        environment=environment,
         canary=canary.slowest([share.canary for share in shares]),
         planned_steps=spec.steps if len(trained.step_seconds) < spec.steps else 0,
     )

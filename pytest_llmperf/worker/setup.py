@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 import sysconfig
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -24,10 +25,10 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pytest_llmperf.worker import callables
+from pytest_llmperf.worker import callables, installed
 
 # What a configuration says of its file, of who wrote it, of other tasks, or of what evidence tells by itself.
-_NOT_WORK = frozenset(
+NOT_WORK = frozenset(
     {"_name_or_path", "architectures", "transformers_version", "_attn_implementation", "pretraining_tp"}
     | {"id2label", "label2id", "problem_type", "bos_token_id", "eos_token_id", "pad_token_id"}
     | {"output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder"}
@@ -56,7 +57,7 @@ def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str,
         "samples": getattr(trainer.train_dataset, "order", _name(type(trainer.train_dataset))),
         "collator": _name(trainer.data_collator),
         "callbacks": sorted(_name(type(callback)) for callback in trainer.callback_handler.callbacks),
-        "config": _plain({k: v for k, v in model.config.to_dict().items() if k not in _NOT_WORK}),
+        "config": _plain({k: v for k, v in model.config.to_dict().items() if k not in NOT_WORK}),
         "modules": _modules(model),
         "dropout": _dropout(model),
         "training": all(module.training for module in model.modules()),
@@ -74,8 +75,10 @@ def setup(trainer: Trainer, model: PreTrainedModel, optimizer: Any) -> dict[str,
         "torch": _torch_settings(),
         "python": _python_settings(),
         "step": callables.of_a_step(model, optimizer),
+        "functions": callables.optional_functions(model),
         "overhead": _overhead(optimizer),
         "sources": dict(_sources(model, optimizer)),
+        "patched": installed.patched_files(),
     }
 
 
@@ -148,7 +151,16 @@ def _parameter_groups(optimizer: Any) -> list[str]:
 
 def _python_settings() -> dict[str, Any]:
     """What slows every line, and is switched on by a debugger, a profiler or a measurement of coverage."""
-    return {"traced": sys.gettrace() is not None, "profiled": sys.getprofile() is not None, "gc": gc.isenabled()}
+    monitoring = getattr(sys, "monitoring", None)
+    modes = {
+        "tracemalloc": tracemalloc.is_tracing(),
+        "dev_mode": sys.flags.dev_mode,
+        "debug": bool(sys.flags.debug),
+        "monitored": monitoring is not None and any(map(monitoring.get_tool, range(6))),
+    }
+    always = {"traced": sys.gettrace() is not None, "profiled": sys.getprofile() is not None, "gc": gc.isenabled()}
+    # A record from before these modes were looked at has none of them, as one without them.
+    return always | {name: True for name, is_on in modes.items() if is_on}
 
 
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -169,11 +181,11 @@ def _torch_settings() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomaly_detection": torch.is_anomaly_enabled(),
         "profiler": bool(torch.autograd._profiler_enabled()),  # noqa: SLF001 - told nowhere else
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": matmul_precision(),
         "autocast_cache": torch.is_autocast_cache_enabled(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "reduced_precision_reduction": str(cuda.matmul.allow_bf16_reduced_precision_reduction),
-        "sdpa_kernels": [name for name, is_on in _sdpa_kernels() if is_on],
+        "sdpa_kernels": sdpa_kernels(),
     }
     if not torch.cuda.is_available():
         settings |= {"threads": torch.get_num_threads(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
@@ -181,12 +193,24 @@ def _torch_settings() -> dict[str, Any]:
     return settings
 
 
-def _sdpa_kernels() -> Iterator[tuple[str, bool]]:
+def sdpa_kernels() -> list[str]:
+    """Those that PyTorch's attention may choose from."""
     cuda = torch.backends.cuda
-    yield "flash", cuda.flash_sdp_enabled()
-    yield "efficient", cuda.mem_efficient_sdp_enabled()
-    yield "math", cuda.math_sdp_enabled()
-    yield "cudnn", cuda.cudnn_sdp_enabled()
+    is_on = {
+        "flash": cuda.flash_sdp_enabled(),
+        "efficient": cuda.mem_efficient_sdp_enabled(),
+        "math": cuda.math_sdp_enabled(),
+        "cudnn": cuda.cudnn_sdp_enabled(),
+    }
+    return [name for name, on in is_on.items() if on]
+
+
+def matmul_precision() -> str:
+    """Of products in fp32; who has set it by PyTorch's new names is refused an answer by the old one."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)
 
 
 def _sources(model: PreTrainedModel, optimizer: Any) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,14 @@ from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.spec.fault_injection import Injection
 from pytest_llmperf.spec.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
-from pytest_llmperf.worker.build import build_model, choose_sdpa, compile_layers, force_tf32, training_arguments
+from pytest_llmperf.worker.build import (
+    build_model,
+    choose_sdpa,
+    compile_layers,
+    force_tf32,
+    found_settings,
+    training_arguments,
+)
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.data import data_workers
 from pytest_llmperf.worker.data.text_samples import REAL_TOKENS
@@ -42,6 +49,7 @@ from pytest_llmperf.worker.step_marks import After, StepMarks
 from pytest_llmperf.worker.tracing.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.worker.tracing.tracer import Tracer
 from pytest_llmperf.worker.trained import Trained
+from pytest_llmperf.worker.unused_settings import unused_settings
 
 
 class WatchedTrainer(Trainer):
@@ -130,6 +138,7 @@ def train(
     tracer = Tracer(device) if request.trace else None
     inspection = Inspection(spec) if request.inspect else None
     steps = spec.steps + (TRACED_STEPS if tracer else 0) + (INSPECTED_STEPS if inspection else 0)
+    found_settings()
     arguments = training_arguments(spec, request.folder, device, steps)
     canary = sing(device)
     calibration = _calibrated(request, device, beat)
@@ -138,6 +147,7 @@ def train(
     beat.reserved_bytes = memory.now
     choose_sdpa(spec.sdpa_backend)
     model = build_model(spec, request.model_config, device)
+    remarks = unused_settings(request.model_config, model)
     if spec.torch_compile and spec.torch_compile_scope == "layers":
         compile_layers(model, spec.torch_compile_mode)
     exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
@@ -149,7 +159,9 @@ def train(
     with memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
 
-    observation = ObservedTraining(spec, model, measurement, stopping, checkpoint, canary, calibration, measured, data)
+    observation = ObservedTraining(
+        spec, model, measurement, stopping, checkpoint, canary, calibration, measured, data, remarks
+    )
 
     def keep() -> None:
         observation.keep(trainer)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from pytest_llmperf.engine.diagnosis import diagnosed
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import Trace, TraceRow, merged
+from pytest_llmperf.run.errors import DidNotTrainError
+from tests.engine.conftest import Engine
 
 RESULT = CaseResult(id="case", digest="0", nodeid="", machine="h200", verdict="regressed", reason="slower")
 SLOW = "rank 1 (node, GPU 1) holds the others up: it works 40.0 % longer on a step than the rank in the middle"
@@ -47,3 +51,41 @@ def test_what_fits_a_device_that_waits_for_its_host_is_its_environment() -> None
         "+50.0 ms of a traced step: the same kernels, copies and waits; idle: the host +50.0 ms; unexplained 0.00 ms; "
         "different: CUDA_LAUNCH_BLOCKING: none -> 1"
     )
+
+
+def test_a_launch_that_fails_tells_what_is_not_as_it_was(engine: Engine) -> None:
+    engine.record()
+    engine.fake(fail="error", versions={"torch": "2.1"})
+    with pytest.raises(DidNotTrainError, match=r"different from the baseline's environment:\n +torch: 2\.0 -> 2\.1"):
+        engine.check()
+    assert engine.findings.results[-1].differences == ("torch: 2.0 -> 2.1",)
+
+
+def test_a_loss_of_time_with_the_same_work_is_not_blamed_on_what_cannot_cause_it(engine: Engine) -> None:
+    engine.record(trace={"kernel": {"gemm": 200}}, versions={"python": "3.11.7"})
+    engine.fake(trace={"kernel": {"gemm": 200}}, versions={"python": "3.11.8"}, step_seconds=1.0)
+    result = engine.check().result
+    assert result.differences == ("python: 3.11.7 -> 3.11.8",)
+    assert "different:" not in result.diagnosis
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_what_a_library_printed_is_a_note_until_it_is_stored(engine: Engine, both: bool) -> None:
+    said = {"remarks": ["falling back"]}
+    engine.record(evidence=said if both else {})
+    engine.fake(evidence=said)
+    result = engine.check().result
+    assert (result.verdict, result.changed) == ("pass", ())
+    assert ("falling back" in result.notes) is not both
+
+
+def test_a_doubled_first_loss_fails_and_is_recorded_with_a_reason_alone(engine: Engine) -> None:
+    setup = {"setup": {"samples": "by index"}}
+    engine.record(loss=6.0, evidence=setup)
+    engine.fake(loss=12.0, evidence=setup)
+    failed, refused = engine.check(), engine.check(update="all")
+    assert (failed.result.verdict, failed.fails) == ("regressed", True)
+    assert "first_loss 12, baseline 6" in failed.result.reason
+    assert "first_loss 6 -> 12" in refused.refused
+    assert engine.check(update="all", reason="summed").result.updated
+    assert engine.check().result.verdict == "pass"

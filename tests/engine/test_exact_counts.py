@@ -122,7 +122,7 @@ def test_fewer_waits_are_a_change_and_no_loss(recorded: Engine) -> None:
 def test_what_changed_is_recorded_with_a_reason_alone(recorded: Engine) -> None:
     recorded.fake(trace=with_(kernel={"more": 1}))
     refused = recorded.check(update="all")
-    assert "another number than in the baseline (kernels_per_step 233 -> 234)" in refused.refused
+    assert "other counts or names than in the baseline (kernels_per_step 233 -> 234)" in refused.refused
     assert refused.result.verdict == "changed"
     assert recorded.check(update="all", reason="fused norms").result.updated
     assert recorded.check().result.verdict == "pass"
@@ -150,11 +150,14 @@ def test_with_other_versions_counts_are_news_and_no_gate(recorded: Engine) -> No
     assert line == "a step has kernels 233 -> 243, synchronisations 6 -> 9 with other versions (torch: 2.0 -> 2.1)"
 
 
-def test_as_many_kernels_of_other_names_are_a_note(recorded: Engine) -> None:
+def test_as_many_kernels_of_other_names_are_changed(recorded: Engine) -> None:
     recorded.fake(trace={**KERNELS, "kernel": {"gemm_b": 200, "norm": 33}})
     result = recorded.check().result
-    assert result.verdict == "pass"
-    assert "as many kernels, and not the same: gemm (200 a step) -> gemm_b (200 a step)" in result.notes
+    assert result.verdict == "changed"
+    assert "kernels_per_step 233 as in the baseline, others by name (more: gemm_b (200 a step)" in result.reason
+    assert recorded.check(strict=True).fails
+    assert recorded.check(update="all", reason="another gemm").result.updated
+    assert recorded.check().result.verdict == "pass"
 
 
 def test_kernels_that_were_chosen_by_timing_them_gate_nothing(recorded: Engine) -> None:

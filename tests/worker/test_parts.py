@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import sysconfig
 import time
 from collections.abc import Mapping
@@ -21,15 +22,17 @@ from pytest_llmperf.spec.train_spec import ATTENTIONS, OPTIMIZERS, TrainSpec
 
 torch = pytest.importorskip("torch")
 
+import transformers  # noqa: E402 - they need torch
 from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - they need torch
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.worker import callables, environment, evidence, setup  # noqa: E402
-from pytest_llmperf.worker.build import build_model  # noqa: E402
+from pytest_llmperf.worker import build, callables, environment, evidence, installed, setup  # noqa: E402
+from pytest_llmperf.worker.build import build_model, choose_sdpa, hf_config_of  # noqa: E402
 from pytest_llmperf.worker.data.random_tokens import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.measuring import canary, instruments  # noqa: E402
 from pytest_llmperf.worker.measuring.gradient_exchange import Exchange  # noqa: E402
+from pytest_llmperf.worker.unused_settings import unused_settings  # noqa: E402
 from tests.worker.ligered import CHOICES  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
@@ -277,3 +280,125 @@ def test_the_launchers_own_path_is_none_of_the_users(tmp_path: Path) -> None:
 
 def test_what_a_package_sets_where_it_is_imported_is_no_difference() -> None:
     assert environment._variables({"KMP_DUPLICATE_LIB_OK": "True", "KMP_BLOCKTIME": "0"}) == {"KMP_BLOCKTIME": "0"}
+
+
+HYBRID = {
+    "model_type": "qwen3_next",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "full_attention_interval": 2,
+}
+
+
+def on_meta(config: Mapping[str, Any]) -> Any:
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(hf_config_of(config))
+
+
+class TestOptionalFunctions:
+    def test_each_function_with_a_fall_back_says_whose_code_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = on_meta(HYBRID)
+        assert callables.optional_functions(model)["causal_conv1d_fn"] in ("transformers", "causal_conv1d")
+        owner, package = sys.modules[type(model).__module__], ModuleType("fast_package")
+        exec("def fast(x): return x", vars(package))
+        for name, value in {"causal_conv1d_fn": package.fast, "lost_fn": None, "is_fast_path_available": False}.items():
+            monkeypatch.setattr(owner, name, value, raising=False)
+        monkeypatch.setattr(model, "kept_fn", package.fast, raising=False)
+        found = callables.optional_functions(model)
+        assert found["causal_conv1d_fn"] == found[f"{type(model).__name__}.kept_fn"] == "fast_package"
+        assert (found["lost_fn"], found["is_fast_path_available"]) == ("none", "false")
+
+    def test_a_family_without_any_has_none(self) -> None:
+        assert callables.optional_functions(on_meta(dict(models.resolve("llama-tiny").config))) == {}
+
+
+class TestUnusedSettings:
+    def test_what_is_asked_for_and_not_done_is_told(self) -> None:
+        config = dict(models.resolve("llama-tiny").config)
+        asked = {
+            "architectures": ["LlamaForSequenceClassification"],
+            "auto_map": {"AutoModelForCausalLM": "mine.Model"},
+            "quantization_config": {"quant_method": "fp8"},
+            "num_nextn_predict_layers": 1,
+            "aux_loss_alpha": 0.1,
+            "hidden_layers_extra": 0,
+        }
+        lines = unused_settings({**config, **asked}, on_meta(config))
+        assert [line.partition(",")[0] for line in lines] == [
+            "its configuration names the class LlamaForSequenceClassification",
+            "its configuration's own code (auto_map) is not run",
+            "its configuration's quantization_config (fp8) is not applied: weights are float32",
+            "its configuration has settings that LlamaForCausalLM does not use: aux_loss_alpha",
+        ]
+        assert "num_nextn_predict_layers" in lines[-1]
+        assert "hidden_layers_extra" not in lines[-1]
+
+    @pytest.mark.parametrize("name", [path.stem for path in Path(models.__file__).parent.glob("configs/*-tiny.json")])
+    def test_a_built_in_model_uses_all_of_its_own(self, name: str) -> None:
+        config = dict(models.resolve(name).config)
+        assert unused_settings(config, on_meta(config)) == []
+
+
+def test_auto_leaves_attentions_kernels_as_the_environment_has_them() -> None:
+    build.found_settings.cache_clear()
+    try:
+        torch.backends.cuda.enable_flash_sdp(False)
+        choose_sdpa("auto")
+        assert "flash" not in setup.sdpa_kernels()
+        choose_sdpa("math")
+        assert setup.sdpa_kernels() == ["math"]
+        choose_sdpa("auto")
+        assert setup.sdpa_kernels() == ["efficient", "math", "cudnn"]
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+        build.found_settings.cache_clear()
+
+
+def test_a_precision_that_was_set_by_the_new_names_is_told() -> None:
+    was = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert setup.matmul_precision() == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = was
+
+
+def test_modes_of_the_interpreter_are_told_where_they_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "tracemalloc" not in setup._python_settings()
+    monkeypatch.setattr("tracemalloc.is_tracing", lambda: True)
+    assert setup._python_settings()["tracemalloc"] is True
+    variables = {"PYTHONDEVMODE": "1", "PYTHONTRACEMALLOC": "5", "PYTHON_VERSION": "3.11", "PYTHONUNBUFFERED": "1"}
+    assert environment._variables(variables) == {"PYTHONDEVMODE": "1", "PYTHONTRACEMALLOC": "5"}
+
+
+def test_a_file_that_is_not_as_it_was_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site-packages"
+    about = site / "fast_thing-1.2.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: Fast_Thing\nVersion: 1.2\n")
+    (about / "top_level.txt").write_text("fast_thing\n")
+    (site / "fast_thing.py").write_text("x = 1\n")
+    (site / "start.pth").write_text("# none\nimport sys\n")
+    (about / "RECORD").write_text("fast_thing.py,sha256=another,6\n")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setitem(sys.modules, "fast_thing", SimpleNamespace(__file__=str(site / "fast_thing.py")))
+    installed._imported_distributions.cache_clear()
+    assert installed.loaded()["fast-thing"] == "1.2"
+    assert "start.pth" in installed.loaded()
+    assert "fast_thing.py" not in installed.patched_files()  # its size and date are RECORD's
+    (site / "fast_thing.py").write_text("x = 100\n")
+    assert "fast_thing.py" in installed.patched_files()
+    installed._imported_distributions.cache_clear()

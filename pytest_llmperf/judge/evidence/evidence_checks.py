@@ -92,11 +92,17 @@ def _attention(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
         return None
     if asked == "sdpa" and kernel in ("", _MATH):
         # On a CPU it may be the only one there is; on a GPU it is what sdpa is there to avoid.
-        return f"asked for attention sdpa, {_FELL_BACK}" if evidence.get("device_type") == "cuda" else None
+        is_off = evidence.get("setup", {}).get("torch", {}).get("sdpa_kernels") == ["math"]
+        line = f"asked for attention sdpa, {_TURNED_OFF if is_off else _FELL_BACK}"
+        return line if evidence.get("device_type") == "cuda" else None
     return f"asked for attention {asked}, the operators that ran were {kernel or 'plain matrix products'}"
 
 
 _MATH = "aten._scaled_dot_product_attention_math.default"
+_TURNED_OFF = (
+    "this environment turns its fused kernels off (torch.backends.cuda.enable_flash_sdp, ...); "
+    "use sdpa_backend='math' if that is meant"
+)
 _FELL_BACK = (
     "PyTorch fell back to its math kernel: no fused one took these inputs "
     "(torch.backends.cuda.can_use_flash_attention(..., debug=True) says why)"

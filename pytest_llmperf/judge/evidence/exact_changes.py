@@ -21,7 +21,7 @@ from pytest_llmperf.support.json_fields import flat
 # follow from the number of steps.
 _TOLD_ELSEWHERE = frozenset(
     {"injected", "other_ranks", "setup.samples", *PLACEMENT, "start", "ended", "allocator_retries", "checkpoint_bytes"}
-    | {"epochs"}
+    | {"epochs", "found", "remarks"}
 )
 
 # What one launch could not see is no change.
@@ -54,7 +54,7 @@ def changed_evidence(launches: Sequence[Launch], reference: Sequence[Launch]) ->
 
 
 # What changes most is told first, where not all can be shown.
-_WORST = ("attention", "dropout", "loss_function", "liger", "config")
+_WORST = ("attention", "functions", "dropout", "loss_function", "liger", "config")
 
 
 def lost_attention_kernel(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:
@@ -95,7 +95,13 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
             if _UNKNOWN in (value, seen[-1]) or any(same(value, each) for each in seen):
                 continue
             came_or_went = _ABSENT in (value, seen[-1])
-            if not _is_explained(topic, name, value, came_or_went, partial(_upgraded, launch, newest)):
+            upgraded = partial(_upgraded, launch, newest)
+            if topic == "setup.functions":
+                # No upgrade of the stack explains that a kernel package is gone.
+                is_explained = {value, seen[-1]} <= _OF_THE_STACK and any(map(upgraded, _STACK))
+            else:
+                is_explained = _is_explained(topic, name, value, came_or_went, upgraded)
+            if not is_explained:
                 yield f"{_label(topic, name)}: {_shown(seen[-1])} -> {_shown(value)}"
 
 
@@ -126,12 +132,13 @@ def _is_explained(topic: str, name: str, value: Any, came_or_went: bool, upgrade
         return package is not None and (came_or_went or upgraded(package))
     if topic == "setup.step":  # decorators of the packages' own come and go
         known = {module.partition(".")[0] for module in str(value).split(" > ")} <= _OF_THE_STACK
-        return known and any(map(upgraded, ("torch", "transformers", "accelerate")))
+        return known and any(map(upgraded, _STACK))
     if topic in _OWNERS:
         return came_or_went and upgraded(_OWNERS[topic])
     return False
 
 
+_STACK = ("torch", "transformers", "accelerate")
 _OF_THE_STACK = frozenset(
     {"torch", "transformers", "accelerate", "liger_kernel", "contextlib", "functools", "built in", "none"}
 )

@@ -7,9 +7,11 @@ order each time. docs/explanation/verdicts/exact.md has what was measured of bot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import Check
 
 # Nine digits tell all values of float32 apart, and a file keeps as many.
 _LAST_DIGIT = 5e-9
@@ -34,6 +36,62 @@ def changed_losses(launches: Sequence[Launch], reference: Sequence[Launch]) -> I
         if line:
             yield line
             return
+
+
+# Nothing that leaves a training as it is moves its first loss by so much; another kernel was seen to move it by a
+# hundredth of that. Beside it, how many times what the baseline's own launches scatter.
+_LOST, _LOST_SCATTER = 1e-3, 10.0
+
+
+def first_loss_checks(
+    launches: Sequence[Launch], reference: Sequence[Launch], gradient_accumulation_steps: int
+) -> tuple[Check, ...]:
+    """A check that fails where no launch begins near the loss of ``reference``, with the same data and versions.
+
+    With other versions it fails for a multiple that accumulation or ranks explain: no upgrade is meant to do that.
+    """
+    known = [each for each in reference if each.losses and launches and _are_comparable(launches[-1], each)]
+    firsts = [each.losses[0] for each in known]
+    values = [launch.losses[0] for launch in launches if launch.losses]
+    if not firsts or not values:
+        return ()
+    # Of launches that differ, which should not be, the mildest.
+    then, now = min(((then, now) for then in firsts for now in values), key=lambda pair: abs(pair[1] - pair[0]))
+    limit = max(_LOST * abs(then), _LOST_SCATTER * (max(firsts) - min(firsts)))
+    ratio = _named_ratio(now / then if then else 0.0, gradient_accumulation_steps, len(launches[-1].ranks))
+    if abs(now - then) <= limit or not (ratio or _same_versions(launches[-1], known[-1])):
+        return ()
+    check = Check(
+        metric="first_loss",
+        value=now,
+        unit="1",
+        baseline=then,
+        tolerance=_LOST,
+        limit=then + math.copysign(limit, now - then),
+        change=now / then - 1 if then else None,
+        verdict="regressed",
+        detail=ratio,
+    )
+    return (check,)
+
+
+def _named_ratio(ratio: float, accumulation: int, ranks: int) -> str:
+    """What ``ratio`` is, where a loss that is divided or summed once too often has it."""
+    names = {
+        "gradient_accumulation_steps": accumulation,
+        "the number of ranks": ranks,
+        "gradient_accumulation_steps times ranks": accumulation * ranks,
+    }
+    for name, number in names.items():
+        for factor, words in ((float(number), f"{number} times"), (1 / number, f"1/{number} of")):
+            if number > 1 and abs(ratio / factor - 1) <= _LOST:
+                return f"{words} the baseline's: {number} is {name}, the loss is normalised otherwise"
+    return ""
+
+
+def _same_versions(a: Launch, b: Launch) -> bool:
+    mine, theirs = a.environment.versions, b.environment.versions
+    return all(mine[name] == theirs[name] for name in {*mine} & {*theirs} - {"python", "numpy"})
 
 
 def _are_comparable(a: Launch, b: Launch) -> bool:

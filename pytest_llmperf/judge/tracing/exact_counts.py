@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pytest_llmperf.judge.tracing.stored_trace import StoredTrace, other_counts
 from pytest_llmperf.records.launch import OLDER, Launch
 from pytest_llmperf.records.result import Check, Verdict
-from pytest_llmperf.records.trace import COUNTED, UNWANTED
+from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace
 
 #: Of which more is a loss, whatever the clock saw.
 COSTLY = frozenset(
@@ -43,6 +43,9 @@ def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tupl
             continue
         # Of launches that differ, which should not be, the mildest.
         value = min(counts, key=lambda count: abs(count - baseline))
+        verdict = _verdict(name, counts, baseline)
+        if verdict == "pass" and _has_other_names(name, launches, gate):
+            verdict = "changed"
         found.append(
             Check(
                 metric=name,
@@ -52,8 +55,8 @@ def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tupl
                 tolerance=0.0,
                 limit=baseline,
                 change=value / baseline - 1 if baseline else None,
-                verdict=_verdict(name, counts, baseline),
-                detail="" if value == baseline or newest is None else _named(name, newest, gate),
+                verdict=verdict,
+                detail="" if verdict == "pass" or newest is None else _named(name, newest, gate),
             )
         )
     return tuple(found)
@@ -78,9 +81,9 @@ def trace_notes(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple
         ]
         if moved:
             notes.append(f"a step has {', '.join(moved)} with other versions ({', '.join(others[:_MOST_NAMES])})")
-    elif then.counts != now.counts and all(then.count(name) == now.count(name) for name in COUNTED):
+    elif _is_tuned(launches[-1]) and then.counts != now.counts:
         gone, come = _moved(then.counts, now.counts)
-        notes.append(f"as many kernels, and not the same: {_some(gone)} -> {_some(come)}")
+        notes.append(f"not the same kernels, which max-autotune chose by time: {_some(gone)} -> {_some(come)}")
     return tuple(notes)
 
 
@@ -112,6 +115,19 @@ def _verdict(name: str, counts: Sequence[float], baseline: float) -> Verdict:
     return "regressed" if name in COSTLY and min(counts) > baseline else "changed"
 
 
+def _has_other_names(metric: str, launches: Sequence[Launch], stored: StoredTrace) -> bool:
+    """Whether no launch ran the baseline's kernels, though as many: what is equally often is another implementation."""
+    if metric not in COUNTED:
+        return False
+    then = _of_metric(metric, stored.trace)
+    return all(_of_metric(metric, launch.trace) != then for launch in launches if launch.trace)
+
+
+def _of_metric(metric: str, trace: Trace) -> Counts:
+    # A file keeps six digits of a mean over ranks.
+    return {key: float(f"{count:.6g}") for key, count in trace.counts.items() if key[0] in COUNTED[metric]}
+
+
 def _are_unlike(launches: Sequence[Launch]) -> bool:
     traces = [launch.trace.counts for launch in launches if launch.trace]
     return any(trace != traces[0] for trace in traces)
@@ -121,9 +137,7 @@ def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
     """What came and what went, the most frequent first."""
     if name not in COUNTED:
         return ""
-    then, now = (
-        {key: count for key, count in each.trace.counts.items() if key[0] in COUNTED[name]} for each in (stored, newest)
-    )
+    then, now = _of_metric(name, stored.trace), _of_metric(name, newest.trace)
     gone, come = _moved(then, now)
     words = [f"{word} {_some(names)}" for word, names in (("more:", come), ("fewer:", gone)) if names]
     ranks = newest.trace.ranks

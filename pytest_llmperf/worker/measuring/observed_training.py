@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -37,6 +37,8 @@ class ObservedTraining:
     measured: Callable[[Trained], None]
     """Who is told before steps are traced: what breaks or hangs in these takes nothing from it."""
     data: TrainingData
+    remarks: Sequence[str] = ()
+    """What is asked for and is not done, a line each."""
     _kept: Trained | None = None
     _autocast: evidence.AutocastWitness = field(init=False)
     _liger: evidence.LigerNotes = field(default_factory=evidence.LigerNotes)
@@ -75,6 +77,7 @@ class ObservedTraining:
                 **self.data.evidence(len(measurement.step_seconds) * self.spec.sequences_per_step),
                 **self.stopping.evidence,
                 **(self.checkpoint.evidence if self.checkpoint else {}),
+                **({"remarks": list(self.remarks)} if self.remarks else {}),
             },
         )
 

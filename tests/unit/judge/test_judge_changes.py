@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.evidence.exact_changes import changed_evidence, changes, lost_attention_kernel
-from pytest_llmperf.judge.evidence.first_losses import changed_losses
+from pytest_llmperf.judge.evidence.first_losses import changed_losses, first_loss_checks
 from pytest_llmperf.records.launch import Launch
 from tests.fakes import ENVIRONMENT, Fake, launch_of
 from tests.shelf import accept
@@ -59,6 +59,39 @@ class TestEvidence:
         )
         assert changes([now], [then]) == ()
         assert changes([other], [then]) != ()
+
+    @pytest.mark.parametrize(
+        ("then", "now", "is_told"),
+        [
+            ({"f": "fla"}, {"f": "transformers"}, True),
+            ({"f": "fla"}, {}, True),
+            ({"f": "transformers"}, {}, False),
+            ({"f": "none"}, {"f": "transformers"}, False),
+        ],
+    )
+    def test_an_upgrade_explains_no_lost_kernel_package(
+        self, then: dict[str, str], now: dict[str, str], is_told: bool
+    ) -> None:
+        old = launch(setup={"functions": then}, versions={"transformers": "5.22"})
+        new = launch(setup={"functions": now}, versions={"transformers": "5.23"})
+        assert any("functions f" in line for line in changed_evidence([new], [old])) is is_told
+
+    def test_what_a_launch_forces_is_different_as_it_was_found(self) -> None:
+        then, now = (launch(found={"matmul_precision": each}) for each in ("highest", "high"))
+        assert changes([now], [then]) == ()
+        assert then.differences(now) == ("found matmul_precision: highest -> high",)
+        assert launch().differences(now) == ()
+
+    def test_what_else_was_loaded_differs_where_both_tell(self) -> None:
+        old = launch()
+        then, now = (
+            replace(old, environment=replace(old.environment, loaded=loaded))
+            for loaded in ({"causal-conv1d": "1.6.0", "tqdm": "4"}, {"tqdm": "4", "a.pth": "12ab"})
+        )
+        assert then.differences(now) == ("a.pth: none -> 12ab", "causal-conv1d: 1.6.0 -> none")
+        assert old.differences(now) == then.differences(old) == ()
+        assert "loaded" not in old.to_dict()["environment"]
+        assert Launch.from_dict(now.to_dict()) == now
 
     def test_each_line_is_told_once(self) -> None:
         odd = launch(liger_modules=3)
@@ -190,6 +223,33 @@ class TestLosses:
     def test_what_a_file_rounds_is_none(self) -> None:
         then, now = launch(losses=(float("12.1785898"),)), launch(losses=(12.178589820861816,))
         assert not list(changed_losses([now], [then]))
+
+    @pytest.mark.parametrize(
+        ("factor", "versions", "stored", "fails"),
+        [
+            (2.0, {}, (6.2,), True),
+            (0.5, {}, (6.2,), True),
+            (1.002, {}, (6.2,), True),
+            (1.0005, {}, (6.2,), False),
+            (1.002, {}, (6.2, 6.202), False),
+            (1.002, {"torch": "9.9"}, (6.2,), False),
+            (2.0, {"torch": "9.9"}, (6.2,), True),
+        ],
+    )
+    def test_a_first_loss_far_from_the_baselines_fails(
+        self, factor: float, versions: dict[str, str], stored: tuple[float, ...], fails: bool
+    ) -> None:
+        then = [launch(losses=(loss,), versions={"torch": "2.0"}) for loss in stored]
+        now = launch(losses=(stored[0] * factor,), versions={"torch": "2.0", **versions})
+        checks = first_loss_checks([now], then, 2)
+        assert [check.verdict for check in checks] == ["regressed"] * fails
+        if factor in (2.0, 0.5):
+            assert "gradient_accumulation_steps" in checks[0].detail
+
+    def test_a_first_loss_of_other_data_or_hardware_is_not_held(self) -> None:
+        then, now = launch(losses=(6.2,)), launch(losses=(12.4,), setup={"samples": "shuffled"})
+        assert first_loss_checks([now], [then], 2) == ()
+        assert first_loss_checks([on_a_gpu(launch(losses=(12.4,)))], [then], 2) == ()
 
     @pytest.mark.parametrize(("by", "is_told"), [(0.004, False), (0.006, True)])
     def test_later_ones_may_differ_on_a_gpu_by_what_was_seen(self, by: float, is_told: bool) -> None:

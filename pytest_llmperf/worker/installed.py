@@ -1,0 +1,75 @@
+"""Installed: which distributions this interpreter has imported, and what of them is not as it was installed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+_DIGITS = 12
+
+_SITES = ("site-packages", "dist-packages")
+
+# Looked at whatever their size and date say: what a step runs most of.
+_OF_A_STEP = re.compile(r"torch/(nn/(functional|modules/\w+|parallel/distributed)|optim/\w+|autograd/\w+|_tensor)\.py")
+
+
+def loaded() -> dict[str, str]:
+    """Each imported distribution with its version, and each ``.pth`` file whose lines Python ran, by their digest."""
+    found: dict[str, str] = {}
+    with suppress(Exception):  # a broken distribution is not worth a launch
+        found = {
+            re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower(): each.version for each in _imported_distributions()
+        }
+    for folder in map(Path, sys.path):
+        for path in sorted(folder.glob("*.pth")) if folder.name in _SITES else ():
+            with suppress(OSError):
+                lines = [line for line in path.read_bytes().splitlines() if line.startswith((b"import ", b"import\t"))]
+                if lines:
+                    found[path.name] = hashlib.sha256(b"\n".join(lines)).hexdigest()[:_DIGITS]
+    return found
+
+
+def patched_files() -> dict[str, str]:
+    """Imported Python files that differ from what their distribution's RECORD lists, by their digest."""
+    files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+    found: dict[str, str] = {}
+    with suppress(Exception):
+        for distribution in _imported_distributions():
+            found |= _patched(distribution, files)
+    return dict(sorted(found.items()))
+
+
+def _patched(distribution: metadata.Distribution, files: set[str]) -> Iterator[tuple[str, str]]:
+    root = str(distribution.locate_file("")).rstrip("/")
+    own = getattr(distribution, "_path", None)  # the folder of its metadata
+    installed_at = (own / "RECORD").stat().st_mtime if own is not None and (own / "RECORD").exists() else 0.0
+    for line in (distribution.read_text("RECORD") or "").splitlines():
+        name, _, rest = line.partition(",sha256=")
+        if not name.endswith(".py") or f"{root}/{name}" not in files:
+            continue
+        digest, _, size = rest.partition(",")
+        with suppress(OSError, ValueError):
+            path = Path(root, name)
+            about = path.stat()
+            # pip writes RECORD last: what was written after it, or has another size, is looked into.
+            if about.st_size == int(size) and about.st_mtime <= installed_at + 1 and not _OF_A_STEP.fullmatch(name):
+                continue
+            hashed = hashlib.sha256(path.read_bytes())
+            if urlsafe_b64encode(hashed.digest()).rstrip(b"=").decode() != digest:
+                yield name, hashed.hexdigest()[:_DIGITS]
+
+
+@cache
+def _imported_distributions() -> tuple[metadata.Distribution, ...]:
+    """Looked for once, at a rank's end: that takes as long as all else here."""
+    known = metadata.packages_distributions()
+    tops = {name.partition(".")[0] for name in list(sys.modules)}
+    names = sorted({name for top in tops for name in known.get(top, ())})
+    return tuple(map(metadata.distribution, names))
