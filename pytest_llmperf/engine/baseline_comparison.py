@@ -18,7 +18,8 @@ from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.insight.stragglers import held_up
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.baseline import Baseline, creep
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.creep import creep
 from pytest_llmperf.judge.evidence import learning_checks
 from pytest_llmperf.judge.evidence.evidence_checks import LEARNING
 from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_kernel
@@ -88,17 +89,21 @@ class BaselineComparison:
         result = replace(
             result,
             launches=self._launches,
-            changed=changes(self._launches, baseline.explained) if baseline else (),
+            changed=self._changed(judgement, baseline) if baseline else (),
             differences=baseline.launches[-1].differences(self._launches[-1]) if baseline else (),
             notes=(
                 *self._notes(baseline, scaling),
                 *dict.fromkeys(check.detail for check in judgement.checks if check.detail == WAITS),
-                *(creep(baseline, judgement.checks) if baseline else ()),
             ),
         )
         if baseline is None or judgement.verdict in ("pass", "new"):
             return result
         return self._diagnosed(result, baseline)
+
+    def _changed(self, judgement: Judgement, baseline: Baseline) -> tuple[str, ...]:
+        """What nobody may accept without a reason, though it passes."""
+        crept = creep(baseline, judgement.checks, self._launches, self._policy.noise)
+        return (*changes(self._launches, baseline.explained), *crept)
 
     @property
     def disagreement(self) -> str:
