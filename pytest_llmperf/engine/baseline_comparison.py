@@ -25,6 +25,7 @@ from pytest_llmperf.judge.evidence.evidence_checks import LEARNING
 from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.judge.evidence.learning_checks import changed_gradients
 from pytest_llmperf.judge.foresight import passing_ranges
+from pytest_llmperf.judge.former_case import nearest_line
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.phase_checks import PhaseChecks, phase_checks
@@ -96,7 +97,11 @@ class BaselineComparison:
                 *dict.fromkeys(check.detail for check in judgement.checks if check.detail == WAITS),
             ),
         )
-        if baseline is None or judgement.verdict in ("pass", "new"):
+        if judgement.verdict == "new":
+            stored = self._caller.context.stored_baselines
+            near = nearest_line(self._spec, self._caller.nodeid, stored, judgement.checks)
+            return replace(result, reason="; ".join(filter(None, [result.reason, near])))
+        if baseline is None or judgement.verdict == "pass":
             return result
         return self._diagnosed(result, baseline)
 

@@ -107,7 +107,9 @@ def _best_level(check: Check, past: Sequence[float], usual: Spread) -> _Level | 
 
     It has to be beyond what its gate allows; and its own level, of the last acceptances and it, beyond their noise.
     """
-    residuals = [(b - (a + c) / 2) ** 2 / _BETWEEN_NEIGHBOURS for a, b, c in zip(past, past[1:], past[2:])]
+    residuals = [
+        (b - (a + c) / 2) ** 2 / _BETWEEN_NEIGHBOURS for a, b, c in zip(past, past[1:], past[2:], strict=False)
+    ]
     values, sign = (*past, check.value), 1 if check.higher_is_better else -1
     # What moved by more than its gate allows has begun anew: such a step is no noise.
     moved = [0, *(n for n, pair in enumerate(pairwise(past), 1) if max(pair) - min(pair) > _allowed(check, max(pair)))]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.creep import creep
 from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.creep import creep
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.scaling_efficiency import Efficiency, Narrow, Terms, judge_efficiency, less, milder
 from pytest_llmperf.judge.sequential_test import Rule
