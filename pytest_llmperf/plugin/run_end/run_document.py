@@ -18,6 +18,7 @@ MADE_BY = f"pytest-llmperf {__version__}"
 def run_document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict[str, Any]:
     from pytest_llmperf.report.results_json import document
     from pytest_llmperf.run.gpu_hours import cost_document
+    from pytest_llmperf.run.revision import project_of
 
     spent = session.findings.spent
     values = document(session.machine_document(), priced_results(session), spent) | {"exit_code": exit_code}
@@ -25,7 +26,7 @@ def run_document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict
     if session.findings.results:
         values["rerun"] = rerun_words(session)
     if any(result.launches for result in session.findings.results):
-        values |= session.revision.document()
+        values |= session.revision.document() | {"project": project_of(session.rootdir)}
     if session.whole_run:
         values |= session.whole_run.document()
     if session.findings.skipped:
