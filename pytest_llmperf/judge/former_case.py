@@ -24,7 +24,7 @@ def test_of(node: str) -> str:
 def nearest_line(spec: TrainSpec, node: str, stored: Iterable[Baseline], checks: Sequence[Check]) -> str:
     """The stored case of the test ``node`` that has most settings of ``spec``, beside its figures; empty: none."""
     own = [one for one in stored if test_of(one.recorded_by) == test_of(node) and one.digest != spec.digest]
-    if not own:
+    if not own or "::" not in node:  # a command is no test
         return ""
     near = min(own, key=lambda one: (len(_settings(one, spec)), one.recorded_by != node, one.id))
     changed = _settings(near, spec)

@@ -265,7 +265,8 @@ def test_cases_at_the_power_limit_tell_nothing_of_those_below_it() -> None:
 def test_what_programs_on_a_cpu_do_is_not_taken_off_its_cases() -> None:
     results = nights(40, 6, lambda _: 0, slower=dict.fromkeys(range(6), (20, 0.05)))
     for are_gpus in (True, False):
-        found = [one.latest_change and one.latest_change.change for one in told(results, are_gpus=are_gpus)]
+        latest = [one.latest_change for one in told(results, are_gpus=are_gpus)]
+        found = [one.change if one else None for one in latest]
         assert [change is not None and change.shared is not None for change in found] == [are_gpus] * 6
     known = scattering(["cpu-amd-2c", "site-cpu", MACHINE], Path("nowhere"))
     assert [known[name].are_gpus for name in ("cpu-amd-2c", "site-cpu", MACHINE)] == [False, False, True]
