@@ -19,13 +19,15 @@ from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.insight.stragglers import held_up
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.baseline import Baseline, creep
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.creep import creep
 from pytest_llmperf.judge.evidence import learning_checks
 from pytest_llmperf.judge.evidence.evidence_checks import LEARNING
 from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_kernel
 from pytest_llmperf.judge.evidence.first_losses import first_loss_checks
 from pytest_llmperf.judge.evidence.learning_checks import changed_gradients
 from pytest_llmperf.judge.foresight import passing_ranges
+from pytest_llmperf.judge.former_case import nearest_line
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
 from pytest_llmperf.judge.growth_check import growth_checks, is_doubted
 from pytest_llmperf.judge.noise import disagreement
@@ -94,17 +96,25 @@ class BaselineComparison:
         result = replace(
             result,
             launches=self._launches,
-            changed=changes(self._launches, baseline.explained) if baseline else (),
+            changed=self._changed(judgement, baseline) if baseline else (),
             differences=baseline.launches[-1].differences(self._launches[-1]) if baseline else (),
             notes=(
                 *self._notes(baseline, scaling),
                 *dict.fromkeys(check.detail for check in judgement.checks if check.detail == WAITS),
-                *(creep(baseline, judgement.checks) if baseline else ()),
             ),
         )
-        if baseline is None or judgement.verdict in ("pass", "new"):
+        if judgement.verdict == "new":
+            stored = self._caller.context.stored_baselines
+            near = nearest_line(self._spec, self._caller.nodeid, stored, judgement.checks)
+            return replace(result, reason="; ".join(filter(None, [result.reason, near])))
+        if baseline is None or judgement.verdict == "pass":
             return result
         return self._diagnosed(result, baseline)
+
+    def _changed(self, judgement: Judgement, baseline: Baseline) -> tuple[str, ...]:
+        """What nobody may accept without a reason, though it passes."""
+        crept = creep(baseline, judgement.checks, self._launches, self._policy.noise)
+        return (*changes(self._launches, baseline.explained), *crept)
 
     @property
     def disagreement(self) -> str:

@@ -12,6 +12,7 @@ from pytest_llmperf.judge.baseline import Baseline, describe
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, accept_capacity, describe_capacity
 from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.verdict import NEW
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -131,7 +132,10 @@ class Recorder:
             old, new = self._store.update(self._context.machine_kind, spec, change)
         except BaselineError as error:
             return _not_recorded(result, judged, error)
-        return Recorded(replace(result, updated="\n".join(describe(old, new))), judged)
+        # What else its test has, or had, is not seen in a table that says "recorded".
+        _, _, near = result.reason.partition(f"{NEW}; ") if old is None else ("", "", "")
+        lines = [*describe(old, new), *([f"  {near}"] if near else [])]
+        return Recorded(replace(result, updated="\n".join(lines)), judged)
 
     def _entry(self, result: CaseResult) -> Accepted:
         return Accepted(

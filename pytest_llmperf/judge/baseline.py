@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,7 @@ from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import HELD
-from pytest_llmperf.records.result import Check
-from pytest_llmperf.support.formats import in_sentence, percent
+from pytest_llmperf.support.formats import in_sentence
 from pytest_llmperf.support.json_fields import typed
 
 #: Sessions from which on a baseline says how sessions differ.
@@ -44,7 +43,7 @@ class Baseline:
     """The test that recorded it; for people and for finding unused files, never an identity."""
     launches: tuple[Launch, ...]
     anchor: Accepted
-    """The first accepted figures: against them slow creep shows."""
+    """The first accepted figures."""
     history: tuple[Accepted, ...]
     """Every acceptance, newest last; the anchor is the first."""
     trace: StoredTrace | None = None
@@ -65,6 +64,17 @@ class Baseline:
     def newest(self) -> tuple[Launch, ...]:
         """The launches that were accepted last."""
         return self.launches[-max(1, self.history[-1].launches) :]
+
+    @property
+    def held(self) -> list[tuple[Accepted, tuple[Launch, ...]]]:
+        """The launches of each acceptance, newest first, as far as they are there: the last one may lack its oldest."""
+        groups, rest = [], self.launches
+        for entry in reversed(self.history):
+            if not rest or entry.launches <= 0:
+                break
+            groups.append((entry, rest[-entry.launches :]))
+            rest = rest[: -entry.launches]
+        return groups
 
     @property
     def explained(self) -> tuple[Launch, ...]:
@@ -193,24 +203,6 @@ def size_of(baseline: Baseline) -> str:
     launches, sessions = len(baseline.launches), baseline.sessions
     counts = f"{launches} {'launch' if launches == 1 else 'launches'} in {sessions} "
     return f"{counts}{'session' if sessions == 1 else 'sessions'}, {baseline.maturity}"
-
-
-def creep(baseline: Baseline, checks: Sequence[Check]) -> tuple[str, ...]:
-    """A line for each metric that is within tolerance of the baseline and worse than the anchor by more than that."""
-    lines = []
-    for check in checks:
-        anchor = baseline.anchor.metrics.get(check.metric)
-        tolerance = check.tolerance
-        if not anchor or tolerance is None or check.verdict not in ("pass", "inconclusive") or check.limit is None:
-            continue
-        # Of a metric that is next to nothing, a multiple is still nothing: what its gate lets through is no creep.
-        slack = max(anchor * tolerance, check.limit - (check.baseline or 0.0))
-        crept = anchor / check.value - 1 > tolerance if check.higher_is_better else check.value - anchor > slack
-        if crept:
-            was, now = in_sentence(anchor, check.unit), in_sentence(check.value, check.unit)
-            change, since = percent(check.value / anchor - 1), baseline.anchor.recorded_at[:10]
-            lines.append(f"creep: {check.metric} {now} is {change} from the anchor's {was} of {since}")
-    return tuple(lines)
 
 
 def describe(old: Baseline | None, new: Baseline) -> list[str]:

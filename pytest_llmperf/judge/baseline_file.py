@@ -51,6 +51,8 @@ class Accepted:
     """Commit of the tree that ran; empty where there is none."""
     uncommitted: bool = False
     """Whether something in that tree was in no commit, so that the commit alone does not make it again."""
+    replaces: tuple[str, ...] = ()
+    """Digests of the cases that its test had before, where a first acceptance took their place."""
 
     def to_dict(self) -> dict[str, Any]:
         # Bytes are whole numbers: as such none of their digits is rounded away.
@@ -58,7 +60,7 @@ class Accepted:
             name: int(value) if name.endswith(("_bytes", "_size")) and float(value).is_integer() else value
             for name, value in self.metrics.items()
         }
-        absent = {"revision": "", "uncommitted": False}
+        absent = {"revision": "", "uncommitted": False, "replaces": ()}
         values = {name: value for name, value in asdict(self).items() if name not in absent or value}
         return {**values, "metrics": metrics}
 

@@ -182,20 +182,9 @@ def _refuse_apart(history: Sequence[Accepted], ours: _Figures, theirs: _Figures,
         raise BaselineError(f"{ours.id}: {name} was accepted as {figures}; {_WHAT_TO_DO}")
 
 
-def _held(side: Baseline) -> list[tuple[Accepted, tuple[Launch, ...]]]:
-    """The launches of each acceptance, newest first, as far as they are there: the last one may lack its oldest."""
-    groups, rest = [], side.launches
-    for entry in reversed(side.history):
-        if not rest or entry.launches <= 0:
-            break
-        groups.append((entry, rest[-entry.launches :]))
-        rest = rest[: -entry.launches]
-    return groups
-
-
 def _replaced_at(side: Baseline, shared: Sequence[Accepted]) -> Accepted | None:
     """The acceptance whose launches took the place of all that were there when the sides parted, if one did."""
-    groups = _held(side)
+    groups = side.held
     oldest = groups[-1][0] if groups else None
     # As many as are kept at most may as well have pushed out the others.
     return oldest if shared and oldest not in shared and len(side.launches) < MAX_LAUNCHES else None
@@ -203,7 +192,7 @@ def _replaced_at(side: Baseline, shared: Sequence[Accepted]) -> Accepted | None:
 
 def _launches(history: Sequence[Accepted], ours: Baseline, theirs: Baseline, gate: _Gate) -> tuple[Launch, ...]:
     """In the order of ``history``, from the newest back: to what took the place of others, or to what is gone."""
-    held = [group for side in (ours, theirs) for group in _held(side)]
+    held = [group for side in (ours, theirs) for group in side.held]
     shared = _shared(ours, theirs)
     replaced = [entry for side in (ours, theirs) if (entry := _replaced_at(side, shared)) is not None]
     first = min((history.index(entry) for entry in replaced), default=0)

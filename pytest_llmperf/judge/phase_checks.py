@@ -91,8 +91,7 @@ def _weighed(
     found = []
     for launch in launches:
         stored, newest, explained = (
-            [each for each in side if _tells(name, each) and _are_alike(name, launch, each)]
-            for side in (held.stored, held.newest, held.explained)
+            [each for each in side if alike(name, launch, each)] for side in (held.stored, held.newest, held.explained)
         )
         if stored:
             usual = lasting(metric, Reference(stored, newest or stored, explained or stored))
@@ -111,6 +110,7 @@ def _tells(name: str, launch: Launch) -> bool:
     return _PHASE_OF[name] in launch.phases and not (is_warm and name in _NOT_WARM)
 
 
-def _are_alike(name: str, a: Launch, b: Launch) -> bool:
-    """Whether both began in one way, which a checkpoint does not know."""
-    return _PHASE_OF[name] == CHECKPOINT or a.evidence.get("start") == b.evidence.get("start")
+def alike(name: str, a: Launch, b: Launch) -> bool:
+    """Whether both tell of a phase, and began in one way, which a checkpoint does not know."""
+    began_alike = _PHASE_OF[name] == CHECKPOINT or a.evidence.get("start") == b.evidence.get("start")
+    return began_alike and _tells(name, a) and _tells(name, b)

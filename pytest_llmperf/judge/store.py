@@ -142,8 +142,8 @@ class BaselineStore:
         found = (path for pattern in ("*/*/*.json", f"*/*/{CAPACITY}/*.json") for path in self.root.glob(pattern))
         return sorted({path.relative_to(self.root).parts[0] for path in found})
 
-    def launches(self, machine: str) -> list[tuple[Launch, ...]]:
-        """The launches of every readable baseline of ``machine``, once; another is told of where it is used."""
+    def baselines(self, machine: str) -> list[Baseline]:
+        """Every readable baseline of ``machine``, once; another is told of where it is used."""
         found: dict[Path, Baseline] = {}
         for path in sorted((self.root / machine).glob("*/*.json")):
             with suppress(BaselineError):
@@ -151,7 +151,11 @@ class BaselineStore:
                 if baseline is not None:
                     found[path] = baseline
         copies = self.copies(found)
-        return [baseline.launches for path, baseline in found.items() if path not in copies]
+        return [baseline for path, baseline in found.items() if path not in copies]
+
+    def launches(self, machine: str) -> list[tuple[Launch, ...]]:
+        """The launches of each."""
+        return [baseline.launches for baseline in self.baselines(machine)]
 
     def entries(self, machine: str) -> list[Entry]:
         """Every baseline of ``machine``, sorted by path.

@@ -52,7 +52,7 @@ def judge(
         return Judgement("invalid", joined_reasons(found), ())
     if baseline is None:
         checks = [_new(name, metric, launches, policy.tolerances.get(name)) for name, metric in METRICS.items()]
-        return Judgement("new", "no baseline yet", (*checks, *extra))
+        return Judgement("new", NEW, (*checks, *extra))
     court = _Court(
         launches,
         Reference.of(baseline),
@@ -143,6 +143,8 @@ def highest(name: str, baseline: Baseline, policy: Policy) -> float:
     return limit(metric, lasting(metric, Reference.of(baseline)), policy.tolerances[name])
 
 
+#: The reason of a case that nothing is stored of.
+NEW = "no baseline yet"
 #: Launches: one alone condemns nobody (docs/decisions/0009).
 CONFIRMED_BY = 2
 #: What is said of a figure that one alone has shown.

@@ -86,6 +86,14 @@ class _Collector:
             self.session.ends_with = UNFINISHED
         self.session.notes.append(f"ended by {name}: what was not told until then was not judged")
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pycollect_makeitem(self) -> Generator[None, Any, Any]:
+        """Of a test that is chosen by its parameters the others are made too, and tell nobody later."""
+        made = yield
+        items = made if isinstance(made, list) else [made]
+        self.session.collected |= {item.nodeid for item in items if isinstance(item, pytest.Item) and is_case(item)}
+        return made
+
     @pytest.hookimpl
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if is_case(item):
@@ -179,6 +187,8 @@ class _Collector:
             if report.failed and report.when != "teardown" and not findings.results:
                 with self.session.outcomes():
                     findings.results.append(reports.unjudged(self.session, item.nodeid, report.longreprtext))
+            if is_case(item) and report.when == "call" and report.passed and not findings.named:
+                report.llmperf_idle = True  # type: ignore[attr-defined]
             if findings.results:
                 junit_properties.add(item, report, findings.results)
             # An attribute of plain data: xdist sends it to the controller with the report. A fixture may judge too.
@@ -213,6 +223,8 @@ class _Collector:
             self.session.outcomes_of_tests[report.nodeid, str(report.when)] = outcome
         if self.session.progress is not None and report.when == "teardown":
             self.session.progress.end(report.nodeid)
+        if getattr(report, "llmperf_idle", False):
+            self.session.idle.append(report.nodeid)
         unfinished = getattr(report, "llmperf_unfinished", None)
         if unfinished is not None:
             self.session.unfinished, self.session.ends_with = unfinished
@@ -243,6 +255,7 @@ class _Collector:
             self.session.coverage.parts.add("a worker of pytest-xdist crashed")  # what it knew is lost
         else:
             self.session.coverage.add(collected)
+            self.session.collected |= set(output.get("llmperf_collected", ()))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:

@@ -47,6 +47,10 @@ class PerfSession(Context):
         self.progress: RunProgress | None = None
         """How far it is; ``None``: it has no cases, or is a worker of others."""
         self.could_not_collect = False
+        self.collected: set[str] = set()
+        """Every perf test of the files that were looked at, chosen or not."""
+        self.idle: list[str] = []
+        """Tests that passed, take ``perf`` and called nothing of it."""
         self.coverage = Coverage(width=settings.width.gpus if settings.width else None)
 
     @contextmanager

@@ -55,6 +55,8 @@ class PastResult:
     """Of Python, packages, CUDA and the driver."""
     revision: str = ""
     """The commit of the project that ran, with a ``+`` where files differed from it; empty where that is not known."""
+    project: str = ""
+    """Of which project it is; empty where nobody told."""
     counts: Mapping[str, float] = field(default_factory=dict)
     """What a traced step is made of, by metric; empty where it was not traced."""
     unfinished: str = ""

@@ -44,7 +44,7 @@ def _result(result: CaseResult) -> dict[str, Any]:
         "nodeid": result.nodeid,
         "verdict": result.verdict,
         "reason": result.reason,
-        "metrics": {check.metric: _metric(check) for check in result.checks},
+        "metrics": {check.metric: _metric(check, result.verdict) for check in result.checks},
         "launches": [launch.to_dict() for launch in result.launches],
     }
     extras = {
@@ -63,7 +63,7 @@ def _result(result: CaseResult) -> dict[str, Any]:
     return {**values, **{name: extra for name, extra in extras.items() if extra}}
 
 
-def _metric(check: Check) -> dict[str, Any]:
+def _metric(check: Check, verdict: str) -> dict[str, Any]:
     return {
         "value": check.value,
         "unit": check.unit,
@@ -72,6 +72,7 @@ def _metric(check: Check) -> dict[str, Any]:
         "change": check.change,
         "detectable": check.detectable,
         **({} if check.low is None or check.high is None else {"interval": [check.low, check.high]}),
+        **({"verdict": check.verdict} if check.verdict and check.verdict != verdict else {}),
         **({"detail": check.detail} if check.detail else {}),
         **({"times_slower": check.times_slower} if check.is_wide else {}),
     }

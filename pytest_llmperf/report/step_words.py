@@ -105,9 +105,8 @@ def points_to(difference: Difference) -> str:
     """One line: of how much of a step, where that is known from what, in which parts, by which names."""
     data = difference.data
     is_data = data.change > 0 and data.change >= _MOST_OF_IT * difference.change
-    is_only_slower = difference.is_the_same_work and not (is_data or difference.causes or _ranks(difference))
-    if is_only_slower and difference.is_on_host:
-        return "a traced step runs the same kernels, copies and waits; a CPU's times are noise"
+    if difference.is_on_host:
+        return _on_host(difference)
     parts = [part for part in difference.parts if not (is_data and part is data)]
     moved = [part for part in parts if part.names]
     least = _LEAST_SHARE * max(abs(difference.change), *(abs(part.change) for part in difference.parts), 0.0)
@@ -124,8 +123,21 @@ def points_to(difference: Difference) -> str:
         words.insert(0, f"{milliseconds(data.change)} {data.name}, {share * 100:.0f} % of the step")
     words[:0] = [*_ranks(difference), *difference.causes]
     words.append(f"unexplained {milliseconds(difference.unexplained)}")
-    where = " on a CPU, whose times are noise" if difference.is_on_host else ""
-    return f"{milliseconds(difference.change)} of a traced step{where}: {'; '.join(words)}"
+    return f"{milliseconds(difference.change)} of a traced step: {'; '.join(words)}"
+
+
+def _on_host(difference: Difference) -> str:
+    """What a CPU's step does, and no times."""
+    words = [*_odd_ranks(difference), *difference.causes]
+    words += [f"waits of the host: {_names(difference.waits)}"] if difference.waits else []
+    moved = [part for part in difference.parts if part.names]
+    words += [f"{part.name} ({_names(part.names)})" for part in moved[:_MOST_PARTS]]
+    data = difference.data
+    if data.change > 0 and data.change >= max(_MOST_OF_IT * difference.change, _LEAST_SHARE * difference.before):
+        words.insert(0, f"{data.name}, {data.after / difference.after * 100:.0f} % of the step")
+    if not words:
+        return "a traced step runs the same kernels, copies and waits; a CPU's times are noise"
+    return f"a traced step on a CPU, whose times are noise: {'; '.join(words)}"
 
 
 def _ranks(difference: Difference) -> list[str]:
@@ -134,6 +146,11 @@ def _ranks(difference: Difference) -> list[str]:
     if difference.last_rank:
         last = difference.last_rank
         words.append(f"the others wait for rank {last.rank}, {last.waited_seconds * 1000:.1f} ms a step in exchanges")
+    return [*words, *_odd_ranks(difference)]
+
+
+def _odd_ranks(difference: Difference) -> list[str]:
+    words = []
     for odd in difference.odd_ranks[:_MOST_RANKS]:
         shown = [f"{short_kernel(name)} {more:+g}" for name, more in odd.names[:_MOST_NAMES]]
         more = [f"{len(odd.names) - _MOST_NAMES} more"] if len(odd.names) > _MOST_NAMES else []

@@ -21,6 +21,7 @@ from pytest_llmperf.run.revision import Revision, find_revision
 from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
+    from pytest_llmperf.judge.baseline import Baseline
     from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
     from pytest_llmperf.judge.machine_profile import Experience
     from pytest_llmperf.judge.sequential_test import Rule
@@ -113,11 +114,16 @@ class Context:
         return Experience.of(self.stored_launches, policy.noise)
 
     @cached_property
-    def stored_launches(self) -> Sequence[Sequence[Launch]]:
-        """Of every baseline of this machine kind, as they were when the first was asked for."""
+    def stored_baselines(self) -> Sequence[Baseline]:
+        """All of this machine kind, as they were when the first was asked for."""
         from pytest_llmperf.judge.store import BaselineStore
 
-        return BaselineStore(self.settings.baselines).launches(self.machine_kind)
+        return BaselineStore(self.settings.baselines).baselines(self.machine_kind)
+
+    @cached_property
+    def stored_launches(self) -> Sequence[Sequence[Launch]]:
+        """Of each of them."""
+        return [baseline.launches for baseline in self.stored_baselines]
 
     @cached_property
     def knowledge_stored(self) -> Knowledge | None:

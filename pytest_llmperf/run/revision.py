@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _SECONDS = 20
+
+# ``https://user:token@host/a/b.git`` and ``git@host:a/b`` are one.
+_REMOTE = re.compile(r"(?:\w+://)?(?:[^/@]*@)?([^?#]*?)(?:\.git)?/?(?:[?#].*)?$")
 
 _SOURCES = frozenset({".py", ".pyx", ".c", ".cpp", ".cu", ".cuh", ".h", ".toml", ".cfg"})
 
@@ -23,6 +27,19 @@ class Revision:
     def document(self) -> dict[str, Any]:
         """What ``--perf-json`` says of it; nothing outside of version control."""
         return {"revision": {"commit": self.commit, "changed": len(self.changed)}} if self.commit else {}
+
+
+def project_of(root: Path) -> str:
+    """What tells a project from others in a history: its remote, without credentials, else the folder of its git."""
+    url = _git(root, "config", "--get", "remote.origin.url").strip()
+    if url and not url.startswith("."):
+        found = _REMOTE.match(url)
+        return found[1].replace(":", "/", 1) if found else ""
+    common = _git(root, "rev-parse", "--git-common-dir").strip()
+    if not common:
+        return str(root.resolve())
+    home = (root / common).resolve()
+    return str(home.parent if home.name == ".git" else home)
 
 
 def find_revision(root: Path, baselines: Path) -> Revision:

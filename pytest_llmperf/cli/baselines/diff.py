@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_llmperf.cli.baseline_figures import MEMORY, RATE, by_machine, change, figure, shown, spec_defaults
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored
+from pytest_llmperf.cli.baselines.views import best_figures
 from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.evidence.exact_changes import changes
@@ -23,6 +24,7 @@ def diff_page(a: Stored, b: Stored, screen: Screen) -> list[str]:
     lines = [f"{name}  {plain(one.baseline.id)}  {plain(one.path)}" for name, one in (("A", a), ("B", b))]
     if a.baseline.machine != b.baseline.machine:
         lines.append(f"machine: {plain(a.baseline.machine)} -> {plain(b.baseline.machine)}")
+    lines += [f"{name} at best  {best_figures(one.baseline)}" for name, one in (("A", a), ("B", b))]
     lines += ["", *_figure_table(a.baseline, b.baseline, screen)]
     environment, active = environment_and_active(a.baseline, b.baseline)
     for title, found in (

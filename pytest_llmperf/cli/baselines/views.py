@@ -13,6 +13,7 @@ from pytest_llmperf.cli.screen import Screen, facts, plain, table
 from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.batch_size_baseline import METRIC
+from pytest_llmperf.judge.creep import best, since_reason
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.records.launch import Environment, Launch
 from pytest_llmperf.report.table import Column
@@ -42,9 +43,20 @@ def _list_table(baselines: Sequence[Baseline], screen: Screen) -> list[str]:
             Column("sessions", [str(one.sessions) for one in baselines]),
             Column("maturity", [one.maturity for one in baselines], right=False),
             Column("accepted", [_day(one.history[-1]) for one in baselines], right=False),
+            *_then(baselines),
         ],
         screen,
     )
+
+
+def _then(baselines: Sequence[Baseline]) -> list[Column]:
+    """The best since the last reason, and the first; nothing where each was accepted once."""
+    if all(len(one.history) == 1 for one in baselines):
+        return []
+    return [
+        Column("best", [shown(RATE, best(one.history, RATE)) for one in baselines]),
+        Column("anchor", [shown(RATE, one.anchor.metrics.get(RATE)) for one in baselines]),
+    ]
 
 
 def capacity_page(capacities: Sequence[StoredCapacity], screen: Screen) -> list[str]:
@@ -112,6 +124,7 @@ def show_page(stored: Stored, screen: Screen) -> list[str]:
             {
                 **_about(stored, baseline.spec),
                 "baseline": f"{_figures({name: figure(baseline, name) for name in METRICS})} ({size_of(baseline)})",
+                "best": best_figures(baseline),
                 "anchor": f"{_figures(baseline.anchor.metrics)} of {_day(baseline.anchor)}",
                 "since then": _since_the_anchor(baseline),
             }
@@ -133,6 +146,13 @@ def _chosen(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _figures(metrics: Mapping[str, float]) -> str:
     return f"{shown(RATE, metrics.get(RATE))} {formats.label(RATE)}, {shown(MEMORY, metrics.get(MEMORY))}"
+
+
+def best_figures(baseline: Baseline) -> str:
+    """What creep is held against, for people."""
+    reason = plain(since_reason(baseline.history)[0].reason)
+    found = {name: value for name in (RATE, MEMORY) if (value := best(baseline.history, name)) is not None}
+    return _figures(found) + (f", since the last reason ({reason})" if reason else "")
 
 
 def _since_the_anchor(baseline: Baseline) -> str:

@@ -29,6 +29,7 @@ from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.revision import project_of
 from pytest_llmperf.run.settings import ALL_STEPS, CALIBRATIONS, MAX_LAUNCHES, STARTS, Settings
 from pytest_llmperf.run.usual_history import usual_history
 from pytest_llmperf.spec.train_spec import TrainSpec
@@ -192,7 +193,7 @@ class Check:
     def _document(self, exit_code: int, whole_run: WholeRun) -> dict[str, Any]:
         values = document(self.context.machine_document(), self.findings.results, self.findings.spent)
         launched = any(result.launches for result in self.findings.results)
-        revision = self.context.revision.document() if launched else {}
+        revision = self.context.revision.document() | {"project": project_of(self.context.rootdir)} if launched else {}
         return values | revision | whole_run.document() | {"exit_code": exit_code}
 
     def _write_json(self, values: Mapping[str, Any]) -> None:

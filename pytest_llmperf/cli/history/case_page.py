@@ -33,7 +33,7 @@ def _size(history: CaseHistory) -> str:
     runs, hosts = len(history.results), {launch.host for result in history.results for launch in result.launches}
     return (
         f"{runs} run{'s' * (runs != 1)}, {first} to {last}, on {len(hosts)} host{'s' * (len(hosts) != 1)}; "
-        f"digest {plain(history.digest)}"
+        f"digest {plain(history.digest)}" + (f"; project {plain(history.project)}" if history.project else "")
     )
 
 
@@ -58,7 +58,7 @@ def _table(segments: Sequence[Segment], screen: Screen) -> list[str]:
 
 def _change(change: Change | None) -> str:
     if change is None:
-        return formats.ABSENT
+        return "a step does not do what it did"
     told = f"{formats.percent(change.rate)} ({formats.percent(change.low)} to {formats.percent(change.high)})"
     if change.shared is None:
         return told

@@ -16,10 +16,11 @@ from pytest_llmperf.cli.history.case_page import case_page
 from pytest_llmperf.cli.history.documents import history_document
 from pytest_llmperf.cli.history.list_page import list_page
 from pytest_llmperf.cli.screen import Screen
-from pytest_llmperf.engine.history.history import History
+from pytest_llmperf.engine.history.history import History, of_project
 from pytest_llmperf.engine.history.machine_noise import scattering
 from pytest_llmperf.judge.history.all_histories import histories
 from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.run.revision import project_of
 from pytest_llmperf.run.usual_history import usual_history
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.suggestions import nearest
@@ -61,7 +62,7 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     if found.troubles and not found.results and any(source.exists() for source in sources):
         # Why nothing could be read, and not that there is nothing.
         raise CaseError("\n".join(found.troubles))
-    results = _chosen(found.results, arguments, sources)
+    results = _of_one_project(_chosen(found.results, arguments, sources), named=bool(arguments.sources))
     named = _named(results, arguments.case) if arguments.case else results
     # The cases of a run tell of its GPUs, also where one of them alone was asked for.
     asked = {(result.machine, result.digest) for result in named}
@@ -76,6 +77,15 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
         pages = [case_page(one, screen) for one in several]
         return Answer([line for page in pages for line in ("", *page)][1:], found.troubles)
     return Answer(list_page(several, screen), found.troubles)
+
+
+def _of_one_project(results: Sequence[PastResult], *, named: bool) -> Sequence[PastResult]:
+    """Of the store of all projects those of this folder's; of what was ``named`` all that is there."""
+    known = {result.project for result in results} - {""}
+    here = [project_of(Path.cwd()), *map(str, Path.cwd().parents)]
+    if named and len(known) != 1:
+        return results
+    return of_project(results, next(iter(known)) if named else next((one for one in here if one in known), here[0]))
 
 
 def _chosen(

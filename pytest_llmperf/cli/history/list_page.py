@@ -35,9 +35,11 @@ def _urgency(one: CaseHistory) -> tuple[bool, float, str]:
 
 def _table(group: Sequence[CaseHistory], screen: Screen) -> list[str]:
     changes = [one.latest_change for one in group]
+    projects = any(one.project for one in group)
     return table(
         [
             Column("case", [plain(one.id) for one in group], right=False),
+            *([Column("project", [plain(one.project) for one in group], right=False)] if projects else []),
             Column("runs", [str(len(one.results)) for one in group]),
             Column("last run", [one.results[-1].began[:10] for one in group], right=False),
             Column("tokens/s/GPU", [_last(one) for one in group]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,12 @@ class History:
             if known is None or not known.revision:
                 found[result.measurement] = result
         return cls(tuple(sorted(found.values(), key=lambda result: (result.began, result.run))), tuple(troubles))
+
+
+def of_project(results: Sequence[PastResult], project: str) -> Sequence[PastResult]:
+    """Those of ``project``, with the older ones that do not say; all of them, told apart, where it has none."""
+    own = [replace(result, project="") for result in results if result.project in ("", project)]
+    return own or results
 
 
 class _NoDocumentError(Exception):

@@ -45,11 +45,14 @@ SCHEMAS = (
     """
     ALTER TABLE results ADD COLUMN counts TEXT NOT NULL DEFAULT '{}';
     """,
+    """
+    ALTER TABLE runs ADD COLUMN project TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 _READ = """
     SELECT runs.name, runs.machine, case_id, digest, nodeid, verdict, launches, tokens_per_step, ranks,
-           peak_reserved_bytes, texts.text, runs.revision, counts, runs.unfinished
+           peak_reserved_bytes, texts.text, runs.revision, counts, runs.unfinished, runs.project
     FROM results JOIN runs ON runs.id = results.run JOIN texts ON texts.id = results.versions
     ORDER BY results.rowid
 """
@@ -196,8 +199,8 @@ def _insert(database: sqlite3.Connection, results: Sequence[PastResult]) -> None
             # Two runs may begin in the same second.
             name = f"{result.began} {secrets.token_hex(4)}"
             added = database.execute(
-                "INSERT INTO runs (name, machine, revision, unfinished) VALUES (?, ?, ?, ?)",
-                (name, result.machine, result.revision, result.unfinished),
+                "INSERT INTO runs (name, machine, revision, unfinished, project) VALUES (?, ?, ?, ?, ?)",
+                (name, result.machine, result.revision, result.unfinished, result.project),
             )
             runs[result.run] = added.lastrowid or 0
         launches = [
@@ -224,8 +227,8 @@ def _insert(database: sqlite3.Connection, results: Sequence[PastResult]) -> None
 
 def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
     """``known``: versions that were read before; thousands of results share them."""
-    run, machine, case_id, digest, nodeid, verdict, launches, *figures, versions, revision, counts, unfinished = row
-    tokens, ranks, memory = figures
+    run, machine, case_id, digest, nodeid, verdict, launches, *rest = row
+    tokens, ranks, memory, versions, revision, counts, unfinished, project = rest
     measured = tuple(_launch(values) for values in json.loads(launches))
     if not measured:
         raise ValueError(f"a result of {case_id} without a launch")
@@ -246,6 +249,7 @@ def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
         revision=revision,
         counts=json.loads(counts),
         unfinished=unfinished,
+        project=project,
     )
 
 

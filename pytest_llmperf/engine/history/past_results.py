@@ -12,7 +12,7 @@ from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
 
 #: Exact ones, of a traced step.
-COUNTS = ("kernels_per_step", "copies_per_step", "synchronisations_per_step")
+COUNTS = ("kernels_per_step", "operators_per_step", "copies_per_step", "synchronisations_per_step")
 
 #: A launch that misbehaved on purpose is no history.
 _FAULT = "LLMPERF_INJECT"
@@ -61,6 +61,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         peak_reserved_bytes=result.figure("peak_reserved_bytes").value,
         versions=_versions(mapping(records[0].get("environment"))),
         revision=revision_of(document),
+        project=text(document.values.get("project")),
         counts={name: count for name, count in counted.items() if count is not None},
         unfinished=text(document.values.get("unfinished")),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from pytest_llmperf.engine.history.history import History
+from pytest_llmperf.engine.history.history import History, of_project
 from pytest_llmperf.engine.history.machine_noise import scattering
 from pytest_llmperf.engine.history.past_results import past_results
 from pytest_llmperf.engine.run_page.run_document import RunDocument
@@ -33,7 +33,8 @@ class RunHistories:
             machines = {machine for machine, _ in asked}
             stored = History.read([store] if store is not None and store.exists() else [])
             results = [result for result in stored.results if result.machine in machines]
-            both = History.of([*results, *own]).results
+            project = next((result.project for result in own if result.project), "")
+            both = of_project(History.of([*results, *own]).results, project)
             found = histories(both, scattering(machines, baselines), asked)
             return cls(tuple(one for one in found if len(one.results) > 1), stored.troubles)
         except Exception as error:  # noqa: BLE001 - a page without its history is a page

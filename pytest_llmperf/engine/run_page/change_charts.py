@@ -54,7 +54,9 @@ def change_section(results: Sequence[Result]) -> Section | None:
 def _interval(result: Result, change: float) -> Interval:
     figure = result.figure(RATE)
     low, high = figure.interval or (None, None)
-    return Interval(result.id, result.verdict, formats.percent(change), change, low, high, limit_change(figure))
+    # A case that lost memory has lost no speed. What has no limit gates nothing.
+    verdict = figure.verdict or (result.verdict if figure.limit is not None else "pass")
+    return Interval(result.id, verdict, formats.percent(change), change, low, high, limit_change(figure))
 
 
 def _row(result: Result, change: float) -> tuple[str, ...]:

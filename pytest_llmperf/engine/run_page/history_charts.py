@@ -43,7 +43,11 @@ def _chart(one: CaseHistory) -> LineChart:
     latest = one.segments[-1]
     first = one.results[0].began[:10]
     change = latest.change
-    told = f"{formats.percent(change.rate)} since {latest.results[0].began[:10]}" if change else ""
+    told = (
+        f"{formats.percent(change.rate)} since {latest.results[0].began[:10]}"
+        if change
+        else f"counts changed on {latest.results[0].began[:10]}"
+    )
     if change and change.shared is not None:
         told += f", {formats.percent(change.shared)} of all cases that ran with it"
     different = "; ".join(latest.different) or "nothing else that is recorded"

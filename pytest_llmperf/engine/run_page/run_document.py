@@ -62,6 +62,8 @@ class Figure:
     detectable: float | None = None
     interval: tuple[float, float] | None = None
     detail: str = ""
+    verdict: str = ""
+    """Its own, where it is not the case's; empty in old files."""
     times_slower: float | None = None
     """How many times slower still passes, where speed is hardly gated, as on a CPU."""
 
@@ -76,6 +78,7 @@ class Figure:
             unit=text(values.get("unit")) or "1",
             interval=None if low is None or high is None else (low, high),
             detail=text(values.get("detail")),
+            verdict=text(values.get("verdict")),
             **plain,
         )
 

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.judge.history.case_history import CaseHistory, segments
+from pytest_llmperf.judge.history.case_history import CaseHistory, recounted, segments
 from pytest_llmperf.judge.history.change_points import LEAST_CHANGE, ChangePoint, find_levels, levels_between
 from pytest_llmperf.judge.history.shared_effects import SharedEffects, groups
 from pytest_llmperf.judge.history.timeline import Timeline
@@ -19,6 +19,9 @@ MOST_RUNS = 2000
 
 # Of its standard errors: what a case and its GPUs' other cases did in opposite directions is no change of the case.
 _SEEN = 3.0
+
+
+_Case = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -38,22 +41,23 @@ def histories(
     ``results`` are in the order of time. ``scattering``: by machine kind; ``asked``: machine kinds and digests of the
     cases that are wanted, else all. What the others have taken tells of the GPUs all the same.
     """
-    cases: dict[tuple[str, str], list[PastResult]] = {}
+    cases: dict[_Case, list[PastResult]] = {}
     for result in results:
-        cases.setdefault((result.machine, result.digest), []).append(result)
+        cases.setdefault((result.machine, result.digest, result.project), []).append(result)
     timelines = {case: Timeline.of(several[-MOST_RUNS:]) for case, several in cases.items()}
-    found: dict[tuple[str, str], CaseHistory] = {}
+    found: dict[_Case, CaseHistory] = {}
     for machine, known in scattering.items():
         own = {case: one for case, one in timelines.items() if case[0] == machine}
         for group in groups(own.values()):
             told = _Told.of(group, known)
-            mine = [case for case in map(_case, group) if asked is None or case in asked]
+            mine = [case for case in map(_case, group) if asked is None or case[:2] in asked]
             found |= {case: told.history(own[case]) for case in mine}
     return [found[case] for case in cases if case in found]
 
 
-def _case(timeline: Timeline) -> tuple[str, str]:
-    return timeline.results[0].machine, timeline.results[0].digest
+def _case(timeline: Timeline) -> _Case:
+    first = timeline.results[0]
+    return first.machine, first.digest, first.project
 
 
 @dataclass(frozen=True)
@@ -64,19 +68,25 @@ class _Told:
     shared: SharedEffects
     changes: Sequence[tuple[str, ChangePoint]]
     """Of all of them, each with the time at which a run began it."""
+    are_times: bool = True
+    """Whether times tell of changes: a CPU's are noise, and its exact counts tell alone."""
 
     @classmethod
     def of(cls, group: Sequence[Timeline], known: Scattering) -> _Told:
         shared = SharedEffects.of(group if known.are_gpus else ())
         common = Timeline((), shared.points)
         if not common.points:
-            return cls(known.noise, shared, ())
+            return cls(known.noise, shared, (), known.are_gpus)
         levels = find_levels(common.logs, common.scatter(known.noise), common.runs)
         return cls(known.noise, shared, [(shared.began[change.index], change) for change in levels.changes])
 
     def history(self, timeline: Timeline) -> CaseHistory:
         if not timeline.points:
             return CaseHistory(timeline.results, ())
+        if not self.are_times:
+            counted = [ChangePoint(index, 0.0, 0.0, 0.0) for index in recounted(timeline)]
+            levels = levels_between(timeline.logs, timeline.scatter(self.noise), counted)
+            return CaseHistory(timeline.results, segments(timeline, levels, {}, are_times=False))
         alone = self.shared.without(timeline)
         own = find_levels(alone.logs, alone.scatter(self.noise), alone.runs)
         changes = {change.index: change for change in own.changes}

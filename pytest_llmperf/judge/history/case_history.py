@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pytest_llmperf.judge.history.change_points import LEAST_RUNS, ChangePoint, Levels
@@ -41,7 +41,7 @@ class Segment:
     high: float
     """Between which the mean of such runs is, nineteen times in twenty, on whatever hosts."""
     change: Change | None
-    """Since the segment before; ``None`` of the first one."""
+    """Since the segment before; ``None`` of the first one, and where counts alone tell."""
     different: tuple[str, ...]
     """Between the last run of the segment before and the first of this one, ``name: then -> now``."""
 
@@ -66,6 +66,10 @@ class CaseHistory:
     @property
     def machine(self) -> str:
         return self.results[-1].machine
+
+    @property
+    def project(self) -> str:
+        return self.results[-1].project
 
     @property
     def digest(self) -> str:
@@ -107,14 +111,26 @@ def _hosts(result: PastResult) -> str:
     return ", ".join(sorted({launch.host for launch in result.launches})) or "unknown"
 
 
-def segments(timeline: Timeline, levels: Levels, shared: Mapping[int, float]) -> tuple[Segment, ...]:
+def recounted(timeline: Timeline) -> Iterator[int]:
+    """Where a step is made of other numbers of operators, kernels, copies or waits than before."""
+    last: Mapping[str, float] = {}
+    for index, point in enumerate(timeline.points):
+        counts = timeline.results[point.run].counts
+        if any(counts[name] != last[name] for name in counts if name in last):
+            yield index
+        last = {**last, **counts}
+
+
+def segments(
+    timeline: Timeline, levels: Levels, shared: Mapping[int, float], *, are_times: bool = True
+) -> tuple[Segment, ...]:
     """Those of ``timeline``; ``shared``: by a change's index what of its logarithm all cases have in common."""
     found: list[Segment] = []
     for number, level in enumerate(levels.levels):
         runs = dict.fromkeys(timeline.runs[level.start : level.end])
         results = tuple(timeline.results[run] for run in runs)
         reach = quantile(_UPPER, level.df) * level.error
-        change = levels.changes[number - 1] if number else None
+        change = levels.changes[number - 1] if number and are_times else None
         found.append(
             Segment(
                 results=results,

@@ -18,6 +18,7 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
     """Write the JSON and let the run fail for what no single case can see; runs in the controller alone."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["llmperf"] = session.coverage.to_dict()
+        session.config.workeroutput["llmperf_collected"] = sorted(session.collected)
         return
     if session.job is not None:
         session.job.note_spent()
@@ -28,11 +29,14 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
     if not is_concerned(session):
         return
     from pytest_llmperf.engine.whole_run import judged_together
+    from pytest_llmperf.plugin.run_end.replaced_cases import settle
 
+    unexplained = settle(session)
     _record_static(session, pytest_session.exitstatus)
     whole_run = session.whole_run = judged_together(session, session.findings.results)
     session.findings.results = list(whole_run.results)
     troubles = list(troubles_of(session, whole_run))
+    troubles += [Trouble("replaced cases", unexplained)] if unexplained else []
     troubles += _write_markdown(session, int(pytest_session.exitstatus), troubles)
     if troubles:
         _fail(pytest_session)

@@ -21,6 +21,7 @@ def run_document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict
     from pytest_llmperf.launch.slurm.allocation import job_key
     from pytest_llmperf.report.results_json import document
     from pytest_llmperf.run.gpu_hours import cost_document
+    from pytest_llmperf.run.revision import project_of
 
     spent, ended_at = session.findings.spent, datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     values = document(session.machine_document(), priced_results(session), spent)
@@ -31,7 +32,7 @@ def run_document(session: PerfSession, exit_code: int, *, stopped: bool) -> dict
     if session.findings.results:
         values["rerun"] = rerun_words(session)
     if any(result.launches for result in session.findings.results):
-        values |= session.revision.document()
+        values |= session.revision.document() | {"project": project_of(session.rootdir)}
     if job := job_key(os.environ):
         restarts = os.environ.get("SLURM_RESTART_COUNT", "")
         values["slurm"] = {"job": job, "starts": 1 + (int(restarts) if restarts.isdigit() else 0)}

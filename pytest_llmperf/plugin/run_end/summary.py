@@ -18,6 +18,7 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
     """The table at the end; a dry run's plan instead."""
     if not is_concerned(session):
         return
+    from pytest_llmperf.plugin.run_end.troubles import idle_line
     from pytest_llmperf.plugin.run_end.unused_baselines import listed
 
     lines = _folded([*session.told, *unwritten(session.config)], reporter)
@@ -31,7 +32,8 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
         lines = [*map(leaving, plan_lines(planned, session.settings.budget_gpu_hours)), *costs, *lines]
     elif session.findings.results or session.findings.spent.launches:
         lines = _table(session, reporter) + lines
-    lines += _folded([*skip_lines(session.findings.skipped), *listed(session)], reporter)
+    idle = [idle_line(session.idle)] if session.idle else []
+    lines += _folded([*skip_lines(session.findings.skipped), *listed(session), *idle], reporter)
     if not lines:
         return
     reporter.section("llmperf", "=")
@@ -70,4 +72,4 @@ def is_concerned(session: PerfSession) -> bool:
     findings = session.findings
     settings = session.settings
     asked = settings.json or settings.report or settings.markdown or settings.update == "prune"
-    return bool(findings.results or findings.planned or findings.digests or asked)
+    return bool(findings.results or findings.planned or findings.digests or session.idle or asked)

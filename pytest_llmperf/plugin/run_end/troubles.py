@@ -13,6 +13,8 @@ from pytest_llmperf.plugin.session import PerfSession
 if TYPE_CHECKING:
     from pytest_llmperf.engine.whole_run import LateVerdict, WholeRun
 
+_MOST_NODES = 3
+
 
 def troubles_of(session: PerfSession, whole_run: WholeRun) -> Iterator[Trouble]:
     """What no single case can see, and fails the run."""
@@ -33,12 +35,22 @@ def troubles_of(session: PerfSession, whole_run: WholeRun) -> Iterator[Trouble]:
     left = unused_baselines.listed(session) if settings.strict and not session.unfinished else []
     if left:
         yield Trouble("unused baselines", left)
+    if settings.strict and session.idle:
+        yield Trouble("tests that measure nothing", [idle_line(session.idle)])
     lost = skip_lines([case for case in skipped if case.lost]) if settings.strict else []
     if lost:
         yield Trouble("cases that ran before", lost)
     if _plans_too_much(session):
         hours = gpu_hours(session.findings.planned)
         yield Trouble("--perf-budget", [f"--perf-budget {settings.budget_gpu_hours:g}: {hours:.2f} GPU-hours planned"])
+
+
+def idle_line(nodes: Sequence[str]) -> str:
+    """The tests that take ``perf`` and passed without it."""
+    more = f" and {len(nodes) - _MOST_NODES} more" if len(nodes) > _MOST_NODES else ""
+    return (
+        f"takes perf and calls nothing of it: {', '.join(nodes[:_MOST_NODES])}{more}; check a spec, or drop the fixture"
+    )
 
 
 def _late(session: PerfSession, verdicts: Sequence[LateVerdict]) -> list[str]:

@@ -99,9 +99,9 @@ class TestList:
             f"{SPEC.id} 640 1.00 GiB 1 1 provisional 2026-01-01",
             "",
             "m",
-            "case tokens/s/GPU peak memory launches sessions maturity accepted",
-            f"{OTHER.id} 1,280 1.00 GiB 1 1 provisional 2026-01-01",
-            f"{SPEC.id} 320 1.00 GiB 1 1 provisional 2026-01-03",
+            "case tokens/s/GPU peak memory launches sessions maturity accepted best anchor",
+            f"{OTHER.id} 1,280 1.00 GiB 1 1 provisional 2026-01-01 1,280 1,280",
+            f"{SPEC.id} 320 1.00 GiB 1 1 provisional 2026-01-03 320 634",
         ]
 
     def test_the_default_folder_is_beside_the_user(
@@ -239,6 +239,7 @@ class TestShow:
             "  recorded by  t.py::t",
             "  settings     model=llama-tiny, sequence_length=64, steps=12",
             "  baseline     634 tokens/s/GPU, 1.00 GiB (3 launches in 3 sessions, calibrated)",
+            "  best         634 tokens/s/GPU, 1.00 GiB",
             "  anchor       634 tokens/s/GPU, 1.00 GiB of 2026-01-01",
             "  since then   tokens/s/GPU 0.0 %, peak memory 0.0 %",
             "",

@@ -292,3 +292,18 @@ def test_ten_thousand_cases_are_listed_in_seconds(llmperf: Run, store: HistorySt
     assert time.process_time() - began < 30
     assert output.startswith("nvidia-h200-140gib: 10000 cases")
     assert len(output.splitlines()) < 600
+
+
+def test_projects_do_not_mix_and_older_rows_are_read(
+    llmperf: Run, store: HistoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, mine, others = nights(30, 1)[:10], nights(30, 1)[10:20], nights(40, 1)[20:]
+    here = tmp_path / "mine" / "tests"
+    here.mkdir(parents=True)
+    store.append([replace(one, run=f"old {one.run}") for one in old])
+    store.append([replace(one, project=str(here.parent)) for one in mine])
+    store.append([replace(one, project="github.com/others/theirs") for one in others])
+    monkeypatch.chdir(here)
+    assert ": 20 runs," in llmperf("history", "case0")[1]
+    code, output, _ = llmperf("history", "--from", store.path)
+    assert (code, output.count("llama-case0"), "github.com/others/theirs" in output) == (0, 3, True)

@@ -142,7 +142,11 @@ def test_on_a_cpu_the_same_work_is_said_without_its_times_unless_it_waits_for_da
     same = "a traced step runs the same kernels, copies and waits; a CPU's times are noise"
     assert points_to(step_difference(before, after)) == same
     waits = points_to(step_difference(before, replace(after, data_seconds=0.05)))
-    assert "+50.0 ms waiting for data, 31 % of the step" in waits
+    assert "noise: waiting for data, 31 % of the step" in waits
+    more = replace(trace_of({"operator": {"aten::mm": 102}}), step_seconds=0.3)
+    counted = points_to(step_difference(before, more))
+    assert "aten::mm +2" in counted
+    assert " ms" not in waits + counted
 
 
 def test_what_is_waited_for_data_stands_first_only_where_it_is_what_a_change_is_about() -> None:

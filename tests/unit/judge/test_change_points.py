@@ -265,10 +265,29 @@ def test_cases_at_the_power_limit_tell_nothing_of_those_below_it() -> None:
 def test_what_programs_on_a_cpu_do_is_not_taken_off_its_cases() -> None:
     results = nights(40, 6, lambda _: 0, slower=dict.fromkeys(range(6), (20, 0.05)))
     for are_gpus in (True, False):
-        found = [one.segments[1].change for one in told(results, are_gpus=are_gpus)]
+        latest = [one.latest_change for one in told(results, are_gpus=are_gpus)]
+        found = [one.change if one else None for one in latest]
         assert [change is not None and change.shared is not None for change in found] == [are_gpus] * 6
     known = scattering(["cpu-amd-2c", "site-cpu", MACHINE], Path("nowhere"))
     assert [known[name].are_gpus for name in ("cpu-amd-2c", "site-cpu", MACHINE)] == [False, False, True]
+
+
+def test_on_a_cpu_counts_alone_tell_of_changes() -> None:
+    results = nights(40, 1, lambda _: 0, slower={0: (20, 0.5)})
+    assert [len(one.segments) for one in told(results, are_gpus=False)] == [1]
+    more = [replace(one, counts={"operators_per_step": 9.0 + (one.began >= "2026-01-11")}) for one in results]
+    (case,) = told(more, are_gpus=False)
+    assert [(one.results[0].began[:10], one.change) for one in case.segments] == [
+        ("2026-01-01", None),
+        ("2026-01-11", None),
+    ]
+    assert "operators_per_step: 9 -> 10" in case.segments[1].different
+
+
+def test_projects_are_cases_of_their_own() -> None:
+    results = nights(20, 1)
+    fast = [replace(one, project="b", launches=nights(20, 1)[0].launches) for one in results]
+    assert [(one.project, len(one.results)) for one in told([*results, *fast])] == [("", 20), ("b", 20)]
 
 
 def test_of_a_case_with_very_many_runs_the_newest_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.baseline import Baseline, creep
+from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.creep import creep
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.scaling_efficiency import Efficiency, Narrow, Terms, judge_efficiency, less, milder
 from pytest_llmperf.judge.sequential_test import Rule
@@ -273,6 +274,7 @@ class TestAFloorAboveWhatIsStored:
         assert check.verdict == "pass"
         assert check.change == pytest.approx(0.0895, abs=1e-3)
         anchor = replace(new.anchor, metrics={"scaling_efficiency": check.value / 1.0895})
-        assert creep(replace(new, anchor=anchor), (check,)) == ()
+        held, noise = replace(new, anchor=anchor, history=(anchor,)), Policy.for_gpu().noise
+        assert creep(held, (check,), new.launches, noise) == ()
         lower = replace(check, value=check.value / 1.2)
-        assert creep(replace(new, anchor=anchor), (lower,))[0].startswith("creep: scaling_efficiency 0.81")
+        assert creep(held, (lower,), new.launches, noise)[0].startswith("creep: scaling_efficiency 0.81")
