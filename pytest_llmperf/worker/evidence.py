@@ -93,49 +93,86 @@ def collect(
 
     Which operators attention calls is not tried yet: steps that are traced may follow. ``asked``: the weights' type.
     """
-    kept = kept_dtypes(model, asked)
     optimizer = trainer.optimizer
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-    device = next(model.parameters()).device
+    device, wrapped = next(model.parameters()).device, trainer.model_wrapped
+    return gathered(
+        {
+            "run": lambda: {
+                "device_type": device.type,
+                "world_size": trainer.args.world_size,
+                "injected": os.environ.get(fault_injection.VARIABLE, ""),
+            },
+            "attention": lambda: {"attention": str(model.config._attn_implementation)},
+            "parameter_dtypes": lambda: {
+                "parameter_dtypes": parameter_dtypes(model),
+                **({"kept_dtypes": kept} if (kept := kept_dtypes(model, asked)) else {}),
+            },
+            "autocast": lambda: {"autocast_dtype": autocast.dtype, "tf32": _tf32_rounds(device)},
+            "liger": lambda: _liger(model, liger),
+            "optimizer": lambda: _optimizer(optimizer),
+            "gradient_checkpointing": lambda: {
+                "gradient_checkpointing": any(
+                    getattr(each, "gradient_checkpointing", False) for each in model.modules()
+                ),
+                "checkpointing_policy": _checkpointing_policy(model),
+            },
+            "fp8": lambda: _fp8(model),
+            "loss_scaling": lambda: {"loss_scaling": getattr(trainer.accelerator, "scaler", None) is not None},
+            "parallelism": lambda: _parallelism(wrapped),
+            "torch_compile": lambda: _compilation(wrapped),
+            "allocator": lambda: {"allocator_retries": _allocator_retries(device)},
+            "data_workers": lambda: data_workers.seen(trainer.callback_handler.train_dataloader, device.type),
+            "found": lambda: {"found": dict(found_settings())},
+            "setup": lambda: {"setup": setup(trainer, model, optimizer)},
+        }
+    )
+
+
+def gathered(collectors: Mapping[str, Callable[[], Mapping[str, Any]]]) -> dict[str, Any]:
+    """What all ``collectors`` found. One that raises takes nothing from a measurement: why it did is ``uncollected``."""
+    found: dict[str, Any] = {}
+    uncollected: dict[str, str] = {}
+    for name, collector in collectors.items():
+        try:
+            found |= collector()
+        except Exception as error:  # noqa: BLE001 - whatever an upgrade or a setting of the user's made of its object
+            uncollected[name] = f"{type(error).__name__}: {error}"
+    return found | ({"uncollected": uncollected} if uncollected else {})
+
+
+def _liger(model: nn.Module, notes: LigerNotes) -> dict[str, Any]:
+    forwards = _liger_forwards(model)
     return {
-        "device_type": device.type,
-        "world_size": trainer.args.world_size,
-        "attention": str(model.config._attn_implementation),
-        "parameter_dtypes": parameter_dtypes(model),
-        **({"kept_dtypes": kept} if kept else {}),
-        "autocast_dtype": autocast.dtype,
-        "tf32": _tf32_rounds(device),
-        "liger_modules": len(_liger_forwards(model)),
-        "liger_forwards": sorted(set(_liger_forwards(model))),
+        "liger_modules": len(forwards),
+        "liger_forwards": sorted(set(forwards)),
         "liger_functions": _liger_functions(model),
-        "liger_note": liger.lines[-1] if liger.lines else "",
-        "optimizer": type(optimizer).__name__,
-        "optimizer_fused": bool(optimizer.defaults.get("fused")) if optimizer is not None else False,
-        **_optimizer_states(optimizer),
-        "gradient_checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
-        "checkpointing_policy": _checkpointing_policy(model),
-        **_fp8(model),
-        "loss_scaling": getattr(trainer.accelerator, "scaler", None) is not None,
-        **_parallelism(trainer.model_wrapped),
-        "torch_compile": _is_compiled(trainer.model_wrapped),
-        "torch_compile_mode": _compile_mode(trainer.model_wrapped),
-        "torch_compile_scope": _compile_scope(trainer.model_wrapped),
-        "compiled_modules": _compiled_modules(trainer.model_wrapped),
-        "compiled_graphs": dict(dynamo.counters["stats"]).get("unique_graphs", 0),
-        "graph_breaks": sum(dynamo.counters["graph_break"].values()),
-        "recompilations": sum(times - 1 for times in FRAME_COMPILE_COUNTER.values()),
-        "allocator_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0) if device.type == "cuda" else 0,
-        **data_workers.seen(trainer.callback_handler.train_dataloader, device.type),
-        "found": dict(found_settings()),
-        "injected": os.environ.get(fault_injection.VARIABLE, ""),
-        "setup": setup(trainer, model, optimizer),
+        "liger_note": notes.lines[-1] if notes.lines else "",
     }
 
 
-def _optimizer_states(optimizer: Any) -> dict[str, Any]:
-    """How it keeps its states, as bitsandbytes' optimizers tell; of others the class says it."""
+def _compilation(model: nn.Module | None) -> dict[str, Any]:
+    return {
+        "torch_compile": _is_compiled(model),
+        "torch_compile_mode": _compile_mode(model),
+        "torch_compile_scope": _compile_scope(model),
+        "compiled_modules": _compiled_modules(model),
+        "compiled_graphs": dict(dynamo.counters["stats"]).get("unique_graphs", 0),
+        "graph_breaks": sum(dynamo.counters["graph_break"].values()),
+        "recompilations": sum(times - 1 for times in FRAME_COMPILE_COUNTER.values()),
+    }
+
+
+def _allocator_retries(device: torch.device) -> int:
+    return torch.cuda.memory_stats().get("num_alloc_retries", 0) if device.type == "cuda" else 0
+
+
+def _optimizer(optimizer: Any) -> dict[str, Any]:
+    """Its class, and how it keeps its states, as bitsandbytes' optimizers tell; of others the class says it."""
     bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
     return {
+        "optimizer": type(optimizer).__name__,
+        "optimizer_fused": bool(optimizer.defaults.get("fused")) if optimizer is not None else False,
         "optimizer_bits": "" if bits is None else f"{bits}bit",
         "optimizer_paged": bool(getattr(optimizer, "is_paged", False)),
     }
@@ -231,8 +268,9 @@ def _is_compiled(model: nn.Module | None) -> bool:
 
 
 def _compiled(module: nn.Module) -> Any:
-    """What runs compiled in the place of ``module``, or ``None``."""
-    return module if hasattr(module, "_orig_mod") else module._compiled_call_impl
+    """What dynamo wrapped to run in the place of ``module``; ``None`` where it did not, as under TORCHDYNAMO_DISABLE."""
+    wrapped = module if hasattr(module, "_orig_mod") else module._compiled_call_impl
+    return wrapped if hasattr(wrapped, "get_compiler_config") else None
 
 
 def _compiled_modules(model: nn.Module | None) -> list[str]:
@@ -267,7 +305,7 @@ def _compile_scope(model: nn.Module | None) -> str:
     modules = list(model.modules()) if model is not None else []
     if any(hasattr(module, "_orig_mod") for module in modules):
         return "model"
-    return "layers" if any(module._compiled_call_impl is not None for module in modules) else ""
+    return "layers" if any(_compiled(module) is not None for module in modules) else ""
 
 
 def _fp8(model: nn.Module) -> dict[str, Any]:

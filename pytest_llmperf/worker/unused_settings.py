@@ -37,7 +37,9 @@ def unused_settings(config: Mapping[str, Any], model: PreTrainedModel) -> list[s
 def _lines(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
     built = type(model).__name__
     named = [str(name) for name in config.get("architectures") or ()]
-    if named and built not in named:
+    if model.config.model_type != config.get("model_type"):
+        yield f"of {config['model_type']} its text part is trained ({model.config.model_type}), which rows of tokens use"
+    elif named and built not in named:
         yield f"its configuration names the class {', '.join(named)}, trained is {built}"
     if config.get("auto_map"):
         yield f"its configuration's own code (auto_map) is not run, trained is transformers' {built}"
@@ -54,8 +56,10 @@ def _lines(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
 
 def _unused(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
     text = config.get("text_config")
-    settings = {**config, **text} if isinstance(text, Mapping) else config
     kind = type(model.config)
+    settings = {**config, **text} if isinstance(text, Mapping) else config
+    if isinstance(text, Mapping) and kind.model_type != config.get("model_type"):
+        settings = text  # the rest is of other parts
     words, own = _words(model), _source(kind.__module__)
     for name, value in settings.items():
         # Of what is off, empty or another part's nothing is asked.

@@ -69,9 +69,9 @@ def test_every_optimizer_has_a_class_that_is_not_sgds(name: str) -> None:
 def test_how_an_optimizer_keeps_its_states() -> None:
     # As bitsandbytes' classes have it.
     quantized = SimpleNamespace(args=SimpleNamespace(optim_bits=8), is_paged=True)
-    assert evidence._optimizer_states(quantized) == {"optimizer_bits": "8bit", "optimizer_paged": True}
+    assert evidence._optimizer(quantized).items() >= {"optimizer_bits": "8bit", "optimizer_paged": True}
     plain = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
-    assert evidence._optimizer_states(plain) == {"optimizer_bits": "", "optimizer_paged": False}
+    assert evidence._optimizer(plain).items() >= {"optimizer_bits": "", "optimizer_paged": False}
 
 
 def test_evidence_of_all_ranks() -> None:

@@ -38,13 +38,19 @@ def contradictions(spec: TrainSpec, evidence: Mapping[str, Any], inactive: froze
         try:
             line = check(spec, evidence)
         except KeyError as missing:
-            yield f"no evidence of {missing.args[0]} was recorded"  # absence proves neither
+            # Absence proves neither.
+            yield f"no evidence of {missing.args[0]} was recorded{_why_not(evidence)}"
             continue
         declared = name in inactive and getattr(spec, name) not in (False, "no")
         if declared and line is None:
             yield f"{name} was declared to be inactive, and was active"
         elif line is not None and not declared:
             yield line
+
+
+def _why_not(evidence: Mapping[str, Any]) -> str:
+    failed = evidence.get("uncollected", {})
+    return f" (collecting it failed: {'; '.join(f'{name}: {why}' for name, why in failed.items())})" if failed else ""
 
 
 def _liger(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
