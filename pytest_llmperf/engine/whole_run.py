@@ -140,9 +140,9 @@ def _judged_together(context: Context, results: Sequence[CaseResult]) -> WholeRu
     for result in results:
         baseline = baselines.get(result.digest) if _is_judged(result, context.machine_kind) else None
         later = judged_later(result, baseline, knowledge, rule) if baseline else result
-        if later.verdict in failing and result.verdict not in failing:
-            if not _is_its_gpus_alone(later):  # one line tells of all these
-                (regressed if later.verdict in FAILING else undecided).append(LateVerdict(later, result.verdict))
+        is_late = later.verdict in failing and result.verdict not in failing
+        if is_late and not _is_its_gpus_alone(later):  # one line tells of all these
+            (regressed if later.verdict in FAILING else undecided).append(LateVerdict(later, result.verdict))
         found.append(later)
     change = common_change(knowledge)
     compared = [result for result in judged if result.digest in baselines]

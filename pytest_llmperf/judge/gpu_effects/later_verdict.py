@@ -55,7 +55,12 @@ def judged_later(result: CaseResult, stored: Sequence[Launch], knowledge: Knowle
 
 
 def _unless_a_gpu_took_it(check: Check, difference: Difference) -> Check:
-    """``check``, which passes no loss beyond the closest tolerance for what its GPU is believed to do."""
-    tolerance, lost = check.known_tolerance or check.tolerance, difference.log + difference.of_gpus
-    is_its_own = tolerance is None or lost <= math.log1p(tolerance) or difference.of_gpus < _LEAST_TAKEN
-    return check if is_its_own or check.verdict != "pass" else replace(check, verdict="inconclusive", detail=ONLY_ITS_GPU)
+    tolerance = check.known_tolerance or check.tolerance
+    if check.verdict != "pass" or tolerance is None or not is_laid_to_its_gpu(difference, tolerance):
+        return check
+    return replace(check, verdict="inconclusive", detail=ONLY_ITS_GPU)
+
+
+def is_laid_to_its_gpu(difference: Difference, tolerance: float) -> bool:
+    """Whether a loss beyond ``tolerance``, the closest, passes for what its GPU is believed to do."""
+    return difference.of_gpus >= _LEAST_TAKEN and difference.log + difference.of_gpus > math.log1p(tolerance)

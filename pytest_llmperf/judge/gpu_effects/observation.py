@@ -14,8 +14,8 @@ from pytest_llmperf.records.launch import Launch, host_of, site_of
 CALIBRATION = "calibration "
 #: The same of one that waits for the memory alone.
 CALIBRATION_COPY = CALIBRATION + COPY
-# It stays comparable where the driver changes, of which nobody knows by how much that moves it.
-_COPY_ERROR = 0.005
+#: It stays comparable where the driver changes, of which nobody knows by how much that moves it.
+COPY_ERROR = 0.005
 
 
 @dataclass(frozen=True)
@@ -90,5 +90,5 @@ def calibrations_of(launches: Iterable[Launch]) -> Iterator[Observation]:
                 if name != ALL_REDUCE:  # what several GPUs do together tells of none of them alone
                     clock = calibration.sm_clock_mhz if name == BF16_PRODUCT else 0.0
                     series = f"{CALIBRATION}{name}{width} by {calibration.maker_of(name)}"
-                    error = _COPY_ERROR if name == COPY else 0.0
+                    error = COPY_ERROR if name == COPY else 0.0
                     yield Observation(series, unit, math.log(seconds), error, clock, calibration.made_at)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.judge.history.case_history import CaseHistory, segments
+from pytest_llmperf.judge.history.case_history import CaseHistory, host_steps, segments
 from pytest_llmperf.judge.history.change_points import LEAST_CHANGE, ChangePoint, find_levels, levels_between
 from pytest_llmperf.judge.history.shared_effects import SharedEffects, groups
 from pytest_llmperf.judge.history.timeline import Timeline
@@ -60,7 +60,7 @@ def _case(timeline: Timeline) -> tuple[str, str]:
 class _Told:
     """What the cases of a group tell of one another."""
 
-    noise: Noise
+    known: Scattering
     shared: SharedEffects
     changes: Sequence[tuple[str, ChangePoint]]
     """Of all of them, each with the time at which a run began it."""
@@ -70,15 +70,15 @@ class _Told:
         shared = SharedEffects.of(group if known.are_gpus else ())
         common = Timeline((), shared.points)
         if not common.points:
-            return cls(known.noise, shared, ())
+            return cls(known, shared, ())
         levels = find_levels(common.logs, common.scatter(known.noise), common.runs)
-        return cls(known.noise, shared, [(shared.began[change.index], change) for change in levels.changes])
+        return cls(known, shared, [(shared.began[change.index], change) for change in levels.changes])
 
     def history(self, timeline: Timeline) -> CaseHistory:
         if not timeline.points:
             return CaseHistory(timeline.results, ())
         alone = self.shared.without(timeline)
-        own = find_levels(alone.logs, alone.scatter(self.noise), alone.runs)
+        own = find_levels(alone.logs, alone.scatter(self.known.noise), alone.runs)
         changes = {change.index: change for change in own.changes}
         shared: dict[int, float] = {}
         for index, common in self._common(alone):
@@ -88,8 +88,10 @@ class _Told:
             changes[near] = total
         kept = [each for each in changes.values() if each.index not in shared or _is_seen(each)]
         kept.sort(key=lambda change: change.index)
-        levels = levels_between(timeline.logs, timeline.scatter(self.noise), kept)
-        return CaseHistory(timeline.results, segments(timeline, levels, shared))
+        noise = self.known.noise
+        levels = levels_between(timeline.logs, timeline.scatter(noise), kept)
+        steps = host_steps(timeline, noise, kept) if self.known.are_gpus else ()
+        return CaseHistory(timeline.results, segments(timeline, levels, shared), steps)
 
     def _common(self, timeline: Timeline) -> list[tuple[int, ChangePoint]]:
         """The changes of all cases, by where they are in ``timeline``, from which they have been taken off."""
