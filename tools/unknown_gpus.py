@@ -542,6 +542,10 @@ class World:
     """Degrees of freedom of all that is drawn (Student's t, of the same variance); 0: it is normal."""
     groups: float = 0.0
     """By how much each of three groups of cases moves apart on each GPU, which no factor of the model knows."""
+    is_steady: bool = False
+    """Whether no case waits for its host's CPU."""
+    is_known: bool = False
+    """Whether tonight's GPU is one of those that are stored."""
     hosts: int = 6
     """On which each case is stored, once on each."""
     weather: float = 0.0
@@ -568,6 +572,9 @@ WORLDS = (
 )
 
 _GPUS, _TONIGHT, _GROUPS = 2, "tonight", 3
+
+# A case that scatters by as much waits for its host.
+_WAITS = 0.01
 
 # Of a day's weather what the next one has too (AR(1)).
 _LASTS = 0.8
@@ -630,7 +637,9 @@ class Machines:
 
     def _case(self, number: int) -> Case:
         # Calibrations are no cases: they hardly scatter by themselves.
-        name = self._source.choice([each for each in self._model.loadings if not each.startswith(CALIBRATION)])
+        names = [each for each in self._model.loadings if not each.startswith(CALIBRATION)]
+        most = _WAITS if self._world.is_steady else math.inf
+        name = self._source.choice([each for each in names if self._model.own_spread(each).sd < most])
         loading, own = self._model.loading(name), self._model.own_spread(name)
         limited = float(loading.expected[1]) + 0.5
         general, at_limit = (float(each) for each in loading.mean)
@@ -643,13 +652,17 @@ class Machines:
         order = self._source.sample(self.cases, len(self.cases))
         if self._world.is_alone:
             order = order[:1]
+        host, day = f"{_TONIGHT} {night}", f"2026-{1 + night // 28:02}-{1 + night % 28:02}"
+        if self._world.is_known:
+            host = "host 0"
         return [
-            (case, [self.launch(case, f"{_TONIGHT} {night}", place % self._world.gpus) for _ in range(RULE.budget)])
+            (case, [self.launch(case, host, place % self._world.gpus, day) for _ in range(RULE.budget)])
             for place, case in enumerate(order)
         ]
 
-    def launch(self, case: Case, host: str, gpu: int) -> Record:
-        day = "2026-01-01" if host.startswith(_TONIGHT) else f"2025-01-{1 + int(host.split()[1]):02}"
+    def launch(self, case: Case, host: str, gpu: int, day: str = "") -> Record:
+        weather = day or host
+        day = day or f"2025-01-{1 + int(host.split()[1]):02}"
         place = Place(host, f"{host} GPU {gpu}")
         here = Record(case.digest, (Rank(place),), f"{day}T00:00:00Z", 0.0, clock_mhz=case.clock_mhz)
         world, half = self._world, case.own / math.sqrt(2)
@@ -660,7 +673,7 @@ class Machines:
         log += self._draw(world.own, "by case", case.digest, place.device)
         log += case.memory * self._memory(host)
         log += self._draw(world.groups, "group", str(case.group), place.device)
-        log += self._weather(host)
+        log += self._weather(weather)
         return here.slower(log)
 
     def effects(self, unit: Unit) -> tuple[float, ...]:
@@ -694,9 +707,9 @@ class Machines:
         return self._world.upgraded and is_tonights and not each.series.startswith(CALIBRATION_COPY)
 
     def _weather(self, host: str) -> float:
-        """Of the day on which a stored host was launched on; tonight is long after these."""
+        """Of the day on which a stored host was launched on, or of tonight, which is long after these."""
         sd, number = self._world.weather, host.rsplit(maxsplit=1)[-1]
-        if host.startswith(_TONIGHT) or not int(number):
+        if host in (number, "host 0"):
             return self._draw(sd, "weather", host)
         before = self._weather(f"host {int(number) - 1}")
         return _LASTS * before + math.sqrt(1 - _LASTS**2) * self._draw(sd, "weather", host)
@@ -776,6 +789,8 @@ _NIGHTS = tuple(
         (", calibrated", {"calibrated": True}),
         (", calibrated by other versions", {"calibrated": True, "upgraded": True}),
         (", its GPU 5 % bad", {"bad_tonight": 0.05}),
+        (", a GPU that is stored", {"is_known": True}),
+        (", no case waits for its host", {"is_steady": True}),
     )
 )
 

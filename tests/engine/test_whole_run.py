@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.engine import whole_run
+from pytest_llmperf.engine.baseline_comparison import ONE_SESSION
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.whole_run import judged_together
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
@@ -364,6 +365,19 @@ def test_a_loss_on_a_gpu_that_nobody_knows_waits_for_the_runs_other_cases(
     together = judged_together(caller.context, [found])
     assert together.results[0].verdict == "regressed"
     assert [line.rpartition("; ")[2] for line in together.lines] == ["its test ended as inconclusive"] * waits
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_an_undecided_case_of_one_session_says_what_would_help(
+    night: Night, monkeypatch: pytest.MonkeyPatch, sessions: int
+) -> None:
+    monkeypatch.setenv("LLMPERF_CACHE_DIR", str(night.engine.path / "cache"))
+    first, second, *_ = night.stored[0]
+    keep(night.engine.path / "baselines", baseline_of([first, second][:sessions], 0, night.machine))
+    night.engine.fake(step_seconds=math.exp(case_log(0) + math.log(1.05)))
+    found = CaseChecks(night.engine.caller(gpus=1)).check(spec_of(0)).result
+    assert found.verdict == "inconclusive"
+    assert (ONE_SESSION in found.notes) is (sessions == 1)
 
 
 def held_back(night: Night, cases: Sequence[int], slower: Callable[[int], float]) -> list[CaseResult]:
