@@ -672,8 +672,10 @@ class Machines:
         log += self._draw(half, "own", case.digest, place.device) + self._source.gauss(0, half)
         log += self._draw(world.own, "by case", case.digest, place.device)
         log += case.memory * self._memory(host)
-        log += self._draw(world.groups, "group", str(case.group), place.device)
-        log += self._weather(weather)
+        if world.groups:
+            log += self._draw(world.groups, "group", str(case.group), place.device)
+        if world.weather:
+            log += self._weather(weather)
         return here.slower(log)
 
     def effects(self, unit: Unit) -> tuple[float, ...]:
@@ -834,10 +836,9 @@ def young(num: int, model: Model, seed: int) -> _Rows:
             first = [launches[0] for _, launches in run]
             stored = Knowledge.of([_launches(each) for each in machines.by_case.values()])
             for number, (case, launches) in enumerate(run[:10]):
-                policies = (machines.nested, None)
-                if stored:
-                    policies = (_by(stored, first[:number], waits=True), _by(stored, first))
-                tally.note(Gate(launches, machines.by_case[case.digest], *policies), (0.0, *_FOUND, 0.08))
+                then = _by(stored, first[:number], waits=True) if stored else machines.nested
+                end = _by(stored, first) if stored else None
+                tally.note(Gate(launches, machines.by_case[case.digest], then, end), (0.0, *_FOUND, 0.08))
         words = ("regressed", "inconclusive", "pass")
         cells = [" / ".join(f"{tally.share(word, added):.0f}" for word in words) for added in (0.0, *_FOUND, 0.08)]
         yield (f"{hosts} host{'s' * (hosts > 1)}", str(len(tally.errors)), *cells)
@@ -900,8 +901,8 @@ def main() -> None:
         model = learn(observations_of(_launches(records)))
         if model is None:
             raise SystemExit(f"{options.baselines}: too little is stored to tell GPUs and cases apart")
-        rows = {"simulate": simulate, "nights": nights, "young": young}[options.command]
-        table(rows(options.nights, model, options.seed))
+        made = {"simulate": simulate, "nights": nights, "young": young}[options.command]
+        table(made(options.nights, model, options.seed))
 
 
 if __name__ == "__main__":
