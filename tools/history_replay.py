@@ -43,12 +43,13 @@ _LEAST_NIGHTS = 8
 # Of an H200, at the power limit and not.
 _LIMITED_MHZ, _HIGHEST_MHZ = 1700.0, 1980.0
 
+_FORTNIGHT = "another host every 14 nights"
 _BAD = "every 14 nights, one of them 5 % slow"
 
 #: On which hosts a night runs: a new one each night, one for two weeks, always the same.
 HOSTS: Mapping[str, Callable[[int], int]] = {
     "another host each night": lambda night: night,
-    "another host every 14 nights": lambda night: night // 14,
+    _FORTNIGHT: lambda night: night // 14,
     _BAD: lambda night: night // 14,
     "always the same host": lambda _: 0,
 }
@@ -70,6 +71,7 @@ def rules(known: Scattering) -> dict[str, Rule]:
     found: dict[str, Rule] = {
         "llmperf history": lambda results: _ours(results, known),
         "each case alone": lambda results: _ours(results, replace(known, are_gpus=False)),
+        "told with another host": lambda results: _with_hosts(results, known),
     }
     if find_spec("otava") is not None:
         found["Otava"] = _otava
@@ -80,6 +82,14 @@ def rules(known: Scattering) -> dict[str, Rule]:
 def _ours(results: Sequence[PastResult], known: Scattering) -> Changes:
     return {
         one.digest: [one.results.index(segment.results[0]) for segment in one.segments[1:]]
+        for one in histories(results, {_MACHINE: known})
+    }
+
+
+def _with_hosts(results: Sequence[PastResult], known: Scattering) -> Changes:
+    """What is no change point of ours, and is told as a step that came with another host."""
+    return {
+        one.digest: [number for number, each in enumerate(one.results) if each.began in {s.began for s in one.steps}]
         for one in histories(results, {_MACHINE: known})
     }
 
@@ -233,6 +243,7 @@ def simulated(model: Model, known: Scattering, num: int, seed: int) -> Iterator[
         plan = [("nothing", 0.0, False, 0), *((f"one case, {x:.0%}", x, False, 0) for x in ADDED)]
         plan += [(f"one case, {x:.0%}, 5 nights ago", x, False, 5) for x in (0.02, 0.03)]
         plan += [(f"all cases, {x:.0%}", x, True, 0) for x in (0.02, 0.03)]
+        plan += [("all cases, 5%, with another host", 0.05, True, _NIGHTS - 28)] * (hosts == _FORTNIGHT)
         for what, added, is_all, ago in plan:
             source, tallies = random.Random(f"{seed} {hosts} {what}"), Tallies(known)  # noqa: S311 - nobody attacks
             for _ in range(num):

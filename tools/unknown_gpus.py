@@ -2,6 +2,7 @@
 
     python -m tools.unknown_gpus replay baselines/nvidia-h200-140gib                  # several minutes
     python -m tools.unknown_gpus simulate baselines/nvidia-h200-140gib --nights 200   # the same
+    python -m tools.unknown_gpus nights baselines/nvidia-h200-140gib --nights 40      # of 40 cases each; ten minutes
 
 Two rules on the same launches: the nested one, by which each case stands for itself and 5 % are tolerated on hardware
 that it has not seen, and the joint one, by which all cases of a run tell each other of their GPU. Both call the
@@ -24,8 +25,17 @@ from typing import Any, cast
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.gpu_effects.common_change import common_change
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
+from pytest_llmperf.judge.gpu_effects.later_verdict import is_laid_to_its_gpu
 from pytest_llmperf.judge.gpu_effects.model import FACTORS, Model, learn
-from pytest_llmperf.judge.gpu_effects.observation import CALIBRATION, Observation, Unit, observations_of, unit_of
+from pytest_llmperf.judge.gpu_effects.observation import (
+    CALIBRATION,
+    CALIBRATION_COPY,
+    COPY_ERROR,
+    Observation,
+    Unit,
+    observations_of,
+    unit_of,
+)
 from pytest_llmperf.judge.machine_profile import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.sequential_test import Rule, decide, least_tolerance, may_be_its_gpu
@@ -170,10 +180,18 @@ class Gate:
         waits = self.then.waits and may_be_its_gpu(found, tolerance, RULE)
         if self.end is None or (verdict == _FAILED and not waits):
             return verdict, num
-        found = self.difference(num, at_end=True)[0]
+        found = shifted(self.difference(num, at_end=True)[0], log)
+        closest = tolerance if known is None else known
         if known is not None:
             tolerance = min(tolerance, max(known, least_tolerance(found)))
-        return decide(shifted(found, log), tolerance, RULE).verdict or "inconclusive", num
+        verdict = decide(found, tolerance, RULE).verdict or "inconclusive"
+        is_no_pass = verdict == "pass" and is_laid_to_its_gpu(found, closest) and not self._is_gpu_told
+        return "inconclusive" if is_no_pass else verdict, num
+
+    @cached_property
+    def _is_gpu_told(self) -> bool:
+        knowledge, launch = self.end and self.end.knowledge, self.launches[0]
+        return not knowledge or knowledge.tells_independently_of([unit_of(*_launches([launch]))], launch.digest)
 
     @property
     def prediction(self) -> Difference:
@@ -307,7 +325,8 @@ def calibrated(
         for work, (general, limited, clock) in _WORKS.items():
             log = general * effects[unit][0] + limited * effects[unit][1] + source.gauss(0, _CALIBRATION_SD)
             mhz = clock * _HIGHEST_MHZ if work == "bf16_product" else 0.0
-            found.append(Observation(f"{CALIBRATION}{work} simulated", unit, log, clock_mhz=mhz))
+            error = COPY_ERROR if work == "copy" else 0.0
+            found.append(Observation(f"{CALIBRATION}{work} simulated", unit, log, error, mhz))
     return found
 
 
@@ -517,6 +536,20 @@ class World:
     """By how much tonight's first GPU is."""
     others: float = 0.0
     """By how much one other case of the run is slower."""
+    upgraded: bool = False
+    """Whether tonight's calibrations are made by other versions."""
+    tails: float = 0.0
+    """Degrees of freedom of all that is drawn (Student's t, of the same variance); 0: it is normal."""
+    groups: float = 0.0
+    """By how much each of three groups of cases moves apart on each GPU, which no factor of the model knows."""
+    is_steady: bool = False
+    """Whether no case waits for its host's CPU."""
+    is_known: bool = False
+    """Whether tonight's GPU is one of those that are stored."""
+    hosts: int = 6
+    """On which each case is stored, once on each."""
+    weather: float = 0.0
+    """By how much a day moves all GPUs of all hosts; the next one is much like it."""
 
 
 WORLDS = (
@@ -538,7 +571,13 @@ WORLDS = (
     World(name="tonight's GPU is bad, calibrated", bad_tonight=0.05, calibrated=True),
 )
 
-_HOSTS, _GPUS, _TONIGHT = 6, 2, "tonight"
+_GPUS, _TONIGHT, _GROUPS = 2, "tonight", 3
+
+# A case that scatters by as much waits for its host.
+_WAITS = 0.01
+
+# Of a day's weather what the next one has too (AR(1)).
+_LASTS = 0.8
 
 # After so many nights another machine, with other cases, has been learnt.
 _OF_ONE_MACHINE = 5
@@ -557,6 +596,7 @@ class Case:
     clock_mhz: float
     memory: float
     """Which share of its step waits for memory."""
+    group: int = 0
 
 
 class Machines:
@@ -567,7 +607,9 @@ class Machines:
         self._drawn: dict[tuple[str, ...], float] = {}
         self.cases = [self._case(number) for number in range(source.randint(*world.cases))]
         self.stored = [
-            self.launch(each, f"host {host}", source.randrange(_GPUS)) for each in self.cases for host in range(_HOSTS)
+            self.launch(each, f"host {host}", source.randrange(_GPUS))
+            for each in self.cases
+            for host in range(world.hosts)
         ]
 
     @cached_property
@@ -595,26 +637,32 @@ class Machines:
 
     def _case(self, number: int) -> Case:
         # Calibrations are no cases: they hardly scatter by themselves.
-        name = self._source.choice([each for each in self._model.loadings if not each.startswith(CALIBRATION)])
+        names = [each for each in self._model.loadings if not each.startswith(CALIBRATION)]
+        most = _WAITS if self._world.is_steady else math.inf
+        name = self._source.choice([each for each in names if self._model.own_spread(each).sd < most])
         loading, own = self._model.loading(name), self._model.own_spread(name)
         limited = float(loading.expected[1]) + 0.5
         general, at_limit = (float(each) for each in loading.mean)
         # The share of the clock that is the limit's: ``learn`` takes a case at 8 % below the highest for limited.
         clock = _HIGHEST_MHZ * (1 - 0.08 * limited)
-        return Case(f"case {number}", (general, at_limit), own.sd, clock, self._source.random())
+        return Case(f"case {number}", (general, at_limit), own.sd, clock, self._source.random(), number % _GROUPS)
 
     def tonight(self, night: int) -> list[tuple[Case, list[Record]]]:
         """The cases of one night in the order of the run, each with the launches that it may take."""
         order = self._source.sample(self.cases, len(self.cases))
         if self._world.is_alone:
             order = order[:1]
+        host, day = f"{_TONIGHT} {night}", f"2026-{1 + night // 28:02}-{1 + night % 28:02}"
+        if self._world.is_known:
+            host = "host 0"
         return [
-            (case, [self.launch(case, f"{_TONIGHT} {night}", place % self._world.gpus) for _ in range(RULE.budget)])
+            (case, [self.launch(case, host, place % self._world.gpus, day) for _ in range(RULE.budget)])
             for place, case in enumerate(order)
         ]
 
-    def launch(self, case: Case, host: str, gpu: int) -> Record:
-        day = "2026-01-01" if host.startswith(_TONIGHT) else f"2025-01-{1 + int(host.split()[1]):02}"
+    def launch(self, case: Case, host: str, gpu: int, day: str = "") -> Record:
+        weather = day or host
+        day = day or f"2025-01-{1 + int(host.split()[1]):02}"
         place = Place(host, f"{host} GPU {gpu}")
         here = Record(case.digest, (Rank(place),), f"{day}T00:00:00Z", 0.0, clock_mhz=case.clock_mhz)
         world, half = self._world, case.own / math.sqrt(2)
@@ -624,6 +672,10 @@ class Machines:
         log += self._draw(half, "own", case.digest, place.device) + self._source.gauss(0, half)
         log += self._draw(world.own, "by case", case.digest, place.device)
         log += case.memory * self._memory(host)
+        if world.groups:
+            log += self._draw(world.groups, "group", str(case.group), place.device)
+        if world.weather:
+            log += self._weather(weather)
         return here.slower(log)
 
     def effects(self, unit: Unit) -> tuple[float, ...]:
@@ -646,10 +698,23 @@ class Machines:
             return []
         units = single_units(records)
         found = calibrated(units, {unit: self.effects(unit) for unit in units}, self._source)
-        return [
+        found = [
             replace(each, log=each.log + self._memory(each.unit.hosts[0])) if "copy" in each.series else each
             for each in found
         ]
+        return [replace(each, series=f"{each.series} anew") if self._is_another(each) else each for each in found]
+
+    def _is_another(self, each: Observation) -> bool:
+        is_tonights = each.unit.hosts[0].startswith(_TONIGHT)
+        return self._world.upgraded and is_tonights and not each.series.startswith(CALIBRATION_COPY)
+
+    def _weather(self, host: str) -> float:
+        """Of the day on which a stored host was launched on, or of tonight, which is long after these."""
+        sd, number = self._world.weather, host.rsplit(maxsplit=1)[-1]
+        if host in (number, "host 0"):
+            return self._draw(sd, "weather", host)
+        before = self._weather(f"host {int(number) - 1}")
+        return _LASTS * before + math.sqrt(1 - _LASTS**2) * self._draw(sd, "weather", host)
 
     def _memory(self, host: str) -> float:
         return self._world.memory * (int(host.split()[1]) % 2)
@@ -657,7 +722,10 @@ class Machines:
     def _draw(self, sd: float, *name: str) -> float:
         """The same every time for one ``name``."""
         if name not in self._drawn:
-            self._drawn[name] = self._source.gauss(0, sd)
+            tails, scale = self._world.tails, 1.0
+            if tails:  # a normal one over the root of its own mean chi-square is Student's t
+                scale = math.sqrt((tails - 2) / (2 * self._source.gammavariate(tails / 2, 1)))
+            self._drawn[name] = scale * self._source.gauss(0, sd)
         return self._drawn[name]
 
 
@@ -712,6 +780,91 @@ def simulate(nights: int, model: Model, seed: int) -> _Rows:
         yield (world.name, str(len(found.joint.errors)), *cells, *said)
 
 
+#: What the model did not make: heavy tails, groups of cases that move apart by themselves, days that move all GPUs.
+_SECOND = World(name="second world", cases=(40, 40), tails=3.0, groups=0.004, weather=0.003)
+
+_NIGHTS = tuple(
+    replace(world, name=f"{world.name}{name}", **fields)
+    for world in (replace(_SECOND, name="as learnt", tails=0.0, groups=0.0, weather=0.0), _SECOND)
+    for name, fields in (
+        ("", {}),
+        (", calibrated", {"calibrated": True}),
+        (", calibrated by other versions", {"calibrated": True, "upgraded": True}),
+        (", its GPU 5 % bad", {"bad_tonight": 0.05}),
+        (", a GPU that is stored", {"is_known": True}),
+        (", no case waits for its host", {"is_steady": True}),
+    )
+)
+
+
+def nights(num: int, model: Model, seed: int) -> _Rows:
+    """Of whole nights on a GPU that nobody knows: in how many something fails, or is not shown to hold."""
+    yield (
+        "world",
+        "slower",
+        "nights",
+        "fail",
+        "fail if strict",
+        "all told slower",
+        "cases inconclusive",
+        "green, silent",
+    )
+    for world in _NIGHTS:
+        for added in (0.0, 0.05) if not world.bad_tonight else (0.0,):
+            source = random.Random(f"{seed} {world.name}")  # noqa: S311
+            machines, counts, undecided = Machines(world, model, source), Counter[str](), 0
+            for night in range(num):
+                if night and night % _OF_ONE_MACHINE == 0:
+                    machines = Machines(world, model, source)
+                said, cases = _whole_night(machines, night, math.log1p(added))
+                counts.update(said)
+                undecided += cases
+            share = f"{100 * undecided / num / world.cases[0]:.1f} %"
+            cells = [_percent(counts[name] / num, 0) for name in ("fails", "strict", "told")]
+            yield (world.name, _added(added), str(num), *cells, share, _percent(counts["silent"] / num, 0))
+
+
+def young(num: int, model: Model, seed: int) -> _Rows:
+    """Of a machine kind whose cases are stored once on each of few hosts: regressed / inconclusive / pass, per cent."""
+    yield ("stored on", "gates", *map(_added, (0.0, *_FOUND, 0.08)))
+    for hosts in (1, 2, 3):
+        source, tally = random.Random(seed), Tally()  # noqa: S311
+        world = World(name="young", cases=(40, 40), hosts=hosts)
+        for night in range(num):
+            machines = Machines(world, model, source)
+            run = machines.tonight(night)
+            first = [launches[0] for _, launches in run]
+            stored = Knowledge.of([_launches(each) for each in machines.by_case.values()])
+            for number, (case, launches) in enumerate(run[:10]):
+                then = _by(stored, first[:number], waits=True) if stored else machines.nested
+                end = _by(stored, first) if stored else None
+                tally.note(Gate(launches, machines.by_case[case.digest], then, end), (0.0, *_FOUND, 0.08))
+        words = ("regressed", "inconclusive", "pass")
+        cells = [" / ".join(f"{tally.share(word, added):.0f}" for word in words) for added in (0.0, *_FOUND, 0.08)]
+        yield (f"{hosts} host{'s' * (hosts > 1)}", str(len(tally.errors)), *cells)
+
+
+def _whole_night(machines: Machines, night: int, log: float) -> tuple[list[str], int]:
+    """What is said of it, and of how many cases that they are inconclusive."""
+    run = [(case, [each.slower(log) for each in launches]) for case, launches in machines.tonight(night)]
+    first = [launches[0] for _, launches in run]
+    knowledge = replace(machines.knowledge, seen=tuple(machines.calibrations(first)), _told={})
+    end, verdicts, at_launch = _by(knowledge, first), list[str](), list[str]()
+    for number, (case, launches) in enumerate(run):
+        stored = machines.by_case[case.digest]
+        then = _by(knowledge, first[:number], waits=len(run) > FEWEST_CASES)
+        gate = Gate(launches, stored, then, end)
+        verdicts.append(gate.outcome(0.0)[0])
+        at_launch.append(replace(gate, then=replace(then, waits=False), end=None).outcome(0.0)[0])
+    change = common_change(cast("Knowledge", end.knowledge))
+    common = change.verdict(POLICY.tolerances[RATE], RULE) if change else "pass"
+    fails = "regressed" in (*verdicts, common)
+    strict = fails or common == "inconclusive" or {*verdicts, *at_launch} != {"pass"}
+    told = bool(change and change.log > 0 and (change.is_news or common != "pass"))
+    said = {"fails": fails, "strict": strict, "told": told, "silent": not (strict or told)}
+    return [name for name, is_said in said.items() if is_said], verdicts.count("inconclusive")
+
+
 def _simulated_cells(tally: Tally) -> tuple[str, ...]:
     return (
         f"{10 * tally.share('regressed', 0.0):.1f}",
@@ -730,11 +883,11 @@ def _said(common: CommonTally, added: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("replay", "simulate"):
+    for name in ("replay", "simulate", "nights", "young"):
         command = commands.add_parser(name)
         command.add_argument("baselines", type=Path)
         command.add_argument("--seed", type=int, default=1)
-        if name == "simulate":
+        if name != "replay":
             command.add_argument("--nights", type=int, default=100)
     options = parser.parse_args()
     records = stored_records(options.baselines)
@@ -748,7 +901,8 @@ def main() -> None:
         model = learn(observations_of(_launches(records)))
         if model is None:
             raise SystemExit(f"{options.baselines}: too little is stored to tell GPUs and cases apart")
-        table(simulate(options.nights, model, options.seed))
+        made = {"simulate": simulate, "nights": nights, "young": young}[options.command]
+        table(made(options.nights, model, options.seed))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from pytest_llmperf.judge.gpu_effects.common_change import CommonChange, common_change
+from pytest_llmperf.judge.gpu_effects.common_change import MOST, CommonChange, common_change
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
-from pytest_llmperf.judge.gpu_effects.later_verdict import judged_later
+from pytest_llmperf.judge.gpu_effects.later_verdict import ONLY_ITS_GPU, judged_later
 from pytest_llmperf.judge.sequential_test import Rule
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult, Verdict
@@ -17,6 +17,10 @@ from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.context import Context
 
 _RATE = "tokens_per_second_per_gpu"
+
+# Of a loss that is not told apart, and what tells it.
+_UNTOLD = "by their software or by a GPU that nothing else tells of"
+_ASK = "compare with the old environment on this GPU: --perf-against=PYTHON"
 
 
 @dataclass(frozen=True)
@@ -46,24 +50,34 @@ class WholeRun:
     change: CommonChange | None = None
     """What all cases have in common; ``None``: they are too few, or on GPUs of which too little is known."""
     verdict: Verdict = "pass"
-    """On that change."""
+    """On that change; ``inconclusive`` also where cases lost what only their GPU would explain."""
+    is_strict: bool = False
     unjudged: str = ""
     """Why nothing of this is known, where that went wrong."""
 
     @property
+    def fails(self) -> bool:
+        """Whether the run does for that change."""
+        return self.verdict in FAILING or (self.is_strict and self.verdict == "inconclusive")
+
+    @property
     def line(self) -> str:
         """``all cases, by 2.9 % (2.3 to 3.5), after calibration: …``; empty where it is no news."""
-        change = self.change
-        if change is None or not change.is_news:
-            return ""
+        change, unclear = self.change, sum(map(_is_its_gpus_alone, self.results))
+        if change is None or not (change.is_news or self.verdict in FAILING_IF_STRICT) or change.together < MOST:
+            told = f"{unclear} of {len(self.results)} cases inconclusive: slower beyond tolerance, {_UNTOLD}; {_ASK}"
+            return told if unclear else ""
         low, high = sorted(abs(each) * 100 for each in change.interval)
+        by = f"by {abs(change.ratio) * 100:.1f} % ({low:.1f} to {high:.1f})"
+        cases = f"{change.cases} cases on {change.gpus} GPU{'s' * (change.gpus > 1)}"
+        if self.verdict == "inconclusive":
+            return f"all cases slower, {by}, {_UNTOLD}: {cases}, {unclear} inconclusive; {_ASK}"
         way = "slower" if change.log > 0 else "faster"
         told = "which their GPUs alone may do (not calibrated)"
         if change.is_known:
             told = "after calibration" if change.is_calibrated else "on GPUs that their baselines know"
-        cases = f"{change.cases} cases on {change.gpus} GPU{'s' * (change.gpus > 1)}"
         return (
-            f"all cases {way}, by {abs(change.ratio) * 100:.1f} % ({low:.1f} to {high:.1f}), {told}: {cases}; "
+            f"all cases {way}, {by}, {told}: {cases}; "
             "look at what they share: a library, the driver, the host; --perf-against compares with another "
             "environment on the same hardware"
         )
@@ -73,7 +87,7 @@ class WholeRun:
         """What fails the run and no test of it."""
         return [
             *(late.line for late in (*self.regressed, *self.undecided)),
-            *([self.line] if self.verdict == "regressed" else []),
+            *([self.line] if self.fails else []),
             *filter(None, [self.unjudged]),
         ]
 
@@ -82,7 +96,7 @@ class WholeRun:
         if self.unjudged:
             return {"unjudged": self.unjudged}
         if self.change is None:
-            return {}
+            return {"all_cases": {"verdict": self.verdict, "told": self.line}} if self.line else {}
         low, high = self.change.interval
         figures = {"slower_by": self.change.ratio, "low": low, "high": high}
         facts = {
@@ -126,7 +140,8 @@ def _judged_together(context: Context, results: Sequence[CaseResult]) -> WholeRu
     for result in results:
         baseline = baselines.get(result.digest) if _is_judged(result, context.machine_kind) else None
         later = judged_later(result, baseline, knowledge, rule) if baseline else result
-        if later.verdict in failing and result.verdict not in failing:
+        is_late = later.verdict in failing and result.verdict not in failing
+        if is_late and not _is_its_gpus_alone(later):  # one line tells of all these
             (regressed if later.verdict in FAILING else undecided).append(LateVerdict(later, result.verdict))
         found.append(later)
     change = common_change(knowledge)
@@ -135,7 +150,14 @@ def _judged_together(context: Context, results: Sequence[CaseResult]) -> WholeRu
     # Whoever records what is there already has accepted what it does.
     is_held = change is not None and held and not any(result.updated for result in compared)
     verdict = change.verdict(median(held), rule) if change and is_held else "pass"
-    return WholeRun(found, regressed, undecided, change, verdict)
+    if verdict not in FAILING and any(map(_is_its_gpus_alone, found)):
+        verdict = "inconclusive"
+    return WholeRun(found, regressed, undecided, change, verdict, settings.strict)
+
+
+def _is_its_gpus_alone(result: CaseResult) -> bool:
+    """Whether it is undecided for a loss that only its GPU would explain."""
+    return result.verdict == "inconclusive" and any(check.detail == ONLY_ITS_GPU for check in result.checks)
 
 
 def _is_judged(result: CaseResult, machine: str) -> bool:

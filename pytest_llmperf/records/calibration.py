@@ -73,6 +73,13 @@ class Calibration:
         versions = [f"{name} {version}" for name, version in sorted(self.versions.items())]
         return ", ".join([*versions, f"procedure {self.procedure}"])
 
+    def maker_of(self, work: str) -> str:
+        """By what the seconds of ``work`` were made: those of another maker are not comparable.
+
+        A copy is the driver's own and calls no library, so it stays comparable where torch, CUDA and the driver change.
+        """
+        return f"procedure {self.procedure}" if work == COPY else self.maker
+
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
         if self.procedure == _FIRST_PROCEDURE:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 from pytest_llmperf.records.launch import Place, host_of, site_of
 
@@ -61,6 +62,8 @@ class PastResult:
     """What a traced step is made of, by metric; empty where it was not traced."""
     unfinished: str = ""
     """What ended its run before its end."""
+    calibrations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of its GPUs, by device, each as its file has it; those that cannot be used are left out."""
 
     @property
     def began(self) -> str:

@@ -130,7 +130,7 @@ def collect(
 
 
 def gathered(collectors: Mapping[str, Callable[[], Mapping[str, Any]]]) -> dict[str, Any]:
-    """What all ``collectors`` found. One that raises takes nothing from a measurement: why it did is ``uncollected``."""
+    """What ``collectors`` found. One that raises takes nothing from a measurement: its error is in ``uncollected``."""
     found: dict[str, Any] = {}
     uncollected: dict[str, str] = {}
     for name, collector in collectors.items():
@@ -268,7 +268,7 @@ def _is_compiled(model: nn.Module | None) -> bool:
 
 
 def _compiled(module: nn.Module) -> Any:
-    """What dynamo wrapped to run in the place of ``module``; ``None`` where it did not, as under TORCHDYNAMO_DISABLE."""
+    """What dynamo wrapped to run in the place of ``module``; ``None``: nothing, as under TORCHDYNAMO_DISABLE."""
     wrapped = module if hasattr(module, "_orig_mod") else module._compiled_call_impl
     return wrapped if hasattr(wrapped, "get_compiler_config") else None
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.engine import whole_run
+from pytest_llmperf.engine.baseline_comparison import ONE_SESSION
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.whole_run import judged_together
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
@@ -22,7 +23,7 @@ from pytest_llmperf.records.result import CaseResult, Verdict
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.settings import Settings
 from tests.engine.conftest import Engine
-from tests.gpu_nights import Cases, World, baseline_of, case_log, flat, result_of, spec_of
+from tests.gpu_nights import Cases, World, baseline_of, case_log, flat, is_limited, result_of, spec_of
 from tests.shelf import keep
 
 GPUS = Machine(gpus=(Gpu(0, "GPU-a", "NVIDIA H200", 140 * 2**30),), cpu_name="Fake CPU", cores=8)
@@ -216,11 +217,29 @@ def test_a_change_that_all_cases_share_fails_the_run(night: Night) -> None:
     assert (told["cases"], told["gpus"], told["is_known"], told["is_calibrated"]) == (10, 1, True, False)
 
 
-def test_of_gpus_that_nothing_tells_of_it_is_told_and_fails_nothing(night: Night) -> None:
-    found = judged_together(night.context(), shifted(night, UNSEEN, math.log(1.04)))
-    assert "which their GPUs alone may do (not calibrated)" in found.line
-    assert found.line not in found.lines
-    assert found.verdict == "pass"
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_what_all_lose_on_a_gpu_that_nothing_tells_of_is_no_pass(night: Night, is_strict: bool) -> None:
+    results = [night.result(case, math.log(1.04)) for case in range(10)]
+    assert "regressed" not in verdicts(results)
+    found = judged_together(night.context(strict=is_strict), results)
+    assert found.line.startswith("all cases slower, by ")
+    asked = ", by their software or by a GPU that nothing else tells of: 10 cases on 1 GPU, 10 inconclusive"
+    assert asked in found.line
+    assert found.line.endswith("compare with the old environment on this GPU: --perf-against=PYTHON")
+    assert verdicts(found.results) == ["inconclusive"] * 10
+    # A strict run fails for it by one line.
+    assert found.lines == [found.line] * is_strict
+    assert found.document()["all_cases"]["verdict"] == "inconclusive"
+
+
+def test_what_some_lose_on_a_gpu_that_nothing_tells_of_is_no_pass_either(night: Night) -> None:
+    """A library that the cases at the power limit use: the model lays it to a GPU that is bad at that limit."""
+    limited = math.log(1.045)
+    results = [night.result(case, limited * is_limited(case), gpu=UNSEEN) for case in range(10)]
+    found = judged_together(night.context(), results)
+    lost = [each.verdict for case, each in enumerate(found.results) if is_limited(case)]
+    assert set(lost) <= {"inconclusive", "regressed"}
+    assert "cases inconclusive" in found.line or "regressed" in lost
 
 
 def test_of_gpus_that_nothing_tells_of_what_no_gpu_does_by_itself_fails(night: Night) -> None:
@@ -265,7 +284,7 @@ def test_what_one_gpu_alone_has_done_tells_nothing_of_it(night: Night) -> None:
     found = judged_together(context, shifted(night, UNSEEN, math.log(1.04)))
     assert found.change
     assert not found.change.is_known
-    assert found.verdict == "pass"
+    assert found.verdict == "inconclusive"
 
 
 def held(result: CaseResult, tolerance: float) -> CaseResult:
@@ -346,6 +365,19 @@ def test_a_loss_on_a_gpu_that_nobody_knows_waits_for_the_runs_other_cases(
     together = judged_together(caller.context, [found])
     assert together.results[0].verdict == "regressed"
     assert [line.rpartition("; ")[2] for line in together.lines] == ["its test ended as inconclusive"] * waits
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_an_undecided_case_of_one_session_says_what_would_help(
+    night: Night, monkeypatch: pytest.MonkeyPatch, sessions: int
+) -> None:
+    monkeypatch.setenv("LLMPERF_CACHE_DIR", str(night.engine.path / "cache"))
+    first, second, *_ = night.stored[0]
+    keep(night.engine.path / "baselines", baseline_of([first, second][:sessions], 0, night.machine))
+    night.engine.fake(step_seconds=math.exp(case_log(0) + math.log(1.05)))
+    found = CaseChecks(night.engine.caller(gpus=1)).check(spec_of(0)).result
+    assert found.verdict == "inconclusive"
+    assert (ONE_SESSION in found.notes) is (sessions == 1)
 
 
 def held_back(night: Night, cases: Sequence[int], slower: Callable[[int], float]) -> list[CaseResult]:

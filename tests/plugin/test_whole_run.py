@@ -145,3 +145,18 @@ def test_a_night_in_which_nothing_changed_passes(night: Project) -> None:
     assert {each["verdict"] for each in document["results"]} == {"pass"}
     assert document["all_cases"]["verdict"] == "pass"
     assert junit_errors(night.path / "out.xml") == []
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_what_all_lose_on_a_new_gpu_is_inconclusive_and_fails_a_strict_run_by_one_line(
+    night: Project, is_strict: bool
+) -> None:
+    """With a new driver, say: nothing tells of that GPU but the cases themselves."""
+    result, document = run(night, 0.0, *["--perf-strict"] * is_strict, gpu=0.035)
+    line = "all cases slower, by *, by their software or by a GPU that nothing else tells of: 10 cases on 1 GPU, *"
+    result.stdout.fnmatch_lines([line])
+    assert document["all_cases"]["verdict"] == "inconclusive"
+    assert {each["verdict"] for each in document["results"]} <= {"inconclusive", "regressed" if is_strict else ""}
+    assert result.ret == (pytest.ExitCode.TESTS_FAILED if is_strict else pytest.ExitCode.OK)
+    errors = junit_errors(night.path / "out.xml")
+    assert [name for name, _ in errors] == ["all cases"] * is_strict

@@ -10,6 +10,9 @@ from pytest_llmperf.judge.history.case_history import CaseHistory, Change, Segme
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats
 
+#: Of a step that is no change point.
+WITH_HOST = "the host changed with it: cannot be told apart"
+
 
 def case_page(history: CaseHistory, screen: Screen) -> list[str]:
     """What is known of it."""
@@ -22,6 +25,12 @@ def case_page(history: CaseHistory, screen: Screen) -> list[str]:
             "",
             f"change {number}, {segment.results[0].began[:10]}: {_change(segment.change)}",
             *(f"  {plain(line)}" for line in segment.different or ("nothing else that is recorded changed with it",)),
+        ]
+    for step in history.steps:
+        lines += [
+            "",
+            f"{step.began[:10]}: {formats.percent(step.rate)}, {WITH_HOST}",
+            *map("  {}".format, map(plain, step.different)),
         ]
     if history.is_short:
         lines += ["", "too few runs for a change point: it takes two before and two after it"]

@@ -24,6 +24,9 @@ def _case(history: CaseHistory) -> dict[str, Any]:
         "machine": history.machine,
         "runs": [_run(result) for result in history.results],
         "segments": [_segment(segment) for segment in history.segments],
+        "with_another_host": [
+            {"at": one.began, "rate": one.rate, "different": list(one.different)} for one in history.steps
+        ],
     }
 
 
@@ -38,6 +41,7 @@ def _run(result: PastResult) -> dict[str, Any]:
         "revision": result.revision,
         "versions": dict(result.versions),
         "counts": dict(result.counts),
+        "calibrations": {device: dict(made) for device, made in result.calibrations.items()},
     }
 
 

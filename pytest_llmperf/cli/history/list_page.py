@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pytest_llmperf.cli.history.case_page import WITH_HOST
 from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.judge.history.case_history import CaseHistory
 from pytest_llmperf.report.table import Column
@@ -11,6 +12,7 @@ from pytest_llmperf.support import formats
 
 # Of a machine kind; those with a change point are all shown.
 _MOST_CASES = 500
+_NOTHING = "nothing that is recorded"
 
 
 def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
@@ -28,14 +30,14 @@ def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
     return lines
 
 
-def _urgency(one: CaseHistory) -> tuple[bool, float, str]:
+def _urgency(one: CaseHistory) -> tuple[bool, bool, float, str]:
     latest = one.latest_change
-    return latest is None, latest.change.rate if latest and latest.change else 0.0, one.id
+    return latest is None, not one.steps, latest.change.rate if latest and latest.change else 0.0, one.id
 
 
 def _table(group: Sequence[CaseHistory], screen: Screen) -> list[str]:
-    changes = [one.latest_change for one in group]
     projects = any(one.project for one in group)
+    latest = [_latest(one) for one in group]
     return table(
         [
             Column("case", [plain(one.id) for one in group], right=False),
@@ -44,11 +46,9 @@ def _table(group: Sequence[CaseHistory], screen: Screen) -> list[str]:
             Column("last run", [one.results[-1].began[:10] for one in group], right=False),
             Column("tokens/s/GPU", [_last(one) for one in group]),
             Column("verdict", [plain(one.results[-1].verdict) for one in group], right=False, colored=True),
-            Column(
-                "latest change", [formats.percent(one.change.rate if one and one.change else None) for one in changes]
-            ),
-            Column("since", [one.results[0].began[:10] if one else formats.ABSENT for one in changes], right=False),
-            Column("what else changed", [_different(one) for one in group], right=False),
+            Column("latest change", [one[0] for one in latest]),
+            Column("since", [one[1] for one in latest], right=False),
+            Column("what else changed", [one[2] for one in latest], right=False),
         ],
         screen,
     )
@@ -58,11 +58,13 @@ def _last(one: CaseHistory) -> str:
     return formats.tokens_per_second(one.results[-1].tokens_per_second_per_gpu)
 
 
-def _different(one: CaseHistory) -> str:
+def _latest(one: CaseHistory) -> tuple[str, str, str]:
+    """The rate of its latest change, since when, and what else changed."""
     latest = one.latest_change
+    if one.steps and (latest is None or one.steps[-1].began > latest.results[0].began):
+        return formats.percent(one.steps[-1].rate), one.steps[-1].began[:10], WITH_HOST
     if latest is None:
-        return formats.ABSENT
-    if not latest.different:
-        return "nothing that is recorded"
+        return formats.ABSENT, formats.ABSENT, formats.ABSENT
     more = len(latest.different) - 1
-    return plain(latest.different[0]) + (f" (+{more})" if more else "")
+    different = plain(latest.different[0]) + (f" (+{more})" if more else "") if latest.different else _NOTHING
+    return formats.percent(latest.change.rate if latest.change else None), latest.results[0].began[:10], different

@@ -14,7 +14,7 @@ from pytest_llmperf.cli.merge.provenance import differences, judged
 from pytest_llmperf.cli.merge.results_file import Part
 from pytest_llmperf.cli.merge.unjudged import Tests, silent, skipped, some_of, unjudged
 from pytest_llmperf.cli.merge.unused import is_strict, unused
-from pytest_llmperf.records.result import FAILING, VERDICTS
+from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, VERDICTS
 from pytest_llmperf.report.consumers.exported_run import ExportedCase, failed_tests
 from pytest_llmperf.report.consumers.markdown_page import case_table
 from pytest_llmperf.report.exports import escaped
@@ -144,7 +144,8 @@ def _of_whole_runs(parts: Sequence[Part]) -> tuple[list[str], list[str]]:
     failing, notes = [], []
     for part in parts:
         common, unjudged_why = part.document.get("all_cases", {}), part.document.get("unjudged", "")
-        told, has_failed = common.get("told", ""), common.get("verdict") in FAILING
+        strict = part.document.get("suite", {}).get("strict")
+        told, has_failed = common.get("told", ""), common.get("verdict") in (FAILING_IF_STRICT if strict else FAILING)
         if has_failed:
             failing.append(f"{part.path.name}: {told or 'all cases: ' + common['verdict']}")
         elif told:

@@ -48,12 +48,16 @@ SCHEMAS = (
     """
     ALTER TABLE runs ADD COLUMN project TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE results ADD COLUMN calibrations INTEGER REFERENCES texts;
+    """,
 )
 
 _READ = """
     SELECT runs.name, runs.machine, case_id, digest, nodeid, verdict, launches, tokens_per_step, ranks,
-           peak_reserved_bytes, texts.text, runs.revision, counts, runs.unfinished, runs.project
+           peak_reserved_bytes, texts.text, runs.revision, counts, runs.unfinished, runs.project, made.text
     FROM results JOIN runs ON runs.id = results.run JOIN texts ON texts.id = results.versions
+    LEFT JOIN texts AS made ON made.id = results.calibrations
     ORDER BY results.rowid
 """
 
@@ -219,6 +223,7 @@ def _insert(database: sqlite3.Connection, results: Sequence[PastResult]) -> None
             "versions": shared(dict(result.versions)),
             "launches": json.dumps(launches),
             "counts": json.dumps(dict(result.counts)),
+            "calibrations": shared(dict(result.calibrations)) if result.calibrations else None,
         }
         names = ", ".join(values)
         places = ", ".join(f":{name}" for name in values)
@@ -228,12 +233,13 @@ def _insert(database: sqlite3.Connection, results: Sequence[PastResult]) -> None
 def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
     """``known``: versions that were read before; thousands of results share them."""
     run, machine, case_id, digest, nodeid, verdict, launches, *rest = row
-    tokens, ranks, memory, versions, revision, counts, unfinished, project = rest
+    tokens, ranks, memory, versions, revision, counts, unfinished, project, made = rest
     measured = tuple(_launch(values) for values in json.loads(launches))
     if not measured:
         raise ValueError(f"a result of {case_id} without a launch")
-    if versions not in known:
-        known[versions] = json.loads(versions)
+    for text in filter(None, (versions, made)):
+        if text not in known:
+            known[text] = json.loads(text)
     return PastResult(
         run=run,
         machine=machine,
@@ -250,6 +256,7 @@ def _result(row: Sequence[Any], known: dict[str, Any]) -> PastResult:
         counts=json.loads(counts),
         unfinished=unfinished,
         project=project,
+        calibrations=known[made] if made else {},
     )
 
 

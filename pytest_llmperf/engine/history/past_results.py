@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from statistics import median
 from typing import Any
 
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, items, mapping, number, text
+from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
 
@@ -64,6 +66,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         project=text(document.values.get("project")),
         counts={name: count for name, count in counted.items() if count is not None},
         unfinished=text(document.values.get("unfinished")),
+        calibrations=dict(_calibrations(records)),
     )
 
 
@@ -94,6 +97,14 @@ def _parts(records: list[Mapping[str, Any]]) -> Iterator[PastLaunch]:
         if started_at and steady:
             places = (Place(*(text(rank.get(name)) for name in ("host", "device", "boot"))) for rank in ranks)
             yield PastLaunch(started_at, median(steady), places=tuple(places))
+
+
+def _calibrations(records: list[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for rank in (mapping(rank) for record in records for rank in items(record.get("ranks"))):
+        with suppress(ValueError):  # one that this version does not know is shown nowhere
+            made = Calibration.from_dict(rank.get("calibration"))
+            if not made.trouble:
+                yield text(rank.get("device")), made.to_dict()
 
 
 def _versions(environment: Mapping[str, Any]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge, compared
+from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge, calibrated_places, compared
 from pytest_llmperf.judge.gpu_effects.model import cell_variances, design_of
 from pytest_llmperf.judge.gpu_effects.panel import Panel
 from pytest_llmperf.judge.gpu_effects.prediction import doubted, residuals
@@ -14,8 +14,11 @@ from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.result import Verdict
 from pytest_llmperf.support.one_thread import one_thread
 
-# Of fewer cases "all" means nothing; so many of them have to have moved by like amounts.
-_FEWEST, _MOST = 4, 0.75
+# Of fewer cases "all" means nothing.
+_FEWEST = 4
+
+#: So many of them have to have moved by like amounts.
+MOST = 0.75
 
 # Of the change: a case that lies further from it has not moved so; one that has not moved at all lies all of it away.
 _ALIKE = 0.5
@@ -50,17 +53,18 @@ class CommonChange:
     """Share of the cases that moved so, by like amounts."""
 
     def verdict(self, tolerance: float, rule: Rule) -> Verdict:
-        """By the rule of a single case: beyond ``tolerance`` and the noise; else nothing is said against it.
+        """By the rule of a single case: beyond ``tolerance`` and the noise; a loss that is beyond the one is no pass.
 
         A GPU of which nothing tells may move all cases alike: then no less is gated than GPUs of one kind were ever
         seen apart.
         """
-        if not self.is_known:
-            tolerance = max(tolerance, _UNCALIBRATED)
-        beyond = max(math.log1p(tolerance), quantile(1 - rule.alpha, self.df) * self.error)
-        if abs(self.log) <= beyond or self.together < _MOST:
+        least = max(tolerance, 0.0 if self.is_known else _UNCALIBRATED)
+        beyond = max(math.log1p(least), quantile(1 - rule.alpha, self.df) * self.error)
+        if self.together < MOST:
             return "pass"
-        return "regressed" if self.log > 0 else "improved"
+        if abs(self.log) > beyond:
+            return "regressed" if self.log > 0 else "improved"
+        return "inconclusive" if self.log > math.log1p(tolerance) else "pass"
 
     @property
     def ratio(self) -> float:
@@ -76,7 +80,7 @@ class CommonChange:
     @property
     def is_news(self) -> bool:
         """Whether a change that somebody would look for is likely."""
-        return self.together >= _MOST and min(map(abs, self.interval)) > _NEWS and self._has_one_sign
+        return self.together >= MOST and min(map(abs, self.interval)) > _NEWS and self._has_one_sign
 
     @property
     def _has_one_sign(self) -> bool:
@@ -110,7 +114,7 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
     log = float(found.means[-1])
     places = {(device, each.unit.day) for each in launched for device in each.unit.devices}
     devices = {device for device, _ in places}
-    calibrated = compared([each for each in (*knowledge.stored, *seen) if each.is_calibration])
+    calibrated = calibrated_places(knowledge.stored, seen)
     by_launches = {device for device, _ in compared([each for each in knowledge.stored if not each.is_calibration])}
     return CommonChange(
         log=log,

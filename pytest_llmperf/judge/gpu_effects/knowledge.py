@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean, median
@@ -90,16 +90,28 @@ class Knowledge:
     def tells_of(self, units: Iterable[Unit], series: str, more: Iterable[Observation] = ()) -> bool:
         """Whether something tells of each GPU of ``units`` by itself what a launch of ``series`` there is worth.
 
-        A calibration of that day does (``more`` are of these), stored launches of the very GPU, and enough other cases
-        of this run.
+        What is independent of this run does, and enough other cases of it.
         """
-        of_gpus = [each for each in (*self.stored, *self.seen, *self._added(more)) if each.is_calibration]
+        cases = _cases([each for each in self.seen if each.series != series])
+        others = {device for device, several in cases.items() if len(several) >= FEWEST_CASES}
+        return self._are_told(units, series, more, others)
+
+    def tells_independently_of(self, units: Iterable[Unit], series: str) -> bool:
+        """The same of what no change of this run's software moves with its cases.
+
+        A comparable calibration of that day tells, and stored launches of the very GPU.
+        """
+        return self._are_told(units, series, (), frozenset())
+
+    def _are_told(
+        self, units: Iterable[Unit], series: str, more: Iterable[Observation], others: Container[str]
+    ) -> bool:
         stored = [each for each in self.stored if not each.is_calibration]
         places = compared(stored) | {(each, "") for own in stored if own.series == series for each in own.unit.devices}
-        calibrated, launched = compared(of_gpus), {device for device, _ in places}
-        cases = _cases([each for each in self.seen if each.series != series])
+        calibrated = calibrated_places(self.stored, (*self.seen, *self._added(more)))
+        launched = {device for device, _ in places}
         return all(
-            (device, unit.day) in calibrated or device in launched or len(cases.get(device, ())) >= FEWEST_CASES
+            (device, unit.day) in calibrated or device in launched or device in others
             for unit in units
             for device in unit.devices
         )
@@ -185,6 +197,15 @@ def compared(observations: Sequence[Observation]) -> set[tuple[str, str]]:
         of_series.setdefault(each.series, set()).update((device, each.unit.day) for device in each.unit.devices)
     several = (places for places in of_series.values() if len({device for device, _ in places}) > 1)
     return {place for places in several for place in places}
+
+
+def calibrated_places(stored: Sequence[Observation], seen: Sequence[Observation]) -> set[tuple[str, str]]:
+    """The devices, and on which day, whose calibration is comparable with one from before this run.
+
+    Those that a run has made with new versions agree with one another alone.
+    """
+    before = {each.series for each in stored}
+    return compared([each for each in (*stored, *seen) if each.tells_of_gpu and each.series in before])
 
 
 def robust(model: Model, panel: Panel) -> Posterior:

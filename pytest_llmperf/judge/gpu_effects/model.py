@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, variance
 
-from pytest_llmperf.judge.gpu_effects.observation import Observation, Unit
+from pytest_llmperf.judge.gpu_effects.observation import CALIBRATION_COPY, Observation, Unit
 from pytest_llmperf.judge.gpu_effects.panel import Array, Panel, incidence
 from pytest_llmperf.judge.gpu_effects.prediction import Prediction, predicted
 from pytest_llmperf.judge.noise import Spread
@@ -26,6 +26,9 @@ EFFECTS_DF = 4.0
 
 # How far loadings lie about what is expected of them.
 _LOADING_SD = 0.4
+
+# Twelve H200: what a GPU does to training a copy within its memory feels by 0.1 at any clock.
+_OF_MEMORY = (0.1, 0.0)
 
 # A clock that is lower than the highest by so much is the power limit's.
 _LIMITED = 0.08
@@ -72,7 +75,7 @@ class Model:
     """The same of a series that was never seen."""
 
     def loading(self, series: str) -> Loading:
-        return self.loadings.get(series) or expected_loading(0.0)
+        return self.loadings.get(series) or expected_loading(0.0, series)
 
     def own_spread(self, series: str) -> Spread:
         return self.own.get(series, self.usual)
@@ -90,11 +93,11 @@ class Model:
         return total
 
 
-def expected_loading(limited: float) -> Loading:
+def expected_loading(limited: float, series: str = "") -> Loading:
     """Of a case that runs at the power limit (1), at the highest clock (0), or of which that is not known (0.5)."""
     import numpy as np  # noqa: PLC0415
 
-    mean = np.array([1.0, limited - 0.5])
+    mean = np.array(_OF_MEMORY if series.startswith(CALIBRATION_COPY) else (1.0, limited - 0.5))
     return Loading(mean, _LOADING_SD**2 * np.eye(len(FACTORS)), mean)
 
 
@@ -146,7 +149,7 @@ def _expected(observations: Sequence[Observation]) -> dict[str, Loading]:
         clocks.setdefault(each.series, []).extend([each.clock_mhz] if each.clock_mhz else [])
     highest = max((clock for several in clocks.values() for clock in several), default=0.0)
     return {
-        name: expected_loading(min(1.0, (1 - median(several) / highest) / _LIMITED) if several else 0.5)
+        name: expected_loading(min(1.0, (1 - median(several) / highest) / _LIMITED) if several else 0.5, name)
         for name, several in clocks.items()
     }
 

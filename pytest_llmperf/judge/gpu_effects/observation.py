@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_llmperf.judge.noise import log_of
-from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT
+from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT, COPY
 from pytest_llmperf.records.launch import Launch, host_of, site_of
 
 #: What begins the name of a series that is a part of a calibration, and no case.
 CALIBRATION = "calibration "
+#: The same of one that waits for the memory alone.
+CALIBRATION_COPY = CALIBRATION + COPY
+#: It stays comparable where the driver changes, of which nobody knows by how much that moves it.
+COPY_ERROR = 0.005
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class Observation:
         return self.series.startswith(CALIBRATION)
 
     @property
+    def tells_of_gpu(self) -> bool:
+        """Whether it is work that feels what a GPU does to training: memory and fp32 feel a tenth of it."""
+        return self.series.startswith(CALIBRATION + BF16_PRODUCT)
+
+    @property
     def measurement(self) -> tuple[str, Unit, str]:
         """Which one it is: a baseline keeps rounded figures of what a run has seen whole."""
         return self.series, self.unit, self.at
@@ -89,5 +98,6 @@ def calibrations_of(launches: Iterable[Launch]) -> Iterator[Observation]:
             for name, seconds in calibration.seconds.items():
                 if name != ALL_REDUCE:  # what several GPUs do together tells of none of them alone
                     clock = calibration.sm_clock_mhz if name == BF16_PRODUCT else 0.0
-                    series = f"{CALIBRATION}{name}{width} by {calibration.maker}"
-                    yield Observation(series, unit, math.log(seconds), clock_mhz=clock, at=calibration.made_at)
+                    series = f"{CALIBRATION}{name}{width} by {calibration.maker_of(name)}"
+                    error = COPY_ERROR if name == COPY else 0.0
+                    yield Observation(series, unit, math.log(seconds), error, clock, calibration.made_at)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.judge.history.case_history import CaseHistory, recounted, segments
+from pytest_llmperf.judge.history.case_history import CaseHistory, host_steps, recounted, segments
 from pytest_llmperf.judge.history.change_points import LEAST_CHANGE, ChangePoint, find_levels, levels_between
 from pytest_llmperf.judge.history.shared_effects import SharedEffects, groups
 from pytest_llmperf.judge.history.timeline import Timeline
@@ -64,31 +64,29 @@ def _case(timeline: Timeline) -> _Case:
 class _Told:
     """What the cases of a group tell of one another."""
 
-    noise: Noise
+    known: Scattering
     shared: SharedEffects
     changes: Sequence[tuple[str, ChangePoint]]
     """Of all of them, each with the time at which a run began it."""
-    are_times: bool = True
-    """Whether times tell of changes: a CPU's are noise, and its exact counts tell alone."""
 
     @classmethod
     def of(cls, group: Sequence[Timeline], known: Scattering) -> _Told:
         shared = SharedEffects.of(group if known.are_gpus else ())
         common = Timeline((), shared.points)
         if not common.points:
-            return cls(known.noise, shared, (), known.are_gpus)
+            return cls(known, shared, ())
         levels = find_levels(common.logs, common.scatter(known.noise), common.runs)
-        return cls(known.noise, shared, [(shared.began[change.index], change) for change in levels.changes])
+        return cls(known, shared, [(shared.began[change.index], change) for change in levels.changes])
 
     def history(self, timeline: Timeline) -> CaseHistory:
         if not timeline.points:
             return CaseHistory(timeline.results, ())
-        if not self.are_times:
+        if not self.known.are_gpus:  # times are noise there, and exact counts tell alone
             counted = [ChangePoint(index, 0.0, 0.0, 0.0) for index in recounted(timeline)]
-            levels = levels_between(timeline.logs, timeline.scatter(self.noise), counted)
+            levels = levels_between(timeline.logs, timeline.scatter(self.known.noise), counted)
             return CaseHistory(timeline.results, segments(timeline, levels, {}, are_times=False))
         alone = self.shared.without(timeline)
-        own = find_levels(alone.logs, alone.scatter(self.noise), alone.runs)
+        own = find_levels(alone.logs, alone.scatter(self.known.noise), alone.runs)
         changes = {change.index: change for change in own.changes}
         shared: dict[int, float] = {}
         for index, common in self._common(alone):
@@ -98,8 +96,10 @@ class _Told:
             changes[near] = total
         kept = [each for each in changes.values() if each.index not in shared or _is_seen(each)]
         kept.sort(key=lambda change: change.index)
-        levels = levels_between(timeline.logs, timeline.scatter(self.noise), kept)
-        return CaseHistory(timeline.results, segments(timeline, levels, shared))
+        noise = self.known.noise
+        levels = levels_between(timeline.logs, timeline.scatter(noise), kept)
+        steps = host_steps(timeline, noise, kept) if self.known.are_gpus else ()
+        return CaseHistory(timeline.results, segments(timeline, levels, shared), steps)
 
     def _common(self, timeline: Timeline) -> list[tuple[int, ChangePoint]]:
         """The changes of all cases, by where they are in ``timeline``, from which they have been taken off."""

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
 
 from pytest_llmperf.judge.history.change_points import LEAST_RUNS, ChangePoint, Levels
 from pytest_llmperf.judge.history.timeline import Timeline
+from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.judge.stats import quantile
+from pytest_llmperf.records.calibration import ALL_REDUCE, Calibration
 from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.support.formats import percent
 
 # With fewer there is no change point that could be shown.
 _LEAST_POINTS = 2 * LEAST_RUNS
+
+# Of a step with another host: hosts seldom differ by so much; and so many errors of what days and launches do.
+_LEAST_STEP, _SEEN = math.log1p(0.03), 3.0
 
 # Of an interval of 95 %.
 _UPPER = 0.975
@@ -52,12 +60,27 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class HostStep:
+    """Where the rate changed when the case moved to hosts that it had not been on, and left all others for good.
+
+    Hosts differ, so it is no change point; what else changed then cannot be told from the host either.
+    """
+
+    began: str
+    rate: float
+    """Change of it, as a fraction."""
+    different: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class CaseHistory:
     """Of one case on one machine kind, with the same settings."""
 
     results: tuple[PastResult, ...]
     segments: tuple[Segment, ...]
     """None where no run counts."""
+    steps: tuple[HostStep, ...] = ()
+    """In the order of time."""
 
     @property
     def id(self) -> str:
@@ -104,7 +127,49 @@ def differences(before: PastResult, after: PastResult) -> tuple[str, ...]:
         lines.append(f"host: {left} -> {entered}")
     elif {launch.site for launch in before.launches} != {launch.site for launch in after.launches}:
         lines.append("GPU: another of the same host")
-    return tuple(lines)
+    return (*lines, *_calibrations(before, after))
+
+
+def _calibrations(before: PastResult, after: PastResult) -> Iterator[str]:
+    """By how much work that depends on nothing under test is slower on the GPUs of ``after``."""
+    if before.calibrations.keys() == after.calibrations.keys():
+        return
+    then, now = _seconds(before), _seconds(after)
+    for work, maker in now:
+        if (work, maker) in then and work != ALL_REDUCE:
+            slower = now[work, maker] / then[work, maker] - 1
+            yield f"calibration, seconds of {work}: {percent(slower)}"
+
+
+def _seconds(result: PastResult) -> dict[tuple[str, str], float]:
+    """Mean over its GPUs, by work and by what made it: others are not comparable."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for made in map(Calibration.from_dict, result.calibrations.values()):
+        for work, seconds in made.seconds.items():
+            found.setdefault((work, made.maker_of(work)), []).append(seconds)
+    return {key: fmean(several) for key, several in found.items()}
+
+
+def host_steps(timeline: Timeline, noise: Noise, changes: Sequence[ChangePoint]) -> tuple[HostStep, ...]:
+    """Those of ``timeline`` that are larger than what passes, and no change point already."""
+    last = {point.host: number for number, point in enumerate(timeline.points)}
+    starts, reach = [0], -1
+    for number, point in enumerate(timeline.points):
+        if number > reach >= 0:  # none of the hosts so far comes back
+            starts.append(number)
+        reach = max(reach, last[point.host])
+    ends = [*starts[1:], len(timeline.points)]
+    sd, found = math.hypot(noise.session.sd, noise.launch.sd), list[HostStep]()
+    for (start, middle), end in zip(pairwise(starts), ends[1:], strict=True):
+        sides = timeline.points[start:middle], timeline.points[middle:end]
+        counts = [len({point.run for point in side}) for side in sides]
+        log = median(point.log for point in sides[1]) - median(point.log for point in sides[0])
+        least = max(_LEAST_STEP, _SEEN * sd * math.sqrt(sum(1 / count for count in counts)))
+        is_told = any(abs(change.index - middle) <= 1 for change in changes)
+        if min(counts) >= LEAST_RUNS and abs(log) >= least and not is_told:
+            before, after = (timeline.results[side[place].run] for side, place in zip(sides, (-1, 0), strict=True))
+            found.append(HostStep(after.began, math.expm1(-log), differences(before, after)))
+    return tuple(found)
 
 
 def _hosts(result: PastResult) -> str:

@@ -57,7 +57,7 @@ def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]
     most = reporter.config.getoption("durations", None)  # pytest's own, which tells of whole tests; 0: all
     longest = [] if most is None else longest_lines(results, most)
     upgrade = upgrade_lines(results) if session.settings.static else []
-    common = whole_run.line if whole_run and whole_run.change else host_shift(results)
+    common = whole_run.line if whole_run and (whole_run.change or whole_run.line) else host_shift(results)
     below = [*upgrade, *costs, *filter(None, [wide_gates(results)]), *longest]
     return [*_folded(filter(None, [common]), reporter), *table, *_folded(below, reporter)]
 

@@ -24,7 +24,7 @@ def troubles_of(session: PerfSession, whole_run: WholeRun) -> Iterator[Trouble]:
         yield Trouble("regressed, by what the whole run knows", _late(session, whole_run.regressed))
     if whole_run.undecided:
         yield Trouble("not shown to hold, by what the whole run knows", _late(session, whole_run.undecided))
-    if whole_run.verdict == "regressed":
+    if whole_run.fails:
         yield Trouble("all cases", [whole_run.line])
     if whole_run.unjudged:
         yield Trouble("the whole run", [whole_run.unjudged])

@@ -68,6 +68,23 @@ def test_a_case_is_drawn_with_its_levels_and_what_else_changed(llmperf: Run, sto
     assert any(line.startswith("change 1, 2026-01-21: -") for line in lines)
 
 
+def test_what_came_with_another_host_is_told_on_both_pages(llmperf: Run, store: HistoryStore) -> None:
+    results = nights(28, 5, lambda night: night // 14, slower=dict.fromkeys(range(5), (14, 0.05)), seed=3)
+    store.append(with_versions(results, 14, driver="590"))
+    _, output, _ = llmperf("history")
+    told = "2026-01-15  the host changed with it: cannot be told apart"
+    first, _, *rows = output.splitlines()
+    assert first.endswith("5 cases, none of them with a change point")
+    assert [row.endswith(told) for row in rows] == [True] * 5
+    _, output, _ = llmperf("history", "llama-case0-gpus1")
+    place = output.splitlines().index(next(line for line in output.splitlines() if line.startswith("2026-01-15: -")))
+    line, *different = output.splitlines()[place : place + 3]
+    assert line.endswith("%, the host changed with it: cannot be told apart")
+    assert [each.strip().partition(":")[0] for each in different] == ["driver", "host"]
+    (step,) = json.loads(llmperf("history", "llama-case0-gpus1", "--json")[1])["cases"][0]["with_another_host"]
+    assert (step["at"][:10], step["different"][0]) == ("2026-01-15", "driver: 580 -> 590")
+
+
 @pytest.mark.parametrize("word", ["case1-", "*case1-gpus?", "llama-case1-gpus1", "0000000000000001"])
 def test_a_case_is_named_by_its_id_a_part_a_pattern_or_its_digest(llmperf: Run, store: HistoryStore, word: str) -> None:
     store.append(nights(6, 3))

@@ -454,6 +454,18 @@ class TestMerge:
         assert night.document()["all_cases"]["gpus-1.json"] == slower
         assert set(night.document()["all_cases"]) == {"gpus-1.json", "gpus-2.json", "gpus-4.json"}
 
+    @pytest.mark.parametrize("is_strict", [False, True])
+    def test_what_may_be_a_gpus_is_a_trouble_of_a_strict_night_and_a_note_of_another(
+        self, tmp_path: Path, is_strict: bool
+    ) -> None:
+        coverage: dict[str, Any] = {"nodes": [], "parts": [], "gaps": [], "said": {}}
+        suite = {"rootdir": "", "baselines": "", "digests": [], "strict": is_strict, "coverage": coverage}
+        common = {"verdict": "inconclusive", "told": "all cases slower, by 4.0 %"}
+        write(tmp_path, 1, result("a", "inconclusive"), exit_code=int(is_strict), all_cases=common, suite=suite)
+        night = night_results.gather([tmp_path], [])
+        line = "gpus-1.json: all cases slower, by 4.0 %"
+        assert (line in night.troubles, line in night.notes) == (is_strict, not is_strict)
+
     def test_of_a_run_that_did_not_tell_of_all_cases_the_verdict_is_told(self, tmp_path: Path) -> None:
         write(tmp_path, 1, result("a"), all_cases={"verdict": "regressed"})
         assert night_results.gather([tmp_path], []).troubles == ("gpus-1.json: all cases: regressed",)

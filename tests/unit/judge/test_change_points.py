@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from pytest_llmperf.engine.history.machine_noise import scattering
 from pytest_llmperf.judge.history import all_histories
 from pytest_llmperf.judge.history.all_histories import Scattering, histories
-from pytest_llmperf.judge.history.case_history import CaseHistory
+from pytest_llmperf.judge.history.case_history import CaseHistory, differences
 from pytest_llmperf.judge.history.change_points import FALSE_ALARM, Scatter, find_levels
 from pytest_llmperf.judge.history.shared_effects import SharedEffects, groups
 from pytest_llmperf.judge.history.timeline import Timeline
+from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.past_result import PastResult
 from tests.examples import examples
 from tests.history import MACHINE, NOISE, nights, past_result, with_versions
@@ -297,3 +298,43 @@ def test_of_a_case_with_very_many_runs_the_newest_are_looked_at(monkeypatch: pyt
     (history,) = histories(results, {MACHINE: Scattering(NOISE)})
     assert [result.began for result in history.results] == [result.began for result in results[-12:]]
     assert len(history.segments) == 1
+
+
+def two_weeks(night: int) -> int:
+    return night // 14
+
+
+@pytest.mark.parametrize(("num", "cases"), [(28, 5), (28, 1), (16, 5)])
+def test_a_change_with_a_change_of_hosts_is_told_and_is_no_change_point(num: int, cases: int) -> None:
+    """Hosts differ by 0.8 %: whichever it was, 5 % is not passed over in silence."""
+    results = nights(num, cases, two_weeks, slower=dict.fromkeys(range(cases), (14, 0.05)), seed=3)
+    for one in told(with_versions(results, 14, driver="590")):
+        assert len(one.segments) == 1
+        (step,) = one.steps
+        assert step.began[:10] == "2026-01-15"
+        assert -0.08 < step.rate < -0.02
+        assert [line.partition(":")[0] for line in step.different] == ["driver", "host"]
+
+
+def test_hosts_that_come_back_each_night_or_differ_by_little_are_no_step() -> None:
+    slower = {0: (14, 0.05)}
+    for hosts in (lambda night: night, lambda night: (night // 7) % 2, lambda _: 0):
+        assert [one.steps for one in told(nights(28, 1, hosts, slower=slower))] == [()]
+    assert [one.steps for one in told(nights(28, 5, two_weeks, seed=3))] == [()] * 5
+    busy = nights(28, 5, two_weeks, slower=dict.fromkeys(range(5), (14, 0.05)), seed=3)
+    assert {one.steps for one in told(busy, are_gpus=False)} == {()}
+
+
+def calibrated(result: PastResult, product: float, **versions: str) -> PastResult:
+    made = Calibration(
+        made_at=result.began, seconds={"bf16_product": product, "copy": 0.5, "all_reduce": 1.0}, versions=versions
+    )
+    return replace(result, calibrations={result.launches[0].site: made.to_dict()})
+
+
+def test_calibrations_tell_of_the_hosts_as_far_as_they_are_comparable() -> None:
+    before, after = nights(2)
+    same = differences(calibrated(before, 1.0, torch="2.12"), calibrated(after, 1.05, torch="2.12"))
+    assert same[-2:] == ("calibration, seconds of bf16_product: +5.0 %", "calibration, seconds of copy: 0.0 %")
+    other = differences(calibrated(before, 1.0, torch="2.12"), calibrated(after, 1.05, torch="2.13"))
+    assert [line for line in other if "calibration" in line] == ["calibration, seconds of copy: 0.0 %"]

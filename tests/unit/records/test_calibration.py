@@ -87,6 +87,13 @@ def test_who_made_it_is_said_in_one_order() -> None:
     assert replace(MADE, versions={**MADE.versions, "driver": "590"}).maker != MADE.maker
 
 
+def test_a_copy_calls_no_library_and_stays_comparable() -> None:
+    upgraded = replace(MADE, versions={"torch": "9.9", "driver": "999"})
+    assert upgraded.maker_of("copy") == MADE.maker_of("copy") == "procedure 1"
+    assert upgraded.maker_of("bf16_product") != MADE.maker_of("bf16_product") == MADE.maker
+    assert replace(MADE, procedure=2).maker_of("copy") != MADE.maker_of("copy")
+
+
 def test_what_another_procedure_measured_is_told_apart_and_files_of_the_first_do_not_say_it() -> None:
     another = replace(MADE, procedure=2)
     assert another.maker != MADE.maker

@@ -98,6 +98,16 @@ def test_an_older_store_is_read_as_it_is(store: HistoryStore) -> None:
     assert store.path.read_bytes() == before
 
 
+def test_calibrations_are_kept_once_for_all_cases_of_a_run(store: HistoryStore) -> None:
+    made = {"GPU-1": {"made_at": "2026-01-01T00:00:00Z", "seconds": {"copy": 0.5}, "versions": {}}}
+    several = [replace(past_result(case=case), calibrations=made) for case in range(3)]
+    store.append([*several, past_result(1)])
+    assert [one.calibrations for one in store.read()] == [made, made, made, {}]
+    with closing(sqlite3.connect(store.path)) as database:
+        (count,) = database.execute("SELECT count(*) FROM texts WHERE text LIKE '%GPU-1%'").fetchone()
+    assert count == 1
+
+
 def test_an_older_store_is_brought_up_to_date_by_who_adds_to_it(store: HistoryStore) -> None:
     older(store.path)
     store.append([past_result()])

@@ -314,3 +314,13 @@ def test_a_source_that_is_named_is_there(page: Path, path: str) -> None:
     folders = [REPOSITORY, REPOSITORY / "pytest_llmperf", REPOSITORY / "docs"]
     if path not in _OF_READERS:
         assert any((folder / path).exists() for folder in folders)
+
+
+def test_every_nightly_example_is_strict() -> None:
+    """A loss that is not decided passes else, and nobody looks at a green night."""
+    ci = [line for path in (REPOSITORY / "docs" / "ci").glob("*.yml") for line in path.read_text("utf-8").splitlines()]
+    gates = [line for line in ci if "pytest" in line and re.search(r"--gpus [1-9]", line)]
+    examples = (REPOSITORY / "slurm" / "clusters").glob("*.ini")
+    gates += [line for path in examples for line in path.read_text("utf-8").splitlines() if "perf_tests" in line]
+    assert len(gates) >= 5
+    assert [line for line in gates if "--perf-strict" not in line and not line.startswith(";")] == []
