@@ -38,7 +38,7 @@ def _lines(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
     built = type(model).__name__
     named = [str(name) for name in config.get("architectures") or ()]
     if model.config.model_type != config.get("model_type"):
-        yield f"of {config['model_type']} the text part is trained, {model.config.model_type}: rows of tokens use no other"
+        yield f"of {config['model_type']} the text part ({model.config.model_type}) is trained: tokens use no other"
     elif named and built not in named:
         yield f"its configuration names the class {', '.join(named)}, trained is {built}"
     if config.get("auto_map"):
