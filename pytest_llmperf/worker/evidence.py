@@ -110,7 +110,11 @@ def collect(
             },
             "autocast": lambda: {"autocast_dtype": autocast.dtype, "tf32": _tf32_rounds(device)},
             "liger": lambda: _liger(model, liger),
-            "optimizer": lambda: _optimizer(optimizer),
+            "optimizer": lambda: {
+                "optimizer": type(optimizer).__name__,
+                "optimizer_fused": bool(optimizer.defaults.get("fused")) if optimizer is not None else False,
+                **_optimizer_states(optimizer),
+            },
             "gradient_checkpointing": lambda: {
                 "gradient_checkpointing": any(
                     getattr(each, "gradient_checkpointing", False) for each in model.modules()
@@ -167,12 +171,10 @@ def _allocator_retries(device: torch.device) -> int:
     return torch.cuda.memory_stats().get("num_alloc_retries", 0) if device.type == "cuda" else 0
 
 
-def _optimizer(optimizer: Any) -> dict[str, Any]:
-    """Its class, and how it keeps its states, as bitsandbytes' optimizers tell; of others the class says it."""
+def _optimizer_states(optimizer: Any) -> dict[str, Any]:
+    """How it keeps its states, as bitsandbytes' optimizers tell; of others the class says it."""
     bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
     return {
-        "optimizer": type(optimizer).__name__,
-        "optimizer_fused": bool(optimizer.defaults.get("fused")) if optimizer is not None else False,
         "optimizer_bits": "" if bits is None else f"{bits}bit",
         "optimizer_paged": bool(getattr(optimizer, "is_paged", False)),
     }

@@ -123,4 +123,28 @@ def small(config: Mapping[str, Any]) -> dict[str, Any]:
             made[name] = value
     if made.get("kv_lora_rank"):
         made["num_key_value_heads"] = made["num_attention_heads"]
-    return made
+    made |= {"is_decoder": True} if made.get("is_decoder") is False else {}
+    return {**made, **_OWN.get(str(made.get("model_type")), {})}
+
+
+# What a family's sizes have to do with one another, or its defaults leave out.
+_OWN: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
+    "codegen": {"rotary_dim": 8},
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots1": {"n_routed_experts": 4, "moe_intermediate_size": 32, "n_shared_experts": 1},
+    "falcon_h1": {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_ssm": 128, "mamba_n_groups": 1},
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
+    "gptj": {"rotary_dim": 8},
+    "helium": {"head_dim": 16},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 4, "head_dim": 32, "n_groups": 1, "expand": 2},
+    "ministral": {"head_dim": 16},
+    "nemotron": {"num_key_value_heads": 2},
+    "reformer": {"is_decoder": True},
+    "xlnet": {"d_head": 16},
+    "xmod": {"default_language": "en_XX"},
+    "zamba2": {"mamba_headdim": 32, "n_mamba_heads": 4, "mamba_ngroups": 1},
+}

@@ -69,9 +69,9 @@ def test_every_optimizer_has_a_class_that_is_not_sgds(name: str) -> None:
 def test_how_an_optimizer_keeps_its_states() -> None:
     # As bitsandbytes' classes have it.
     quantized = SimpleNamespace(args=SimpleNamespace(optim_bits=8), is_paged=True)
-    assert evidence._optimizer(quantized).items() >= {"optimizer_bits": "8bit", "optimizer_paged": True}
+    assert evidence._optimizer_states(quantized) == {"optimizer_bits": "8bit", "optimizer_paged": True}
     plain = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
-    assert evidence._optimizer(plain).items() >= {"optimizer_bits": "", "optimizer_paged": False}
+    assert evidence._optimizer_states(plain) == {"optimizer_bits": "", "optimizer_paged": False}
 
 
 def test_evidence_of_all_ranks() -> None:
@@ -402,3 +402,26 @@ def test_a_file_that_is_not_as_it_was_installed_is_told(tmp_path: Path, monkeypa
     (site / "fast_thing.py").write_text("x = 100\n")
     assert "fast_thing.py" in installed.patched_files()
     installed._imported_distributions.cache_clear()
+
+
+def test_a_collector_that_raises_takes_nothing_from_the_others() -> None:
+    def broken() -> dict[str, Any]:
+        raise AttributeError("no such thing")
+
+    found = evidence.gathered({"a": lambda: {"x": 1}, "torch_compile": broken, "b": lambda: {"y": 2}})
+    assert found == {"x": 1, "y": 2, "uncollected": {"torch_compile": "AttributeError: no such thing"}}
+    lines = list(evidence_checks.contradictions(TrainSpec(model="llama-tiny"), found, frozenset()))
+    why = (
+        "no evidence of torch_compile was recorded (collecting it failed: torch_compile: AttributeError: no such thing)"
+    )
+    assert why in lines
+
+
+def test_compiled_is_what_dynamo_wrapped() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.compile()
+    assert evidence._compilation(module)["torch_compile_scope"] == "layers"
+    # As torch leaves it under TORCHDYNAMO_DISABLE=1.
+    module._compiled_call_impl = module._call_impl
+    assert evidence._compilation(module)["torch_compile"] is False
+    assert evidence._compilation(module)["torch_compile_mode"] == ""

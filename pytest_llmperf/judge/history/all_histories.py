@@ -98,8 +98,7 @@ class _Told:
         kept.sort(key=lambda change: change.index)
         noise = self.known.noise
         levels = levels_between(timeline.logs, timeline.scatter(noise), kept)
-        steps = host_steps(timeline, noise, kept) if self.known.are_gpus else ()
-        return CaseHistory(timeline.results, segments(timeline, levels, shared), steps)
+        return CaseHistory(timeline.results, segments(timeline, levels, shared), host_steps(timeline, noise, kept))
 
     def _common(self, timeline: Timeline) -> list[tuple[int, ChangePoint]]:
         """The changes of all cases, by where they are in ``timeline``, from which they have been taken off."""

@@ -356,7 +356,7 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
     )
     made = replace(made, ranks=ranks, environment=replace(made.environment, gpu="NVIDIA H200"))
     session: Any = SimpleNamespace(
-        settings=SimpleNamespace(launches=1, max_launches=1, tolerances={}, calibration=True),
+        settings=SimpleNamespace(launches=1, max_launches=1, tolerances={}, calibration=True, all_steps=10),
         rule=Rule(),
         experience=Experience.of([], Policy.for_gpu().noise),
         knowledge=None,
