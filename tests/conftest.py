@@ -28,7 +28,7 @@ settings.register_profile(
 settings.load_profile("llmperf")
 # `--hypothesis-profile few`, for Pythons that are tried beside the one that runs all of them.
 settings.register_profile("few", settings.get_profile("llmperf"), max_examples=10)
-# `--hypothesis-profile many`, for whoever looks for what those examples miss: others each time, or by --hypothesis-seed.
+# `--hypothesis-profile many`, to look for what those examples miss: others each time, or by --hypothesis-seed.
 settings.register_profile("many", settings.get_profile("llmperf"), max_examples=10 * USUAL, derandomize=False)
 
 # The order of the tests too, where pytest-randomly is asked for none: any number.
