@@ -124,7 +124,7 @@ def _pairs(a: Environment, b: Environment) -> list[tuple[str, str, str]]:
 
 
 #: Evidence of where a scheduler put the ranks.
-PLACEMENT = ("slurm_nodes", "slurm_switches", "ranks_per_node")
+PLACEMENT = ("slurm_nodes", "slurm_switches")
 
 
 @dataclass(frozen=True, kw_only=True)
