@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.examples import USUAL
 from tests.folders import out_of_place
@@ -20,11 +20,26 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # What the runs inside of tests find is nothing for the page of a step that runs the tests.
 os.environ.pop("GITHUB_STEP_SUMMARY", None)
 
-# A shared machine may pause any test for longer than hypothesis' 200 ms.
-settings.register_profile("llmperf", deadline=None, max_examples=USUAL)
+# A shared machine may pause any test for longer than hypothesis allows. The examples are the same everywhere and each
+# time, and none is remembered: chance does not decide whether a change lands.
+settings.register_profile(
+    "llmperf", deadline=None, max_examples=USUAL, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("llmperf")
 # `--hypothesis-profile few`, for Pythons that are tried beside the one that runs all of them.
-settings.register_profile("few", deadline=None, max_examples=10)
+settings.register_profile("few", settings.get_profile("llmperf"), max_examples=10)
+# `--hypothesis-profile many`, to look for what those examples miss: others each time, or by --hypothesis-seed.
+settings.register_profile("many", settings.get_profile("llmperf"), max_examples=10 * USUAL, derandomize=False)
+
+# The order of the tests too, where pytest-randomly is asked for none: any number.
+_ORDER = 32
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """One order of the tests, unless ``--randomly-seed`` asks for another."""
+    if getattr(config.option, "randomly_seed", None) == "default":
+        config.option.randomly_seed = _ORDER
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,6 @@ USUAL = 100
 
 
 def examples(number: int) -> settings:
-    """More of a property with more to try, fewer of one whose examples take long; few where all are to be few."""
+    """More for a property with more to try, fewer where one takes long; in proportion where many are tried."""
     asked: int = settings().max_examples
-    return settings(max_examples=number if asked == USUAL else min(number, asked))
+    return settings(max_examples=min(number, asked) if asked < USUAL else number * asked // USUAL)

@@ -212,11 +212,21 @@ class FakeStaticSteps:
     def ask(self, specs: Iterable[TrainSpec]) -> None:
         self.asked += specs
 
-    def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
+    def check(self) -> None:
+        if "missing" in self._values():
+            raise PredictionError(self._values()["missing"])
+
+    @staticmethod
+    def _values() -> dict[str, Any]:
         path = Path("static.json")
-        values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
+        values = self._values()
         if "error" in values:
-            return PredictionError(f"{spec.id}: its step cannot be told without a launch: {values['error']}")
+            error = PredictionError(f"{spec.id}: its step cannot be told without a launch: {values['error']}")
+            error.is_lost = values.get("is_lost", False)
+            return error
         merged = {name: {**STEP[name], **values.get(name, {})} for name in STEP}
         return StaticStep(**{**merged, "operators": {name: n for name, n in merged["operators"].items() if n}})
 

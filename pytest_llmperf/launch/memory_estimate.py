@@ -16,6 +16,9 @@ _LONGEST_ERROR = 300
 class PredictionError(Exception):
     """A spec's memory cannot be predicted: one line."""
 
+    is_lost = False
+    """Whether whoever predicts has ended: it is not the spec's doing that nobody knows."""
+
 
 _Answers = Generator[Mapping[str, int] | PredictionError, None, None]
 

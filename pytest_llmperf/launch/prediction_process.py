@@ -55,7 +55,7 @@ class PredictionProcess:
         """What was answered; ``{"error": why}`` where nothing was."""
         while number not in self._known and self._exchange(_SECONDS):
             pass
-        return self._known.get(number) or {"error": self._why_none()}
+        return self._known.get(number) or {"error": self._why_none(), "is_lost": True}
 
     def close(self) -> None:
         """End it, with all that it has forked."""

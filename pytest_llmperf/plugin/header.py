@@ -50,6 +50,7 @@ def refuse_from_worker(session: PerfSession) -> None:
     """
     try:
         _ = session.machine_kind
+        session.check_interpreter()
     except UsageError as error:
         session.config.workeroutput[REFUSED] = str(error)  # type: ignore[attr-defined]
         raise

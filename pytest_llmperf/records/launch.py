@@ -156,7 +156,7 @@ def _found(evidence: Mapping[str, Any]) -> dict[str, str]:
 
 
 #: Evidence of where a scheduler put the ranks.
-PLACEMENT = ("slurm_nodes", "slurm_switches", "ranks_per_node")
+PLACEMENT = ("slurm_nodes", "slurm_switches")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
 from pytest_llmperf.report.failure_message import explained
@@ -170,14 +170,24 @@ def _recorded(result: CaseResult) -> tuple[str, ...]:
 
 def _totals(results: Sequence[CaseResult], spent: Spent, glyphs: Glyphs) -> str:
     """``3 pass, 1 regressed · 212 s in 5 launches: 150 s start-up, 58 s training``."""
-    verdicts = [result.verdict for result in results]
+    verdicts = [result.verdict for result in _cases(results)]
     ordered = [*reversed(VERDICTS), *sorted(set(verdicts) - set(VERDICTS))]
     counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ordered if verdict in verdicts]
+    if len(verdicts) < len(results):
+        counts[-1] += f" ({len(results)} tests of {len(verdicts)} cases)"
     return f" {glyphs.dot} ".join(filter(None, [", ".join(counts), time_line(spent)]))
 
 
+def _cases(results: Sequence[CaseResult]) -> Collection[CaseResult]:
+    """Each case once, as exports have it: by the worst of its verdicts where several tests asked for it."""
+    cases: dict[tuple[str, str], CaseResult] = {}
+    for result in sorted(results, key=lambda result: [*VERDICTS, result.verdict].index(result.verdict)):
+        cases.setdefault((result.id, result.digest), result)
+    return cases.values()
+
+
 def _hint(results: Sequence[CaseResult]) -> list[str]:
-    new = sum(result.verdict == "new" and not result.updated for result in results)
+    new = sum(result.verdict == "new" and not result.updated for result in _cases(results))
     if not new:
         return []
     subject, them = ("1 case has", "it") if new == 1 else (f"{new} cases have", "them")

@@ -67,7 +67,7 @@ def parts_of_a_run(phases: Mapping[str, float]) -> dict[str, float]:
     parts: dict[str, float] = {}
     for phase, seconds in phases.items():
         name = _OF_A_RUN.get(phase, phase)
-        parts[name] = parts.get(name, 0.0) + seconds
+        parts[name] = parts.get(name, 0.0) + max(0.0, seconds)
     return parts
 
 

@@ -186,12 +186,28 @@ class Context:
             UsageError: see ``cluster`` and ``machine``.
             RunEndedError: see ``cluster``.
         """
+        self.check_interpreter()
         if self.settings.static:
             return
         self.charge()
         self.warm_starts.prepare()
         if not (self.is_worker or self.settings.dry_run or self.settings.update == "prune"):  # each worker has its own
             self._prepare_flops(specs)
+
+    def check_interpreter(self) -> None:
+        """Where nothing is launched, this Python has what trains.
+
+        Raises:
+            UsageError: it has not.
+        """
+        if not self.settings.static:
+            return
+        from pytest_llmperf.launch.memory_estimate import PredictionError
+
+        try:
+            self.static_steps.check()
+        except PredictionError as error:
+            raise UsageError(str(error)) from None
 
     def settle(self, *specs: TrainSpec) -> None:
         """Nothing that may disturb a launch of ``specs``, or make it wait with hardware in its hands, is left to do."""

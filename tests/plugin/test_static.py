@@ -117,6 +117,25 @@ def test_what_is_about_launches_goes_with_none(project: Project, options: Any) -
     result.stderr.fnmatch_lines(["ERROR: --perf-static launches nothing; it goes with no *"])
 
 
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
+def test_a_python_that_cannot_train_judges_nothing_in_one_line(project: Project, options: Any) -> None:
+    write_static(project.path, missing="python has no torch")
+    result = run(project, *options)
+    assert result.ret == 4
+    lines = [line for line in [*result.outlines, *result.errlines] if "torch" in line]
+    assert lines == ["ERROR: python has no torch"]
+    result.stdout.no_fnmatch_line("*skipped*")
+
+
+def test_where_what_tells_of_steps_has_ended_no_new_case_is_skipped(project: Project) -> None:
+    write_static(project.path, error="cannot open libcudart.so.13", is_lost=True)
+    result = run(project, "-k", "sdpa")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*: invalid: its step cannot be told without a launch: cannot open libcudart.so.13"])
+    write_static(project.path, error="optimizer x is not modelled")
+    run(project, "-k", "sdpa").assert_outcomes(skipped=1, deselected=1)
+
+
 ON_A_GPU = """
 from unittest import mock
 from pytest_llmperf.launch import machine

@@ -29,6 +29,8 @@ with pathlib.Path(CALLS).open("a") as calls:
 if plan.get("srun_error"):
     sys.exit("srun: error: " + plan["srun_error"])
 if plan.get("step_refused") and said["job-name"] != "llmperf-facts":
+    if plan.get("refused_once"):
+        pathlib.Path(PLAN).write_text(json.dumps({**plan, "step_refused": ""}))
     sys.exit("srun: error: Unable to create step for job 7: " + plan["step_refused"])
 nodes = said.get("nodelist", "").split(",") if said.get("nodelist") else list(plan["nodes"])
 running = []
@@ -48,6 +50,9 @@ sys.exit(max([abs(code) for code in codes], default=1) or int(len(running) < len
 
 _SCONTROL = """
 plan = json.loads(pathlib.Path(PLAN).read_text())
+if plan.get("silent_answers"):
+    pathlib.Path(PLAN).write_text(json.dumps({**plan, "silent_answers": plan["silent_answers"] - 1}))
+    sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 if "job" in sys.argv:
     end = time.time() + plan.get("seconds_left", 3600)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(end))

@@ -10,12 +10,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.worker.estimate.caching_allocator import Block, CachingAllocator
 from pytest_llmperf.worker.estimate.replay import Change, Recording, parts_at_peak
 from pytest_llmperf.worker.estimate.storage_counter import Counter
+from tests.examples import examples
 
 pytestmark = pytest.mark.torchrun
 
@@ -26,7 +27,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["made", "gone", "resized"]), st.inte
 
 
 @given(STEPS)
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_the_peak_is_the_highest_sum_of_whole_blocks(steps: list[tuple[str, int]]) -> None:
     counter, living, sizes, peak = Counter(vocabulary_size=0), [], [], 0
     with counter, counter.resizing():
@@ -108,7 +109,6 @@ def test_the_smallest_block_that_is_large_enough_is_taken_and_neighbours_are_mer
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40 * MIB) | st.integers(1, 4096)), max_size=60))
-@settings(deadline=None, max_examples=100)
 def test_no_blocks_overlap_and_none_is_much_larger_than_asked(steps: list[tuple[bool, int]]) -> None:
     allocator, living = CachingAllocator(), list[tuple[Block, int]]()
     for is_asked, num_bytes in steps:

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.static.step_checks import come_and_gone, judge_step
+from pytest_llmperf.launch import static_steps
 from pytest_llmperf.launch.memory_estimate import PredictionError, predictions
 from pytest_llmperf.launch.static_steps import StaticSteps
 from pytest_llmperf.records.static_step import StaticStep
@@ -47,6 +48,14 @@ def told(*specs: TrainSpec) -> list[StaticStep]:
         found = [steps.of(spec) for spec in specs]
     assert not [each for each in found if isinstance(each, PredictionError)], found
     return [each for each in found if isinstance(each, StaticStep)]
+
+
+def test_a_python_without_what_trains_is_refused_and_one_with_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with asking() as steps:
+        steps.check()
+        monkeypatch.setattr(static_steps, "find_spec", lambda name: None if name == "torch" else name)
+        with pytest.raises(PredictionError, match=r"python.* has no torch, so it can judge no step"):
+            steps.check()
 
 
 @pytest.fixture(scope="module")

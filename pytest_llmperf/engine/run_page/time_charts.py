@@ -24,7 +24,7 @@ def _runs(documents: Sequence[RunDocument]) -> StackChart | None:
     if not told:
         return None
     rows = [
-        (_name(document), name, formats.seconds(seconds), formats.share(seconds / sum(parts.values())))
+        (_name(document), name, formats.seconds(seconds), formats.share(seconds / (sum(parts.values()) or 1.0)))
         for document, parts in told
         for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
     ]

@@ -73,8 +73,9 @@ class StaticChecks:
             step = self._context.static_steps.of(spec)
             stored = [place for place in places if place.stored is not None]
             if isinstance(step, PredictionError):
-                # What could be told before and cannot be now is no case that does not concern this gate.
-                if stored and why_none(spec) is None:
+                # What could be told before and cannot be now is no case that does not concern this gate; where whoever
+                # tells has ended, no case is judged any more, and green would be a lie.
+                if step.is_lost or (stored and why_none(spec) is None):
                     result = self._caller.result(case, "invalid", str(step).removeprefix(f"{spec.id}: "))
                     return self._conclusions.conclude(result, _held_against(stored))
                 self._skip(case, str(step), lost=bool(stored))

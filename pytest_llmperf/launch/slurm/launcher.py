@@ -39,6 +39,8 @@ from pytest_llmperf.records.launch import Launch
 _JOIN_SECONDS = 300
 # The nodes time out by themselves and leave word of it; srun is ended only when they do not.
 _BEYOND_SECONDS = 90.0
+# A controller that is started anew answers within seconds, one that reads a large state within minutes.
+_CONTROLLER_SECONDS, _ASK_AGAIN_SECONDS = 120.0, 2.0
 # Left for reaping, judging and writing when the job's time is over.
 _MARGIN_SECONDS = 30.0
 # What a launch is taken to need before one was seen.
@@ -94,12 +96,16 @@ class SlurmLauncher:
             OutOfTimeError: the job ends too soon.
         """
         first = self._attempt(request, watch)
+        if isinstance(first, Aftermath) and self._was_refused(first):
+            # A controller that restarts refuses what it would start a moment later.
+            self._say(f"{request.spec.id}: srun started nothing ({first.said}); tried once more")
+            request = replace(request, folder=request.folder.with_name(f"{request.folder.name}-refused"))
+            first = self._attempt(request, watch)
+            if isinstance(first, Aftermath) and self._was_refused(first):
+                message = f"srun started nothing, though {listed(tuple(first.lost))} would: {first.said}"
+                return replace(first.failure, kind="never-started", message=message)
         if not isinstance(first, Aftermath):
             return first
-        if first.nobody_began and answer(tuple(first.lost), self._srun.options):
-            # Not the nodes: srun refused what this launch asked for.
-            message = f"srun started nothing, though {listed(tuple(first.lost))} would: {first.said}"
-            return replace(first.failure, kind="never-started", message=message)
         self._lost |= first.lost
         names = listed(tuple(first.lost))
         if self._placement(request) is None:
@@ -111,6 +117,16 @@ class SlurmLauncher:
             self._lost |= second.lost
             return self._for_want_of_nodes(second.failure, request)
         return second
+
+    def _was_refused(self, aftermath: Aftermath) -> bool:
+        """Whether not the nodes but SLURM broke a launch that nobody began."""
+        if not aftermath.nobody_began:
+            return False
+        job = self._cluster.allocation.job_id
+        deadline = time.monotonic() + _CONTROLLER_SECONDS
+        while controller.restarts(job) is None and time.monotonic() < deadline:
+            time.sleep(_ASK_AGAIN_SECONDS)
+        return answer(tuple(aftermath.lost), self._srun.options)
 
     def _for_want_of_nodes(self, failure: Failure, request: LaunchRequest) -> Failure:
         """``failure`` with the nodes that are lost to the job, where all of its nodes would have been enough."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.foresight import passing_ranges
@@ -29,6 +29,7 @@ from pytest_llmperf.judge.verdict import judge, speed_check
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
+from tests.examples import examples
 from tests.gpu_nights import TONIGHT, Cases, World, baseline_of, device_of, flat, is_limited, result_of, spec_of
 
 RATE = "tokens_per_second_per_gpu"
@@ -118,7 +119,7 @@ def test_what_runs_at_the_power_limit_feels_that_part_of_an_effect_more() -> Non
     assert [mean[0] for mean in loadings] == pytest.approx([1.0] * 12, abs=0.35)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(factors=st.lists(st.floats(1e-6, 1e4), min_size=4, max_size=4))
 def test_units_of_time_do_not_matter(factors: list[float]) -> None:
     def scaled(launch: Launch, factor: float) -> Launch:
@@ -433,7 +434,7 @@ def test_of_too_little_nothing_is_learnt(observations: list[Observation]) -> Non
 _LOGS = st.one_of(st.just(0.0), st.floats(-0.1, 0.1), st.floats(-20.0, 20.0))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.data())
 def test_whatever_is_stored_and_seen_all_figures_are_finite(data: st.DataObject) -> None:
     gpus, cases = data.draw(st.integers(3, 5)), data.draw(st.integers(3, 5))

@@ -141,6 +141,12 @@ def test_where_a_scheduler_put_the_ranks_is_a_circumstance_and_no_change() -> No
     assert before.differences(launch()) == (), "a launch outside of SLURM has no such place"
 
 
+def test_another_spread_of_the_ranks_is_a_change() -> None:
+    apart, together = launch(ranks_per_node="1"), launch(ranks_per_node="2")
+    assert changes([together], [apart]) == ("ranks_per_node: 1 -> 2",)
+    assert changes([together], [launch()]) == (), "a baseline from outside of SLURM does not tell"
+
+
 class TestVersions:
     PATCHED: ClassVar = {"sources": {"transformers.trainer": "1"}}
 

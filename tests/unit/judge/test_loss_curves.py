@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
@@ -132,7 +132,6 @@ def test_seeds_that_share_nothing_raise_hardly_an_alarm() -> None:
     assert sum(word in OTHER_LEARNING for word in told) <= 4
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(0.01, 15), min_size=STEPS, max_size=STEPS), min_size=6, max_size=6),
     st.sampled_from([0.25, 2.0, 1024.0]),  # exact, so that nothing turns at an edge

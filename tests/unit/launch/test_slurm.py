@@ -88,8 +88,11 @@ class TestAllocation:
             Allocation.of({})
 
     def test_a_job_that_was_shrunk_has_fewer_variables(self) -> None:
-        variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "8"}
-        assert Allocation.of(variables).tasks_per_node == (8,)
+        variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}
+        assert Allocation.of(variables).tasks_per_node == (8, 8)
+        asked = {**variables, "SLURM_NTASKS_PER_NODE": "1"}
+        assert Allocation.of(asked).tasks_per_node == (1, 1), "CPUs are no tasks where sbatch was asked for tasks"
+        assert Allocation.of({**asked, "SLURM_TASKS_PER_NODE": "4(x2)"}).tasks_per_node == (4, 4)
 
     def test_stale_variables_are_refused(self) -> None:
         variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "4(x2)"}
@@ -434,12 +437,28 @@ class TestLaunch:
         assert isinstance(failure, Failure)
         assert failure.kind == "never-started"
         assert "srun started nothing, though n1, n2 would: srun: error: Unable to create step" in failure.message
-        assert said == [], "it was not tried again"
+        (line,) = said
+        assert "srun started nothing (srun: error: Unable to create step" in line
+        assert line.endswith("tried once more")
         slurm.plan(step_refused="")
         slurm.yields(SPEC)
         record = start.launch(replace(request(tmp_path), folder=tmp_path / "next"), lambda _: None)
         assert isinstance(record, Launch), record
         assert record.evidence["slurm_nodes"] == "n1 n2", "nor are its nodes lost"
+
+    def test_a_controller_that_restarts_costs_no_case_and_no_node(
+        self, slurm: FakeSlurm, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(slurm_module, "_ASK_AGAIN_SECONDS", 0.01)
+        slurm.allocate({"n1": {}, "n2": {}})
+        slurm.yields(SPEC)
+        start = launcher(slurm, said)
+        slurm.plan(step_refused="Unable to contact slurm controller (connect failure)", refused_once=True)
+        slurm.plan(silent_answers=5)
+        record = start.launch(request(tmp_path), lambda _: None)
+        assert isinstance(record, Launch), record
+        assert record.evidence["slurm_nodes"] == "n1 n2"
+        assert len(said) == 1
 
     def test_without_nodes_left_a_broken_one_is_named(self, slurm: FakeSlurm, said: list[str], tmp_path: Path) -> None:
         slurm.allocate({"n1": {}, "n2": {}})

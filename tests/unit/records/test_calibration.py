@@ -31,7 +31,7 @@ _figures = st.floats(0, 1e6)
 @given(
     st.builds(
         Calibration,
-        made_at=st.datetimes().map(lambda at: at.strftime("2026-%m-%dT%H:%M:%SZ")),
+        made_at=st.datetimes().map(lambda at: at.isoformat(timespec="seconds") + "Z"),
         seconds=st.dictionaries(st.text(), st.floats(1e-9, 1e3), min_size=1),
         versions=st.dictionaries(st.text(), st.text()),
         sm_clock_mhz=_figures,

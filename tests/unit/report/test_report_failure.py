@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.launch import Environment, Launch, RankRecord
@@ -208,7 +208,6 @@ RESULTS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(RESULTS, WORDS, WORDS, WORDS)
 def test_a_message_never_passes_its_limit(result: CaseResult, rerun: str, accept: str, baseline: str) -> None:
     lines = failure_message(result, rerun, accept, baseline).split("\n")

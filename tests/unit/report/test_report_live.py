@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.failure import Progress
@@ -56,7 +56,6 @@ def test_an_ascii_terminal_gets_ascii() -> None:
     assert "..." in line
 
 
-@settings(deadline=None)
 @given(
     st.text(max_size=90),
     st.builds(

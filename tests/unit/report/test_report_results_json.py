@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.launch import Launch
@@ -86,7 +86,6 @@ def test_what_json_cannot_hold_is_null_or_its_text() -> None:
     assert result["launches"][0]["evidence"] == {"loss": None, "kinds": ["a", "b"], "at": "x", "deep": [{"3": [None]}]}
 
 
-@settings(deadline=None)
 @given(st.lists(RESULTS, max_size=2))
 def test_every_document_is_strict_json(results: list[CaseResult]) -> None:
     values = document({}, results)

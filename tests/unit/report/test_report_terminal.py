@@ -82,6 +82,13 @@ def test_a_wide_table_has_a_line_for_each_case_as_they_ran() -> None:
     ]
 
 
+def test_a_case_of_several_tests_counts_once_by_its_worst_verdict_as_exports_have_it() -> None:
+    results = [case("new", "a"), case("pass", "a"), case("pass", "b")]
+    *_, counts, hint = summary_lines(results, None, color=False)
+    assert counts == "1 pass, 1 new (3 tests of 2 cases)"
+    assert hint == "1 case has no baseline yet; record it with --update-baselines=new"
+
+
 def test_what_passes_and_is_not_as_it_was_says_what_its_step_does() -> None:
     result = case("changed", diagnosis="-1.9 ms of a traced step: the optimizer's step is one tensor at a time")
     (line,) = [line for line in summary_lines([result], None, color=False) if ": changed: " in line]
@@ -195,7 +202,7 @@ def test_what_was_recorded_is_shown_below_and_keeps_its_indent() -> None:
 
 
 def test_new_cases_share_one_hint() -> None:
-    assert summary_lines([case("new")] * 3, None, color=False)[-1] == (
+    assert summary_lines([case("new", name) for name in "abc"], None, color=False)[-1] == (
         "3 cases have no baseline yet; record them with --update-baselines=new"
     )
 

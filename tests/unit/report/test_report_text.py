@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.report.text import ASCII, UNICODE, fold, glyphs_of, one_line, shorten_list, shorten_middle
@@ -57,7 +57,6 @@ def test_what_is_absent_is_a_dash(value: float | None) -> None:
     assert shown == {"-"}
 
 
-@settings(deadline=None)
 @given(st.floats(min_value=1, max_value=1e11))
 def test_a_compact_rate_is_short(value: float) -> None:
     assert len(formats.compact(value)) <= 6
@@ -68,7 +67,6 @@ def test_marks_outside_ascii_need_an_encoding_that_has_them(encoding: str | None
     assert glyphs_of(encoding) == glyphs
 
 
-@settings(deadline=None)
 @given(st.text(), st.sampled_from(["utf-8", "ascii", "latin-1", None, "no-such-encoding"]))
 def test_one_line_is_one_line_that_can_be_written(text: str, encoding: str | None) -> None:
     line = one_line(text, encoding)
@@ -77,7 +75,6 @@ def test_one_line_is_one_line_that_can_be_written(text: str, encoding: str | Non
     line.encode(encoding if encoding in ("utf-8", "latin-1") else "ascii")
 
 
-@settings(deadline=None)
 @given(st.text("ab-/ ", max_size=80), st.integers(1, 40), st.sampled_from(["", "  "]))
 def test_folding_fits_and_loses_nothing_but_spaces(text: str, width: int, indent: str) -> None:
     lines = fold(text, width, indent)
@@ -93,7 +90,6 @@ def test_without_a_width_nothing_folds() -> None:
     assert fold("x " * 500, None) == ["x " * 500]
 
 
-@settings(deadline=None)
 @given(st.text("abc"), st.integers(-2, 40), st.sampled_from(["…", "..."]))
 def test_shortening_fits_and_keeps_both_ends(text: str, width: int, ellipsis: str) -> None:
     short = shorten_middle(text, width, ellipsis)

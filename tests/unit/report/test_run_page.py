@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_llmperf.engine.run_page.case_name import CaseName
@@ -351,6 +351,7 @@ _RATES = st.floats(allow_nan=True, allow_infinity=True) | st.integers() | st.non
 
 
 @examples(25)
+@example([(-1e-7, None, None), (1e-7, None, 0.0), (None, 0.0, None)])  # phases whose sum is 0
 @given(st.lists(st.tuples(_RATES, _RATES, _RATES), min_size=3, max_size=3))
 def test_whatever_its_figures_are_all_that_is_drawn_is_finite(figures: list[tuple[Any, Any, Any]]) -> None:
     values = json.loads(json.dumps(ladder_run([result_of(*WIDTHS[name]) for name in WIDTHS])))
