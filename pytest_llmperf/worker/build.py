@@ -53,7 +53,8 @@ def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
         hf_config = AutoConfig.for_model(**deepcopy(dict(config)))
     if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise refusal.no_language_model(config["model_type"])
-    text = hf_config.get_text_config()
+    with refusal.of_what_cannot_be_built(config["model_type"]):  # some have two, and cannot say which
+        text = hf_config.get_text_config()
     if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING and text.model_type != hf_config.model_type:
         hf_config = text
     hf_config.use_cache = False

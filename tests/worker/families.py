@@ -110,6 +110,9 @@ def small(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in config.items():
         if isinstance(value, Mapping) and (name.endswith("config") or "model_type" in value):
             made[name] = small(value)
+        elif isinstance(value, Mapping) and value and all(str(key).isdigit() for key in value):
+            layers_own = {key: own for key, own in value.items() if int(key) < 2}
+            made[name] = {key: small(own) if isinstance(own, Mapping) else own for key, own in layers_own.items()}
         elif isinstance(value, list) and layers and len(value) == layers:
             made[name] = value[-2:] if len({*map(str, value)}) > 1 else value[:2]  # the last two are most often unlike
         elif name.endswith("_token_id") and isinstance(value, int) and value >= 128:

@@ -322,7 +322,9 @@ class TestFresh:
         """Launches of one server, whose ranks only look; an import of all of them sets a variable."""
         with pytest.MonkeyPatch.context() as patch:
             folder = tmp_path_factory.mktemp("looking")
-            patch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it in whoever compiles, as tests here do
+            patch.delenv(
+                "TORCHINDUCTOR_CACHE_DIR", raising=False
+            )  # torch sets it in whoever compiles, as tests here do
             sets = "import os; os.environ['SET_BY'] = module.__name__"
             look(folder, patch, more=after_import("pytest_llmperf.worker.train", sets))
             patch.setenv("OMP_NUM_THREADS", "2")
