@@ -6,7 +6,7 @@ import hashlib
 import re
 import sys
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -67,9 +67,14 @@ def _patched(distribution: metadata.Distribution, files: set[str]) -> Iterator[t
 
 
 @cache
+def known() -> Mapping[str, list[str]]:
+    """The distributions that have each package: all that is installed is looked at, once for all forks of a process."""
+    return metadata.packages_distributions()
+
+
+@cache
 def _imported_distributions() -> tuple[metadata.Distribution, ...]:
-    """Looked for once, at a rank's end: that takes as long as all else here."""
-    known = metadata.packages_distributions()
+    """Looked for once, at a rank's end."""
     tops = {name.partition(".")[0] for name in list(sys.modules)}
-    names = sorted({name for top in tops for name in known.get(top, ())})
+    names = sorted({name for top in tops for name in known().get(top, ())})
     return tuple(map(metadata.distribution, names))

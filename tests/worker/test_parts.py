@@ -395,12 +395,14 @@ def test_a_file_that_is_not_as_it_was_installed_is_told(tmp_path: Path, monkeypa
     (about / "RECORD").write_text("fast_thing.py,sha256=another,6\n")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setitem(sys.modules, "fast_thing", SimpleNamespace(__file__=str(site / "fast_thing.py")))
+    installed.known.cache_clear()
     installed._imported_distributions.cache_clear()
     assert installed.loaded()["fast-thing"] == "1.2"
     assert "start.pth" in installed.loaded()
     assert "fast_thing.py" not in installed.patched_files()  # its size and date are RECORD's
     (site / "fast_thing.py").write_text("x = 100\n")
     assert "fast_thing.py" in installed.patched_files()
+    installed.known.cache_clear()
     installed._imported_distributions.cache_clear()
 
 

@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
 from pytest_llmperf.support.garbage import uncollected
+from pytest_llmperf.worker import installed
 from pytest_llmperf.worker.warm import cuda_answers, lineage, preload
 from pytest_llmperf.worker.warm.agent import Order, run_agent
 from pytest_llmperf.worker.warm.cuda_answers import CudaAnswers, NoAnswersError
@@ -94,6 +95,8 @@ class ForkServer:
                     if needs is None:
                         for name in preload.EVERY_RANK:
                             importlib.import_module(name)
+                        with suppress(Exception):  # a broken distribution is each rank's to tell
+                            installed.known()
                     else:
                         preload.import_needs(needs)
         except NoAnswersError as error:
