@@ -215,11 +215,8 @@ class _Collector:
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if (
-            report.outcome != "rerun"
-            and (outcome := reports.outcome(report))
-            and not hasattr(report, "llmperf_trouble")
-        ):
+        is_rerun = str(report.outcome) == "rerun"  # of a plugin that tries again
+        if not is_rerun and not hasattr(report, "llmperf_trouble") and (outcome := reports.outcome(report)):
             self.session.outcomes_of_tests[report.nodeid, str(report.when)] = outcome
         if self.session.progress is not None and report.when == "teardown":
             self.session.progress.end(report.nodeid)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from pytest_llmperf.cli.merge.night_results import gather
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
 from pytest_llmperf.report.consumers.junit import junit
 from pytest_llmperf.report.consumers.prometheus import prometheus
@@ -114,13 +117,93 @@ def test_what_fails_beside_its_cases_is_red_everywhere(project: Project, workers
     assert "no time" in found["test_skipped", "skipped"]
     run = ExportedRun.read([document])
     assert run.is_red
-    assert 'errors="4"' in list(junit(run))[1]
+    xml = "\n".join(junit(run))
+    assert 'failures="3" errors="1"' in list(junit(run))[1], xml  # as pytest's own
+    (own,) = (case for case in run.cases if case.nodeid.endswith("test_own"))
+    assert own.outcome == "pass, test failed"
+    assert "test failed: " in own.explanation
+    assert "afterwards" in own.explanation
     assert "llmperf_run_green 0" in list(prometheus(run))
-    assert "afterwards" in (project.path / "out.md").read_text()
+    page = (project.path / "out.md").read_text()
+    assert "pass, test failed" in page
+    assert "afterwards" in page
+    night = gather([project.path / "out.json"], [])
+    assert night.headline.startswith("red: 1 pass (1 test failed)")
+    assert any("test_plain: failed: " in line for line in night.troubles)
+    assert [test["outcome"] for test in night.document()["tests"]] == [test["outcome"] for test in document["tests"]]
 
 
-def test_a_night_on_which_nothing_was_collected_raises_the_alert(project: Project) -> None:
-    project.run("-k", "nothing", "--perf-json=out.json")
-    lines = list(prometheus(ExportedRun.read([json.loads((project.path / "out.json").read_text())])))
-    assert "llmperf_run_green 0" in lines
-    assert any(line.startswith("llmperf_run_timestamp_seconds ") for line in lines)
+def test_what_is_expected_to_regress_is_green_for_all_who_read_it(project: Project) -> None:
+    text = """
+        import pytest
+
+        @pytest.mark.xfail(reason="known since May")
+        def test_own(perf, train_spec):
+            perf.check(train_spec)
+    """
+    project.pytester.makepyfile(test_other=text)
+    project.run("test_other.py", "--update-baselines=new")
+    project.fake(step_seconds=9.0)
+    result = project.run("test_other.py", "--perf-json=out.json", "--perf-markdown=out.md")
+    assert result.ret == 0
+    document = json.loads((project.path / "out.json").read_text())
+    run = ExportedRun.read([document])
+    assert run.headline == "green: 1 regressed (1 expected)"
+    assert run.cases[0].explanation.startswith("expected to fail: known since May; ")
+    assert "llmperf_run_green 1" in list(prometheus(run))
+    assert 'failures="0" errors="0"' in "\n".join(junit(run))
+    night = gather([project.path / "out.json"], [])
+    assert night.headline == "green: 1 regressed (1 expected)"
+    assert "regressed, expected" in (project.path / "out.md").read_text()
+
+
+# As docs/how-to/results.md has it: the three terms of the expression.
+ALERT = "llmperf_run_green == 0 or time() - llmperf_run_timestamp_seconds > 129600 or absent(llmperf_run_green)"
+
+
+def is_alarmed(documents: list[dict[str, Any]], now: float) -> bool:
+    """What that expression gives for the metrics of these documents; without any no exporter ever wrote a file."""
+    lines = list(prometheus(ExportedRun.read(documents))) if documents else []
+    found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    if "llmperf_run_green" not in found:
+        return True
+    return float(found["llmperf_run_green"]) == 0 or now - float(found["llmperf_run_timestamp_seconds"]) > 129_600
+
+
+def test_the_documented_alert_is_this_one() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "results.md"
+    assert ALERT in page.read_text(encoding="utf-8")
+    assert is_alarmed([], time.time())
+
+
+@pytest.mark.parametrize(
+    ("night", "fake"),
+    [
+        ("nothing is collected", {}),
+        ("every case is invalid", {"evidence": {"attention": "eager"}}),
+        ("every case is slower", {"step_seconds": 9.0}),
+        ("no launch yields a record", {"fail": "error"}),
+        ("a test fails by itself", {}),
+    ],
+)
+def test_each_kind_of_red_night_raises_the_alert_by_its_run_and_merged(
+    project: Project, night: str, fake: dict[str, Any]
+) -> None:
+    project.record()
+    project.fake(**fake)
+    words = ["-k", "nothing"] if night == "nothing is collected" else []
+    if night == "a test fails by itself":
+        project.pytester.makepyfile(test_other="def test_plain():\n    raise OSError\n")
+    project.run("--perf-json=out.json", *words)
+    document = json.loads((project.path / "out.json").read_text())
+    assert is_alarmed([document], time.time())
+    assert is_alarmed([gather([project.path / "out.json"], []).document()], time.time())
+
+
+def test_a_green_night_raises_it_only_once_it_is_old(project: Project) -> None:
+    project.record()
+    project.run("--perf-json=out.json")
+    documents = [json.loads((project.path / "out.json").read_text())]
+    for told in (documents, [gather([project.path / "out.json"], []).document()]):
+        assert not is_alarmed(told, time.time())
+        assert is_alarmed(told, time.time() + 130_000)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pytest_llmperf.cli.merge.results_file import Part
 from pytest_llmperf.cli.merge.unjudged import Tests, silent, skipped, some_of, unjudged
 from pytest_llmperf.cli.merge.unused import is_strict, unused
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, VERDICTS
-from pytest_llmperf.report.consumers.exported_run import ExportedCase, failed_tests
+from pytest_llmperf.report.consumers.exported_run import ExportedCase, counted, failed_tests, tests_of
 from pytest_llmperf.report.consumers.markdown_page import case_table
 from pytest_llmperf.report.exports import escaped
 from pytest_llmperf.report.merged_notes import merged_reasons
@@ -43,11 +44,17 @@ class Night:
         return list(unique.values())
 
     @property
+    def cases(self) -> list[ExportedCase]:
+        """Those of ``results``, with how their tests ended; with the test where several have checked one case."""
+        tests = {nodeid: test for part in self.parts for nodeid, test in tests_of(part.document).items()}
+        cases = [ExportedCase.read(result, tests=tests) for result in self.results]
+        names = Counter(case.name for case in cases)
+        return [replace(case, name=f"{case.name} ({case.nodeid})") if names[case.name] > 1 else case for case in cases]
+
+    @property
     def headline(self) -> str:
         """One line: how it went."""
-        counts = Counter(result["verdict"] for result in self.results)
-        told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]) or "no case"
-        return f"{'red' if self.troubles else 'green'}: {told}"
+        return f"{'red' if self.troubles else 'green'}: {counted(self.cases)}"
 
     def document(self) -> dict[str, Any]:
         """As one run's --perf-json, with the parts' machines side by side."""
@@ -59,6 +66,8 @@ class Night:
             "troubles": list(self.troubles),
             **({"all_cases": common} if (common := self._all_cases) else {}),
             "results": self.results,
+            "tests": [test for part in self.parts for test in part.document.get("tests", [])],
+            "ended_at": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
 
     @property
@@ -72,7 +81,7 @@ class Night:
         lines = [f"# {self.headline}", "", *([escaped(self.judged), ""] if self.judged else [])]
         lines += [f"- {escaped(line)}" for line in (*self.troubles, *self.notes)]
         lines += [""] if self.troubles or self.notes else []
-        return lines + case_table([ExportedCase.read(result) for result in self.results])
+        return lines + case_table(self.cases)
 
 
 def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | None = None) -> Night:

@@ -15,6 +15,7 @@ _FIGURES = ("value", "baseline", "limit", "change", "detectable")
 _SKIPPED = {"id": str, "reason": str}
 _PLANNED = {"id": str, "nodeid": str, "width": int}
 _OF_A_TEST = {"nodeid": str, "width": int}
+_TEST = {"nodeid": str, "outcome": str}
 _ELSEWHERE = get_args(Elsewhere)
 _SUITE = {"rootdir": str, "baselines": str, "digests": list, "coverage": dict}
 
@@ -38,6 +39,9 @@ def check(values: object) -> None:
         raise ValueError("expected exit_code as a whole number, and unfinished as text")
     for result in values["results"]:
         _check_result(result)
+    tests = values.get("tests", [])
+    if not isinstance(tests, list) or not all(_has(test, _TEST) for test in tests):
+        raise ValueError(f"expected tests in a list, each with {', '.join(_TEST)}")
     _check_whole_run(values)
     _check_suite(values)
     for name, fields in (("revision", {"commit": str, "changed": int}), ("slurm", {"job": str, "starts": int})):

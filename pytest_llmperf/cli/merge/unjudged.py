@@ -32,6 +32,8 @@ class Tests:
     skipped: Sequence[Mapping[str, Any]]
     judged: AbstractSet[tuple[str, str]]
     """Node and case."""
+    skips: Mapping[str, str]
+    """Why pytest skipped a test, as far as documents say."""
 
     @classmethod
     def of(cls, widths: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]]) -> Tests:
@@ -60,6 +62,12 @@ class Tests:
             failed={result["nodeid"] for result in results if result["verdict"] in FAILING},
             skipped=[case for each in widths for case in each.get("skipped", []) if "nodeid" in case],
             judged={(result["nodeid"], result["id"]) for result in results},
+            skips={
+                test["nodeid"]: test.get("reason", "").removeprefix("Skipped: ")
+                for each in widths
+                for test in each.get("tests", [])
+                if test["outcome"] == "skipped"
+            },
         )
 
     def of_width(self, width: int) -> bool:
@@ -129,8 +137,10 @@ def silent(tests: Tests) -> list[str]:
     """A line with the tests that ran and of which nothing is known: that is their own doing."""
     # Of those that the plan knows something is missed, or launches are all that they wanted.
     told = {node for node, _ in tests.judged} | {case["nodeid"] for case in tests.skipped} | {*tests.planned}
-    nodes = tests.ended - told
-    return [f"judged nothing: {some_of(nodes)}: skipped, or it asked for nothing"] if nodes else []
+    why: dict[str, set[str]] = {}
+    for node in tests.ended - told:
+        why.setdefault(tests.skips.get(node) or "skipped, or it asked for nothing", set()).add(node)
+    return [f"judged nothing: {some_of(nodes)}: {reason}" for reason, nodes in sorted(why.items())]
 
 
 def skipped(tests: Tests) -> list[tuple[str, str]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_llmperf.records.result import FAILING, VERDICTS, CaseResult
 from pytest_llmperf.report.text import one_line
@@ -55,11 +55,27 @@ class ExportedCase:
     """Of all its launches."""
     launched_at: float | None = None
     """Of its last launch, seconds since 1970."""
+    expected: str = ""
+    """Why its test was expected to fail, and did; it fails nothing then, as pytest has it."""
+    test_failed: str = ""
+    """How its test failed by itself, whatever the verdict."""
+
+    @property
+    def has_failing_verdict(self) -> bool:
+        """Whether its verdict fails a run that is not strict; what was recorded, or expected to fail, does not."""
+        return self.verdict in FAILING and not self.is_recorded and not self.expected
 
     @property
     def is_failing(self) -> bool:
-        """Whether its verdict fails a run that is not strict; what was recorded does not."""
-        return self.verdict in FAILING and not self.is_recorded
+        """The same, or its test failed beside it."""
+        return self.has_failing_verdict or bool(self.test_failed)
+
+    @property
+    def outcome(self) -> str:
+        """Its verdict, and what is otherwise with its test."""
+        if self.test_failed and not self.has_failing_verdict:
+            return f"{self.verdict}, test failed"
+        return f"{self.verdict}, expected" if self.expected and self.verdict in FAILING else self.verdict
 
     @property
     def explanation(self) -> str:
@@ -67,7 +83,9 @@ class ExportedCase:
         more = f" and {len(self.changed) - _MOST_CHANGES} more" if len(self.changed) > _MOST_CHANGES else ""
         told = f"changed since the baseline: {', '.join(self.changed[:_MOST_CHANGES])}{more}" if self.changed else ""
         reason = "recorded" if self.is_recorded else self.reason
-        return "; ".join(filter(None, [reason, told, *self.circumstances]))
+        beside = "" if self.has_failing_verdict else self.test_failed
+        expected = f"expected to fail: {self.expected}" if self.outcome.endswith(", expected") else ""
+        return "; ".join(filter(None, [beside, expected, reason, told, *self.circumstances]))
 
     @property
     def trusted(self) -> list[tuple[ExportedFigure, float]]:
@@ -82,8 +100,11 @@ class ExportedCase:
         return next((figure for figure in self.figures if figure.metric == metric), absent)
 
     @classmethod
-    def read(cls, result: Mapping[str, Any], machine: str = "") -> ExportedCase:
-        """Of one of a document's results."""
+    def read(
+        cls, result: Mapping[str, Any], machine: str = "", tests: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> ExportedCase:
+        """Of one of a document's results; ``tests``: how those that did not just pass ended (``tests_of``)."""
+        test = (tests or {}).get(result["nodeid"], {})
         metrics: Mapping[str, Mapping[str, Any]] = result["metrics"]
         launches = [launch for launch in result.get("launches", []) if isinstance(launch, Mapping)]
         return cls(
@@ -100,6 +121,8 @@ class ExportedCase:
             is_recorded=bool(result.get("updated")),
             seconds=sum(_finite(launch.get("wall_seconds")) or 0.0 for launch in launches),
             launched_at=max(filter(None, (_time(launch, "started_at") for launch in launches)), default=None),
+            expected=one_line(str(test.get("reason") or "xfail")) if test.get("outcome") == "xfailed" else "",
+            test_failed=_how_it_failed(test),
         )
 
     @classmethod
@@ -126,7 +149,9 @@ class ExportedRun:
     cases: tuple[ExportedCase, ...] = ()
     """The worst first."""
     troubles: tuple[str, ...] = ()
-    """What fails the run and is no case's, a line each."""
+    """What fails the run and is no case's, a line each; tests that failed by themselves are among them."""
+    failed: tuple[FailedTest, ...] = ()
+    """Those tests."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Cases that could not run, and why."""
     num_planned: int = 0
@@ -142,8 +167,7 @@ class ExportedRun:
     @property
     def headline(self) -> str:
         """One line: how it went."""
-        counts = Counter(case.verdict for case in self.cases)
-        told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]) or "no case"
+        told = counted(self.cases)
         others = [
             f"{number} {word}" for number, word in ((len(self.skipped), "skipped"), (self.num_planned, "planned"))
         ]
@@ -180,6 +204,7 @@ class ExportedRun:
         return cls(
             cases=tuple(sorted(cases, key=_badness)),
             troubles=tuple(dict.fromkeys(line for document in documents for line in _troubles(document))),
+            failed=tuple(dict.fromkeys(test for document in documents for test in _without_case(document))),
             skipped=tuple(skipped.items()),
             num_planned=sum(len(document.get("planned", [])) for document in documents),
             unfinished=tuple(dict.fromkeys(_kind(each) for each in documents if each.get("unfinished"))),
@@ -192,16 +217,47 @@ class ExportedRun:
         )
 
 
+def counted(cases: Iterable[ExportedCase]) -> str:
+    """``1 regressed (1 expected), 3 pass (1 test failed)``, the worst first."""
+    found = list(cases)
+    told = []
+    for verdict in VERDICTS:
+        own = [case for case in found if case.verdict == verdict]
+        beside = Counter(case.outcome.partition(", ")[2] for case in own)
+        more = ", ".join(f"{number} {word}" for word, number in beside.items() if word)
+        told += [f"{len(own)} {verdict}" + (f" ({more})" if more else "")] if own else []
+    return ", ".join(told) or "no case"
+
+
+def tests_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """By node id the tests that did not just pass, each by what is worst of its phases; of older documents none."""
+    found: dict[str, Mapping[str, Any]] = {}
+    tests = document.get("tests")
+    for test in tests if isinstance(tests, list) else ():
+        if not isinstance(test, Mapping) or not isinstance(test.get("nodeid"), str) or test.get("outcome") == "passed":
+            continue
+        if test["nodeid"] not in found or _how_it_failed(test):
+            found[test["nodeid"]] = test
+    return found
+
+
+def _how_it_failed(test: Mapping[str, Any]) -> str:
+    if test.get("outcome") not in ("failed", "error"):
+        return ""
+    where = "" if test.get("phase") == "call" else f" at {test.get('phase')}"
+    return one_line(f"test {test['outcome']}{where}: {test.get('reason', '')}").rstrip(": ")
+
+
 def _unique(document: Mapping[str, Any]) -> Iterable[ExportedCase]:
-    kind = _kind(document)
+    kind, tests = _kind(document), tests_of(document)
     unique: dict[tuple[str, str], ExportedCase] = {}
-    for case in sorted((ExportedCase.read(result, kind) for result in document["results"]), key=_badness):
+    for case in sorted((ExportedCase.read(result, kind, tests) for result in document["results"]), key=_badness):
         unique.setdefault((case.name, case.digest), case)
     return unique.values()
 
 
-def _badness(case: ExportedCase) -> tuple[int, str, str, str]:
-    return VERDICTS.index(case.verdict), case.machine, case.name, case.digest
+def _badness(case: ExportedCase) -> tuple[int, bool, str, str, str]:
+    return VERDICTS.index(case.verdict), not case.is_failing, case.machine, case.name, case.digest
 
 
 def _kind(document: Mapping[str, Any]) -> str:
@@ -225,7 +281,7 @@ def _troubles(document: Mapping[str, Any]) -> Iterator[str]:
         yield one_line(str(common.get("told", "all cases")))
     if document.get("unjudged"):
         yield one_line(str(document["unjudged"]))
-    yield from failed_tests(document)
+    yield from map(str, _without_case(document))
     told = document.get("troubles")
     lines = [line for line in map(one_line, map(str, told if isinstance(told, list) else [])) if line]
     yield from lines
@@ -234,14 +290,31 @@ def _troubles(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"pytest ended with exit code {code}"
 
 
-def failed_tests(document: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each test that failed by itself: none of its cases says so. Documents of before tell of no tests."""
-    said = {result["nodeid"] for result in document["results"] if ExportedCase.read(result).is_failing}
-    tests = document.get("tests")
-    for test in tests if isinstance(tests, list) else ():
-        if isinstance(test, Mapping) and test.get("outcome") in ("failed", "error") and test.get("nodeid") not in said:
-            where = "" if test.get("phase") == "call" else f" at {test.get('phase')}"
-            yield one_line(f"{test.get('nodeid')}: {test['outcome']}{where}: {test.get('reason', '')}")
+class FailedTest(NamedTuple):
+    """A test that failed by itself, and of which no case says so."""
+
+    nodeid: str
+    outcome: str
+    """``failed``, or ``error`` of a fixture."""
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.nodeid}: {self.how.removeprefix('test ')}"
+
+
+def failed_tests(document: Mapping[str, Any], told: Container[str] = ()) -> Iterator[FailedTest]:
+    """Each test that failed by itself: no verdict of its cases says so, nor do those that are ``told``."""
+    tests = tests_of(document)
+    cases = (ExportedCase.read(result, tests=tests) for result in document["results"])
+    said = {case.nodeid for case in cases if case.has_failing_verdict}
+    for nodeid, test in tests.items():
+        how = _how_it_failed(test)
+        if how and nodeid not in told and one_line(nodeid) not in said:
+            yield FailedTest(one_line(nodeid), str(test["outcome"]), how)
+
+
+def _without_case(document: Mapping[str, Any]) -> Iterator[FailedTest]:
+    return failed_tests(document, told={result["nodeid"] for result in document["results"]})
 
 
 def _circumstances(result: Mapping[str, Any], launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:

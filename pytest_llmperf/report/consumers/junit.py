@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from xml.etree import ElementTree as ET
 
-from pytest_llmperf.report.consumers.exported_run import ExportedCase, ExportedFigure, ExportedRun
+from pytest_llmperf.report.consumers.exported_run import ExportedCase, ExportedFigure, ExportedRun, FailedTest
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import formats
 
@@ -34,7 +34,8 @@ def properties(case: ExportedCase) -> Iterator[tuple[str, str]]:
 def junit(run: ExportedRun) -> Iterator[str]:
     """The lines of an XML document: a suite for each machine, and one for what fails the run and is no case's."""
     suites = [_suite(machine, [case for case in run.cases if case.machine == machine]) for machine in run.machines]
-    suites += [_suite_of_others(run)] if run.troubles or run.skipped else []
+    suites += [_suite_of_tests(run.failed)] if run.failed else []
+    suites += [_suite_of_others(run)] if len(run.troubles) > len(run.failed) or run.skipped else []
     root = ET.Element("testsuites", {"name": "llmperf", **_totals(suites)})
     root.extend(suites)
     ET.indent(root, " ")
@@ -55,7 +56,8 @@ def _testcase(case: ExportedCase, *, alone: bool) -> ET.Element:
     for key, value in properties(case):
         ET.SubElement(inside, "property", name=one_line(key), value=one_line(value))
     if case.is_failing:
-        failure = ET.SubElement(element, "failure", type=case.verdict, message=f"{case.verdict}: {case.explanation}")
+        told = f"{case.outcome}: {case.explanation}"
+        failure = ET.SubElement(element, "failure", type=case.verdict, message=told)
         failure.text = "\n".join(_failure_text(case))
     return element
 
@@ -69,7 +71,9 @@ def _names(nodeid: str) -> tuple[str, str]:
 
 
 def _failure_text(case: ExportedCase) -> Iterator[str]:
-    yield f"{case.name}: {case.verdict}: {case.reason}"
+    yield f"{case.name}: {case.outcome}: {case.reason}"
+    if case.test_failed:
+        yield case.test_failed
     for figure in case.figures:
         if figure.limit is not None or figure.change is not None:
             yield f"  {_sentence(figure)}"
@@ -93,9 +97,21 @@ def _sentence(figure: ExportedFigure) -> str:
     return ", ".join(told)
 
 
+def _suite_of_tests(failed: Sequence[FailedTest]) -> ET.Element:
+    """Tests without a case, as pytest has them: what a fixture raised is an error."""
+    elements = []
+    for test in failed:
+        classname, name = _names(test.nodeid)
+        element = ET.Element("testcase", classname=classname or "llmperf", name=name, time="0.000")
+        ET.SubElement(element, "error" if test.outcome == "error" else "failure", message=test.how).text = test.how
+        elements.append(element)
+    return _counted("llmperf, tests without a case", elements)
+
+
 def _suite_of_others(run: ExportedRun) -> ET.Element:
     elements = []
-    for number, line in enumerate(run.troubles, 1):
+    tests = set(map(str, run.failed))
+    for number, line in enumerate((line for line in run.troubles if line not in tests), 1):
         element = ET.Element("testcase", classname="llmperf", name=f"the run: trouble {number}", time="0.000")
         ET.SubElement(element, "error", message=line).text = line
         elements.append(element)

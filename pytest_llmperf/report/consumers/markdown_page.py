@@ -58,7 +58,7 @@ def case_table(cases: Sequence[ExportedCase]) -> list[str]:
     columns = [
         Column("case", words(lambda case: case.name), right=False),
         *([Column("machine", words(lambda case: case.machine), right=False)] if len(machines) > 1 else []),
-        Column("verdict", words(lambda case: case.verdict), right=False),
+        Column("verdict", words(lambda case: case.outcome), right=False),
         Column("tokens/s/GPU", values("tokens_per_second_per_gpu")),
         Column("change", changes("tokens_per_second_per_gpu")),
         Column("memory", values("peak_reserved_bytes")),

@@ -44,7 +44,7 @@ def event_points(run: ExportedRun) -> Iterator[EventPoint]:
                 folder=PurePosixPath(_name(case.machine or "unknown machine"), _name(case.name)),
                 seconds=case.launched_at,
                 scalars=scalars,
-                verdict=": ".join(filter(None, [case.verdict, case.explanation])),
+                verdict=": ".join(filter(None, [case.outcome, case.explanation])),
             )
 
 

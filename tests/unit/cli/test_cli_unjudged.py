@@ -10,6 +10,7 @@ import pytest
 from pytest_llmperf.cli.left_out_widths import LeftOut, left_out
 from pytest_llmperf.cli.merge import night_results
 from pytest_llmperf.cli.merge.job_log import last_word, pytest_line
+from pytest_llmperf.cli.merge.unjudged import Tests, silent
 from tests.unit.cli.test_cli_submit import result, write
 
 LOG = """\
@@ -217,3 +218,13 @@ def test_an_option_that_pytest_does_not_know_is_its_last_word() -> None:
     usage = "ERROR: usage: python -m pytest [options]"
     text = f"{usage}\n__main__.py: error: unrecognized arguments: --perf-strct\n  rootdir: /x\n"
     assert last_word(text) == "unrecognized arguments: --perf-strct"
+
+
+def test_a_test_that_pytest_skipped_is_told_with_its_reason() -> None:
+    coverage = {"nodes": ["t.py::a", "t.py::b"], "parts": [], "gaps": [], "said": {"t.py::a": "all", "t.py::b": "all"}}
+    skip = {"nodeid": "t.py::a", "outcome": "skipped", "phase": "call", "reason": "Skipped: no time"}
+    document = {"results": [], "suite": {"coverage": coverage}, "tests": [skip]}
+    assert silent(Tests.of([document], [])) == [
+        "judged nothing: t.py::a: no time",
+        "judged nothing: t.py::b: skipped, or it asked for nothing",
+    ]
