@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli.left_out_widths import LeftOut, left_out
-from pytest_llmperf.cli.merge import night_results
+from pytest_llmperf.cli.merge import night_results, unjudged
 from pytest_llmperf.cli.merge.job_log import last_word, pytest_line
-from pytest_llmperf.cli.merge.unjudged import Tests, silent
 from tests.unit.cli.test_cli_submit import result, write
 
 LOG = """\
@@ -224,7 +223,7 @@ def test_a_test_that_pytest_skipped_is_told_with_its_reason() -> None:
     coverage = {"nodes": ["t.py::a", "t.py::b"], "parts": [], "gaps": [], "said": {"t.py::a": "all", "t.py::b": "all"}}
     skip = {"nodeid": "t.py::a", "outcome": "skipped", "phase": "call", "reason": "Skipped: no time"}
     document = {"results": [], "suite": {"coverage": coverage}, "tests": [skip]}
-    assert silent(Tests.of([document], [])) == [
+    assert unjudged.silent(unjudged.Tests.of([document], [])) == [
         "judged nothing: t.py::a: no time",
         "judged nothing: t.py::b: skipped, or it asked for nothing",
     ]
