@@ -24,13 +24,20 @@ def drop_half_files(cache: Path) -> None:
 
 def drop_unfinished(cache: Path, since: float) -> None:
     """Remove what was compiled after ``since``, a time of the clock, by processes that were ended."""
-    _drop([path for path in _compiled(cache) if path.lstat().st_mtime >= since - 1])
+    _drop([path for path in _compiled(cache) if _changed(path) >= since - 1])
 
 
 def _compiled(cache: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(cache):
         folders[:] = [name for name in folders if name != _TRITONS]
         yield from (Path(folder, name) for name in files if name.endswith(_SUFFIXES))
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:  # another launch removed it just now
+        return 0.0
 
 
 def _is_half(path: Path) -> bool:

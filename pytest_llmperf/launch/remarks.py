@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
+from pytest_llmperf.support.redaction import without_secrets
+
 _WORDS = re.compile(
     r"\bfall(s|ing|en)?[ -]?back|\bfell back|\bfallback|\bnot installed|\bslow(er|ly)?\b|\bnaive\b|\bunoptimi[sz]ed"
     r"|\bnot (be )?(available|supported|compiled)|\bcould not (import|load|find)|\bfailed to (import|load)"
@@ -19,10 +21,6 @@ _HEAD = re.compile(
     r"(\S+:\d+: \w*Warning: |(WARNING|INFO|ERROR)\S*\s+)?"
 )
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_CREDENTIALS = re.compile(
-    r"(?<=://)[^/\s@]+(?=@)|\bhf_\w{8,}|(?:(?<=token)|(?<=key)|(?<=secret)|(?<=password))[\"']?\s*[=:]\s*\S+",
-    re.IGNORECASE,
-)
 
 _MOST_LINES, _MOST, _WIDTH = 20_000, 5, 240
 
@@ -36,5 +34,5 @@ def remarks_in(lines: Iterable[str]) -> tuple[str, ...]:
 
 def _tidy(line: str) -> str:
     plain = "".join(c if c.isprintable() else " " for c in line).strip()
-    plain = _CREDENTIALS.sub("<set>", _HEAD.sub("", plain))
+    plain = without_secrets(_HEAD.sub("", plain))
     return plain if len(plain) <= _WIDTH else f"{plain[: _WIDTH - 3]}..."

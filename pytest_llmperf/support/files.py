@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
+from pytest_llmperf.support.guarded_paths import refuse_others_link
 from pytest_llmperf.support.leftovers import is_left, mark
 
 _PART = re.compile(r"\.llmperf-(?:(?P<space>\w+)-)?(?P<pid>\d+)-\w+\.part")
@@ -41,6 +42,10 @@ def write_bytes(path: Path, data: bytes, *, lasts: bool = True) -> None:
 
 def refused_at(path: Path) -> str:
     """Why ``write_text`` could not write there, found by trying; empty where it could. What is there stays as it is."""
+    try:
+        refuse_others_link(path)
+    except PermissionError as error:
+        return str(error.strerror)
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         return "" if os.access(target, os.W_OK) else "it may not be written"
@@ -60,6 +65,7 @@ def _part_of(target: Path) -> Path:
 
 
 def _write(path: Path, data: bytes, *, lasts: bool) -> None:
+    refuse_others_link(path)
     target = Path(os.path.realpath(path))  # a link stays a link
     if target.exists() and not target.is_file():
         # /dev/stdout, a pipe: replacing it would put a file in its place. A folder raises here, which is right too.

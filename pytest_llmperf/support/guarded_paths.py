@@ -56,6 +56,23 @@ def refuse_others_folder(path: Path) -> None:
         raise _refused(path, "everybody may write there; take that away with chmod o-w")
 
 
+def refuse_others_link(path: Path) -> None:
+    """Refuse ``path`` where it is a link that another user put into a folder that everybody may write.
+
+    Linux mostly refuses to follow such a one, and does not notice where a program follows it by itself.
+
+    Raises:
+        PermissionError: it is; what it names may be ours alone to write.
+    """
+    try:
+        link, folder = path.lstat(), path.parent.stat()
+    except OSError:
+        return
+    owners = (0, os.geteuid(), folder.st_uid)
+    if stat.S_ISLNK(link.st_mode) and folder.st_mode & _OTHERS_WRITE and link.st_uid not in owners:
+        raise _refused(path, f"it is a link of user {link.st_uid}; somebody may have put it there")
+
+
 @contextmanager
 def shared_folder(path: Path, *, is_everyones: bool) -> Iterator[int]:
     """The descriptor of a folder in which users of this host meet; one that is made here is everyone's and sticky.

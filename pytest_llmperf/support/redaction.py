@@ -36,9 +36,10 @@ _ISSUED = re.compile(
 _BEARER = re.compile(r"\b((?:Bearer|Basic)\s+)[\w.~+/=-]{8,}")
 # NAME=value of a shell, --name value of a command, "name": "value" of JSON, ?name=value of an address.
 _VALUE = r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"'&;,)\]}]+)"
-_PAIR = re.compile(
-    r"(?P<lead>(?<![\w-])--?|[?&]|(?<![\w-]))(?P<name>[A-Za-z][\w.-]*)(?P<between>[\"']?(?:=|:(?!//)[ ]?))" + _VALUE
+_NAME = re.compile(
+    r"(?P<lead>(?<![\w-])--?|[?&]|(?<![\w-]))(?P<name>[A-Za-z][\w.-]*)(?P<between>[\"']?(?: ?=(?!=) ?|:(?!//)[ ]?))"
 )
+_PAIR = re.compile(_NAME.pattern + _VALUE)
 _OPTION = re.compile(r"(?P<lead>(?<![\w-])--)(?P<name>[A-Za-z][\w-]*)(?P<between> +)(?![-=])" + _VALUE)
 _SHELL_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 # In prose and code other words are no secrets: key=lambda, pad_token='</s>'.
@@ -70,7 +71,23 @@ def without_secrets(text: str) -> str:
     text = _BEARER.sub(rf"\1{SET}", _ISSUED.sub(SET, text))
     if "--" in text:
         text = _OPTION.sub(_pair, text)
-    return _PAIR.sub(_pair, text) if "=" in text or ":" in text else text
+    return _without_pairs(text) if "=" in text or ":" in text else text
+
+
+def _without_pairs(text: str) -> str:
+    parts, done = list[str](), 0
+    # By their names, as what is no secret's value may be a pair: RuntimeError: PASSWORD=...
+    for name in _NAME.finditer(text):
+        match = _PAIR.match(text, name.start()) if name.start() >= done and _may_be_secret(name["name"]) else None
+        if match is not None and (told := _pair(match)) != match[0]:
+            parts += [text[done : match.start()], told]
+            done = match.end()
+    return "".join([*parts, text[done:]])
+
+
+@lru_cache(4096)
+def _may_be_secret(name: str) -> bool:
+    return _STRONG.search(name) is not None or _is_secret_name(name, "")
 
 
 def _pair(match: re.Match[str]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.redaction import without_secrets
 
 _LONGEST_MESSAGE = 300
 
@@ -43,5 +44,6 @@ def write_failure(folder: Path, rank: int, error: BaseException, kind: str, how:
 def _one_line(error: BaseException) -> str:
     # The first line alone may only announce what the others say.
     line = " ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
+    line = without_secrets(line)  # what is cut is no longer known for a secret
     # CUDA's out-of-memory message goes on about allocator settings; the log has it all.
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."

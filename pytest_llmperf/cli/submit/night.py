@@ -39,6 +39,8 @@ def submitted(path: Path, template: Path, *, dry_run: bool, wait: bool = False) 
     cluster = ClusterFile.read(path)
     results = sbatch.results_folder(cluster)
     warned, troubles = _earlier(cluster, told=not dry_run), list[str]()
+    if wait and _names_clusters(cluster):
+        raise cluster.wrong("sbatch", "options", "no --clusters beside --wait, which asks this cluster's queue alone")
     try:
         planned, scripts = _prepared(cluster, template, results)
         warned += readiness.warnings(cluster)
@@ -202,10 +204,13 @@ def _submit(
         raise
 
 
+def _names_clusters(cluster: ClusterFile) -> bool:
+    return any(word.startswith(("-M", "--clusters")) for word in cluster.words("sbatch", "options"))
+
+
 def _submitted_as(cluster: ClusterFile, ids: Sequence[str]) -> str:
-    words = cluster.words("sbatch", "options")
     # Where another cluster has them, this one's queue knows nothing of them.
-    is_elsewhere = "SLURM_CLUSTERS" in os.environ or any(word.startswith(("-M", "--clusters")) for word in words)
+    is_elsewhere = "SLURM_CLUSTERS" in os.environ or _names_clusters(cluster)
     return f"submitted {'elsewhere ' if is_elsewhere else ''}as {' '.join(ids)}"
 
 

@@ -22,6 +22,7 @@ from pytest_llmperf.launch.slurm.node_agent import UNWRITABLE
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.support.redaction import without_secrets
 
 # What was written must come: attributes may be cached for a minute. What may never have been written gets less.
 LATE_SECONDS = 90.0
@@ -194,7 +195,7 @@ def _text(path: Path) -> str:
 
 
 def _last_lines(log: str) -> tuple[str, ...]:
-    lines = log.splitlines()
+    lines = map(without_secrets, log.splitlines())  # what is cut is no longer known for a secret
     return tuple("".join(c for c in line if c.isprintable())[:160] for line in lines if line.strip())[-6:]
 
 

@@ -174,6 +174,16 @@ class TestWait:
             "echo '1|RUNNING|None'; echo '2|PENDING|Dependency'",
         )
 
+    @pytest.mark.parametrize("option", ["-M other", "--clusters=other"])
+    def test_another_clusters_jobs_are_not_taken_for_gone(
+        self, capsys: pytest.CaptureFixture[str], option: str
+    ) -> None:
+        queue("")
+        Path("mine.ini").write_text(f"[sbatch]\noptions = {option}\n{MINIMAL}python = ./python\n")
+        assert main(["submit", "mine.ini", "--wait"]) == 1
+        assert "expected no --clusters beside --wait" in capsys.readouterr().err
+        assert main(["submit", "mine.ini"]) == 0
+
     @pytest.mark.parametrize(
         ("line", "state", "code"),
         [

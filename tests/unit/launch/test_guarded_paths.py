@@ -20,6 +20,7 @@ from pytest_llmperf.launch.candidates.errors import NotMadeError
 from pytest_llmperf.launch.scratch import remove_of_job, scratch
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.folders import new_run_folder
+from pytest_llmperf.support.files import refused_at, write_text
 from pytest_llmperf.support.guarded_paths import private_folder
 
 # Nobody's on any system.
@@ -282,3 +283,17 @@ def test_a_private_folder_that_others_could_write_is_refused_and_one_they_could_
 
 def test_a_jobs_run_needs_a_folder_that_its_nodes_see(ground: Path) -> None:
     refused(CaseFailedError, lambda: new_run_folder(Path("/proc/nothing"), "7"), "all nodes")
+
+
+@needs_root
+def test_a_file_that_is_written_does_not_follow_a_link_that_another_user_planted(ground: Path) -> None:
+    precious, link, own = ground.parent / "precious", ground / "results.json", ground / "own.json"
+    precious.write_text("x", encoding="ascii")
+    as_user(MALLORY, lambda: link.symlink_to(precious))
+    own.symlink_to(precious)
+    with pytest.raises(PermissionError, match=f"link of user {MALLORY}"):
+        write_text(link, "{}")
+    assert precious.read_text(encoding="ascii") == "x"
+    assert "link of user" in refused_at(link)
+    write_text(own, "{}")
+    assert precious.read_text(encoding="ascii") == "{}"

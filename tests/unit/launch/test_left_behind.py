@@ -162,3 +162,12 @@ class TestCompiledFiles:
 
     def test_no_cache_is_none_to_clean(self, tmp_path: Path) -> None:
         drop_half_files(tmp_path / "nothing")
+
+    def test_what_another_launch_removes_meanwhile_is_no_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "half.o").write_bytes(b"")
+        gone = [tmp_path / "gone.o", tmp_path / "half.o"]
+        monkeypatch.setattr("pytest_llmperf.launch.compiled_files._compiled", lambda _: iter(gone))
+        drop_unfinished(tmp_path, time.time() - 60)
+        assert list(tmp_path.iterdir()) == []

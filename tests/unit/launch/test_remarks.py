@@ -15,8 +15,8 @@ from pytest_llmperf.launch.remarks import remarks_in
         ("[transformers] `f` is falling back to its reference", "[transformers] `f` is falling back to its reference"),
         ("\x1b[31mfallback\x1b[0m to\u202eeager", "fallback to eager"),
         (
-            "fallback: HF_TOKEN=abc https://u:p@host hf_abcdefghij",
-            "fallback: HF_TOKEN<set> https://<set>@host <set>",
+            "fallback: HF_TOKEN=abc https://u:p@host --password hunter2 hf_abcdefghijklmnopqr",
+            "fallback: HF_TOKEN=<set> https://<set>@host --password <set> <set>",
         ),
     ],
 )

@@ -46,6 +46,7 @@ OTHERS = [
     ("CUDA_X", "https://github.com/o/r@v1"),
     ("CUDA_X", "sorted(x, key=lambda y: y), eos_token='</s>', pad_token_id=0"),
     ("CUDA_X", "KeyError: 'x'"),
+    ("CUDA_X", "assert TOKEN == 3, x = 4: y"),
     ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
     ("NCCL_SECRET", ""),
 ]
@@ -79,6 +80,11 @@ def test_a_record_of_before_differs_from_one_of_now_by_no_secret() -> None:
         ("Authorization: Bearer abcdefghijk", "Authorization: Bearer <set>"),
         ("login(password='q w')", "login(password=<set>)"),
         ("{'HF_TOKEN': 'x y'}", "{'HF_TOKEN': <set>}"),
+        ("RuntimeError: PGPASSWORD=hunter2 a", "RuntimeError: PGPASSWORD=<set> a"),
+        ("E: ValueError: password=hunter2", "E: ValueError: password=<set>"),
+        ("cmd=API_KEY=abc x=y", "cmd=API_KEY=<set> x=y"),
+        ("x: 'secret: abc', y: 'api_key=abc'", "x: 'secret: <set>', y: 'api_key=<set>'"),
+        ("aws_secret_access_key = wJalrXUtn", "aws_secret_access_key = <set>"),
     ],
 )
 def test_a_quoted_line_has_none(said: str, told: str) -> None:
