@@ -31,9 +31,11 @@ _URL = re.compile(
 # As those who issue them mark them, so that they are found anywhere.
 _ISSUED = re.compile(
     r"\b(?:hf_\w{16,}|gh[a-z]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{20,}|xox[a-z]-[\w-]{10,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}\b|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+)"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}\b|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+|nvapi-[\w-]{20,}|wandb_v\d_\w{20,})"
 )
-_BEARER = re.compile(r"\b((?:Bearer|Basic)\s+)[\w.~+/=-]{8,}")
+_BEARER = re.compile(r"\b((?:Bearer|Basic|Authorization: ?\w+)\s+)[\w.~+/=-]{8,}")
+# name:password@host:port, as proxies are written.
+_PROXY = re.compile(r"(?<![\w/@:])([\w.-]+:)[^\s:@/]+(@[\w.-]+:\d+)\b")
 # NAME=value of a shell, --name value of a command, "name": "value" of JSON, ?name=value of an address.
 _VALUE = r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"'&;,)\]}]+)"
 _NAME = re.compile(
@@ -44,7 +46,7 @@ _OPTION = re.compile(r"(?P<lead>(?<![\w-])--)(?P<name>[A-Za-z][\w-]*)(?P<between
 _SHELL_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 # In prose and code other words are no secrets: key=lambda, pad_token='</s>'.
 _STRONG = re.compile(
-    r"(?:^|[_-])(?:passw(?:or)?d|passphrase|secret|credentials?|(?:api|access|secret|private)[_-]?key"
+    r"(?:^|[_-])(?:passw(?:or)?d|passphrase|secret|credentials?|(?:account|api|access|secret|private)[_-]?key"
     r"|(?:access|api|auth|hf|hub)[_-]?token)$",
     re.IGNORECASE,
 )
@@ -69,6 +71,8 @@ def without_secrets(text: str) -> str:
     if "://" in text:
         text = _URL.sub(rf"\1{SET}@", text)
     text = _BEARER.sub(rf"\1{SET}", _ISSUED.sub(SET, text))
+    if "@" in text:
+        text = _PROXY.sub(rf"\1{SET}\2", text)
     if "--" in text:
         text = _OPTION.sub(_pair, text)
     return _without_pairs(text) if "=" in text or ":" in text else text
@@ -93,13 +97,18 @@ def _may_be_secret(name: str) -> bool:
 def _pair(match: re.Match[str]) -> str:
     lead, name, between, value = match.group("lead", "name", "between", "value")
     bare = value.strip("\"'")
-    is_plain = not lead and not _SHELL_NAME.fullmatch(name)
+    # PASS: in a sentence is a word; so is any other name that no shell, command or JSON would write so.
+    is_plain = not lead and (not _SHELL_NAME.fullmatch(name) or between == ": ")
     is_named = _STRONG.search(name) is not None if is_plain else _is_secret_name(name, bare)
     return f"{lead}{name}{between}{SET}" if is_named and bare else match[0]
 
 
+def _words_of(name: str) -> list[str]:
+    return [word.upper() for word in _WORD.findall(name)]
+
+
 def _is_secret_name(name: str, value: str) -> bool:
-    words = [word.upper() for word in _WORD.findall(name)]
+    words = _words_of(name)
     if name in _FOLDERS or (_COUNTED.intersection(words) and _COUNT.fullmatch(value)):
         return False
     return any(word in _WORDS or _GLUED.search(word) for word in words)
@@ -107,6 +116,18 @@ def _is_secret_name(name: str, value: str) -> bool:
 
 @cache
 def _values() -> tuple[str, ...]:
-    """Secrets of this process's environment: a library's error may quote them. Paths and plain words are none."""
-    found = (value for name, value in os.environ.items() if _is_secret_name(name, value) and len(value) >= _SHORTEST)
-    return tuple(v for v in found if v[0] not in "/~." and not (v.isalpha() and len(v) < _LONGEST_WORD))
+    """Secrets of this process's environment, which a library's error may quote: whole, by their lines, as ``repr``."""
+    found = list[str]()
+    for name, value in os.environ.items():
+        is_weak = value.isalpha() and len(value) < _LONGEST_WORD and not any(map(_GLUED.search, _words_of(name)))
+        is_path = value[:1] in ("/", "~", ".") and _is_place(os.path.expanduser(value))  # noqa: PTH111
+        if len(value) >= _SHORTEST and not is_weak and not is_path and _is_secret_name(name, value):
+            lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= _LONGEST_WORD]
+            found += [value, repr(value)[1:-1], *(lines if len(lines) > 1 else ())]
+    return tuple(dict.fromkeys(found))
+
+
+def _is_place(path: str) -> bool:
+    """Whether something is there, or could be: no key in base64 names a folder of this machine."""
+    folder = os.path.dirname(path)  # noqa: PTH120
+    return os.path.lexists(path) or (folder != "/" and os.path.isdir(folder))  # noqa: PTH112

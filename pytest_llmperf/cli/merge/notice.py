@@ -54,7 +54,7 @@ class Notice:
 
     def alarm(self, line: str, *, mailed: bool = True) -> list[str]:
         """Note, and mail, what became of a night without results; who could not be told, and why."""
-        unmailed = self.send("RED", [f"{self.night}: {line}"]) if mailed else []
+        unmailed = self.send("RED", [one_line(f"{self.night}: {line}")]) if mailed else []
         return [*unmailed, *self.note("; ".join([line, *unmailed]))]
 
     def send(self, colour: str, page: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,12 @@ _OPEN = frozenset(
     "PENDING RUNNING SUSPENDED COMPLETING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING SIGNALING "
     "SPECIAL_EXIT STAGE_OUT STOPPED RESV_DEL_HOLD".split()
 )
-# What SLURM calls a wait that ends with somebody's help alone begins so, spaces left out.
-_STUCK = (
-    *("Partition", "ReqNodeNotAvail", "Nodesrequiredforjobare", "BadConstraints", "NodeDown", "JobHeld", "Invalid"),
-    *("Assoc", "QOS", "Max", "Account", "DependencyNeverSatisfied", "JobLaunchFailure", "launchfailed"),
-    *("jobrequeuedinheldstate", "ReservationDeleted", "DeadLine", "Prolog", "BadConstraint"),
+# What SLURM calls a wait that ends with somebody's help alone, spaces left out. A limit on how many jobs may run at
+# once is none: it ends when others do.
+_STUCK = re.compile(
+    r"Partition(Down|Inactive|TimeLimit|NodeLimit|Config)|ReqNodeNotAvail,UnavailableNodes|BadConstraint|NodeDown|JobHeld"
+    r"|Invalid|DependencyNeverSatisfied|JobLaunchFailure|launchfailed|jobrequeuedinheldstate|ReservationDeleted|DeadLine"
+    r"|(Assoc|QOS|Max|Account)\w*(PerJob|Wall|Minutes|MemPer|NotAllowed|Min(GRES|CPU|Node|Memory))|QOSMin|AccountNotAllowed"
 )
 
 
@@ -38,7 +40,7 @@ class QueuedJob:
     @property
     def is_stuck(self) -> bool:
         """Whether it waits for what does not come by itself."""
-        return self.state == "PENDING" and self.reason.replace(" ", "").startswith(_STUCK)
+        return self.state == "PENDING" and _STUCK.match(self.reason.replace(" ", "")) is not None
 
     @property
     def is_unexplained(self) -> bool:

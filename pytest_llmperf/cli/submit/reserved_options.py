@@ -27,7 +27,11 @@ SBATCH: Mapping[str, str] = {
     **dict.fromkeys(("--nodes", "--ntasks", "--ntasks-per-node"), "which follow from [suite] gpus and gpus_per_node"),
     **dict.fromkeys(("--output", "--error", "--open-mode"), "since logs lie in the folder of [suite] results"),
     **dict.fromkeys(("--requeue", "--no-requeue"), _STARTS),
-    **dict.fromkeys(("--signal", "--parsable"), _SUBMIT),
+    **dict.fromkeys(("--signal", "--parsable", "--dependency", "--input"), _SUBMIT),
+    **dict.fromkeys(
+        ("--gpus", "--gpus-per-node", "--ntasks-per-gpu"), "which follow from [suite] gpus; see [sbatch] gres"
+    ),
+    "--hold": "with which no night begins",
     "--wait": "say it as llmperf submit --wait",
     **dict.fromkeys(("--wrap", "--test-only", "--help", "--usage", "--version"), _NOT_SUBMITTED),
 }

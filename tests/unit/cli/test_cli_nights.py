@@ -67,8 +67,7 @@ class TestSubmit:
         "reason",
         [
             *("PartitionDown", "PartitionNodeLimit", "ReqNodeNotAvail, UnavailableNodes:n[1-3]", "BadConstraints"),
-            *("QOSMaxJobsPerUserLimit", "AssocGrpGRES", "JobHeldAdmin", "InvalidAccount"),
-            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            *("QOSMaxWallDurationPerJobLimit", "AssocGrpCPUMinutesLimit", "JobHeldAdmin", "InvalidAccount"),
         ],
     )
     def test_a_job_that_waits_for_help_is_told(self, capsys: pytest.CaptureFixture[str], reason: str) -> None:
@@ -79,7 +78,15 @@ class TestSubmit:
         assert line in noted()
         assert line in mailed()
 
-    @pytest.mark.parametrize("state", ["RUNNING|None", "PENDING|Resources", "PENDING|Priority", "PENDING|BeginTime"])
+    @pytest.mark.parametrize(
+        "state",
+        [
+            *("RUNNING|None", "PENDING|Resources", "PENDING|Priority", "PENDING|BeginTime", "PENDING|Prolog"),
+            *("PENDING|QOSMaxJobsPerUserLimit", "PENDING|AssocMaxJobsLimit", "PENDING|JobArrayTaskLimit"),
+            "PENDING|ReqNodeNotAvail, May be reserved for other job",
+            "PENDING|Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+        ],
+    )
     def test_a_job_that_waits_for_its_turn_is_shown(self, capsys: pytest.CaptureFixture[str], state: str) -> None:
         queue(f"1|{state}")
         assert submit() == 0

@@ -104,3 +104,36 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_environment")
 def test_a_secret_of_this_environment_is_found_wherever_it_is_quoted() -> None:
     assert without_secrets("login 0123456789abcdef by /tmp/agent.sock") == f"login {SET} by /tmp/agent.sock"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("HTTPS_PROXY is bob:hunter22@proxy:3128", "HTTPS_PROXY is bob:<set>@proxy:3128"),
+        ("AccountKey=abcdef0123456789==", "AccountKey=<set>"),
+        ("Authorization: token 0123456789abcdef", "Authorization: token <set>"),
+        ("PASS: tests/x ok; KEY: model.norm missing", "PASS: tests/x ok; KEY: model.norm missing"),
+        ('{"API_KEY": "abc"}', '{"API_KEY": <set>}'),
+        ("RuntimeError: PGPASSWORD=hunter2", "RuntimeError: PGPASSWORD=<set>"),
+        ("at 12:30@node rank0:3", "at 12:30@node rank0:3"),
+    ],
+)
+def test_other_forms_of_secrets_and_words_that_are_none(text: str, told: str) -> None:
+    assert without_secrets(text) == told
+
+
+def test_secrets_of_the_environment_are_found_as_they_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pem = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\nAQEFAASCBKcwggSjAgEAAoIB\n-----END KEY-----"
+    for name, value in {
+        "AWS_SECRET_ACCESS_KEY": "/wJalrXUtnFEMI/K7MDENG",
+        "PGPASSWORD": "correcthorse",
+        "TLS_KEY": pem,
+    }.items():
+        monkeypatch.setenv(name, value)
+    redaction._values.cache_clear()
+    try:
+        text = f"key /wJalrXUtnFEMI/K7MDENG, pass correcthorse, {pem!r}, AQEFAASCBKcwggSjAgEAAoIB"
+        assert without_secrets(text) == "key <set>, pass <set>, '<set>', <set>"
+    finally:
+        monkeypatch.undo()
+        redaction._values.cache_clear()
