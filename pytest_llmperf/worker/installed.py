@@ -67,14 +67,18 @@ def _patched(distribution: metadata.Distribution, files: set[str]) -> Iterator[t
 
 
 @cache
-def known() -> Mapping[str, list[str]]:
-    """The distributions that have each package: all that is installed is looked at, once for all forks of a process."""
-    return metadata.packages_distributions()
+def known() -> tuple[Mapping[str, list[str]], Mapping[str, metadata.Distribution]]:
+    """The names of the distributions that have each package, and the distributions by name.
+
+    All that is installed is looked at: a second where hundreds are, once for all forks of a process.
+    """
+    first = reversed(list(metadata.distributions()))  # the first on the path counts
+    return metadata.packages_distributions(), {each.metadata["Name"]: each for each in first}
 
 
 @cache
 def _imported_distributions() -> tuple[metadata.Distribution, ...]:
     """Looked for once, at a rank's end."""
+    packages, distributions = known()
     tops = {name.partition(".")[0] for name in list(sys.modules)}
-    names = sorted({name for top in tops for name in known().get(top, ())})
-    return tuple(map(metadata.distribution, names))
+    return tuple(distributions[name] for name in sorted({name for top in tops for name in packages.get(top, ())}))
