@@ -63,9 +63,8 @@ def _crept(baseline: Baseline, check: Check, launches: Sequence[Launch], noise: 
     was, now = in_sentence(level.mean, check.unit), in_sentence(check.value, check.unit)
     whose = f"{was} of {first.recorded_at[:10]}" + f" (mean of {size} acceptances)" * (size > 1)
     since = " since the last reason" if since_reason(baseline.history)[0].reason else ""
-    return (
-        f"creep: {check.metric} {now} is {percent(check.value / level.mean - 1)} from the best accepted{since}, {whose}"
-    )
+    change = percent(check.value / level.mean - 1 if level.mean else None)
+    return f"creep: {check.metric} {now} is {change} from the best accepted{since}, {whose}"
 
 
 def _figures(baseline: Baseline, check: Check, launches: Sequence[Launch]) -> Iterator[tuple[Accepted, float]]:
@@ -134,4 +133,6 @@ def _allowed(check: Check, level: float) -> float:
     metric = METRICS.get(check.metric) or PHASES.get(check.metric)
     if check.higher_is_better:
         return level * tolerance / (1 + tolerance)
-    return max(level * tolerance, metric.slack if metric else 0.0)
+    # Of a metric without a row its own limit says what is next to nothing.
+    slack = metric.slack if metric else (check.limit or 0.0) - (check.baseline or 0.0)
+    return max(level * tolerance, slack)

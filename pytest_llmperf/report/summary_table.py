@@ -174,7 +174,7 @@ def _totals(results: Sequence[CaseResult], spent: Spent, glyphs: Glyphs) -> str:
     ordered = [*reversed(VERDICTS), *sorted(set(verdicts) - set(VERDICTS))]
     counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ordered if verdict in verdicts]
     if len(verdicts) < len(results):
-        counts[-1] += f" ({len(results)} tests of {len(verdicts)} cases)"
+        counts[-1] += f" ({len(results)} tests of {len(verdicts)} case{'s' * (len(verdicts) != 1)})"
     return f" {glyphs.dot} ".join(filter(None, [", ".join(counts), time_line(spent)]))
 
 

@@ -231,7 +231,9 @@ class TestShared:
         result = project.run("--update-baselines", "--perf-json", "out.json")
         result.assert_outcomes(passed=2)
         assert len(project.launches) == 1
-        result.stdout.fnmatch_lines(["*its launches are those of test_mine.py::test_one", "2 new * in 1 launch"])
+        result.stdout.fnmatch_lines(
+            ["*its launches are those of test_mine.py::test_one", "1 new (2 tests of 1 case) * in 1 launch"]
+        )
         project.fake(step_seconds=10.0)
         project.run().assert_outcomes(failed=2)
         assert len(project.launches) == 1 + 2  # an alarm needs two
@@ -265,7 +267,10 @@ class TestShared:
         assert len(project.launches) == 1 + 1 + 1
         # The one that both tests have is counted once.
         result.stdout.fnmatch_lines(
-            ["*: 1 of its 2 launches made by test_mine.py::test_one", "1 pass, 1 regressed * 20* s in 2 launches*"]
+            [
+                "*: 1 of its 2 launches made by test_mine.py::test_one",
+                "1 regressed (2 tests of 1 case) * 20* s in 2 launches*",
+            ]
         )
         cases = json.loads((project.path / "out.json").read_text())["results"]
         assert [case.get("shared_launches", 0) for case in cases] == [0, 1]

@@ -83,7 +83,7 @@ def test_each_test_runs_at_the_width_of_its_widest_spec_and_the_night_names_what
         f"not judged: test_mine.py::test_figures (llama-tiny-bf16-sdpa-seq64-mbs5-gpus2): {late}",
         f"not judged: test_mine.py::test_three: {three}; add 3 to [suite] gpus, or to without",
     ]
-    assert found.notes == ("judged nothing: test_mine.py::test_not_today: skipped, or it asked for nothing",)
+    assert found.notes == ("judged nothing: test_mine.py::test_not_today: not today",)
 
 
 def test_without_a_plan_the_first_spec_decides(night: Project) -> None:

@@ -17,6 +17,7 @@ from pytest_llmperf.judge.phase_checks import phase_checks
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import Check
 from pytest_llmperf.spec.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import accept
@@ -149,3 +150,20 @@ class TestNoise:
             baseline = refreshed(baseline, on("a", reserved_bytes=round(2**30 * size)), day=day)
         assert baseline is not None
         assert judged(baseline, on("a", reserved_bytes=round(2**30 * 1.0075)))[1] == ()
+
+
+def test_what_steps_leave_behind_and_its_limit_lets_through_is_no_creep() -> None:
+    baseline = after_a_gain()
+    entries = tuple(replace(each, metrics={**each.metrics, "allocated_growth_bytes": 0.0}) for each in baseline.history)
+    check = Check(
+        metric="allocated_growth_bytes",
+        value=106.7,
+        unit="bytes",
+        baseline=0.0,
+        limit=65536,
+        tolerance=0.1,
+        verdict="pass",
+    )
+    stored = replace(baseline, history=entries)
+    assert creep(stored, [check], on("a"), POLICY.noise) == ()
+    assert "is - from the best accepted" in creep(stored, [replace(check, value=7e4)], on("a"), POLICY.noise)[0]
