@@ -346,6 +346,12 @@ class TestUnusedSettings:
         assert "num_nextn_predict_layers" in lines[-1]
         assert "hidden_layers_extra" not in lines[-1]
 
+    def test_how_text_is_generated_is_no_work(self) -> None:
+        config = dict(models.resolve("llama-tiny").config)
+        older = {"temperature": 0.6, "cache_implementation": "hybrid", "task_specific_params": {"a": {"max_length": 9}}}
+        assert unused_settings({**config, **older}, on_meta(config)) == []
+        assert "use_mtp" in unused_settings({**config, **older, "use_mtp": True}, on_meta(config))[0]
+
     @pytest.mark.parametrize("name", [path.stem for path in Path(models.__file__).parent.glob("configs/*-tiny.json")])
     def test_a_built_in_model_uses_all_of_its_own(self, name: str) -> None:
         config = dict(models.resolve(name).config)
