@@ -76,5 +76,10 @@ def known() -> Mapping[str, list[str]]:
 def _imported_distributions() -> tuple[metadata.Distribution, ...]:
     """Looked for once, at a rank's end."""
     tops = {name.partition(".")[0] for name in list(sys.modules)}
-    names = sorted({name for top in tops for name in known().get(top, ())})
-    return tuple(map(metadata.distribution, names))
+    # An installation that was broken off has files and no name; it hides no other.
+    names = sorted({name for top in tops for name in known().get(top, ()) if name})
+    found: list[metadata.Distribution] = []
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            found.append(metadata.distribution(name))
+    return tuple(found)

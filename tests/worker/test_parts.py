@@ -401,6 +401,10 @@ def test_a_file_that_is_not_as_it_was_installed_is_told(tmp_path: Path, monkeypa
     (about / "RECORD").write_text("fast_thing.py,sha256=another,6\n")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setitem(sys.modules, "fast_thing", SimpleNamespace(__file__=str(site / "fast_thing.py")))
+    broken = site / "broken_off-1.0.dist-info"  # files, and no name
+    broken.mkdir()
+    (broken / "RECORD").write_text("broken_off.py,,\n")
+    monkeypatch.setitem(sys.modules, "broken_off", ModuleType("broken_off"))
     installed.known.cache_clear()
     installed._imported_distributions.cache_clear()
     assert installed.loaded()["fast-thing"] == "1.2"
