@@ -68,7 +68,8 @@ def replaced_line(result: CaseResult, former: Baseline) -> str:
     """Why ``result`` was not recorded."""
     return (
         f"{result.nodeid}: {result.id} is not recorded: it replaces {former.id} of the same test "
-        f'({_figures(former, result.checks)}); accept it with --perf-reason "why"'
+        f'({_figures(former, result.checks)}); accept it with --perf-reason "why"; '
+        "remove what is left over with --update-baselines=prune"
     )
 
 

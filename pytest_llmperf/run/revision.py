@@ -11,7 +11,7 @@ from typing import Any
 _SECONDS = 20
 
 # ``https://user:token@host/a/b.git`` and ``git@host:a/b`` are one.
-_REMOTE = re.compile(r"(?:\w+://)?(?:[^/@]*@)?([^?#]*?)(?:\.git)?/?(?:[?#].*)?$")
+_REMOTE = re.compile(r"(?:\w+://)?(?:[^/]*@)?([^?#]*?)(?:\.git)?/?(?:[?#].*)?$")
 
 _SOURCES = frozenset({".py", ".pyx", ".c", ".cpp", ".cu", ".cuh", ".h", ".toml", ".cfg"})
 

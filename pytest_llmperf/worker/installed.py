@@ -81,4 +81,6 @@ def _imported_distributions() -> tuple[metadata.Distribution, ...]:
     """Looked for once, at a rank's end."""
     packages, distributions = known()
     tops = {name.partition(".")[0] for name in list(sys.modules)}
-    return tuple(distributions[name] for name in sorted({name for top in tops for name in packages.get(top, ())}))
+    # An installation that was broken off has files and no name; it hides no other.
+    names = sorted({name for top in tops for name in packages.get(top, ()) if name in distributions})
+    return tuple(distributions[name] for name in names if name)

@@ -13,13 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from pytest_llmperf.worker.setup import NOT_WORK
 
 # Told by themselves, or about how a file is stored and read.
 _TOLD_APART = frozenset({"architectures", "auto_map", "quantization_config", "model_type", "text_config"})
 _OF_THE_FILE = NOT_WORK | {"torch_dtype", "dtype", "use_cache", "initializer_range", "attn_implementation"}
+
+# Older files say how text is generated, and for which tasks; layers for further tokens and experts are work.
+_OF_GENERATING = {*GenerationConfig().to_dict()} - {"use_mtp", "top_k"}
+_NOT_OF_A_STEP = _TOLD_APART | _OF_THE_FILE | _OF_GENERATING | {"task_specific_params", "tokenizer_class", "prefix"}
 
 _OF_OTHERS = ("_token_id", "_token_index", "_config")
 
@@ -63,7 +67,7 @@ def _unused(config: Mapping[str, Any], model: PreTrainedModel) -> Iterator[str]:
     words, own = _words(model), _source(kind.__module__)
     for name, value in settings.items():
         # Of what is off, empty or another part's nothing is asked.
-        if not value or name in _TOLD_APART | _OF_THE_FILE or name.endswith(_OF_OTHERS):
+        if not value or name in _NOT_OF_A_STEP or name.endswith(_OF_OTHERS):
             continue
         names = {name, kind.attribute_map.get(name, name)} | {k for k, v in kind.attribute_map.items() if v == name}
         # Layers that predict further tokens are spoken of where text is generated; who has some names them so.

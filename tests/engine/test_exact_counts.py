@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.tracing.exact_counts import count_checks
+from pytest_llmperf.judge.tracing.exact_counts import count_checks, trace_notes
 from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import merged
@@ -164,6 +164,28 @@ def test_kernels_that_were_chosen_by_timing_them_gate_nothing(recorded: Engine) 
     evidence = {"torch_compile_mode": "max-autotune"}
     recorded.fake(trace=with_(kernel={"norm": 43}), evidence=evidence)
     assert recorded.check().result.check("kernels_per_step").verdict is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("variables", "evidence", "is_timed"),
+    [
+        ({}, {"compiled_graphs": 1}, False),
+        ({"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}, {"compiled_graphs": 1}, True),
+        ({"TORCHINDUCTOR_MAX_AUTOTUNE_GEMM": "1"}, {"compiled_graphs": 0}, False),
+        ({}, {"device_type": "cuda", "setup": {"torch": {"cudnn_benchmark": True}}}, True),
+    ],
+)
+def test_an_environment_that_times_kernels_gates_no_names_of_them(
+    recorded: Engine, variables: dict[str, str], evidence: dict[str, Any], is_timed: bool
+) -> None:
+    then = recorded.check().result.launches[-1]
+    recorded.fake(trace={**KERNELS, "kernel": {"gemm_b": 200, "norm": 33}})
+    now, stored = recorded.check().result.launches[-1], StoredTrace.of([then])
+    around = replace(now.environment, variables=variables)
+    launch = replace(now, environment=around, evidence={**now.evidence, **evidence})
+    (check,) = [each for each in count_checks([launch], stored) if each.metric == "kernels_per_step"]
+    assert check.verdict == ("pass" if is_timed else "changed")
+    assert any("this environment chose by time" in note for note in trace_notes([launch], stored)) is is_timed
 
 
 def test_a_baseline_of_before_traces_gates_no_count(engine: Engine) -> None:

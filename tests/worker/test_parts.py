@@ -346,6 +346,12 @@ class TestUnusedSettings:
         assert "num_nextn_predict_layers" in lines[-1]
         assert "hidden_layers_extra" not in lines[-1]
 
+    def test_how_text_is_generated_is_no_work(self) -> None:
+        config = dict(models.resolve("llama-tiny").config)
+        older = {"temperature": 0.6, "cache_implementation": "hybrid", "task_specific_params": {"a": {"max_length": 9}}}
+        assert unused_settings({**config, **older}, on_meta(config)) == []
+        assert "use_mtp" in unused_settings({**config, **older, "use_mtp": True}, on_meta(config))[0]
+
     @pytest.mark.parametrize("name", [path.stem for path in Path(models.__file__).parent.glob("configs/*-tiny.json")])
     def test_a_built_in_model_uses_all_of_its_own(self, name: str) -> None:
         config = dict(models.resolve(name).config)
@@ -395,6 +401,10 @@ def test_a_file_that_is_not_as_it_was_installed_is_told(tmp_path: Path, monkeypa
     (about / "RECORD").write_text("fast_thing.py,sha256=another,6\n")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setitem(sys.modules, "fast_thing", SimpleNamespace(__file__=str(site / "fast_thing.py")))
+    broken = site / "broken_off-1.0.dist-info"  # files, and no name
+    broken.mkdir()
+    (broken / "RECORD").write_text("broken_off.py,,\n")
+    monkeypatch.setitem(sys.modules, "broken_off", ModuleType("broken_off"))
     installed.known.cache_clear()
     installed._imported_distributions.cache_clear()
     assert installed.loaded()["fast-thing"] == "1.2"

@@ -98,7 +98,7 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
             upgraded = partial(_upgraded, launch, newest)
             if topic == "setup.functions":
                 # No upgrade of the stack explains that a kernel package is gone.
-                is_explained = {value, seen[-1]} <= _OF_THE_STACK and any(map(upgraded, _STACK))
+                is_explained = {value, seen[-1]} <= _OF_THE_STACK | {"false"} and any(map(upgraded, _STACK))
             else:
                 is_explained = _is_explained(topic, name, value, came_or_went, upgraded)
             if not is_explained:

@@ -77,15 +77,14 @@ def first_loss_checks(
 
 def _named_ratio(ratio: float, accumulation: int, ranks: int) -> str:
     """What ``ratio`` is, where a loss that is divided or summed once too often has it."""
-    names = {
-        "gradient_accumulation_steps": accumulation,
-        "the number of ranks": ranks,
-        "gradient_accumulation_steps times ranks": accumulation * ranks,
-    }
-    for name, number in names.items():
+    names = {"gradient_accumulation_steps": accumulation, "the number of ranks": ranks}
+    if min(names.values()) > 1:
+        names["gradient_accumulation_steps times ranks"] = accumulation * ranks
+    for number in sorted(set(names.values())):
         for factor, words in ((float(number), f"{number} times"), (1 / number, f"1/{number} of")):
             if number > 1 and abs(ratio / factor - 1) <= _LOST:
-                return f"{words} the baseline's: {number} is {name}, the loss is normalised otherwise"
+                those = " and also ".join(name for name, each in names.items() if each == number)
+                return f"{words} the baseline's: {number} is {those}, the loss is normalised otherwise"
     return ""
 
 

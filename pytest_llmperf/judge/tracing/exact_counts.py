@@ -44,7 +44,7 @@ def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tupl
         # Of launches that differ, which should not be, the mildest.
         value = min(counts, key=lambda count: abs(count - baseline))
         verdict = _verdict(name, counts, baseline)
-        if verdict == "pass" and _has_other_names(name, launches, gate):
+        if verdict == "pass" and not _is_timed(launches[-1]) and _has_other_names(name, launches, gate):
             verdict = "changed"
         found.append(
             Check(
@@ -81,15 +81,25 @@ def trace_notes(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple
         ]
         if moved:
             notes.append(f"a step has {', '.join(moved)} with other versions ({', '.join(others[:_MOST_NAMES])})")
-    elif _is_tuned(launches[-1]) and then.counts != now.counts:
+    elif _is_timed(launches[-1]) and then.counts != now.counts:
         gone, come = _moved(then.counts, now.counts)
-        notes.append(f"not the same kernels, which max-autotune chose by time: {_some(gone)} -> {_some(come)}")
+        chosen = "max-autotune" if _is_tuned(launches[-1]) else "this environment"
+        notes.append(f"not the same kernels, which {chosen} chose by time: {_some(gone)} -> {_some(come)}")
     return tuple(notes)
 
 
 def _is_tuned(launch: Launch) -> bool:
     """Whether its kernels were chosen by timing them: nearly tied ones change from process to process."""
     return str(launch.evidence.get("torch_compile_mode", "")).startswith("max-autotune")
+
+
+def _is_timed(launch: Launch) -> bool:
+    """The same, and where the user's environment asks for it: of the kernels' names nothing is expected."""
+    variables, torch = launch.environment.variables, launch.evidence.get("setup", {}).get("torch", {})
+    asks = any(variables.get(f"TORCHINDUCTOR_MAX_AUTOTUNE{which}", "0") == "1" for which in ("", "_GEMM"))
+    is_compiled = bool(launch.evidence.get("compiled_graphs"))
+    is_on_gpu = launch.evidence.get("device_type") == "cuda"
+    return _is_tuned(launch) or (asks and is_compiled) or (is_on_gpu and torch.get("cudnn_benchmark") is True)
 
 
 def _applies(name: str, newest: StoredTrace) -> bool:

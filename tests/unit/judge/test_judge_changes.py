@@ -67,6 +67,9 @@ class TestEvidence:
             ({"f": "fla"}, {}, True),
             ({"f": "transformers"}, {}, False),
             ({"f": "none"}, {"f": "transformers"}, False),
+            ({"f": "false", "g": "none"}, {"g": "none"}, False),
+            ({"g": "none"}, {"f": "false", "g": "none"}, False),
+            ({"f": "true"}, {"f": "false"}, True),
         ],
     )
     def test_an_upgrade_explains_no_lost_kernel_package(
@@ -251,6 +254,13 @@ class TestLosses:
         assert [check.verdict for check in checks] == ["regressed"] * fails
         if factor in (2.0, 0.5):
             assert "gradient_accumulation_steps" in checks[0].detail
+
+    def test_a_ratio_that_accumulation_and_ranks_share_names_both(self) -> None:
+        two = launch(losses=(12.4,))
+        two = replace(two, ranks=(two.ranks[0], replace(two.ranks[0], rank=1)))
+        told = [first_loss_checks([now], [launch(losses=(6.2,))], 2)[0].detail for now in (launch(losses=(12.4,)), two)]
+        assert "2 is gradient_accumulation_steps, the loss" in told[0]
+        assert "2 is gradient_accumulation_steps and also the number of ranks, the loss" in told[1]
 
     def test_a_first_loss_of_other_data_or_hardware_is_not_held(self) -> None:
         then, now = launch(losses=(6.2,)), launch(losses=(12.4,), setup={"samples": "shuffled"})

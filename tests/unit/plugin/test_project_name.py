@@ -15,6 +15,7 @@ from pytest_llmperf.run.revision import project_of
     [
         "https://host/a/b.git",
         "https://user:secret@host/a/b.git",
+        "https://user:sec@ret@host/a/b.git",
         "git@host:a/b.git",
         "ssh://git@host/a/b/",
         "https://host/a/b.git?token=secret",
