@@ -73,7 +73,7 @@ def known() -> tuple[Mapping[str, list[str]], Mapping[str, metadata.Distribution
     All that is installed is looked at: a second where hundreds are, once for all forks of a process.
     """
     first = reversed(list(metadata.distributions()))  # the first on the path counts
-    return metadata.packages_distributions(), {each.metadata["Name"]: each for each in first}
+    return metadata.packages_distributions(), {name: each for each in first if (name := each.metadata["Name"])}
 
 
 @cache
@@ -83,4 +83,4 @@ def _imported_distributions() -> tuple[metadata.Distribution, ...]:
     tops = {name.partition(".")[0] for name in list(sys.modules)}
     # An installation that was broken off has files and no name; it hides no other.
     names = sorted({name for top in tops for name in packages.get(top, ()) if name in distributions})
-    return tuple(distributions[name] for name in names if name)
+    return tuple(distributions[name] for name in names)
