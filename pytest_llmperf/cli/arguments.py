@@ -26,9 +26,6 @@ _COMMANDS = {
         "what is stored, as the chapter's tables: beside the published figures, with the gain of each rung; "
         "and runs, as a page"
     ),
-    "predict": _Command(
-        "the throughput at numbers of GPUs that were not measured, from those that were, with its uncertainty"
-    ),
     "check": _Command("launch specs until they are decided against their baselines, as pytest does, without pytest"),
     "tune": _Command(
         "the fastest configuration of a model that fits here: searched, compared in turns, shown to be sound"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.cli.command_error import CommandError
+from pytest_llmperf.cli.removed import refusal
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.report.text import fold, glyphs_of, leaving, one_line
@@ -87,6 +88,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     Where a command keeps such words under another name than ``specs``, ``later_words`` is that name.
     """
     parser = arguments_parser()
+    if gone := refusal(sys.argv[1:] if argv is None else argv):
+        parser.error(gone)
     arguments, rest = parser.parse_known_args(argv)
     name = getattr(arguments, "later_words", "specs")
     if rest and hasattr(arguments, name) and not any(word.startswith("-") for word in rest):

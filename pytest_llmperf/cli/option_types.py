@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.quantities import argument
-
-# No machine of today has more, and a slip of the finger should say so.
-_WIDEST = 1_000_000
-_width = partial(quantities.whole, least=1, most=_WIDEST)
 
 count = argument(quantities.count, "a whole number of at least 1")
 amount = argument(quantities.positive, "a number above 0")
@@ -18,7 +13,6 @@ duration = argument(quantities.duration_hours, "a time above 0, e.g. 24h, 2d, 1d
 tokens = argument(quantities.tokens, "a number of tokens, e.g. 1e9, 300B or 1.5T")
 mail = argument(quantities.mail, "an address, or several with commas; none begins with -")
 currency = argument(quantities.currency, "a currency, e.g. EUR")
-width = argument(_width, f"a number of GPUs, 1 to {_WIDEST:,}")
 
 
 def points(text: str) -> dict[int, float]:
@@ -42,12 +36,3 @@ def instants(text: str) -> list[float]:
     if wrong:
         raise argparse.ArgumentTypeError(f"{wrong[0]!r}: expected seconds above 0, e.g. 10,20,35")
     return sorted({seconds for seconds in found.values() if seconds is not None})
-
-
-def widths(text: str) -> list[int]:
-    """``16,32,256``: numbers of GPUs, sorted."""
-    found = {word.strip(): _width(word.strip()) for word in text.split(",")}
-    wrong = [word for word, gpus in found.items() if gpus is None]
-    if wrong:
-        raise argparse.ArgumentTypeError(f"{wrong[0]!r}: expected numbers of GPUs, 1 to {_WIDEST:,}, e.g. 16,32,256")
-    return sorted({gpus for gpus in found.values() if gpus is not None})

@@ -81,9 +81,6 @@ LADDERS = (LLAMA, OPT)
 #: GPUs of tables 15.10 to 15.12.
 WIDTHS = (1, 2, 4, 8, 16, 32)
 
-#: Of MareNostrum 5 ACC.
-GPUS_PER_NODE = 4
-
 
 def _widths(spec: TrainSpec, published: dict[int, Reference]) -> tuple[Rung, ...]:
     return tuple(Rung("15.10", replace(spec, gpus=gpus), published.get(gpus)) for gpus in WIDTHS)

@@ -419,7 +419,7 @@ class TestLargestMicroBatch:
         assert (code, heading) == (0, f"{self.CASE} on nvidia-h200-140gib")
         assert rows[-1].split()[:3] == ["2026-11-21", "39", "1"]
 
-    @pytest.mark.parametrize("command", ["baselines diff {0} {0}", "plan {0}", "predict {0} --gpus 16"])
+    @pytest.mark.parametrize("command", ["baselines diff {0} {0}", "plan {0}"])
     def test_where_launches_are_needed_it_says_so(self, run: Run, command: str) -> None:
         code, _, err = run(command.format(self.CASE))
         assert code == 1

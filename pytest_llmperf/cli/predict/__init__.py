@@ -1,1 +1,0 @@
-"""``llmperf predict``: throughput at numbers of GPUs that were not measured."""
