@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: By a command, or by a command and one of its words; a key's first word is the command.
+_COST = "`llmperf report --tables` has the cost efficiency of widths, and --perf-price the cost of each case"
+
+#: By a command, alone or with its words.
 _REMOVED = {
     "predict": "measure the width instead: pytest --gpus N; `llmperf report --tables` has its efficiency",
+    "report --purpose": _COST,
+    "report --losses": "--perf-json has the loss of each step, and perf_loss_curve holds them against a baseline",
+    "report --samples": "an epoch is ceil(samples / sequences of an optimizer step) steps",
 }
 
 
 def refusal(argv: Sequence[str]) -> str:
     """Why nothing answers to ``argv``, in one line; empty where all of it may still be asked."""
-    command, *words = argv or [""]
-    asked = [command, *(f"{command} {word.partition('=')[0]}" for word in words)]
-    gone = next((name for name in asked if name in _REMOVED), None)
-    return f"{gone!r} was removed: {_REMOVED[gone]}" if gone else ""
+    given = [part for word in argv for part in word.split("=", 1)]
+    for name, instead in _REMOVED.items():
+        command, *words = name.split()
+        if given[:1] == [command] and any(given[at : at + len(words)] == words for at in range(1, len(given) + 1)):
+            return f"{name!r} was removed: {instead}"
+    return ""

@@ -1,15 +1,12 @@
-"""A ladder of optimisations, or of GPU counts: what each rung brings, and how far a training gets. Pure."""
+"""A ladder of optimisations, or of GPU counts: what each rung brings. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.records.result import Reference
 from pytest_llmperf.spec.train_spec import TrainSpec
-
-_HOUR = 3600
 
 
 @dataclass(frozen=True)
@@ -71,36 +68,6 @@ def largest_jump(rungs: Sequence[Rung], found: Sequence[Gain]) -> int | None:
 
 def _ratio(rate: float | None, other: float | None) -> float | None:
     return rate / other if rate and other else None
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How long a training is: so many optimizer steps, or so many hours."""
-
-    samples: int
-    """Sequences of the data set."""
-    steps: int
-    hours: float | None = None
-    """Instead of ``steps``."""
-
-    def steps_of(self, spec: TrainSpec, tokens_per_second_per_gpu: float) -> int:
-        """Whole optimizer steps."""
-        if self.hours is None:
-            return self.steps
-        return math.floor(self.hours * _HOUR / step_seconds(spec, tokens_per_second_per_gpu))
-
-    def seconds_of(self, spec: TrainSpec, tokens_per_second_per_gpu: float) -> float:
-        """How long its steps take."""
-        return self.steps_of(spec, tokens_per_second_per_gpu) * step_seconds(spec, tokens_per_second_per_gpu)
-
-    def epochs_of(self, spec: TrainSpec, tokens_per_second_per_gpu: float) -> float:
-        """How often it sees all samples, as the Trainer counts: the last, smaller batch of an epoch is a step too."""
-        return self.steps_of(spec, tokens_per_second_per_gpu) / math.ceil(self.samples / spec.sequences_per_step)
-
-
-def step_seconds(spec: TrainSpec, tokens_per_second_per_gpu: float) -> float:
-    """One optimizer step at this rate."""
-    return spec.sequences_per_step * spec.sequence_length / (tokens_per_second_per_gpu * spec.gpus)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,15 @@
-"""Tables that leave the terminal: Markdown for people, comma-separated values for programs. Pure."""
+"""Tables that leave the terminal: as Markdown. Pure."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
 
 #: How a table can be asked for.
-FORMATS = ("text", "markdown", "csv")
+FORMATS = ("text", "markdown")
 
 # What Markdown would read as markup, or as the end of a cell. An underscore inside a word is none.
 _MARKUP = re.compile(r"[\\`*<\[\]|~$]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)")
@@ -39,21 +37,3 @@ def escaped(text: str) -> str:
     """``text`` as Markdown that shows it, on one line."""
     line = _MARKUP.sub(r"\\\g<0>", " ".join(one_line(text).split()))
     return _PINGING.sub(rf"\g<0>{_NO_WIDTH}", line)
-
-
-def comma_separated(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Headings, then a line for each of ``rows``, which have the same names; what is absent is empty."""
-    buffer = io.StringIO()
-    # A line end inside a cell would part it from its row: whoever prints these adds the ends.
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(rows[0] if rows else [])
-    writer.writerows([_value(value) for value in row.values()] for row in rows)
-    return buffer.getvalue().splitlines()
-
-
-def _value(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else " ".join(one_line(str(value)).split())

@@ -22,9 +22,6 @@ _BYTES: Mapping[str, int] = {f"{prefix}IB": 1024**power for power, prefix in enu
 _HOURS: Mapping[str, float] = {"d": 24.0, "h": 1.0, "m": 1 / 60}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhm])")
 
-_TOKENS = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE]\+?[0-9]+)?)([kMGBT]?)")
-_MULTIPLES: Mapping[str, float] = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
-
 _LONGEST_CURRENCY = 8
 
 
@@ -105,13 +102,6 @@ def mail(text: str) -> str | None:
     """Addresses as the program mail takes them, or none: one that begins with - would be an option of it."""
     words = text.replace(",", " ").split()
     return text if text.isprintable() and not any(word.startswith("-") for word in words) else None
-
-
-def tokens(text: str) -> float | None:
-    """``1e9``, ``300B``, ``1.5T``: 1 or more."""
-    match = _TOKENS.fullmatch(text.replace(",", "").replace("_", ""))
-    value = float(match[1]) * _MULTIPLES[match[2]] if match else 0.0
-    return value if 1 <= value < math.inf else None
 
 
 def currency(text: str) -> str | None:

@@ -11,10 +11,10 @@ from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.command_error import CaseError
-from pytest_llmperf.cli.plan.memory_pages import Prediction, columns, document, page, predictions, record
+from pytest_llmperf.cli.plan.memory_pages import Prediction, columns, document, page, predictions
 from pytest_llmperf.cli.screen import Screen, table
 from pytest_llmperf.cli.spec_arguments import Named, all_stored, named
-from pytest_llmperf.report.exports import FORMATS, comma_separated, markdown
+from pytest_llmperf.report.exports import FORMATS, markdown
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -42,11 +42,8 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     if arguments.format is None:
         return Answer((line for one in found for line in page(one)), troubles)
     rows = list(found)
-    match arguments.format:
-        case "csv":
-            return Answer(comma_separated([record(one) for one in rows]), troubles, for_programs=True)
-        case "markdown":
-            return Answer(markdown(columns(rows)), troubles, for_programs=True)
+    if arguments.format == "markdown":
+        return Answer(markdown(columns(rows)), troubles, for_programs=True)
     return Answer(table(columns(rows), screen), troubles)
 
 

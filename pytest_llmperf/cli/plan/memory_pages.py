@@ -107,13 +107,6 @@ def document(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def record(prediction: Prediction) -> dict[str, Any]:
-    """The same as one row: its parts have columns of their own."""
-    values = document(prediction)
-    parts, _ = values.pop("parts"), values.pop("notes")
-    return {**values, **{f"{name}_bytes": parts.get(name, 0) for name in memory_formulas.PARTS}}
-
-
 def columns(found: Iterable[Prediction]) -> list[Column]:
     """A line for each: predicted beside measured."""
     rows = list(found)

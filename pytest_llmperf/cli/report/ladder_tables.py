@@ -13,12 +13,11 @@ from pytest_llmperf.cli.report import scaling_tables
 from pytest_llmperf.cli.report.scaling_tables import Scaling
 from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.insight import chapter15
-from pytest_llmperf.insight.ladder import Extent, Gain, Rung, gains, largest_jump, step_before
+from pytest_llmperf.insight.ladder import Gain, Rung, gains, largest_jump, step_before
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.report.exports import comma_separated, escaped, markdown
+from pytest_llmperf.report.exports import escaped, markdown
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats
-from pytest_llmperf.support.units import GIB
 
 _TITLE = "chapter 15"
 
@@ -91,61 +90,34 @@ def _sides(rungs: Sequence[Rung], rates: Sequence[float | None], memory: Sequenc
     return [Side(rate, num_bytes, gain, index == largest) for index, (rate, num_bytes, gain) in both]
 
 
-def text_page(
-    machine: str, found: Sequence[Ladder], extent: Extent | None, screen: Screen, scaled: Sequence[Scaling] = ()
-) -> list[str]:
+def text_page(machine: str, found: Sequence[Ladder], screen: Screen, scaled: Sequence[Scaling] = ()) -> list[str]:
     """For a terminal: one table a model, or two where it is too narrow; and three of several GPUs."""
     lines = [_heading(machine)]
     for ladder in found:
         lines += ["", _subject(ladder)]
-        whole = table(_settings(ladder) + _speed(ladder) + _rest(ladder, extent), Screen(None, screen.glyphs))
+        whole = table(_settings(ladder) + _speed(ladder) + _memory(ladder), Screen(None, screen.glyphs))
         if screen.width is None or max(map(len, whole)) <= screen.width:
             lines += whole
         else:
             lines += [*table([_short(ladder), *_speed(ladder)], screen), ""]
-            lines += table([_short(ladder), *_rest(ladder, extent)], screen)
+            lines += table([_short(ladder), *_memory(ladder)], screen)
         lines += _jumps(ladder)
-    return [*lines, *scaling_tables.text_lines(scaled, screen), "", *_notes(extent, scaled)]
+    return [*lines, *scaling_tables.text_lines(scaled, screen), "", *_notes(scaled)]
 
 
-def markdown_page(
-    machine: str, found: Sequence[Ladder], extent: Extent | None, scaled: Sequence[Scaling] = ()
-) -> list[str]:
+def markdown_page(machine: str, found: Sequence[Ladder], scaled: Sequence[Scaling] = ()) -> list[str]:
     """For a document."""
     lines = [f"## {escaped(_heading(machine))}"]
     for ladder in found:
         lines += ["", f"### {escaped(_subject(ladder))}", ""]
-        lines += markdown(_settings(ladder) + _speed(ladder) + _rest(ladder, extent))
+        lines += markdown(_settings(ladder) + _speed(ladder) + _memory(ladder))
         lines += ["", *(f"- {escaped(line)}" for line in _jumps(ladder))]
     return [
         *lines,
         *scaling_tables.markdown_lines(scaled),
         "",
-        *(f"- {escaped(line)}" for line in _notes(extent, scaled)),
+        *(f"- {escaped(line)}" for line in _notes(scaled)),
     ]
-
-
-def csv_page(machine: str, found: Sequence[Ladder], extent: Extent | None, scaled: Sequence[Scaling] = ()) -> list[str]:
-    """For programs: every rung of every model on a line, in plain numbers."""
-    records = [_record(machine, row, extent) for ladder in found for row in ladder]
-    if scaled:
-        records = [{**record, **scaling_tables.record(None)} for record in records]
-        records += [
-            {**_record(machine, _alone(row), extent), **scaling_tables.record(row, scaling.parallelism)}
-            for scaling in scaled
-            for row in scaling.rows
-        ]
-    return comma_separated(records)
-
-
-def _alone(row: scaling_tables.Row) -> Row:
-    """A width as a rung: there is none before it to gain on."""
-    nothing = Gain(None, None)
-    return Row(
-        row.rung,
-        Side(row.ours.rate, row.ours.memory_bytes, nothing, is_largest_jump=False),
-        Side(row.published.rate, row.published.memory_bytes, nothing, is_largest_jump=False),
-    )
 
 
 def _heading(machine: str) -> str:
@@ -181,39 +153,24 @@ def _short(ladder: Ladder) -> Column:
 
 def _speed(ladder: Ladder) -> list[Column]:
     return [
-        *_pair(ladder, "tokens/s/GPU", lambda _, side: formats.tokens_per_second(side.rate), "OOM"),
-        *_pair(ladder, "speed-up", lambda _, side: _times(side.gain.over_previous)),
-        *_pair(ladder, f"over {ladder[0].rung.number}", lambda _, side: _times(side.gain.over_first)),
+        *_pair(ladder, "tokens/s/GPU", lambda side: formats.tokens_per_second(side.rate), "OOM"),
+        *_pair(ladder, "speed-up", lambda side: _times(side.gain.over_previous)),
+        *_pair(ladder, f"over {ladder[0].rung.number}", lambda side: _times(side.gain.over_first)),
     ]
 
 
-def _rest(ladder: Ladder, extent: Extent | None) -> list[Column]:
-    columns = _pair(ladder, "memory", lambda _, side: formats.memory(side.memory_bytes), "OOM")
-    if extent is not None:
-        columns += _pair(ladder, "epochs", lambda rung, side: _count(_reach(extent.epochs_of, rung, side)))
-        if extent.hours is None:
-            columns += _pair(ladder, "time", lambda rung, side: formats.seconds(_reach(extent.seconds_of, rung, side)))
-    return columns
+def _memory(ladder: Ladder) -> list[Column]:
+    return _pair(ladder, "memory", lambda side: formats.memory(side.memory_bytes), "OOM")
 
 
-def _pair(
-    ladder: Ladder, heading: str, shown: Callable[[Rung, Side], str], failed: str = formats.ABSENT
-) -> list[Column]:
+def _pair(ladder: Ladder, heading: str, shown: Callable[[Side], str], failed: str = formats.ABSENT) -> list[Column]:
     """A column of ours, and the published one; ``failed`` stands where the publication ran out of memory."""
-    published = [failed if row.rung.ran_out_of_memory else shown(row.rung, row.published) for row in ladder]
-    return [Column(heading, [shown(row.rung, row.ours) for row in ladder]), Column("published", published)]
+    published = [failed if row.rung.ran_out_of_memory else shown(row.published) for row in ladder]
+    return [Column(heading, [shown(row.ours) for row in ladder]), Column("published", published)]
 
 
 def _times(ratio: float | None) -> str:
     return formats.ABSENT if ratio is None else f"{ratio:.2f}"
-
-
-def _count(value: float | None) -> str:
-    return formats.ABSENT if value is None else f"{value:,.2f}"
-
-
-def _reach(of: Callable[..., float], rung: Rung, side: Side) -> float | None:
-    return None if side.rate is None else of(rung.spec, side.rate)
 
 
 def _jumps(ladder: Ladder) -> list[str]:
@@ -234,41 +191,5 @@ def _jumps(ladder: Ladder) -> list[str]:
     return [*lines, f"{missing} of {len(ladder)} rungs have no baseline here"] if missing else lines
 
 
-def _notes(extent: Extent | None, scaled: Sequence[Scaling]) -> list[str]:
-    notes = [*chapter15.NOTES, *(scaling_tables.NOTES if scaled else ())]
-    if extent is not None:
-        steps = f"{extent.steps:,} steps" if extent.hours is None else f"{extent.hours:g} hours"
-        notes.append(f"epochs: {steps} over {extent.samples:,} samples; the last, smaller batch of an epoch is a step")
-    return notes
-
-
-def _record(machine: str, row: Row, extent: Extent | None) -> dict[str, object]:
-    spec = row.rung.spec
-    names = ("gpus", "micro_batch_size", "sequence_length", "model_precision", "mixed_precision", "attention", "liger")
-    return {
-        "machine": plain(machine),
-        "model": spec.model,
-        "table": row.rung.number,
-        **{name: getattr(spec, name) for name in (*names, "optimizer", "torch_compile")},
-        **_figures(row.rung, row.ours, extent, ""),
-        **_figures(row.rung, row.published, extent, "published_"),
-        "published_out_of_memory": row.rung.ran_out_of_memory,
-        "source": row.rung.reference.source if row.rung.reference else None,
-        "id": spec.id,
-        "digest": spec.digest,
-    }
-
-
-def _figures(rung: Rung, side: Side, extent: Extent | None, prefix: str) -> dict[str, object]:
-    values: dict[str, object] = {
-        RATE: side.rate,
-        "peak_reserved_gib": None if side.memory_bytes is None else side.memory_bytes / GIB,
-        "speed_up": side.gain.over_previous,
-        "speed_up_over_first": side.gain.over_first,
-        "largest_jump": side.is_largest_jump,
-    }
-    if extent is not None:
-        reached = {"steps": extent.steps_of, "seconds": extent.seconds_of, "epochs": extent.epochs_of}
-        values |= {"samples": extent.samples} if not prefix else {}
-        values |= {name: _reach(of, rung, side) for name, of in reached.items()}
-    return {f"{prefix}{name}": value for name, value in values.items()}
+def _notes(scaled: Sequence[Scaling]) -> list[str]:
+    return [*chapter15.NOTES, *(scaling_tables.NOTES if scaled else ())]

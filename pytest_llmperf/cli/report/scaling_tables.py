@@ -136,23 +136,3 @@ def _pair(rows: Sequence[Row], heading: str, shown: Callable[[Width], str]) -> l
 
 def _times(ratio: float | None) -> str:
     return formats.ABSENT if ratio is None else f"{ratio:.2f}"
-
-
-def record(row: Row | None, parallelism: str | None = None) -> dict[str, object]:
-    """For programs: the columns that a row of several GPUs has of its own, which are empty for any other row."""
-    ours, published = (row.ours, row.published) if row else (None, None)
-    return {
-        "parallelism": None if parallelism is None else plain(parallelism),
-        **_figures(ours, ""),
-        **_figures(published, "published_"),
-    }
-
-
-def _figures(width: Width | None, prefix: str) -> dict[str, object]:
-    values: dict[str, object] = {
-        "tokens_per_second": width and width.tokens_per_second,
-        "speed_up_over_one_gpu": width and width.speed_up,
-        "efficiency": width and width.efficiency,
-        "cost_efficiency": width and width.efficiency,
-    }
-    return {f"{prefix}{name}": value for name, value in values.items()}

@@ -97,10 +97,7 @@ def test_files_of_one_name_are_told_apart(llmperf: Run, tmp_path: Path) -> None:
     [
         (["--html", "p.html"], "--html needs RESULTS: the --perf-json files of the runs"),
         (["a.json", "--tables"], "a.json says nothing to --tables: RESULTS go with --html FILE"),
-        (["a.json", "--html", "p.html", "--tokens", "1B"], "--tokens says nothing to --html"),
-        (["a.json", "--html", "p.html", "--samples", "3"], "--samples says nothing to --html"),
         (["a.json", "--html", "p.html", "--machine", "m"], "--machine says nothing to --html"),
-        (["a.json", "--html", "p.html", "--at", "3"], "--at says nothing to --html"),
     ],
 )
 def test_what_does_not_go_together_is_a_usage_error(

@@ -10,6 +10,9 @@ from pytest_llmperf.cli import main
 @pytest.mark.parametrize(
     ("command", "instead"),
     [
+        ("report --purpose=cheapest --tokens 10B", "'report --purpose' was removed: `llmperf report --tables` has"),
+        ("report --losses a.json --at 10", "'report --losses' was removed: --perf-json has the loss of each step"),
+        ("report --tables --samples 9", "'report --samples' was removed: an epoch is"),
         ("predict llama-tiny --gpus 16", "'predict' was removed: measure the width instead"),
     ],
 )

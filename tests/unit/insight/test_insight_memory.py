@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -205,17 +204,11 @@ class TestCommand:
         assert cells[1:3] == ["3.06 GiB", f"{stored_peak() / GIB:.2f} GiB"]
         assert cells[4] == "nvidia-h200-140gib"
 
-    def test_comma_separated(self, run: Run) -> None:
-        (row,) = csv.DictReader(run(STORED, "--format", "csv")[1].splitlines())
-        assert row["peak_allocated_bytes"] == str(PLAN.peak_allocated_bytes)
-        assert row["measured_peak_allocated_bytes"] == str(stored_peak())
-        assert (row["weights_bytes"], row["buckets_bytes"]) == (str(GIB), "0")
-
     def test_a_table_for_a_terminal(self, run: Run) -> None:
         lines = run("model=llama-tiny", "--format", "text")[1].splitlines()
         assert lines[1].split() == ["llama-tiny-bf16-sdpa-mbs1-gpus1", "3.06", "GiB", "-", "-", "-"]
 
-    @pytest.mark.parametrize("words", [[], ["--stored", STORED], [STORED, "--json", "--format", "csv"]], ids=str)
+    @pytest.mark.parametrize("words", [[], ["--stored", STORED], [STORED, "--json", "--format", "markdown"]], ids=str)
     def test_usage(self, run: Run, words: list[str]) -> None:
         with pytest.raises(SystemExit) as ended:
             run(*words)

@@ -15,7 +15,6 @@ from pytest_llmperf.insight.data_waits import DataWait, data_wait
 from pytest_llmperf.judge.evidence.evidence_checks import contradictions, declarable
 from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.spec.requirements import why_skip
-from pytest_llmperf.spec.same_training import training_of
 from pytest_llmperf.spec.small_spec import small
 from tests.fakes import evidence_of, launch_of, trace_of
 
@@ -30,7 +29,6 @@ def said(spec: TrainSpec, *inactive: str, **seen: Any) -> list[str]:
 def test_an_id_tells_what_is_not_the_default() -> None:
     full = replace(FLY, data_workers=2, data_prefetch=4, data_pinned=False)
     assert full.id == SPEC.id.replace("-gpus1", "-on_the_fly-workers2-prefetch4-unpinned-gpus1")
-    assert training_of(full) == training_of(SPEC)
 
 
 def test_a_small_training_has_no_text_and_nobody_who_fetches() -> None:

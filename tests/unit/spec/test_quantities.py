@@ -17,7 +17,6 @@ from pytest_llmperf.support.quantities import (
     is_positive,
     positive,
     size_bytes,
-    tokens,
     whole,
 )
 
@@ -81,23 +80,9 @@ def test_a_duration_is_hours(text: str, expected: float | None) -> None:
     assert duration_hours(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1e9", 1e9),
-        ("300B", 300e9),
-        ("1.5T", 1.5e12),
-        ("1,000", 1000),
-        *((text, None) for text in ("0", "0.5", "many", "1e999", "5X", "")),
-    ],
-)
-def test_tokens_have_their_letter(text: str, expected: float | None) -> None:
-    assert tokens(text) == expected
-
-
 @given(st.text())
 def test_no_text_breaks_a_reader(text: str) -> None:
-    for read in (positive, whole, size_bytes, duration_hours, tokens):
+    for read in (positive, whole, size_bytes, duration_hours):
         value = read(text)
         assert value is None or value >= 0
 
