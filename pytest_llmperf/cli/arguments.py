@@ -36,7 +36,7 @@ _COMMANDS = {
     "submit": _Command("the nightly job of a cluster file: its cost, then sbatch"),
     "merge": _Command("the --perf-json files of one night as one, and a summary; exit code 1 unless all is green"),
     "nights": _Command("the nights of a folder and where each stands; exit code 1 where a new one is missing"),
-    "export": _Command("--perf-json files as one text for another tool: GitHub, GitLab, Bencher, Prometheus, JUnit"),
+    "export": _Command("--perf-json files as one text for another tool: Markdown, GitLab, Prometheus, JUnit"),
 }
 
 

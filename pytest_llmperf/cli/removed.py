@@ -6,12 +6,18 @@ from collections.abc import Sequence
 
 _COST = "`llmperf report --tables` has the cost efficiency of widths, and --perf-price the cost of each case"
 
+_EVENTS = "read --perf-json, or chart with --perf-history and `llmperf history`"
+_TRACKERS = "it reads pytest-benchmark's file too: pytest --benchmark-json FILE"
+
 #: By a command, alone or with its words.
 _REMOVED = {
     "predict": "measure the width instead: pytest --gpus N; `llmperf report --tables` has its efficiency",
     "report --purpose": _COST,
     "report --losses": "--perf-json has the loss of each step, and perf_loss_curve holds them against a baseline",
     "report --samples": "an epoch is ceil(samples / sequences of an optimizer step) steps",
+    "export --format tensorboard": _EVENTS,
+    "export --format bencher": _TRACKERS,
+    "export --format github-benchmark": _TRACKERS,
 }
 
 

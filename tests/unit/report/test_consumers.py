@@ -15,12 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.judge.policy import METRICS, PHASES
+from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.records.result import VERDICTS
-from pytest_llmperf.report.consumers.bencher import bencher
-from pytest_llmperf.report.consumers.direction import DIRECTIONS
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.github_benchmark import github_benchmark
 from pytest_llmperf.report.consumers.gitlab_metrics import gitlab_metrics
 from pytest_llmperf.report.consumers.junit import junit
 from pytest_llmperf.report.consumers.markdown_page import markdown_page, within
@@ -80,15 +77,6 @@ def test_whatever_names_and_figures_there_are_each_consumer_reads_its_text(found
     assert all(math.isfinite(sample.value) for sample in samples(list(prometheus(told)), "parser"))
     samples(list(gitlab_metrics(told)), "openmetrics.parser")
     ET.fromstring("\n".join(junit(told)).partition("\n")[2])
-    for name, measures in json.loads("\n".join(bencher(told)), parse_constant=pytest.fail).items():
-        assert 0 < len(name.encode()) <= 1024
-        assert all(re.fullmatch("[a-z0-9-]{1,64}", measure) for measure in measures)
-        assert all(set(value) == {"value"} for value in measures.values())
-    for entry in json.loads("\n".join(github_benchmark(told, "bigger")), parse_constant=pytest.fail):
-        assert {name: type(value) for name, value in entry.items()} == {
-            "name": str, "unit": str, "value": float, "extra": str,
-        }  # fmt: skip
-        assert not set("|`\n") & set(entry["name"] + entry["unit"])
     page = markdown_page(told)
     assert all("\n" not in line for line in page)
     rows = [line for line in page if line.startswith("|")]
@@ -125,8 +113,6 @@ def test_a_run_that_was_aborted_says_so_everywhere_that_it_can() -> None:
 
 def test_figures_of_an_invalid_case_enter_no_history() -> None:
     told = run(document(result(verdict="invalid")))
-    assert list(bencher(told)) == ["{}"]
-    assert list(github_benchmark(told, "bigger")) == ["[]"]
     assert not [line for line in prometheus(told) if "tokens" in line]
     assert "100" in markdown_page(told)[-1]
 
@@ -138,39 +124,8 @@ def test_of_a_case_the_last_file_counts_and_in_it_the_worst_verdict() -> None:
 
 def test_two_machines_are_told_apart() -> None:
     told = run(document(result(), kind="a"), document(result(), kind="b"))
-    assert list(json.loads("\n".join(bencher(told)))) == ["case (a)", "case (b)"]
     assert "machine" in markdown_page(told)[2]
     assert len([line for line in prometheus(told) if line.startswith("llmperf_verdict{")]) == 2
-
-
-def test_each_way_of_getting_better_has_its_metrics() -> None:
-    told = run(document(result()))
-    names = {way: [each["name"] for each in json.loads("\n".join(github_benchmark(told, way)))] for way in DIRECTIONS}
-    assert names == {"bigger": ["case: tokens_per_second_per_gpu"], "smaller": ["case: peak_reserved_bytes"]}
-    for name, metric in {**METRICS, **PHASES}.items():
-        if name != "final_loss":
-            assert name in DIRECTIONS["bigger" if metric.higher_is_better else "smaller"]
-
-
-def test_bencher_is_given_no_name_longer_in_bytes_than_its_parser_takes() -> None:
-    names = ["日本" * 300, "🙂" * 300 + "a", "🙂" * 300 + "b", "x" * 1024, "x" * 1025]
-    found = json.loads("\n".join(bencher(run(document(*map(result, names))))))
-    assert len(found) == len(names)
-    assert sorted(len(name.encode()) for name in found)[-2:] == [1024, 1024]
-    assert "x" * 1024 in found
-    assert all("\N{REPLACEMENT CHARACTER}" not in name for name in found)
-
-
-def test_a_metric_that_is_cut_is_still_a_slug() -> None:
-    named = result(metrics={"w" * 54 + "_" + "v" * 40: {"value": 1.0, "unit": "1"}})
-    (measure,) = json.loads("\n".join(bencher(run(document(named)))))["case"]
-    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", measure)
-
-
-def test_a_name_stays_in_its_cell_and_a_count_has_no_unit_where_github_comments() -> None:
-    named = result("a | b `c`", metrics={"graph_breaks": {"value": 2, "unit": "1"}})
-    (entry,) = json.loads("\n".join(github_benchmark(run(document(named)), "smaller")))
-    assert (entry["name"], entry["unit"], entry["value"]) == ("a ¦ b 'c': graph_breaks", "", 2.0)
 
 
 def test_junit_is_what_its_readers_know() -> None:
@@ -219,7 +174,7 @@ def test_a_page_is_cut_at_a_row_and_says_so() -> None:
     assert len(within(page, 2**30).splitlines()) == len(page)
 
 
-FORMATS = ("markdown", "gitlab", "bencher", "github-benchmark", "prometheus", "junit")
+FORMATS = ("markdown", "gitlab", "prometheus", "junit")
 
 
 @pytest.mark.parametrize("name", FORMATS)

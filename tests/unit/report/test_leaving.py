@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.report.consumers.bencher import bencher
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.github_benchmark import github_benchmark
 from pytest_llmperf.report.consumers.gitlab_metrics import gitlab_metrics
 from pytest_llmperf.report.consumers.junit import junit
 from pytest_llmperf.report.consumers.markdown_page import markdown_page
@@ -48,15 +46,11 @@ def test_a_page_and_its_copied_commands_have_none(run: Any) -> None:
     assert _is_harmless(page.replace("\t", " "))
 
 
-@pytest.mark.parametrize("form", [markdown_page, junit, prometheus, gitlab_metrics, bencher])
+@pytest.mark.parametrize("form", [markdown_page, junit, prometheus, gitlab_metrics])
 def test_an_export_has_none(run: Any, form: Any) -> None:
     text = "\n".join(form(ExportedRun.read([run])))
     assert _is_harmless(text)
     assert form is not markdown_page or "@team" not in text
-
-
-def test_a_chart_of_commits_has_none(run: Any) -> None:
-    assert _is_harmless("\n".join(github_benchmark(ExportedRun.read([run]), "bigger")))
 
 
 def test_the_results_file_has_no_secret(run: Any, tmp_path: Any) -> None:
