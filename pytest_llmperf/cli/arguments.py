@@ -18,7 +18,7 @@ class _Command(NamedTuple):
 
 
 _COMMANDS = {
-    "baselines": _Command("stored figures: list, show, history, diff, merge", description=False),
+    "baselines": _Command("stored figures: list, show, history, diff", description=False),
     "explain": _Command("of what a traced step consists, and of what the difference between two does"),
     "history": _Command("what a case took, run by run, and where that changed; without one all, worst first"),
     "plan": _Command("the memory that specs will need, predicted without a GPU"),

@@ -12,6 +12,7 @@ _TRACKERS = "it reads pytest-benchmark's file too: pytest --benchmark-json FILE"
 #: By a command, alone or with its words.
 _REMOVED = {
     "predict": "measure the width instead: pytest --gpus N; `llmperf report --tables` has its efficiency",
+    "baselines merge": "take one side (git checkout --ours or --theirs), and record the case anew",
     "report --purpose": _COST,
     "report --losses": "--perf-json has the loss of each step, and perf_loss_curve holds them against a baseline",
     "report --samples": "an epoch is ceil(samples / sequences of an optimizer step) steps",

@@ -115,9 +115,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
     if not text.strip():
         raise BaselineError(f"{source}: the file is empty, expected a baseline; {WHAT_TO_DO}")
     if _CONFLICT.search(text):
-        raise BaselineError(
-            f"{source}: in a merge conflict; make one of both with llmperf baselines merge, {WHAT_TO_DO}"
-        )
+        raise BaselineError(f"{source}: in a merge conflict; take one side, or {WHAT_TO_DO}")
     try:
         document = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:

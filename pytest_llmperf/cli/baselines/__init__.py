@@ -1,1 +1,1 @@
-"""``llmperf baselines``: what is stored, shown, compared, and two branches' of it united."""
+"""``llmperf baselines``: what is stored, shown and compared."""

@@ -11,7 +11,6 @@ from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.baseline_curves import CurveShelf, is_of_curves, refuse_curves
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored, find, find_any
-from pytest_llmperf.cli.baselines import conflict
 from pytest_llmperf.cli.baselines.curve_page import curve_list_page, curve_page
 from pytest_llmperf.cli.baselines.diff import against_page, diff_page, pairs_of
 from pytest_llmperf.cli.baselines.views import (
@@ -48,11 +47,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")
     one.add_argument("--against", metavar="DIR", type=Path, help="A is this folder's: every case, or the one CASE")
     one.set_defaults(answer=_diff, usage=one.error)
-    text = "what two branches accepted of one case, as one file: git's merge driver, or for a FILE that is in conflict"
-    one = commands.add_parser("merge", help=text, description=text)
-    sides = "a file in conflict, whose sides git has; or %%O %%A %%B, and %%P for its name, of a merge driver"
-    one.add_argument("files", metavar="FILE", type=Path, nargs="+", help=sides)
-    one.set_defaults(answer=_unite, usage=one.error)
 
 
 def _list(arguments: argparse.Namespace, screen: Screen) -> Answer:
@@ -119,13 +113,3 @@ def _against(a: Shelf, b: Shelf, screen: Screen) -> Answer:
         line = f"{a.root}: no case in common with {b.root}, expected the same digests and machines; name two cases"
         return Answer([], [*troubles, line])
     return Answer(against_page(a, b, screen), troubles)
-
-
-def _unite(arguments: argparse.Namespace, _screen: Screen) -> Answer:
-    usage: Callable[[str], NoReturn] = arguments.usage
-    match arguments.files:
-        case [path]:
-            return Answer([conflict.resolve(path)])
-        case [base, ours, theirs, *name] if len(name) <= 1:
-            return Answer([], conflict.drive(base, ours, theirs, str([*name, ours][0])))
-    return usage("expected a FILE in conflict, or BASE OURS THEIRS and at most a name, as a merge driver gets them")

@@ -11,7 +11,6 @@ import pytest
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.baseline_union import united
 from pytest_llmperf.judge.creep import best, creep
 from pytest_llmperf.judge.phase_checks import phase_checks
 from pytest_llmperf.judge.policy import Policy
@@ -114,15 +113,6 @@ class TestSmallSteps:
 
         number, _, said = refused_at(refreshed(None, cold(40)), [cold(55), cold(70), cold(85)])
         assert (number, "creep: imports_seconds" in said) == (3, True)
-
-    def test_what_two_branches_crept_is_held_together(self) -> None:
-        base = refreshed(None, on("a"))
-        ours, theirs = (
-            refreshed(base, on("a", reserved_bytes=round(2**30 * more)), day=day)
-            for more, day in ((1.008, 3), (1.009, 4))
-        )
-        both = united(base, ours, theirs)
-        assert judged(both, on("a", reserved_bytes=round(2**30 * 1.018)))[1]
 
     def test_next_to_nothing_may_double(self) -> None:
         baseline = refreshed(None, on("a", first_step_seconds=0.2))

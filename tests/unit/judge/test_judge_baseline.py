@@ -270,7 +270,7 @@ class TestBrokenFiles:
             (BASELINE.to_json()[:300], "not JSON, perhaps truncated"),
             (
                 "<<<<<<< HEAD\n" + BASELINE.to_json(),
-                "in a merge conflict; make one of both with llmperf baselines merge",
+                "in a merge conflict; take one side, or ",
             ),
             ("[" * 100_000, "not JSON"),
             ("[]", 'no "schema"'),

@@ -15,11 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.baselines.conflict import drive
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.curves.curve_baseline import CurveBaseline, SeedCurve
 from pytest_llmperf.judge.curves.curve_store import CurveStore
-from pytest_llmperf.judge.curves.curve_union import united_curves
 from pytest_llmperf.judge.curves.curve_verdict import judge_curve
 from pytest_llmperf.judge.curves.loss_parts import FEWEST_STEPS, Span, parts_of, spans
 from pytest_llmperf.judge.curves.seed_spread import spreads
@@ -220,24 +218,6 @@ def test_a_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     path.write_text("{")
     assert main(["baselines", "show", str(path)]) == 1
     assert "not JSON, perhaps truncated" in capsys.readouterr().err
-
-
-def test_two_branches_have_the_curves_of_the_one_that_changed_them() -> None:
-    old, new = baseline(), replace(baseline(shifted(STORED, 0.1)), recorded_at="2026-12-01T00:00:00Z")
-    for ours, theirs in ((old, new), (new, old)):
-        assert united_curves(old, ours, theirs) == new
-    assert united_curves(None, old, replace(old, recorded_at="2027")).recorded_at == "2027"
-    for theirs in (baseline(shifted(STORED, 0.2)), replace(old, digest="0")):
-        with pytest.raises(BaselineError, match="take one side"):
-            united_curves(old, new, theirs)
-
-
-def test_the_merge_driver_knows_the_file(tmp_path: Path) -> None:
-    old, new = baseline(), baseline(shifted(STORED, 0.1))
-    for name, one in (("base", old), ("ours", old), ("theirs", new)):
-        (tmp_path / name).write_text(one.to_json(), encoding="utf-8")
-    assert drive(tmp_path / "base", tmp_path / "ours", tmp_path / "theirs", "loss-curves/it.json") == []
-    assert (tmp_path / "ours").read_text() == new.to_json()
 
 
 def test_a_file_of_other_settings_is_not_used(tmp_path: Path) -> None:
