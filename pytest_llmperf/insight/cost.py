@@ -29,11 +29,6 @@ def price_per_million(rate: float, price: float) -> float:
     return _MILLION / tokens_per_price(rate, price)
 
 
-def cost_efficiency(rate: float, rate_of_one: float) -> float:
-    """The chapter's normalised proxy for tokens/s per euro (table 15.12): throughput per GPU against one GPU's."""
-    return rate / rate_of_one
-
-
 def joules_per_token(power_watts: float, tokens_per_second: float) -> float:
     """Of all GPUs together: their power over their rate."""
     return power_watts / tokens_per_second

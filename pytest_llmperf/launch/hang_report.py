@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,7 +17,6 @@ import psutil
 from pytest_llmperf.support.files import write_text
 
 _ANSWER_SECONDS = 5.0
-_SPY_SECONDS = 20.0
 _POLL_SECONDS = 0.1
 
 _FORK_SERVER = "pytest_llmperf.worker.warm.fork_server"
@@ -62,7 +58,6 @@ def ask(folder: Path, torchrun: int, node: str = "") -> None:
             if not (folder / f"stacks-rank-{rank}.txt").stat().st_size:
                 words = {"node": node, "status": process.status()}
                 write_text(folder / f"silent-rank-{rank}.json", json.dumps(words), lasts=False)
-    _spy(folder, ranks)
 
 
 def read(folder: Path) -> Hang | None:
@@ -152,17 +147,3 @@ def _rank_of(process: psutil.Process, folder: Path) -> str | None:
     opened = (Path(file.path) for file in process.open_files())
     own = [path.stem for path in opened if path.parent == folder.resolve() and path.match("stacks-rank-*.txt")]
     return own[0].rpartition("-")[2] if own else None
-
-
-def _spy(folder: Path, ranks: Mapping[str, psutil.Process]) -> None:
-    """The frames of C code too, where py-spy is installed."""
-    spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
-    for rank, process in ranks.items() if spy else ():
-        with suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(
-                [str(spy), "dump", "--native", "--pid", str(process.pid)],
-                capture_output=True,
-                check=False,
-                timeout=_SPY_SECONDS,
-            )
-            (folder / f"py-spy-rank-{rank}.txt").write_bytes(done.stdout or done.stderr)

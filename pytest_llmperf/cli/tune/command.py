@@ -120,12 +120,12 @@ class Tune:
     def lines(self, screen: Screen) -> Iterator[str]:
         """What was found, at its end."""
         try:
-            with Watcher(self.order) as watcher:
-                nodeid = self.test_file.nodeid if self.test_file else NODEID
-                caller = Caller(
-                    context=self.context, terms=CaseTerms(), findings=Findings(), observer=watcher, nodeid=nodeid
-                )
-                tuning = Tuner(caller, self.order, watcher.standing).run()
+            watcher = Watcher(self.order)
+            nodeid = self.test_file.nodeid if self.test_file else NODEID
+            caller = Caller(
+                context=self.context, terms=CaseTerms(), findings=Findings(), observer=watcher, nodeid=nodeid
+            )
+            tuning = Tuner(caller, self.order, watcher.standing).run()
             yield from self._told(tuning, screen)
         except (CaseFailedError, UsageError) as error:
             self.troubles.append(str(error))

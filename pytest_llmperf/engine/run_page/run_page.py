@@ -12,7 +12,7 @@ from pytest_llmperf.engine.run_page.history_charts import history_section
 from pytest_llmperf.engine.run_page.ladder_charts import ladder_section
 from pytest_llmperf.engine.run_page.memory_charts import memory_section
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, items, lines, mapping, number, text
-from pytest_llmperf.engine.run_page.scaling_charts import scaling_sections
+from pytest_llmperf.engine.run_page.scaling_charts import scaling_section
 from pytest_llmperf.engine.run_page.stored_figures import RATE, StoredFigures
 from pytest_llmperf.engine.run_page.time_charts import time_section
 from pytest_llmperf.engine.run_page.trace_charts import trace_section
@@ -72,7 +72,7 @@ def _sections(
     """In the order of the page; one that has nothing to show is not there."""
     found = [
         ladder_section(results, stored),
-        *scaling_sections(results, stored),
+        scaling_section(results, stored),
         change_section(results),
         history_section(histories),
         memory_section(results, stored),

@@ -1,4 +1,4 @@
-"""Scaling: one training on more and more GPUs beside the ideal line, and what that makes of its cost."""
+"""Scaling: one training on more and more GPUs beside the ideal line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pytest_llmperf.engine.run_page.case_name import CaseName
 from pytest_llmperf.engine.run_page.run_document import Result
 from pytest_llmperf.engine.run_page.stored_figures import RATE, StoredFigures, stored_figure
 from pytest_llmperf.insight import chapter15
-from pytest_llmperf.insight.cost import cost_efficiency
 from pytest_llmperf.insight.ladder import Width
 from pytest_llmperf.report.page.page_model import Line, LineChart, Section, Table
 from pytest_llmperf.support import formats
@@ -23,12 +22,6 @@ _PUBLISHED = {
 
 # More are no picture.
 _MOST_SERIES = 6
-
-
-_PROXY = (
-    "Tokens/s per euro against one GPU, every GPU-hour at one price: the chapter's normalised proxy (figure 15.1 and "
-    "table 15.12). Further right is sooner, higher is cheaper."
-)
 
 
 @dataclass(frozen=True)
@@ -50,31 +43,18 @@ class _Series:
         return {gpus: rate for gpus, rate in found.items() if rate is not None}
 
 
-def scaling_sections(results: Sequence[Result], stored: StoredFigures) -> list[Section]:
-    """Scaling, and cost-efficiency of it; none where nothing was measured on several GPUs."""
+def scaling_section(results: Sequence[Result], stored: StoredFigures) -> Section | None:
+    """``None`` where nothing was measured on several GPUs."""
     found = [series for series in _all_series(results, stored) if len(series.rates) > 1 and max(series.rates) > 1]
     if not found:
-        return []
+        return None
     left = len(found) - _MOST_SERIES
     notes = (
         (f"Left out here: {left} more training{'s' * (left > 1)}; their cases are in the table.",) if left > 0 else ()
     )
     # Of most widths first, and of those the chapter's.
     found = sorted(found, key=lambda one: (-len(one.rates), not one.published))[:_MOST_SERIES]
-    return [
-        Section(
-            anchor="scaling",
-            title="Scaling",
-            charts=tuple(chart for one in found for chart in (_speed(one), _share(one))),
-            lines=notes,
-        ),
-        Section(
-            anchor="cost",
-            title="Cost-efficiency",
-            charts=tuple(_cost(one) for one in found if 1 in one.rates),
-            lines=(_PROXY,),
-        ),
-    ]
+    return Section(anchor="scaling", title="Scaling", charts=tuple(map(_speed, found)), lines=notes)
 
 
 def _all_series(results: Sequence[Result], stored: StoredFigures) -> list[_Series]:
@@ -151,66 +131,3 @@ def _table_rows(series: _Series) -> tuple[tuple[str, ...], ...]:
             )
         )
     return tuple(rows)
-
-
-def _share(series: _Series) -> LineChart:
-    def efficiencies(rates: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
-        narrowest = rates[min(rates)]
-        return tuple((float(gpus), rate / narrowest) for gpus, rate in sorted(rates.items()))
-
-    ours, theirs = series.rates, series.published
-    lines = [Line("this run, or else the baseline", "now", efficiencies(ours))]
-    if len(theirs) > 1:
-        lines.append(Line("published", "published", efficiencies(theirs)))
-    wide = max(ours)
-    return LineChart(
-        title=f"{series.name}: efficiency by GPUs",
-        says=f"On {wide} GPUs each does {formats.share(ours[wide] / ours[min(ours)])} of what it does on {min(ours)}.",
-        x_axis="GPUs",
-        y_axis="efficiency",
-        lines=(*lines, Line("ideal", "ideal", tuple((float(gpus), 1.0) for gpus in sorted({*ours, *theirs})))),
-        doubles=True,
-        y_share=True,
-        from_zero=False,
-        table=Table(
-            headings=("GPUs", "efficiency"),
-            rows=tuple((f"{gpus:g}", formats.share(share)) for gpus, share in efficiencies(ours)),
-        ),
-    )
-
-
-def _cost(series: _Series) -> LineChart:
-    """As figure 15.1 has it: throughput to the right, what a GPU-hour buys upwards."""
-
-    def points(rates: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
-        return tuple((rate * gpus, cost_efficiency(rate, rates[1])) for gpus, rate in sorted(rates.items()))
-
-    ours, theirs = series.rates, series.published
-    lines = [Line("this run, or else the baseline", "now", points(ours))]
-    if len(theirs) > 1 and 1 in theirs:
-        lines.append(Line("published", "published", points(theirs)))
-    wide = max(ours)
-    return LineChart(
-        title=f"{series.name}: what a GPU-hour buys",
-        says=f"A GPU-hour of {wide} GPUs buys {cost_efficiency(ours[wide], ours[1]):.2f} of the tokens of one alone.",
-        x_axis="tokens/s of all GPUs",
-        y_axis="cost-efficiency, one GPU = 100 %",
-        lines=tuple(lines),
-        doubles=True,
-        y_share=True,
-        from_zero=False,
-        table=Table(
-            headings=("GPUs", "tokens/s", "cost-efficiency", "published"),
-            rows=tuple(
-                (
-                    str(gpus),
-                    formats.tokens_per_second(rate * gpus),
-                    f"{cost_efficiency(rate, ours[1]):.2f}",
-                    f"{cost_efficiency(theirs[gpus], theirs[1]):.2f}"
-                    if gpus in theirs and 1 in theirs
-                    else formats.ABSENT,
-                )
-                for gpus, rate in ours.items()
-            ),
-        ),
-    )

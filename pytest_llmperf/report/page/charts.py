@@ -19,8 +19,6 @@ _ROW = 40
 _ABOVE, _BELOW = -9, 7
 _BAR = 11
 _LABEL_CHARACTERS = 44
-# A narrower axis would make a cliff of a tenth of a per cent.
-_LEAST_SHARE = 0.9
 # Figures from here on are told by two digits and a letter.
 _LARGE = 10_000
 _THREE_DIGITS = ".3~s"
@@ -284,16 +282,14 @@ def _lines(chart: LineChart) -> _Spec:
     xs = sorted({x for line in chart.lines for x, _ in line.points})
     logarithms = {"type": "log", "base": 2}
     x_axis: _Spec = {"title": chart.x_axis, "grid": False, "labelOverlap": True, **_ticks(chart, xs)}
-    y_axis: _Spec = {"title": chart.y_axis, "tickCount": 5, **({"format": ".0%"} if chart.y_share else {})}
+    y_axis: _Spec = {"title": chart.y_axis, "tickCount": 5}
     y_scale: _Spec = {"zero": chart.from_zero}
     ys = sorted({y for line in chart.lines for _, y in line.points})
-    if chart.doubles and not chart.y_share:
+    if chart.doubles:
         y_scale = {**logarithms, "domain": [min(ys), max(ys)]}
         y_axis |= {"format": ".2~s"}
-    elif not chart.y_share and max(ys, default=0.0) >= _LARGE:
+    elif max(ys, default=0.0) >= _LARGE:
         y_axis |= {"format": _THREE_DIGITS}
-    if chart.y_share:
-        y_scale = {"domain": [min(_LEAST_SHARE, *ys), max(1.0, *ys)], "nice": True}
     roles = [role for role in _ROLES if any(line.role == role for line in chart.lines)]
     return {
         "height": 220,

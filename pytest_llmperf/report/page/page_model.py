@@ -68,8 +68,7 @@ class LineChart(Chart):
     y_axis: str
     lines: tuple[Line, ...]
     doubles: bool = False
-    """Whether each step to the right is twice as much: both axes are logarithms, ``x`` alone where ``y`` is a share."""
-    y_share: bool = False
+    """Whether each step to the right is twice as much: both axes are logarithms."""
     from_zero: bool = True
 
 

@@ -129,15 +129,12 @@ def test_of_a_rung_that_is_invalid_the_baseline_is_shown() -> None:
     assert (bar.value, bar.told, bar.baseline) == (None, "invalid", pytest.approx(rate))
 
 
-def test_scaling_stands_beside_the_ideal_line_and_what_a_gpu_hour_buys(page: Page) -> None:
+def test_scaling_stands_beside_the_ideal_line(page: Page) -> None:
     lines = {line.role: line.points for line in chart(page, "scaling", "throughput").lines}
     assert [gpus for gpus, _ in lines["now"]] == [1, 2, 4, 8]
     one = lines["now"][0][1]
     assert lines["ideal"][3] == (8, pytest.approx(8 * one))
     assert lines["published"][-1] == (32, 32 * 41424)
-    cost = {line.role: line.points for line in chart(page, "cost", "GPU-hour").lines}
-    assert cost["now"][0] == (pytest.approx(one), 1.0)
-    assert cost["published"][-1][1] == pytest.approx(41424 / 48229)
 
 
 def test_the_interval_that_decided_is_drawn_and_told(page: Page) -> None:
@@ -302,7 +299,7 @@ def test_an_older_document_shows_what_it_has() -> None:
             launch.pop("trace")
         result["launches"][0]["a_field_of_later"] = 1
     page = page_of([RunDocument(values)], NOTHING)
-    assert [each.anchor for each in page.sections] == ["scaling", "cost", "changes"]
+    assert [each.anchor for each in page.sections] == ["scaling", "changes"]
     assert page.warnings[0] == "schema None, of an older version: what it does not say is not shown"
     assert page.warnings[1].startswith(f"{len(values['results'])} launches cannot be read and are not shown")
 
