@@ -1,4 +1,4 @@
-"""What a training step needs of a GPU's memory: the prediction's parts, and the chapter's formulas beside it. Pure."""
+"""What a training step needs of a GPU's memory: the prediction's parts. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.spec.models import Geometry
 from pytest_llmperf.spec.train_spec import TrainSpec
 
 #: In the order in which they are told.
@@ -67,21 +66,3 @@ def newest_on_a_gpu(launches: Sequence[Launch]) -> Launch | None:
     """The launch that a prediction can be held against: on the CPU no allocator counts."""
     on_a_gpu = [launch for launch in launches if launch.evidence.get("device_type") == "cuda"]
     return max(on_a_gpu, key=lambda launch: launch.started_at, default=None)
-
-
-def chapter_parameters(geometry: Geometry) -> int:
-    """N = h*v + L*(12*h^2 + 13*h) + 2*h: the seeds' formula, of a GPT with a plain feed-forward block of 4h."""
-    h, layers = geometry.hidden_size, geometry.num_layers
-    return h * geometry.vocabulary_size + layers * (12 * h * h + 13 * h) + 2 * h
-
-
-def chapter_model_bytes(num_parameters: int) -> int:
-    """16 bytes a parameter: 16-bit weights and gradients, fp32 weights and Adam's states (Rajbhandari et al. 2020)."""
-    return 16 * num_parameters
-
-
-def chapter_activation_bytes(geometry: Geometry, spec: TrainSpec) -> int:
-    """s*b*h*L*(34 + 5*a*s/h): 16-bit activations with eager attention (Korthikanti et al. 2022), without the logits."""
-    h, heads, length = geometry.hidden_size, geometry.num_heads, spec.sequence_length
-    per_layer = length * spec.micro_batch_size * h * (34 + 5 * heads * length / h)
-    return round(per_layer * geometry.num_layers)

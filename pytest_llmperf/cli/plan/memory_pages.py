@@ -44,7 +44,7 @@ def _prediction(case: Named, plan: MemoryPlan) -> Prediction:
 
 
 def page(prediction: Prediction) -> list[str]:
-    """What is predicted, part by part, what was measured, and the chapter's formulas beside it."""
+    """What is predicted, part by part, and what was measured."""
     spec, plan = prediction.spec, prediction.plan
     lines = [spec.id, _fact("peak allocated", plan.peak_allocated_bytes, "of each rank's GPU")]
     lines += [
@@ -57,8 +57,7 @@ def page(prediction: Prediction) -> list[str]:
         lines.append(_fact("measured", prediction.launch.peak_allocated_bytes, text))
     elif prediction.machine:
         lines.append(_fact("measured", None, f"on {one_line(prediction.machine)} is no GPU's memory"))
-    lines += [f"  note: {line}" for line in memory_formulas.caveats(spec)]
-    return [*lines, *_chapter(spec)]
+    return [*lines, *(f"  note: {line}" for line in memory_formulas.caveats(spec))]
 
 
 def _fact(name: str, num_bytes: int | None, text: str) -> str:
@@ -75,21 +74,6 @@ def _error(prediction: Prediction) -> str:
         return formats.ABSENT
     text = f"{prediction.plan.error(prediction.launch) * 100:+.2f} %"
     return "0.00 %" if text in ("+0.00 %", "-0.00 %") else text  # neither sign is true of what rounds to nothing
-
-
-def _chapter(spec: TrainSpec) -> list[str]:
-    geometry = spec.architecture.geometry
-    if geometry is None:
-        return []
-    num_parameters = memory_formulas.chapter_parameters(geometry)
-    states = formats.memory(memory_formulas.chapter_model_bytes(num_parameters), 2)
-    activations = formats.memory(memory_formulas.chapter_activation_bytes(geometry, spec), 2)
-    return [
-        "  the chapter's formulas, for comparison",
-        f"    parameters    {num_parameters / 1e9:>9.3f}B  N = h*v + L*(12*h^2 + 13*h) + 2*h",
-        f"    model states  {states:>10}  16 bytes a parameter",
-        f"    activations   {activations:>10}  s*b*h*L*(34 + 5*a*s/h)",
-    ]
 
 
 def document(prediction: Prediction) -> dict[str, Any]:
