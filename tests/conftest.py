@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.examples import USUAL
 from tests.folders import out_of_place
+from tests.frozen.golden_files import Golden
 from tests.template import Template
 
 # Few users set it, and with it a line that nobody flushes is seen in time.
@@ -35,6 +36,10 @@ settings.register_profile("many", settings.get_profile("llmperf"), max_examples=
 _ORDER = 32
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew-golden", action="store_true", help="write the files of tests/frozen/golden anew")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """One order of the tests, unless ``--randomly-seed`` asks for another."""
@@ -50,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         trouble = out_of_place(item.path.relative_to(here).parts[0], {marker.name for marker in item.iter_markers()})
         if trouble:
             raise pytest.UsageError(f"{item.nodeid}: {trouble}")
+
+
+@pytest.fixture
+def golden(pytestconfig: pytest.Config) -> Golden:
+    """Compares with the files of ``tests/frozen/golden``."""
+    return Golden(renews=pytestconfig.getoption("--renew-golden"))
 
 
 @pytest.fixture(scope="session", autouse=True)

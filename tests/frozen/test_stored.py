@@ -1,0 +1,42 @@
+"""What is stored: written again byte for byte, and its launches judged to the same verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.frozen.golden_files import Golden
+from tests.frozen.house import replayed, written_again
+
+REPOSITORY = Path(__file__).parents[2]
+BASELINES = REPOSITORY / "baselines"
+
+
+def test_each_baseline_is_written_again_byte_for_byte_where_it_stood(tmp_path: Path) -> None:
+    paths = sorted(BASELINES.rglob("*.json"))
+    assert len(paths) > 100
+    for path in paths:
+        written_again(path, tmp_path)
+    again = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.json")}
+    stored = {path.relative_to(BASELINES): path.read_bytes() for path in paths}
+    assert again.keys() == stored.keys()
+    assert [str(path) for path in stored if again[path] != stored[path]] == []
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_each_stored_launch_has_its_verdict(golden: Golden) -> None:
+    lines = []
+    for case, which, judgement, noted in replayed(BASELINES, "nvidia-h200-140gib"):
+        is_first = which.endswith("alone")  # What no statistic changes stands there.
+        lines.append(f"{case} {which}: {judgement.verdict}{' undecided' if judgement.undecided else ''}")
+        lines += [f"  {line}" for line in noted if is_first]
+        gating = [check for check in judgement.checks if check.verdict is not None]
+        same = [check.metric for check in gating if (check.value, check.verdict) == (check.baseline, "pass")]
+        lines += [f"  as before: {' '.join(same)}"] if same and is_first else []
+        for check in gating:
+            if check.metric not in same and (is_first or check.low is not None):
+                numbers = (check.value, check.baseline, check.change, check.limit, check.low, check.high)
+                shown = " ".join("-" if each is None else f"{float(each):.12g}" for each in numbers)
+                lines.append(f"  {check.metric} {shown} {check.verdict}")
+    golden.check("verdicts.txt", "\n".join(lines))
