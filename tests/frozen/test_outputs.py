@@ -48,7 +48,7 @@ def test_wide(perf):
     perf.check(TrainSpec(model="llama-tiny", gpus=64))
 """
 FILES = ("--perf-json=out.json", "--perf-report=out.html", "--perf-markdown=out.md", "--junit-xml=out.xml")
-FORMATS = ("bencher", "github-benchmark", "gitlab", "junit", "markdown", "prometheus")
+FORMATS = ("gitlab", "junit", "markdown", "prometheus")
 COMMANDS = (
     "baselines list",
     "baselines show llama-tiny-bf16-sdpa-seq16-mbs1-gpus1",
@@ -125,6 +125,7 @@ _MOVING = (
     (r"(?m)^(llmperf_run_timestamp_seconds) .*", r"\1 TIME"),
     (r"\bin \d+\.\d\ds\b", "in N s"),
     (r"-{3,} generated xml file", "- generated xml file"),
+    (r"[^\s>\"]*/pytest_llmperf/\w+(/\w+)*\.py:\d+", "OURS"),
     (r"={3,}", "==="),
     (r' (time|timestamp|hostname)="[^"]*"', r' \1=""'),
     (r"pytest-llmperf \d[\w.+]*", "pytest-llmperf VERSION"),

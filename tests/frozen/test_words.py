@@ -20,11 +20,11 @@ from tools.documentation import reference
 
 COMMANDS = (
     "baselines",
-    *(f"baselines {name}" for name in ("list", "show", "history", "diff", "merge")),
-    *"bisect check explain export history merge nights plan predict report submit tune".split(),
+    *(f"baselines {name}" for name in ("list", "show", "history", "diff")),
+    *"bisect check explain export history merge nights plan report submit tune".split(),
 )
 #: What the documentation and the suite import beside the names of the package itself.
-MODULES = ("chapter15", "chip_utilisation", "ladder", "memory_formulas", "scaling_model")
+MODULES = ("chapter15", "chip_utilisation", "cost", "ladder", "memory_formulas")
 
 
 @pytest.mark.parametrize("subject", ["options", "ini", "markers", "commands", "names"])
