@@ -1,4 +1,4 @@
-"""The ladder of chapter 15 as cases: each rung of ``pytest_llmperf.insight.chapter15``, and how it is measured.
+"""The ladder of chapter 15 as cases: each rung of ``pytest_llmperf.analysis.ladder``, and how it is measured.
 
 The published figures gate nothing: that container lets fp32 matrix products use TF32, which is why its fp32 rungs are
 faster than true fp32 on the same chip.
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_llmperf import GIB, Reference, TrainSpec
-from pytest_llmperf.insight import chapter15
-from pytest_llmperf.insight.ladder import Rung as Step
+from pytest_llmperf.analysis import ladder
+from pytest_llmperf.analysis.ladder import Rung as Step
 
 
 @dataclass(frozen=True)
@@ -74,4 +74,4 @@ def _marker(reference: Reference | None) -> dict[str, Any] | None:
     }
 
 
-LADDER = [_case(rung) for rungs in chapter15.LADDERS for rung in rungs]
+LADDER = [_case(rung) for rungs in ladder.LADDERS for rung in rungs]

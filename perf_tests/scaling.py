@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from perf_tests.ladder import LADDER, on_cpu
 from pytest_llmperf import Reference, TrainSpec
-from pytest_llmperf.insight import chapter15
+from pytest_llmperf.analysis import ladder
 
 #: What shards weights, and the fewest GPUs it shards over. Under mixed precision it would keep fp32 weights: pure bf16.
 _SHARDING = {"fsdp": 2, "fsdp_hybrid": 4}
@@ -46,7 +46,7 @@ class Width:
 
 
 def _weak(best: TrainSpec, inactive: tuple[str, ...], widths: Sequence[int]) -> Iterator[Width]:
-    references = {rung.spec: rung.reference for rungs in chapter15.SCALINGS for rung in rungs}
+    references = {rung.spec: rung.reference for rungs in ladder.SCALINGS for rung in rungs}
     for gpus in widths:
         spec = replace(best, gpus=gpus)
         yield Width(spec, None, references.get(spec), _FLOOR, inactive)
@@ -81,11 +81,11 @@ def _on_cpu(spec: TrainSpec) -> TrainSpec:
 _BEST = [rung for rung in LADDER if rung.number == "15.9"]
 _LLAMA = next(rung.spec for rung in _BEST if rung.spec.model == "llama-3.2-1b")
 
-WEAK = [width for rung in _BEST for width in _weak(rung.spec, rung.inactive, chapter15.WIDTHS)]
+WEAK = [width for rung in _BEST for width in _weak(rung.spec, rung.inactive, ladder.WIDTHS)]
 #: Shards of the same work; the first is the one GPU that Llama's are held over.
 SHARDED = [
     Width(replace(_LLAMA, mixed_precision="no")),
-    *(width for rung in _BEST for width in _sharded(rung.spec, rung.inactive, chapter15.WIDTHS)),
+    *(width for rung in _BEST for width in _sharded(rung.spec, rung.inactive, ladder.WIDTHS)),
 ]
 STRONG = list(_strong(_LLAMA, GLOBAL_BATCH, _MOST_AT_ONCE, _STRONG_WIDTHS))
 

@@ -24,7 +24,7 @@ from pytest_llmperf.records.launch import OLDER, Environment, Health, Launch, Ra
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
 from pytest_llmperf.run.warm_starts import WarmStarts
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 MACHINE = Machine(gpus=(), cpu_name="Fake CPU", cores=8)
 

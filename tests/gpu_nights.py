@@ -14,7 +14,7 @@ from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Health, Launch, RankRecord
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import launch_of
 
 #: The launches of each case.

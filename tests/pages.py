@@ -6,11 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_llmperf.engine.run_page.pictures import charts_of, drawn
 from pytest_llmperf.engine.run_page.run_document import RunDocument
-from pytest_llmperf.engine.run_page.run_page import page_of
+from pytest_llmperf.engine.run_page.run_page import charts_of, drawn, page_of
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
-from pytest_llmperf.judge.history.case_history import CaseHistory
+from pytest_llmperf.judge.history.histories import CaseHistory
 from pytest_llmperf.report.page.html_page import html
 from tests.runs import ladder_run
 

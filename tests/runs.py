@@ -8,22 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.analysis import ladder
+from pytest_llmperf.analysis.ladder import Rung
 from pytest_llmperf.engine.history.history_store import HistoryStore
 from pytest_llmperf.engine.history.past_results import past_results
 from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
-from pytest_llmperf.insight import chapter15
-from pytest_llmperf.insight.ladder import Rung
-from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline import Baseline, StoredTrace
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.static.stored_step import StoredStep
-from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.report.results_json import document
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of, trace_of
 from tests.shelf import baseline_at
 
@@ -82,9 +81,9 @@ def result_of(rung: Rung, rate: float) -> CaseResult:
 
 
 #: Of the chapter's ladder and widths: what is measured, and stored, in these runs.
-LADDER = {rung.spec.id: (rung, (rung.published_rate or 0.0) * 1.5) for rung in chapter15.LLAMA if rung.published_rate}
+LADDER = {rung.spec.id: (rung, (rung.published_rate or 0.0) * 1.5) for rung in ladder.LLAMA if rung.published_rate}
 WIDTHS = {
-    rung.spec.id: (rung, 70_000.0 - 500 * rung.spec.gpus) for rung in chapter15.LLAMA_WIDTHS if 1 < rung.spec.gpus <= 8
+    rung.spec.id: (rung, 70_000.0 - 500 * rung.spec.gpus) for rung in ladder.LLAMA_WIDTHS if 1 < rung.spec.gpus <= 8
 }
 
 

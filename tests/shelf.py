@@ -15,7 +15,7 @@ from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.result import CaseResult, Check, Verdict
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 #: Arguments in; exit code, output and errors out.

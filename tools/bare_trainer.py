@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 WARMUP_STEPS = 8
-CONFIG = Path(__file__).parent.parent / "pytest_llmperf" / "spec" / "configs" / "llama-3.2-1b.json"
+CONFIG = Path(__file__).parent.parent / "pytest_llmperf" / "settings" / "configs" / "llama-3.2-1b.json"
 
 
 class Tokens(Dataset[dict[str, torch.Tensor]]):

@@ -13,9 +13,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pytest_llmperf.judge.bisecting.lineage import Lineage, Side, most_steps
-from pytest_llmperf.judge.bisecting.yardstick import compared_ends, side_of
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.yardstick import Lineage, Side, compared_ends, most_steps, side_of
 from pytest_llmperf.records.candidate import Candidate
 
 _POLICY = Policy.for_gpu()

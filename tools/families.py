@@ -30,7 +30,7 @@ def row(family: str) -> str:
     """The family's line."""
     import torch  # noqa: PLC0415 - in the process of one family
 
-    from pytest_llmperf.spec.train_spec import TrainSpec  # noqa: PLC0415
+    from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: PLC0415
     from pytest_llmperf.worker.build import build_model  # noqa: PLC0415
     from pytest_llmperf.worker.evidence import _liger_forwards  # noqa: PLC0415
     from pytest_llmperf.worker.refusal import attentions_of  # noqa: PLC0415

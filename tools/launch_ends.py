@@ -22,12 +22,11 @@ from typing import cast
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.foresight import passing_range, passing_ranges, steps_to_settle
-from pytest_llmperf.judge.growth_check import growth_checks, is_doubted
-from pytest_llmperf.judge.machine_profile import Experience
-from pytest_llmperf.judge.noise import Noise
+from pytest_llmperf.judge.early_stop import passing_range, passing_ranges, steps_to_settle
+from pytest_llmperf.judge.noise import Experience, Noise
+from pytest_llmperf.judge.phase_checks import growth_checks, is_doubted
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.judge.validity import circumstances
 from pytest_llmperf.judge.verdict import joined, judge
 from pytest_llmperf.records.launch import Launch

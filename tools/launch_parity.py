@@ -32,7 +32,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
 
 # Of each kind its name and the settings that make it; the first over the second.

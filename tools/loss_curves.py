@@ -25,13 +25,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.judge.curves.curve_verdict import judge_curve
-from pytest_llmperf.judge.curves.loss_parts import spans
-from pytest_llmperf.judge.curves.seed_spread import spreads
+from pytest_llmperf.judge.loss_curves import judge_curve, spans, spreads
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, WarmStart, server_pool
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.loss_curve import JudgedCurve
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.worker.import_patch import after_import
 
 SPEC = TrainSpec(

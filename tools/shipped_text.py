@@ -1,6 +1,6 @@
 """Makes the small text that the package ships for tests and demos: this project's own documentation, as WikiText is.
 
-    python tools/shipped_text.py                 # writes pytest_llmperf/spec/text/
+    python tools/shipped_text.py                 # writes pytest_llmperf/settings/text/
     python tools/shipped_text.py --commit HEAD   # of another commit than COMMIT
 
 Prose alone: headings and paragraphs of README.md and docs/, without tables, code and links' targets. Its licence is
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
-FOLDER = REPOSITORY / "pytest_llmperf" / "spec" / "text"
+FOLDER = REPOSITORY / "pytest_llmperf" / "settings" / "text"
 
 #: Whose documentation the shipped files hold.
 COMMIT = "9231ead"

@@ -19,17 +19,15 @@ from typing import Any
 from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.terms import CaseTerms
-from pytest_llmperf.engine.tuning.counted_prior import counted_prior
-from pytest_llmperf.engine.tuning.step_predictions import StepPredictions
+from pytest_llmperf.engine.tuning.forecast import StepPredictions, counted_prior
 from pytest_llmperf.engine.tuning.trials import Trials
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.trial_store import TrialStore
-from pytest_llmperf.spec.space.space import Space
-from pytest_llmperf.spec.space.space_file import read_axes
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.space import Space, read_axes
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
 
 

@@ -21,10 +21,9 @@ from typing import Any
 from pytest_llmperf.engine.tuning.trial_stage import compiles
 from pytest_llmperf.engine.tuning.trials import STEPS
 from pytest_llmperf.judge.tuning.search import CLOSE, Field, Outcome, Search
-from pytest_llmperf.spec.space.recipes import recipes
-from pytest_llmperf.spec.space.space import LARGER
-from pytest_llmperf.spec.space.traits import SIZE, traits
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.axes import SIZE, recipes, traits
+from pytest_llmperf.settings.space import LARGER
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tools.tuning_grid import Measured, read
 
 # Standard deviations: of a trial of few steps (beside its own error), and of a pair of launches that took turns.

@@ -23,11 +23,10 @@ from statistics import median, pstdev
 from typing import Any, cast
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.gpu_effects.common_change import common_change
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
-from pytest_llmperf.judge.gpu_effects.later_verdict import is_laid_to_its_gpu
+from pytest_llmperf.judge.gpu_effects.later_verdict import common_change, is_laid_to_its_gpu
 from pytest_llmperf.judge.gpu_effects.model import FACTORS, Model, learn
-from pytest_llmperf.judge.gpu_effects.observation import (
+from pytest_llmperf.judge.gpu_effects.panel import (
     CALIBRATION,
     CALIBRATION_COPY,
     COPY_ERROR,
@@ -36,10 +35,9 @@ from pytest_llmperf.judge.gpu_effects.observation import (
     observations_of,
     unit_of,
 )
-from pytest_llmperf.judge.machine_profile import Experience
+from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential_test import Rule, decide, least_tolerance, may_be_its_gpu
-from pytest_llmperf.judge.stats import Difference, quantile
+from pytest_llmperf.judge.stats import Difference, Rule, decide, least_tolerance, may_be_its_gpu, quantile
 from pytest_llmperf.judge.verdict import CONFIRMED_BY
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Health, Launch, Place, host_of, site_of

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pytest_llmperf.cli.command_error import CaseError, NotStoredError
+from pytest_llmperf.cli.answer import CaseError, NotStoredError
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
+from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.store import CAPACITY, BaselineStore
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import formats
+from pytest_llmperf.support.folders import baselines_above
 from pytest_llmperf.support.suggestions import nearest
-from pytest_llmperf.support.worktree import baselines_above
 
 # Fewer digits of a digest are as likely a word.
 _DIGEST = re.compile(r"[0-9a-f]{6,16}")
@@ -230,4 +234,103 @@ def _refuse_misplaced(path: Path, found: str, machine: str) -> None:
         raise BaselineError(
             f"{path}: it is of machine {found}, expected {machine}; "
             "move it where it belongs, or delete it and record anew with --update-baselines=new"
+        )
+
+
+# Figures of stored baselines, as commands show them.
+
+
+RATE, MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
+
+
+def by_machine(stored: Iterable[Stored]) -> list[tuple[str, list[Stored]]]:
+    """Machine kinds and their baselines, both sorted."""
+    ordered = sorted(stored, key=lambda one: (one.baseline.machine, one.baseline.id))
+    return [(machine, list(group)) for machine, group in groupby(ordered, key=lambda one: one.baseline.machine)]
+
+
+def figure(baseline: Baseline, metric: str) -> float:
+    """A metric of all launches of ``baseline``, as a verdict is held against them."""
+    return METRICS[metric].of(baseline.launches)
+
+
+def shown(metric: str, value: float | None) -> str:
+    """A metric's value for people."""
+    return formats.figure(metric, value, METRICS[metric].unit)
+
+
+def change(value: float | None, reference: float | None) -> float | None:
+    """As a fraction; ``None`` where there is nothing to compare."""
+    return value / reference - 1 if value is not None and reference else None
+
+
+def spec_defaults() -> dict[str, Any]:
+    """TrainSpec's settings that have a default."""
+    return {one.name: one.default for one in fields(TrainSpec) if one.default is not MISSING}
+
+
+# The loss curves under a folder of baselines: of no machine kind, and beside the baselines of the same cases.
+
+
+# As a digest is told from a word elsewhere.
+_FEWEST_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class StoredCurves:
+    """The loss curves of one case, and their file."""
+
+    path: Path
+    baseline: CurveBaseline
+
+
+@dataclass(frozen=True)
+class CurveShelf:
+    """What one folder of baselines holds of loss curves."""
+
+    stored: tuple[StoredCurves, ...] = ()
+    broken: tuple[str, ...] = ()
+    """What is wrong with each file that cannot serve, a line each."""
+
+    @classmethod
+    def read(cls, root: Path, machine: str | None) -> CurveShelf:
+        """Everything under ``root``; nothing where a machine kind is named, since they are of none."""
+        if machine is not None:
+            return cls()
+        stored, broken = list[StoredCurves](), list[str]()
+        for path in sorted((root / LOSS_CURVES).glob("*.json")):
+            try:
+                found = store.read(path, CurveBaseline.from_json)
+            except BaselineError as error:
+                broken.append(str(error))
+            else:
+                stored += [StoredCurves(path, found)] if found is not None else []
+        return cls(tuple(stored), tuple(broken))
+
+    def of(self, case: str) -> CurveShelf:
+        """Those with this id or digest."""
+        whole = len(case) >= _FEWEST_DIGITS
+        named = [
+            one for one in self.stored if one.baseline.id == case or (whole and one.baseline.digest.startswith(case))
+        ]
+        return CurveShelf(tuple(named), tuple(line for line in self.broken if f"{LOSS_CURVES}/{case}.json:" in line))
+
+
+def is_of_curves(case: str) -> bool:
+    """Whether ``case`` is a file among loss curves."""
+    path = Path(case)
+    # The folder first: an id may be longer than a file's name.
+    return path.absolute().parent.name == LOSS_CURVES and path.exists()
+
+
+def refuse_curves(case: str) -> None:
+    """Of what has neither launches nor a history.
+
+    Raises:
+        CaseError: ``case`` is a file of loss curves.
+    """
+    if is_of_curves(case):
+        raise CaseError(
+            f"{case}: loss curves, which have no launches and no history, expected a baseline that has; "
+            "llmperf baselines show tells what is stored of them"
         )

@@ -8,9 +8,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.answer import Answer, CommandError
 from pytest_llmperf.cli.arguments import arguments_parser
-from pytest_llmperf.cli.command_error import CommandError
 from pytest_llmperf.cli.removed import refusal
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge.baseline_file import BaselineError

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.cli.answer import CaseError, NotStoredError
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored, find
-from pytest_llmperf.cli.command_error import CaseError, NotStoredError
 from pytest_llmperf.judge.static.step_store import StepStore
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.suggestions import hint
 
 _PAIRS = "model=llama-3.2-1b micro_batch_size=8"

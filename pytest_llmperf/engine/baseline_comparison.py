@@ -10,29 +10,23 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 
+from pytest_llmperf.analysis.step_difference import ranked, relevant, step_difference
+from pytest_llmperf.analysis.waits import held_up
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
-from pytest_llmperf.engine.derived_metrics import compiler, figures, stalled, uneven_memory, waits_for_data
-from pytest_llmperf.engine.diagnosis import diagnosed
+from pytest_llmperf.engine.derived_metrics import Scaling, compiler, figures, stalled, uneven_memory, waits_for_data
 from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner
-from pytest_llmperf.engine.scaling_reference import Scaling
-from pytest_llmperf.insight.stragglers import held_up
-from pytest_llmperf.judge import validity
+from pytest_llmperf.judge import learning_checks, validity
+from pytest_llmperf.judge.acceptance import creep, nearest_line
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.creep import creep
-from pytest_llmperf.judge.evidence import learning_checks
-from pytest_llmperf.judge.evidence.evidence_checks import LEARNING
-from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_kernel
-from pytest_llmperf.judge.evidence.first_losses import first_loss_checks
-from pytest_llmperf.judge.evidence.learning_checks import changed_gradients
-from pytest_llmperf.judge.foresight import passing_ranges
-from pytest_llmperf.judge.former_case import nearest_line
+from pytest_llmperf.judge.early_stop import passing_ranges
+from pytest_llmperf.judge.evidence_checks import LEARNING
+from pytest_llmperf.judge.exact import changes, count_checks, lost_attention_kernel, trace_notes
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
-from pytest_llmperf.judge.growth_check import growth_checks, is_doubted
+from pytest_llmperf.judge.learning_checks import changed_gradients, first_loss_checks
 from pytest_llmperf.judge.noise import disagreement
-from pytest_llmperf.judge.phase_checks import PhaseChecks, phase_checks
-from pytest_llmperf.judge.tracing.exact_counts import count_checks, trace_notes
+from pytest_llmperf.judge.phase_checks import PhaseChecks, growth_checks, is_doubted, phase_checks
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import WAITS, Judgement, Reference, horizon, joined, judge
 from pytest_llmperf.launch.machine import Gpu
@@ -40,8 +34,33 @@ from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges, takes_all_steps
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.run.context import Context
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
+
+# Diagnosis: what a result points to, of two traces and of what else is not as it was.
+
+
+# Of a line that has to say more.
+_MOST_DIFFERENT = 2
+
+
+def diagnosed(result: CaseResult, before: Trace | None, after: Trace | None, held_up: Sequence[str] = ()) -> CaseResult:
+    """``result`` with what its step does that the one before did not, and what fits that best first.
+
+    ``held_up`` says of a rank that the others wait for it: a trace is the mean of all ranks, and does not. As it is
+    where one of the two has no trace.
+    """
+    if not (before and after):
+        return replace(result, diagnosis="; ".join(held_up[:1]))
+    difference = step_difference(before, after)
+    told = [*held_up[:1], points_to(difference)]
+    different = relevant((*result.changed, *result.differences), difference)[:_MOST_DIFFERENT]
+    if different:
+        told.append(f"different: {', '.join(different)}")
+    return replace(result, diagnosis="; ".join(told), differences=ranked(result.differences, difference))
+
 
 RATE = "tokens_per_second_per_gpu"
 

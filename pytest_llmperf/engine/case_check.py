@@ -9,18 +9,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pytest_llmperf.engine.baseline_comparison import BaselineComparison
-from pytest_llmperf.engine.batch_size.max_batch_size import LAUNCHES, MaxBatchSize
 from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.capacity import LAUNCHES, MaxBatchSize
 from pytest_llmperf.engine.case import Case
-from pytest_llmperf.engine.conclusion import Conclusion, Conclusions
-from pytest_llmperf.engine.curve_check import CurveCheck, has_text, why_no_curve
+from pytest_llmperf.engine.conclusion import Conclusion, Conclusions, Recorder
+from pytest_llmperf.engine.derived_metrics import Scaling, reference_width
 from pytest_llmperf.engine.dry_run import Planner
-from pytest_llmperf.engine.memory_failure import runs_out, should_run_out
+from pytest_llmperf.engine.launch_retry import runs_out, should_run_out
+from pytest_llmperf.engine.learning_checks import CurveCheck, ParityCheck, has_text, small_case, why_no_curve
 from pytest_llmperf.engine.paired_comparison import PairedComparison
-from pytest_llmperf.engine.parity_check import ParityCheck, small_case
-from pytest_llmperf.engine.recorder import Recorder
 from pytest_llmperf.engine.runner import Runner
-from pytest_llmperf.engine.scaling_reference import Scaling, reference_width
 from pytest_llmperf.engine.tuning.recheck import Recheck, neighbours, tuned_case
 from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.baseline_file import BaselineError
@@ -30,8 +28,8 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.result_cache import Measured
-from pytest_llmperf.spec.space.space import Space
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.space import Space
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 class CaseChecks:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 
-from pytest_llmperf.insight import chip_utilisation, cost
-from pytest_llmperf.insight.data_waits import data_wait
-from pytest_llmperf.insight.stragglers import communication_share
+from pytest_llmperf.analysis import cost, formulas
+from pytest_llmperf.analysis.waits import communication_share, data_wait
+from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.conclusion import Recorder
 from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.gain import METRIC, Narrow, judge_efficiency
 from pytest_llmperf.judge.policy import METRICS
+from pytest_llmperf.judge.verdict import Judgement, joined
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
+from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.model_flops import ModelFlops
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.small_spec import narrower
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
 _MOST_STALLED = 0.01
@@ -83,12 +90,12 @@ def _energy(launches: tuple[Launch, ...]) -> Iterator[Check]:
 
 def _arithmetic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str, model_flops: ModelFlops) -> Iterator[Check]:
     """The chip's use. Of a chip whose peak is not known nothing can be told, and nothing is counted for it."""
-    peak = chip_utilisation.peak_flops(gpu, spec.compute_precision)
+    peak = formulas.peak_flops(gpu, spec.compute_precision)
     flops_per_token = model_flops.per_token(spec) if peak is not None else None
     if peak is None or flops_per_token is None:
         return
     rate = math.exp(sum(math.log(launch.tokens_per_second_per_gpu) for launch in launches) / len(launches))
-    value = chip_utilisation.mfu(rate, flops_per_token, peak)
+    value = formulas.mfu(rate, flops_per_token, peak)
     # A window's masked scores are counted and need not be computed: beyond the peak such a figure says nothing.
     if value <= 1 or not spec.architecture.has_window(spec.sequence_length):
         yield Check(metric="mfu", value=value, unit="1")
@@ -96,11 +103,11 @@ def _arithmetic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str, model_f
 
 def _traffic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str) -> Iterator[Check]:
     """Of the chip's memory, where every weight takes part in every step: not all of a mixture's experts may."""
-    bandwidth = chip_utilisation.peak_bandwidth(gpu)
-    is_known = chip_utilisation.peak_flops(gpu, spec.compute_precision) is not None
+    bandwidth = formulas.peak_bandwidth(gpu)
+    is_known = formulas.peak_flops(gpu, spec.compute_precision) is not None
     if spec.architecture.geometry is None or bandwidth is None or not is_known:
         return
-    moved = chip_utilisation.least_traffic(launches[0].parameters, 4 if spec.model_precision == "fp32" else 2)
+    moved = formulas.least_traffic(launches[0].parameters, 4 if spec.model_precision == "fp32" else 2)
     fastest = min(launch.median_step_seconds for launch in launches)
     yield Check(metric="least_memory_traffic", value=moved / fastest / bandwidth, unit="1")
 
@@ -133,3 +140,59 @@ def compiler(launches: Sequence[Launch]) -> list[str]:
     """What torch.compile had to do and should not, a line each."""
     counts = {did: max(launch.evidence.get(name, 0) for launch in launches) for name, did in _COMPILER.items()}
     return [f"torch_compile {did} {count} time(s)" for did, count in counts.items() if count]
+
+
+# Scaling: a wide case held against the narrowest of its series.
+
+
+def reference_width(
+    context: Context, recorder: Recorder, wide: TrainSpec, scaled_from: TrainSpec | None
+) -> Narrow | None:
+    """The narrowest of the series of ``wide``, or ``scaled_from``: as this run measured it, else as it is stored.
+
+    Under ``--perf-against`` no baseline is read.
+    """
+    narrow = context.result_cache.narrow(wide, scaled_from)
+    if narrow is not None or context.settings.against:
+        return narrow
+    for spec in [scaled_from] if scaled_from else narrower(wide):
+        baseline = recorder.find(spec)
+        if baseline is not None:
+            return Narrow(gpus=spec.gpus, launches=baseline.launches, baseline=baseline, in_this_run=False)
+    return None
+
+
+class Scaling:
+    """How well one wide case scales."""
+
+    def __init__(self, caller: Caller, spec: TrainSpec, narrow: Narrow | None) -> None:
+        self._context, self._terms = caller.context, caller.terms.efficiency
+        self._policy, self._narrow = caller.policy(spec), narrow
+
+    def joined(self, judgement: Judgement, launches: Sequence[Launch], baseline: Baseline | None) -> Judgement:
+        """``judgement`` against ``baseline`` with what more GPUs brought; of launches in trouble nothing."""
+        if judgement.verdict == "invalid":
+            return judgement
+        batch = Check(metric="global_batch_tokens", value=float(launches[0].tokens_per_step), unit="tokens")
+        if self._narrow is None:
+            judgement = replace(judgement, checks=(*judgement.checks, batch))
+            return self._without_reference(judgement) if self._terms.at_least is not None else judgement
+        found = judge_efficiency(launches, baseline, self._narrow, self._policy, self._terms)
+        widening = len(launches[0].ranks) / self._narrow.gpus
+        speed_up = Check(
+            metric="speed_up", value=found.check.value * widening, unit="1", detail=f"over {self._narrow.name}"
+        )
+        return joined(judgement, (found.check, speed_up, batch), undecided=found.undecided)
+
+    @property
+    def unheld(self) -> str:
+        """Why its floor could not be held; empty where it could, or where there is none."""
+        if self._narrow is not None or self._terms.at_least is None:
+            return ""
+        stored = ", and --perf-against reads no baseline" if self._context.settings.against else " or is stored"
+        return f"{METRIC}: no narrower width was measured in this run{stored}, so its floor was not held"
+
+    def _without_reference(self, judgement: Judgement) -> Judgement:
+        if judgement.verdict not in ("pass", "improved", "changed"):
+            return judgement
+        return replace(judgement, verdict="inconclusive", reason=self.unheld)

@@ -9,25 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pytest_llmperf.engine.baseline_comparison import RATE, contradictions
+from pytest_llmperf.engine.baseline_comparison import RATE, contradictions, diagnosed
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
-from pytest_llmperf.engine.derived_metrics import figures
-from pytest_llmperf.engine.diagnosis import diagnosed
+from pytest_llmperf.engine.derived_metrics import Scaling, figures
 from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.engine.runner import Runner, Turn
-from pytest_llmperf.engine.scaling_reference import Scaling
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.evidence.exact_changes import changed_evidence, changes
+from pytest_llmperf.judge.exact import changed_evidence, changes
 from pytest_llmperf.judge.gain import Bounds, judge_gain
-from pytest_llmperf.judge.growth_check import growth_checks
-from pytest_llmperf.judge.phase_checks import phase_checks
+from pytest_llmperf.judge.phase_checks import growth_checks, phase_checks
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge, judge_pairs
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 Pairs = tuple[tuple[Launch, Launch], ...]
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.spec.choices import OF_A_TEXT
-from pytest_llmperf.spec.small_spec import true_optimizer
-from pytest_llmperf.spec.space.space import Space
-from pytest_llmperf.spec.space.space_file import axes_of
-from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+from pytest_llmperf.settings.checks import OF_A_TEXT
+from pytest_llmperf.settings.small_spec import true_optimizer
+from pytest_llmperf.settings.space import Space, axes_of
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support.formats import memory
 from pytest_llmperf.support.quantities import is_positive
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from pytest_llmperf.engine.batch_size.search_deadline import SearchDeadline
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.preconditions import need_room
+from pytest_llmperf.engine.search_deadline import SearchDeadline
 from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
 from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
 from pytest_llmperf.launch.machine import Gpu, host_memory_bytes
@@ -34,8 +34,8 @@ from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.observer import LaunchObserver
 from pytest_llmperf.run.small_trainings import MadeTrainings
-from pytest_llmperf.spec.train_spec import TrainSpec
-from pytest_llmperf.support.cache_folder import cache_folder
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.folders import cache_folder
 
 _Outcome = TypeVar("_Outcome", bound="Launch | Failure | list[TrainingErrors]")
 

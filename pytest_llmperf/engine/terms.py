@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_llmperf.judge.scaling_efficiency import Terms
+from pytest_llmperf.judge.gain import Terms
 from pytest_llmperf.records.result import Reference
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from pytest_llmperf.judge.gpu_effects.common_change import MOST, CommonChange, common_change
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
-from pytest_llmperf.judge.gpu_effects.later_verdict import ONLY_ITS_GPU, judged_later
-from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.judge.gpu_effects.later_verdict import MOST, ONLY_ITS_GPU, CommonChange, common_change, judged_later
+from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult, Verdict
 from pytest_llmperf.report.text import one_line

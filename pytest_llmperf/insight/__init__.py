@@ -1,5 +1,14 @@
-"""What figures mean: utilisation of the chip, memory, cost, gains, scaling and who holds the others up. Pure.
+"""The old name of ``pytest_llmperf.analysis``, for suites that import the chapter's ladder by it. It goes with 2.0."""
 
-``chapter15`` has the published tables, ``chip_utilisation`` and ``memory_formulas`` arithmetic, ``scaling_model`` what
-more GPUs would bring. May import: ``records``, ``spec``, ``support``.
-"""
+import sys
+import warnings
+
+from pytest_llmperf.analysis import ladder
+
+warnings.warn(
+    "pytest_llmperf.insight is deprecated: import chapter15 and ladder as pytest_llmperf.analysis.ladder",
+    DeprecationWarning,
+    stacklevel=2,
+)
+chapter15 = ladder
+sys.modules[f"{__name__}.chapter15"] = sys.modules[f"{__name__}.ladder"] = ladder

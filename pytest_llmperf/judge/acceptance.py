@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
 
-from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge import exact
+from pytest_llmperf.judge.baseline import Baseline, StoredTrace
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
-from pytest_llmperf.judge.policy import PHASES
-from pytest_llmperf.judge.tracing import exact_counts
-from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
+from pytest_llmperf.judge.gain import METRIC as EFFICIENCY
+from pytest_llmperf.judge.noise import Noise, Spread
+from pytest_llmperf.judge.phase_checks import alike
+from pytest_llmperf.judge.policy import METRICS, PHASES
+from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.judge.validity import injected
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check
-from pytest_llmperf.spec.train_spec import TrainSpec
-from pytest_llmperf.support.formats import in_sentence
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.formats import in_sentence, percent
 
 #: More would only slow reading: what a verdict can see is decided by the first dozen.
 MAX_LAUNCHES = 24
@@ -115,7 +122,7 @@ def _moved(checks: Sequence[Check]) -> list[Check]:
     beyond = [check for check in checks if _is_beyond(check, worse=True) or _is_beyond(check, worse=False)]
     # Memory, stalls, a cold first step and what is before it say nothing of the median, and efficiency half of it is
     # another width's: what the launches know of days and hosts stays.
-    others = ("first_step_seconds", "stall_share", "scaling_efficiency", "first_loss", *PHASES, *exact_counts.METRICS)
+    others = ("first_step_seconds", "stall_share", "scaling_efficiency", "first_loss", *PHASES, *exact.METRICS)
     return [check for check in beyond if not check.metric.endswith("_bytes") and check.metric not in others]
 
 
@@ -153,3 +160,202 @@ def _figures(checks: Sequence[Check]) -> str:
         f" -> {in_sentence(check.value, check.unit)}"
         for check in checks
     )
+
+
+# Creep: losses that are each within tolerance and add up, since somebody last said why. Pure.
+
+
+# Acceptances that make up a level: a sudden gain is one, a noisy one is known by several.
+_WINDOWS = (1, 2, 3, 5, 8, 13)
+
+# That noise alone takes one level no further from another; each is compared with many.
+_SURE = 1 - 1e-4
+
+# What repeats itself shows its own noise, and none is believed of it before.
+_STEADY = Spread(0.0, 6.0)
+
+# Of the variance of one value: that of its distance from the middle of its neighbours, which no steady slope moves.
+_BETWEEN_NEIGHBOURS = 1.5
+
+
+def since_reason(history: Sequence[Accepted]) -> Sequence[Accepted]:
+    """The acceptances from the last one on that has a reason; all of them without one."""
+    return history[max((number for number, entry in enumerate(history) if entry.reason), default=0) :]
+
+
+def best(history: Sequence[Accepted], metric: str) -> float | None:
+    """The best figure that was accepted since the last reason."""
+    chosen = max if metric == EFFICIENCY or METRICS[metric].higher_is_better else min
+    return chosen((entry.metrics[metric] for entry in since_reason(history) if metric in entry.metrics), default=None)
+
+
+def creep(baseline: Baseline, checks: Sequence[Check], launches: Sequence[Launch], noise: Noise) -> tuple[str, ...]:
+    """A line for each metric of ``launches`` that its gate lets pass, and that has left the best by more than that."""
+    return tuple(filter(None, (_crept(baseline, check, launches, noise) for check in checks)))
+
+
+def _crept(baseline: Baseline, check: Check, launches: Sequence[Launch], noise: Noise) -> str:
+    if not check.tolerance or check.verdict not in ("pass", "inconclusive", "improved"):
+        return ""
+    entries = list(_creep_figures(baseline, check, launches))
+    level = _best_level(check, [value for _, value in entries], _usual(baseline, check, launches, noise))
+    if level is None:
+        return ""
+    first, size = entries[level.start][0], level.size
+    was, now = in_sentence(level.mean, check.unit), in_sentence(check.value, check.unit)
+    whose = f"{was} of {first.recorded_at[:10]}" + f" (mean of {size} acceptances)" * (size > 1)
+    since = " since the last reason" if since_reason(baseline.history)[0].reason else ""
+    change = percent(check.value / level.mean - 1 if level.mean else None)
+    return f"creep: {check.metric} {now} is {change} from the best accepted{since}, {whose}"
+
+
+def _creep_figures(baseline: Baseline, check: Check, launches: Sequence[Launch]) -> Iterator[tuple[Accepted, float]]:
+    """What was accepted of a metric since the last reason, oldest first."""
+    since = since_reason(baseline.history)
+    if check.metric not in PHASES:
+        yield from ((entry, entry.metrics[check.metric]) for entry in since if check.metric in entry.metrics)
+        return
+    # Launches that began in another way are none to be held against, and an acceptance does not say how its own did.
+    for entry, own in reversed(baseline.held[: len(since)]):
+        told = [one for one in own if any(alike(check.metric, one, each) for each in launches)]
+        if told:
+            yield entry, PHASES[check.metric].of(told)
+
+
+def _usual(baseline: Baseline, check: Check, launches: Sequence[Launch], noise: Noise) -> Spread:
+    """How a figure scatters from one acceptance to the next when nothing changed, as a fraction."""
+    metric = METRICS.get(check.metric)
+    if check.metric != EFFICIENCY and (metric is None or metric.rule != "speed"):
+        return _STEADY
+    everyone = (*baseline.launches, *launches)
+    parts = [noise.launch, noise.session]
+    parts += [noise.site] if len({launch.site for launch in everyone}) > 1 else []
+    parts += [noise.host] if len({launch.host for launch in everyone}) > 1 else []
+    return Spread(math.hypot(*(part.sd for part in parts)), min(part.df for part in parts))
+
+
+@dataclass(frozen=True)
+class _Level:
+    start: int
+    size: int
+    mean: float
+    beyond: float
+    """By how much the figure is further from it than it may be."""
+
+
+def _best_level(check: Check, past: Sequence[float], usual: Spread) -> _Level | None:
+    """The neighbours among the figures of the ``past`` that ``check`` is furthest beyond; ``None``: it is beyond none.
+
+    It has to be beyond what its gate allows; and its own level, of the last acceptances and it, beyond their noise.
+    """
+    residuals = [
+        (b - (a + c) / 2) ** 2 / _BETWEEN_NEIGHBOURS for a, b, c in zip(past, past[1:], past[2:], strict=False)
+    ]
+    values, sign = (*past, check.value), 1 if check.higher_is_better else -1
+    # What moved by more than its gate allows has begun anew: such a step is no noise.
+    moved = [0, *(n for n, pair in enumerate(pairwise(past), 1) if max(pair) - min(pair) > _allowed(check, max(pair)))]
+    levels = []
+    for size in _WINDOWS:
+        for start in range(len(past) - size + 1):
+            mean, own = fmean(past[start : start + size]), residuals[max(n for n in moved if n <= start) :]
+            beyond = sign * (mean - check.value) - _allowed(check, mean)
+            if beyond <= 0:
+                continue
+            variance = (usual.df * (usual.sd * mean) ** 2 + math.fsum(own)) / (usual.df + len(own))
+            far = quantile(_SURE, usual.df + len(own) / 2) * math.sqrt(variance)
+            recent = (recent for recent in _WINDOWS if recent <= len(values) - start - size)
+            if any(sign * (mean - fmean(values[-each:])) > far * math.sqrt(1 / size + 1 / each) for each in recent):
+                levels.append(_Level(start, size, mean, beyond))
+    return max(levels, key=lambda level: level.beyond, default=None)
+
+
+def _allowed(check: Check, level: float) -> float:
+    """How much worse than ``level`` passes."""
+    tolerance = check.tolerance or 0.0
+    metric = METRICS.get(check.metric) or PHASES.get(check.metric)
+    if check.higher_is_better:
+        return level * tolerance / (1 + tolerance)
+    # Of a metric without a row its own limit says what is next to nothing.
+    slack = metric.slack if metric else (check.limit or 0.0) - (check.baseline or 0.0)
+    return max(level * tolerance, slack)
+
+
+# Former cases: what a test had stored before its settings changed, which begins a baseline anew. Pure.
+
+
+_TOLD = ("tokens_per_second_per_gpu", "peak_reserved_bytes")
+_MOST_SETTINGS = 3
+
+
+def test_of(node: str) -> str:
+    """A node id without its parameters."""
+    file, _, name = node.partition("::")
+    return f"{file}::{name.partition('[')[0]}"
+
+
+def nearest_line(spec: TrainSpec, node: str, stored: Iterable[Baseline], checks: Sequence[Check]) -> str:
+    """The stored case of the test ``node`` that has most settings of ``spec``, beside its figures; empty: none."""
+    own = [one for one in stored if test_of(one.recorded_by) == test_of(node) and one.digest != spec.digest]
+    if not own or "::" not in node:  # a command is no test
+        return ""
+    near = min(own, key=lambda one: (len(_settings(one, spec)), one.recorded_by != node, one.id))
+    changed = _settings(near, spec)
+    more = f" and {len(changed) - _MOST_SETTINGS} more" if len(changed) > _MOST_SETTINGS else ""
+    return (
+        f"nearest stored case of this test: {near.id} ({_former_case_figures(near, checks)}); "
+        f"settings: {', '.join(changed[:_MOST_SETTINGS])}{more}"
+    )
+
+
+def replaced(
+    results: Sequence[CaseResult],
+    stored: Sequence[Baseline],
+    asked: AbstractSet[str],
+    whole: AbstractSet[str],
+    collected: Collection[str],
+) -> Iterator[tuple[CaseResult, list[Baseline]]]:
+    """Each result of ``results``, recorded for the first time, in the place of cases that its test no longer has.
+
+    ``asked`` are the digests of the run, ``whole`` the tests that named all they have, ``collected`` all that their
+    files have, whichever were chosen. What another choice of tests may still have is no former case.
+    """
+    own = {result.digest for result in results}
+    recorded_by = {one.recorded_by for one in stored if one.digest not in own}
+    for result in results:
+        test = test_of(result.nodeid)
+        siblings = [one for one in stored if test_of(one.recorded_by) == test and one.digest not in own]
+        known = all(node in whole or node in recorded_by for node in collected if test_of(node) == test)
+        explained = {digest for one in siblings for digest in one.anchor.replaces}  # and kept all the same
+        gone = [
+            one
+            for one in siblings
+            if one.digest not in asked | explained
+            and (one.recorded_by in whole or (known and one.recorded_by not in collected))
+        ]
+        if gone:
+            yield result, sorted(gone, key=lambda one: (one.recorded_by != result.nodeid, one.id))
+
+
+def replaced_line(result: CaseResult, former: Baseline) -> str:
+    """Why ``result`` was not recorded."""
+    return (
+        f"{result.nodeid}: {result.id} is not recorded: it replaces {former.id} of the same test "
+        f'({_former_case_figures(former, result.checks)}); accept it with --perf-reason "why"; '
+        "remove what is left over with --update-baselines=prune"
+    )
+
+
+def _settings(former: Baseline, spec: TrainSpec) -> list[str]:
+    """``name: then -> now``; a setting that an older version did not store has its default, which the spec has too."""
+    now = spec.to_dict()
+    return [f"{name}: {then} -> {now.get(name)}" for name, then in former.spec.items() if then != now.get(name)]
+
+
+def _former_case_figures(former: Baseline, checks: Sequence[Check]) -> str:
+    told = []
+    for check in checks:
+        if check.metric in _TOLD:
+            then = METRICS[check.metric].of(former.launches)
+            was, now = in_sentence(then, check.unit), in_sentence(check.value, check.unit)
+            told.append(f"{check.metric} {was} -> {now}, {percent(check.value / then - 1 if then else None)}")
+    return "; ".join(told) or "no figures"

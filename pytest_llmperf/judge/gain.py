@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.noise import Noise, Squares, log_of, within_sessions
 from pytest_llmperf.judge.policy import METRICS, Policy
-from pytest_llmperf.judge.sequential_test import Outlook, Rule
+from pytest_llmperf.judge.stats import Decision, Difference, Outlook, Rule, decide
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.result import Check, Verdict, worst_of
+from pytest_llmperf.records.launch import Launch, RankRecord
+from pytest_llmperf.records.result import VERDICTS, Check, Verdict, worst_of
+from pytest_llmperf.support.formats import percent
 from pytest_llmperf.support.quantities import is_positive
 
 # A bound counts as broken only once this many pairs broke it, each by itself.
@@ -172,3 +175,193 @@ def _learnt(losses: Sequence[float]) -> float:
     """How far training moved the loss: the first steps' mean over the last ones', nats."""
     few = max(1, len(losses) // 4)
     return abs(fmean(losses[:few]) - fmean(losses[-few:]))
+
+
+# Scaling efficiency: a GPU's rate in a wide case over its rate at a narrow width, and the verdict on it. Pure.
+
+
+METRIC = "scaling_efficiency"
+
+_RATE = "tokens_per_second_per_gpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Narrow:
+    """The width that a case's efficiency is over."""
+
+    gpus: int
+    launches: tuple[Launch, ...]
+    """Of this run; where it measured none, those of the baseline."""
+    baseline: Baseline | None
+    """As it was before this run recorded anything."""
+    in_this_run: bool
+
+    @property
+    def name(self) -> str:
+        """``1 GPU of this run``."""
+        return f"{self.gpus} GPU{'s' * (self.gpus > 1)} {'of this run' if self.in_this_run else 'as stored'}"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a test asks of its efficiency."""
+
+    at_least: float | None = None
+    """A floor; ``None``: none."""
+    tolerance: float | None = None
+    """Fraction by which it may fall below the baseline's; ``None``: as throughput may."""
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What was found."""
+
+    check: Check
+    undecided: bool
+    """Whether another launch of the wide case is worth its cost."""
+
+
+def judge_efficiency(
+    launches: Sequence[Launch], baseline: Baseline | None, narrow: Narrow, policy: Policy, terms: Terms
+) -> Efficiency:
+    """The efficiency of ``launches`` over ``narrow``, held against a floor and against both widths' baselines.
+
+    It is ``regressed`` against the baselines only where both words agree: the ratio fell, and the wide case itself is
+    slower. Where the narrow width was not measured in this run the ratio says no more than throughput does, and gates
+    by its floor alone.
+    """
+    value = METRICS[_RATE].of(launches) / METRICS[_RATE].of(narrow.launches)
+    check = Check(metric=METRIC, value=value, unit="1", higher_is_better=True, detail=f"over {narrow.name}")
+    verdicts: list[Verdict] = []
+    undecided = False
+    if baseline is not None and narrow.baseline is not None:
+        found = _beside_baselines(check, launches, (baseline, narrow), policy, terms)
+        check, undecided = found.check, found.undecided
+        verdicts += [check.verdict] if check.verdict else []
+    if terms.at_least is not None:
+        kept = _floor(launches, narrow, terms.at_least, policy)
+        verdicts.append(kept or "inconclusive")
+        floor = f"; its test asks for {terms.at_least * 100:g} %"
+        check = replace(check, limit=max(terms.at_least, check.limit or 0.0), detail=check.detail + floor)
+        undecided |= kept is None
+    verdict = worst_of(verdicts) if verdicts else None
+    return Efficiency(replace(check, verdict=verdict), undecided and verdict != "regressed")
+
+
+def _beside_baselines(
+    check: Check, launches: Sequence[Launch], widths: tuple[Baseline, Narrow], policy: Policy, terms: Terms
+) -> Efficiency:
+    baseline, narrow = widths
+    own = policy.difference(launches, baseline.launches)
+    if not narrow.in_this_run or narrow.baseline is None:
+        ratio = math.exp(-own.log)
+        return Efficiency(replace(check, baseline=check.value / ratio, change=ratio - 1), undecided=False)
+    other = policy.difference(narrow.launches, narrow.baseline.launches)
+    both = less(own, other)
+    tolerance = terms.tolerance or max(
+        policy.at(launches, baseline).tolerances.get(_RATE, 0.0),
+        policy.at(narrow.launches, narrow.baseline).tolerances.get(_RATE, 0.0),
+    )
+    ratio = math.exp(-both.log)
+    check = replace(check, baseline=check.value / ratio, change=ratio - 1)
+    if not tolerance:  # a user's policy without one: shown, and gates nothing
+        return Efficiency(check, undecided=False)
+    of_ratio, of_own = decide(both, tolerance, policy.rule), decide(own, tolerance, policy.rule)
+    verdict = milder(of_ratio.verdict or "inconclusive", of_own.verdict or "inconclusive")
+    check = replace(
+        check,
+        tolerance=tolerance,
+        limit=check.value / ratio * math.exp(-of_ratio.alarm_log),
+        detectable=of_ratio.detectable / (1 + of_ratio.detectable),
+        verdict=verdict,
+        detail=check.detail + _cause((of_ratio, of_own), math.exp(-other.log) - 1),
+    )
+    return Efficiency(check, undecided=verdict == "inconclusive" and None in (of_ratio.verdict, of_own.verdict))
+
+
+def less(wide: Difference, narrow: Difference) -> Difference:
+    """By how much more ``wide`` slowed down than ``narrow``: of a ratio of the two, the noise of both.
+
+    They are taken to be independent. A host or a day that moved both alike would make the ratio better known than
+    that, never worse. Degrees of freedom: Satterthwaite (1946).
+    """
+    mine, theirs = wide.error**2, narrow.error**2
+    squares = mine**2 / wide.df + theirs**2 / narrow.df
+    return Difference(
+        log=wide.log - narrow.log,
+        error=math.sqrt(mine + theirs),
+        df=(mine + theirs) ** 2 / squares if squares > 0 else math.inf,
+        launch_sd=wide.launch_sd,
+        each=tuple(each - narrow.log for each in wide.each),
+    )
+
+
+def milder(ratio: Verdict, own: Verdict) -> Verdict:
+    """The verdict on which both words agree: a loss needs both to say so, and so does a gain."""
+    if ratio == own == "improved":
+        return "improved"
+    plain: list[Verdict] = ["pass" if verdict == "improved" else verdict for verdict in (ratio, own)]
+    return max(plain, key=VERDICTS.index)
+
+
+def _cause(decisions: tuple[Decision, Decision], narrow_change: float) -> str:
+    """What moved, where one of the two did and the other did not."""
+    of_ratio, of_own = decisions
+    change = percent(narrow_change)
+    if of_ratio.verdict == "regressed" and of_own.verdict != "regressed":
+        return f"; that width's own rate changed by {change}, this case's is not shown to be slower"
+    if of_own.verdict == "regressed" and of_ratio.verdict != "regressed":
+        lost = ": it is not scaling that was lost" if of_ratio.verdict == "pass" else ""
+        return f"; that width's own rate changed by {change}{lost}"
+    return ""
+
+
+def _floor(launches: Sequence[Launch], narrow: Narrow, at_least: float, policy: Policy) -> Verdict | None:
+    """Whether the efficiency on this host is ``at_least`` so much, as ``keeps`` says it."""
+    difference = _apart(launches, narrow.launches, policy.noise, here=narrow.in_this_run)
+    # Step times compare work of one size; widths that share a global batch differ in it.
+    tokens = _tokens_per_rank(launches) / _tokens_per_rank(narrow.launches)
+    shift = math.log(tokens) - math.log(at_least)
+    return keeps(shift - difference.log, [shift - each for each in difference.each], difference, policy.rule)
+
+
+def _tokens_per_rank(launches: Sequence[Launch]) -> float:
+    return launches[0].tokens_per_step / len(launches[0].ranks)
+
+
+def _host(rank: RankRecord) -> tuple[str, ...]:
+    return rank.host, rank.boot
+
+
+def _gpu(rank: RankRecord) -> tuple[str, ...]:
+    return (*_host(rank), rank.device)
+
+
+def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, here: bool) -> Difference:
+    """The step times of one width against another's; of one host (``here``) by what its launches and days scatter."""
+    if not here:
+        return stats.difference(wide, narrow, noise)
+    shown = [within_sessions(group) for group in (wide, narrow)]
+    spread = noise.launch.moderated(Squares(math.fsum(s.total for s in shown), sum(s.df for s in shown)))
+    # A launch that ended before its median was known scatters by that much more.
+    squares = [fmean(max(spread.sd, launch.median_error) ** 2 for launch in group) for group in (wide, narrow)]
+    of_launches = squares[0] / len(wide) + squares[1] / len(narrow)
+    # A day may move one width and not the other: a floor is no word about tonight alone. And two widths of one run need
+    # not have had the same GPUs, nor the same host.
+    ranks = [[rank for launch in group for rank in launch.ranks] for group in (wide, narrow)]
+    gpus, hosts = ([{of(rank) for rank in each} for each in ranks] for of in (_gpu, _host))
+    levels = [
+        noise.session,
+        *([] if gpus[0] & gpus[1] else [noise.site]),
+        *([] if hosts[0] & hosts[1] else [noise.host]),
+    ]
+    of_places = [(2 * level.sd**2, level.df) for level in levels]
+    variance = of_launches + math.fsum(value for value, _ in of_places)
+    expected = math.log(stats.pooled_step_seconds(narrow))
+    return Difference(
+        log=math.log(stats.pooled_step_seconds(wide)) - expected,
+        error=math.sqrt(variance),
+        df=variance**2 / (of_launches**2 / spread.df + math.fsum(value**2 / df for value, df in of_places)),
+        launch_sd=math.sqrt(squares[0]),
+        each=tuple(log_of(launch) - expected for launch in wide),
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 
 # A file keeps six digits, of both sides.
 _ROUNDED = 2e-5

@@ -12,8 +12,7 @@ from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
 from pytest_llmperf.judge.noise import Noise, Spread
-from pytest_llmperf.judge.sequential_test import Rule, least_tolerance
-from pytest_llmperf.judge.stats import Difference
+from pytest_llmperf.judge.stats import Difference, Rule, least_tolerance
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import CHECKPOINT, IMPORTS, MODEL, START
 from pytest_llmperf.support.quantities import is_positive

@@ -17,7 +17,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import WHAT_TO_DO, BaselineError
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.guarded_paths import private_folder
 

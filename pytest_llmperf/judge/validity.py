@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pytest_llmperf.judge.evidence.evidence_checks import LEARNING, contradictions, undeclarable
-from pytest_llmperf.judge.evidence.learning_checks import unlearnt
-from pytest_llmperf.judge.machine_profile import Experience
+from pytest_llmperf.judge.evidence_checks import LEARNING, contradictions, undeclarable
+from pytest_llmperf.judge.learning_checks import unlearnt
+from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.records.clock_reasons import THROTTLES
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.json_fields import flat
 
 _THROTTLED_SHARE = 0.1

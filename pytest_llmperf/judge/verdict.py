@@ -14,8 +14,7 @@ from statistics import median_high, median_low
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import METRICS, Metric, Policy
-from pytest_llmperf.judge.sequential_test import Decision, Rule, decide, interval, may_be_its_gpu
-from pytest_llmperf.judge.stats import Difference
+from pytest_llmperf.judge.stats import Decision, Difference, Rule, decide, interval, may_be_its_gpu
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check, Verdict, joined_reasons, worst_of

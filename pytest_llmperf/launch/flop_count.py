@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_llmperf.launch.prediction_process import PredictionProcess
-from pytest_llmperf.spec.models import Model
+from pytest_llmperf.settings.models import Model
 
 # Others may train beside it, on this host's other GPUs.
 _NICENESS = 10

@@ -28,7 +28,7 @@ from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.parity_order import ParityOrder
 from pytest_llmperf.records.phases import phases_of
 from pytest_llmperf.records.training_errors import TrainingErrors
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.support.files import write_text
 

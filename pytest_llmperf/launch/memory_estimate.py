@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from pytest_llmperf.launch.prediction_process import PredictionProcess
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 # A list of all that transformers knows is no answer.
 _LONGEST_ERROR = 300

@@ -23,7 +23,7 @@ from pytest_llmperf.records.learning.learning import Learning
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.records.training_errors import FILE as ERRORS_FILE
 from pytest_llmperf.records.training_errors import TrainingErrors
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.redaction import without_secrets
 
 _TAIL_LINES = 12

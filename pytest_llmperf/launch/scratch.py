@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llmperf.launch.compiled_files import drop_half_files, drop_unfinished
+from pytest_llmperf.support.files import is_left, mark
 from pytest_llmperf.support.guarded_paths import private_folder
-from pytest_llmperf.support.leftovers import is_left, mark
 
 #: Names the folder that each node has for itself.
 SCRATCH = "LLMPERF_SCRATCH"

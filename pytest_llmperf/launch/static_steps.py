@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pytest_llmperf.launch.memory_estimate import PredictionError, prediction_error, step_request, why_none
 from pytest_llmperf.launch.prediction_process import PredictionProcess
 from pytest_llmperf.records.static_step import StaticStep
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 # None of them is imported here, and the process that predicts imports all.
 _NEEDED = ("torch", "transformers", "accelerate")

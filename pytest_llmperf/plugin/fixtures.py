@@ -8,7 +8,7 @@ import pytest
 
 from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.plugin.session import SESSION
-from pytest_llmperf.spec.train_spec import TrainSpec, precision_fields
+from pytest_llmperf.settings.train_spec import TrainSpec, precision_fields
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.perf import Perf

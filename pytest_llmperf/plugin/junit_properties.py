@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.report.consumers.documents import PREFIX, properties
 from pytest_llmperf.report.consumers.exported_run import ExportedCase
-from pytest_llmperf.report.consumers.junit import PREFIX, properties
 
 
 def add(item: pytest.Item, report: pytest.TestReport, results: Iterable[CaseResult]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_llmperf.plugin.options.width_options import is_case
 from pytest_llmperf.plugin.outcomes import DidNotTrain
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 def specs_of(items: Iterable[pytest.Item]) -> Iterator[TrainSpec]:

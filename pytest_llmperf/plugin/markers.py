@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.curve_check import SEEDS
+from pytest_llmperf.engine.learning_checks import SEEDS
 from pytest_llmperf.engine.terms import CaseTerms
-from pytest_llmperf.judge.curves.curve_verdict import FEWEST_SEEDS
-from pytest_llmperf.judge.evidence.evidence_checks import declarable
-from pytest_llmperf.judge.scaling_efficiency import Terms
+from pytest_llmperf.judge.evidence_checks import declarable
+from pytest_llmperf.judge.gain import Terms
+from pytest_llmperf.judge.loss_curves import FEWEST_SEEDS
 from pytest_llmperf.plugin.options.run_options import tolerance_metric
 from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.records.result import Reference

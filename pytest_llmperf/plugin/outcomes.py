@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.report.text import leaving
-from pytest_llmperf.spec.train_spec import SpecError
+from pytest_llmperf.settings.train_spec import SpecError
 
 
 class DidNotTrain(pytest.fail.Exception):  # type: ignore[misc, name-defined]  # pytest hides its class

@@ -21,7 +21,7 @@ from pytest_llmperf.engine.preconditions import (
     need_the_same_training,
     tuning_space,
 )
-from pytest_llmperf.engine.static.static_check import StaticChecks
+from pytest_llmperf.engine.static_check import StaticChecks
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.plugin import benchmark, commands
 from pytest_llmperf.plugin.console import Console
@@ -34,7 +34,7 @@ from pytest_llmperf.records.result import PLANNED, CaseResult
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.run.errors import DidNotTrainError
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

@@ -96,7 +96,7 @@ class RunProgress:
 
 def _is_tiny(session: PerfSession, item: pytest.Item) -> bool:
     """Whether all that it launches is of a model that a CPU trains in a second, and can run here."""
-    from pytest_llmperf.spec.requirements import why_skip  # noqa: PLC0415 - only a perf test pays for it
+    from pytest_llmperf.settings.requirements import why_skip  # noqa: PLC0415 - only a perf test pays for it
 
     specs, cores = list(specs_of([item])), session.machine.cores
     return bool(specs) and all(

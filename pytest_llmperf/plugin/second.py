@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.support.worktree import baselines_above
+from pytest_llmperf.support.folders import baselines_above
 
 
 def refuse_second(config: pytest.Config) -> None:

@@ -27,7 +27,7 @@ _FUNCTOR = re.compile(r"(\w*(?:Functor|Op|Ops|_kernel_cuda|kernel_impl)\w*)")
 
 
 class NameChange(Protocol):
-    """Of ``insight/tracing/step_difference.py``, as all below."""
+    """Of ``analysis/step_difference.py``, as all below."""
 
     @property
     def name(self) -> str: ...
@@ -55,7 +55,7 @@ class Part(Protocol):
 
 
 class OddRank(Protocol):
-    """Of ``insight/tracing/rank_differences.py``."""
+    """Of ``analysis/step_difference.py``."""
 
     @property
     def rank(self) -> int: ...

@@ -23,8 +23,8 @@ from pytest_llmperf.run.settings import Settings
 if TYPE_CHECKING:
     from pytest_llmperf.judge.baseline import Baseline
     from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
-    from pytest_llmperf.judge.machine_profile import Experience
-    from pytest_llmperf.judge.sequential_test import Rule
+    from pytest_llmperf.judge.noise import Experience
+    from pytest_llmperf.judge.stats import Rule
     from pytest_llmperf.launch.machine import Gpu, Machine
     from pytest_llmperf.launch.slurm.cluster import Cluster
     from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.run.slurm_job import AllNodesLostError, Job
     from pytest_llmperf.run.small_trainings import SmallTrainings
     from pytest_llmperf.run.warm_starts import WarmStarts
-    from pytest_llmperf.spec.train_spec import TrainSpec
+    from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
 #: "try again later".
@@ -107,7 +107,7 @@ class Context:
     @cached_property
     def experience(self) -> Experience:
         """What all baselines of this machine kind show; read once, before anything of this run is recorded."""
-        from pytest_llmperf.judge.machine_profile import Experience
+        from pytest_llmperf.judge.noise import Experience
         from pytest_llmperf.judge.policy import Policy
 
         policy = Policy.for_cpu() if self.on_cpu else Policy.for_gpu()
@@ -150,7 +150,7 @@ class Context:
     @property
     def rule(self) -> Rule:
         """How strict this run's verdicts are."""
-        from pytest_llmperf.judge.sequential_test import Rule
+        from pytest_llmperf.judge.stats import Rule
 
         return Rule.allowing(self.settings.alarms_a_month, self.num_gates, self.settings.max_launches)
 

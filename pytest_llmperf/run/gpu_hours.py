@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_llmperf.insight.cost import Price, price_per_million, tokens_per_price
+from pytest_llmperf.analysis.cost import Price, price_per_million, tokens_per_price
 from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.run.findings import Planned
 

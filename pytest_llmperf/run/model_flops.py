@@ -12,12 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.insight.chip_utilisation import peak_flops
+from pytest_llmperf.analysis.formulas import peak_flops
 from pytest_llmperf.launch.flop_count import CountError, FlopCounts
-from pytest_llmperf.spec.models import Model
-from pytest_llmperf.spec.train_spec import TrainSpec
-from pytest_llmperf.support.cache_folder import cache_folder
+from pytest_llmperf.settings.models import Model
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.folders import cache_folder
 
 _COUNTER = [
     Path(__file__).parents[1] / "worker" / "estimate" / f"{name}.py" for name in ("arithmetic", "operator_flops")

@@ -13,8 +13,8 @@ from filelock import FileLock, Timeout
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.support.cache_folder import cache_folder
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.folders import cache_folder
 
 # Of how they are made.
 _PROCEDURE = 1

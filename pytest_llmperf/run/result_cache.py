@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.scaling_efficiency import Narrow
+from pytest_llmperf.judge.gain import Narrow
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.spec.equivalence import is_narrower
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.small_spec import is_narrower
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 @dataclass(frozen=True)

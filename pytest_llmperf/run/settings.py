@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_llmperf.insight.cost import Price
+from pytest_llmperf.analysis.cost import Price
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.run.width import Width
 

@@ -14,9 +14,9 @@ from typing import Any
 from pytest_llmperf.launch import machine
 from pytest_llmperf.launch.local import lasting_environment
 from pytest_llmperf.records.trial import Trial
-from pytest_llmperf.spec.train_spec import TrainSpec
-from pytest_llmperf.support.cache_folder import cache_folder
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.folders import cache_folder
 from pytest_llmperf.support.redaction import redacted
 
 # Of how a trial is made: what was made otherwise is none of today's.

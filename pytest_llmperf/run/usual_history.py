@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_llmperf.support.state_folder import state_folder
+from pytest_llmperf.support.folders import state_folder
 
 
 def usual_history() -> Path:

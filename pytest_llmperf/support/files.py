@@ -6,14 +6,52 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
+from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.support.guarded_paths import refuse_others_link
-from pytest_llmperf.support.leftovers import is_left, mark
+
+# Leftovers: files and folders that name the process that made them, so that the next one knows when it was killed.
+
+
+_UNTOUCHED_SECONDS = 24 * 3600.0
+
+
+@cache
+def _space() -> str:
+    """Within which a pid means one process: another host, or a container, has its own."""
+    namespace = ""
+    with suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - it points to nothing
+    return hashlib.sha256(f"{boot_id()} {namespace}".encode()).hexdigest()[:8]
+
+
+def mark() -> str:
+    """Of this process, for the name of what it must not leave."""
+    return f"{_space()}-{os.getpid()}"
+
+
+def is_left(path: Path, space: str, pid: int) -> bool:
+    """Whether the process that the name of ``path`` tells of is gone; of another host: a day after its last write.
+
+    Raises:
+        OSError: ``path`` is gone.
+    """
+    if space == _space():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
+    return time.time() - path.lstat().st_mtime > _UNTOUCHED_SECONDS
+
 
 _PART = re.compile(r"\.llmperf-(?:(?P<space>\w+)-)?(?P<pid>\d+)-\w+\.part")
 
@@ -120,3 +158,33 @@ def files_digest(folder: Path, pattern: str) -> str:
         except OSError:
             continue
     return whole.hexdigest()[:12] if found else ""
+
+
+# Fingerprints: what files say, whatever they are called and wherever they lie.
+
+
+_DIGITS = 16
+_PIECE = 2**20
+
+
+def of_files(files: Iterable[tuple[str, Path]]) -> str:
+    """Of the contents of ``files`` in their order, each under the name that matters of it; 16 hex digits.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    whole = hashlib.sha256()
+    for name, path in files:
+        state = path.stat()
+        whole.update(f"{name}\0{_of_file(path.absolute(), state.st_size, state.st_mtime_ns)}\0".encode())
+    return whole.hexdigest()[:_DIGITS]
+
+
+@lru_cache(maxsize=256)
+def _of_file(path: Path, _size: int, _mtime_ns: int) -> str:
+    """Read once; a file that was changed, or another one of its name, is read anew."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            found.update(piece)
+    return found.hexdigest()

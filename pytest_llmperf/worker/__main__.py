@@ -13,10 +13,9 @@ from pathlib import Path
 from pytest_llmperf.support.garbage import uncollected
 from pytest_llmperf.worker.failure_file import write_failure
 from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory
+from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory, watched
 from pytest_llmperf.worker.refusal import RefusedError
 from pytest_llmperf.worker.request import Request
-from pytest_llmperf.worker.roomwatch import watched
 from pytest_llmperf.worker.stack_dump import LastWords
 
 
@@ -57,7 +56,7 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
         # Imported here: a rank that cannot import torch leaves its reason like any other.
         import torch  # noqa: PLC0415
 
-        from pytest_llmperf.spec.fault_injection import Injection  # noqa: PLC0415
+        from pytest_llmperf.settings.fault_injection import Injection  # noqa: PLC0415
         from pytest_llmperf.worker.batch_size_trials import try_sizes  # noqa: PLC0415
         from pytest_llmperf.worker.data import data_workers  # noqa: PLC0415
         from pytest_llmperf.worker.launch_record import Recorder  # noqa: PLC0415

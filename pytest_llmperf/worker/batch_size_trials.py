@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from pytest_llmperf.records.batch_size_search import Search
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.failure_file import write_json
 from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory
-from pytest_llmperf.worker.trained import Trained
+from pytest_llmperf.worker.request import Trained
 
 # More than this left behind by a size that is done, and the next one would not be told the truth.
 _LEFT_BEHIND = 64 * 2**20

@@ -25,8 +25,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from pytest_llmperf.spec.choices import LIGER_KERNELS
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.checks import LIGER_KERNELS
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.setup import matmul_precision, sdpa_kernels
 

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
-from pytest_llmperf.spec import fault_injection
-from pytest_llmperf.spec.choices import FP8_RECIPES
+from pytest_llmperf.settings import fault_injection
+from pytest_llmperf.settings.checks import FP8_RECIPES
 from pytest_llmperf.support.json_fields import flat
 from pytest_llmperf.worker.build import found_settings
 from pytest_llmperf.worker.data import data_workers
@@ -89,7 +89,7 @@ def kept_dtypes(model: PreTrainedModel, asked: torch.dtype) -> dict[str, int]:
 def collect(
     trainer: Trainer, model: PreTrainedModel, asked: torch.dtype, autocast: AutocastWitness, liger: LigerNotes
 ) -> dict[str, Any]:
-    """Everything ``judge/evidence/evidence_checks.py`` holds against the spec; called once, after all that is timed.
+    """Everything ``judge/evidence_checks.py`` holds against the spec; called once, after all that is timed.
 
     Which operators attention calls is not tried yet: steps that are traced may follow. ``asked``: the weights' type.
     """

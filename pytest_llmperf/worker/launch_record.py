@@ -16,14 +16,14 @@ import torch.distributed as dist
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch, RankRecord
 from pytest_llmperf.records.learning import learning
 from pytest_llmperf.records.trace import merged
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.environment import environment, place_of
 from pytest_llmperf.worker.failure_file import write_failure, write_json
 from pytest_llmperf.worker.installed import loaded
 from pytest_llmperf.worker.measuring import canary
-from pytest_llmperf.worker.tracing.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.worker.trained import Later, Trained
+from pytest_llmperf.worker.request import Later, Trained
+from pytest_llmperf.worker.tracer import STEPS as TRACED_STEPS
 
 
 @dataclass(frozen=True)

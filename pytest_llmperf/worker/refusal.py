@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
-from pytest_llmperf.spec.choices import ATTENTIONS
+from pytest_llmperf.settings.checks import ATTENTIONS
 
 # An attention, and the class attribute by which a family says that it has it.
 _SAID_BY = {

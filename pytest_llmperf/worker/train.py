@@ -16,8 +16,8 @@ from pytest_llmperf.records.calibration import OF_THE_RUN, Calibration
 from pytest_llmperf.records.learning.learning import UNWANTED as UNINSPECTED
 from pytest_llmperf.records.learning.learning import uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
-from pytest_llmperf.spec.fault_injection import Injection
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.fault_injection import Injection
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.build import (
     build_model,
@@ -29,26 +29,20 @@ from pytest_llmperf.worker.build import (
 )
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.data import data_workers
-from pytest_llmperf.worker.data.text_samples import REAL_TOKENS
+from pytest_llmperf.worker.data.text import REAL_TOKENS
 from pytest_llmperf.worker.data.training_data import training_data
 from pytest_llmperf.worker.environment import place_of
-from pytest_llmperf.worker.faults import Burner
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.learning.inspection import STEPS as INSPECTED_STEPS
 from pytest_llmperf.worker.learning.inspection import Inspection
 from pytest_llmperf.worker.measuring.calibrator import calibrated
 from pytest_llmperf.worker.measuring.canary import sing
-from pytest_llmperf.worker.measuring.fetches import Fetches, with_timed_waits
-from pytest_llmperf.worker.measuring.gradient_exchange import Exchange
 from pytest_llmperf.worker.measuring.instruments import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
-from pytest_llmperf.worker.measuring.measurement import Measurement
-from pytest_llmperf.worker.measuring.observed_training import ObservedTraining
-from pytest_llmperf.worker.measuring.stopping import Stopping
-from pytest_llmperf.worker.request import Request
-from pytest_llmperf.worker.step_marks import After, StepMarks
-from pytest_llmperf.worker.tracing.tracer import STEPS as TRACED_STEPS
-from pytest_llmperf.worker.tracing.tracer import Tracer
-from pytest_llmperf.worker.trained import Trained
+from pytest_llmperf.worker.measuring.measurement import Exchange, Measurement, ObservedTraining, Stopping
+from pytest_llmperf.worker.request import Request, Trained
+from pytest_llmperf.worker.step_marks import After, Burner, StepMarks
+from pytest_llmperf.worker.tracer import STEPS as TRACED_STEPS
+from pytest_llmperf.worker.tracer import Fetches, Tracer, with_timed_waits
 from pytest_llmperf.worker.unused_settings import unused_settings
 
 

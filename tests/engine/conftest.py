@@ -14,7 +14,7 @@ from pytest_llmperf.engine import launch_retry, runner
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.static.static_check import StaticChecks
+from pytest_llmperf.engine.static_check import StaticChecks
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.launch import machine, static_steps
 from pytest_llmperf.launch.machine import Machine
@@ -23,7 +23,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import MACHINE, FakeLauncher, FakeStaticSteps, write_fake
 
 #: As the fixture ``train_spec`` makes it on the CPU.

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from pytest_llmperf.engine.bisecting.bisection import Bisection, BisectionOrder
-from pytest_llmperf.engine.bisecting.bisector import Bisector
+from pytest_llmperf.engine.bisection import Bisection, BisectionOrder
+from pytest_llmperf.engine.bisector import Bisector
 from pytest_llmperf.launch.candidates.errors import NoRoomError, NotMadeError
 from pytest_llmperf.launch.candidates.history import Span
 from pytest_llmperf.records.candidate import Candidate

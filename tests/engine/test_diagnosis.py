@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_llmperf.engine.diagnosis import diagnosed
+from pytest_llmperf.engine.baseline_comparison import diagnosed
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import Trace, TraceRow, merged
 from pytest_llmperf.run.errors import DidNotTrainError

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.tracing.exact_counts import count_checks, trace_notes
-from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
+from pytest_llmperf.judge.baseline import StoredTrace
+from pytest_llmperf.judge.exact import count_checks, trace_notes
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import merged
 from pytest_llmperf.run.errors import CaseFailedError

@@ -15,8 +15,8 @@ from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.launch.flop_count import CountError
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.run import model_flops
-from pytest_llmperf.spec.models import Model
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.models import Model
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests import fakes
 from tests.engine.conftest import SPEC, Engine
 

@@ -16,7 +16,7 @@ from pytest_llmperf.records.parity_order import SEEDS
 from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.run.errors import CannotRunError, DidNotTrainError
 from pytest_llmperf.run.width import Width
-from pytest_llmperf.spec.small_spec import small
+from pytest_llmperf.settings.small_spec import small
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import FakeLauncher
 from tests.unit.judge.test_training_parity import PLAIN, training

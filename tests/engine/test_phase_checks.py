@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llmperf.judge.phase_checks import phase_checks
 from pytest_llmperf.judge.policy import PHASES, Policy
-from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.judge.verdict import Reference
 from pytest_llmperf.records.launch import Launch
 from tests.engine.conftest import SPEC, Engine

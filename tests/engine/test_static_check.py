@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.static import static_check
-from pytest_llmperf.engine.static.static_recording import record_static
+from pytest_llmperf.engine import static_check
+from pytest_llmperf.engine.static_check import record_static
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
 from tests.engine.conftest import EAGER, SPEC, Engine

@@ -11,13 +11,12 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_llmperf.engine import runner
-from pytest_llmperf.engine.batch_size import max_batch_size
+from pytest_llmperf.engine import capacity, runner
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.launch.machine import Gpu
 from pytest_llmperf.records.phases import HELD
 from pytest_llmperf.run.errors import DidNotTrainError
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import MACHINE
 
@@ -100,7 +99,7 @@ def test_a_prediction_is_part_of_that_search(engine: Engine, monkeypatch: pytest
         time.sleep(WAITED)
         return 12
 
-    monkeypatch.setattr(max_batch_size, "_guess", predicted)
+    monkeypatch.setattr(capacity, "_guess", predicted)
     engine.on(replace(MACHINE, gpus=(Gpu(index=0, uuid="GPU-0", name="NVIDIA Z9", memory_bytes=2**36),)))
     engine.fake(most=12)
     engine.run(gpus=1).max_micro_batch(SPEC)

@@ -17,12 +17,11 @@ import pytest
 from pytest_llmperf.engine import runner
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.engine.tuning import final as final_stage
-from pytest_llmperf.engine.tuning import recheck, side_by_side, step_predictions
+from pytest_llmperf.engine.tuning import forecast, recheck, trial_stage
 from pytest_llmperf.engine.tuning.final import Final, Knowledge
-from pytest_llmperf.engine.tuning.order import TuningOrder
-from pytest_llmperf.engine.tuning.step_predictions import StepPredictions
+from pytest_llmperf.engine.tuning.forecast import StepPredictions
+from pytest_llmperf.engine.tuning.trials import Share, Tried, Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Standing, Tuner
-from pytest_llmperf.engine.tuning.tuning import Share, Tried, Tuning
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES
 from pytest_llmperf.launch import leases, machine
 from pytest_llmperf.launch.local import LaunchRequest
@@ -32,9 +31,8 @@ from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
-from pytest_llmperf.spec.space.space import Space
-from pytest_llmperf.spec.space.space_file import axes_of
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.space import Space, axes_of
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.engine.conftest import Engine
 from tests.fakes import Fake, launch_of
 
@@ -120,7 +118,7 @@ def world(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> World:
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(step_predictions, "PredictionProcess", Predictions)
+    monkeypatch.setattr(forecast, "PredictionProcess", Predictions)
     return found
 
 
@@ -788,7 +786,7 @@ class TestSeveralGpus:
             raise KeyboardInterrupt
 
         world.launch = launch  # type: ignore[method-assign]
-        monkeypatch.setattr(side_by_side, "wait", interrupted)
+        monkeypatch.setattr(trial_stage, "wait", interrupted)
         tuning = _tuned(engine, gpus=4)
         assert tuning.ended == "interrupted"
         assert len(ended) == 4
@@ -808,7 +806,7 @@ class TestSeveralGpus:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(leases._Waiting, "tick", tick)
-        monkeypatch.setattr(side_by_side, "wait", interrupted)
+        monkeypatch.setattr(trial_stage, "wait", interrupted)
         with leases.lease_gpus(4, [Gpu(index, f"GPU-{index}", "", 1) for index in range(4)], print):
             tuning = _tuned(engine, gpus=4)
         assert (tuning.ended, world.launched) == ("interrupted", [])

@@ -222,7 +222,7 @@ class TestUpdating:
                 raise BaselineChangedError(SPEC.id, Baseline.from_json(theirs, path.name))
             return accept(found, **values)
 
-        monkeypatch.setattr("pytest_llmperf.engine.recorder.accept", late)
+        monkeypatch.setattr("pytest_llmperf.engine.conclusion.accept", late)
         concluded = engine.check(update="all", reason="mine")
         assert (told, concluded.result.verdict) == (["pass"], "improved")
         assert concluded.result.updated

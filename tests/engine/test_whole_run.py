@@ -15,7 +15,7 @@ from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.whole_run import judged_together
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.judge.verdict import WAITS
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.records.launch import Launch

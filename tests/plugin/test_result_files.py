@@ -11,9 +11,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from pytest_llmperf.cli.merge.night_results import gather
+from pytest_llmperf.report.consumers.documents import junit
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.junit import junit
-from pytest_llmperf.report.consumers.prometheus import prometheus
+from pytest_llmperf.report.consumers.metrics import prometheus
 from tests.plugin.conftest import Project
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import launch_of
 
 REPOSITORY = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.liger import apply_liger_kernel
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.spec import models
+from pytest_llmperf.settings import models
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, hf_config_of, liger_kernels
 from pytest_llmperf.worker.estimate.arithmetic import Arithmetic

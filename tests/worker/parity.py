@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.parity.training_parity import Parity, judge_parity
+from pytest_llmperf.judge.training_parity import Parity, judge_parity
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, WarmStart
 from pytest_llmperf.records.parity_order import ParityOrder
 from pytest_llmperf.records.training_errors import TrainingErrors
-from pytest_llmperf.spec.small_spec import plainest, small
+from pytest_llmperf.settings.small_spec import plainest, small
 from tests.worker import launching
 from tests.worker.import_patch import as_on_gpus, in_the_rank
 

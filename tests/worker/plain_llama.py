@@ -14,12 +14,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from pytest_llmperf.spec.models import resolve
-from pytest_llmperf.spec.small_config import small_config
+from pytest_llmperf.settings.models import resolve, small_config
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.parity.comparison import Truth
-from pytest_llmperf.worker.parity.initial_weights import set_initial_weights
-from pytest_llmperf.worker.parity.uneven_rows import UnevenRows
+from pytest_llmperf.worker.parity.parity_job import Truth
+from pytest_llmperf.worker.parity.small_trainer import UnevenRows, set_initial_weights
 
 SEED, LENGTH, ROWS, STEPS = 42, 32, 8, 2
 RATE, DECAY, CLIP, BETA1, BETA2, EPSILON = 1e-3, 0.1, 0.1, 0.9, 0.999, 1e-8

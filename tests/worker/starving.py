@@ -28,8 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pytest_llmperf.launch.starved_process import want_of_memory
 from pytest_llmperf.worker.failure_file import write_json
-from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory
-from pytest_llmperf.worker.roomwatch import watched
+from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory, watched
 
 _MIB = 2**20
 _LIMIT = 200 * _MIB

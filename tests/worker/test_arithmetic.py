@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from pytest_llmperf.launch.flop_count import FlopCounts
-from pytest_llmperf.spec import models
+from pytest_llmperf.settings import models
 from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.estimate.arithmetic import Arithmetic, model_flops
 from pytest_llmperf.worker.estimate.cuda_emulation import as_on_cuda

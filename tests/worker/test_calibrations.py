@@ -19,9 +19,9 @@ from tests.worker.launching import launched
 
 torch = pytest.importorskip("torch")
 
-from pytest_llmperf.worker.measuring import calibrator, gpu_sensors  # noqa: E402 - they need torch
+from pytest_llmperf.worker.measuring import calibrator, instruments  # noqa: E402 - they need torch
 from pytest_llmperf.worker.measuring.calibrator import calibrate, calibrated, unsteady  # noqa: E402
-from pytest_llmperf.worker.measuring.gpu_sensors import Look, disturbances, mean  # noqa: E402
+from pytest_llmperf.worker.measuring.instruments import Look, disturbances, mean  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -158,7 +158,7 @@ class TestKept:
         monkeypatch.setattr(calibrator, "boot_id", lambda: self.now["boot"])
         monkeypatch.setattr(calibrator, "_versions", lambda _: self.now["versions"])
         monkeypatch.setattr(time, "strftime", lambda *_: self.now["day"])
-        monkeypatch.setattr(gpu_sensors.GpuSensors, "power_limit_watts", property(lambda _: self.now["limit"]))
+        monkeypatch.setattr(instruments.GpuSensors, "power_limit_watts", property(lambda _: self.now["limit"]))
         return made
 
     def test_serves_the_whole_day(self, tmp_path: Path, made: list[Calibration]) -> None:

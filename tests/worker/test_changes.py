@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.evidence.exact_changes import changes, lost_attention_kernel
+from pytest_llmperf.judge.exact import changes, lost_attention_kernel
 from pytest_llmperf.records.launch import Launch
 from tests.worker.import_patch import after_import, in_the_rank
 from tests.worker.launching import launched

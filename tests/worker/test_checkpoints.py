@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.evidence.exact_changes import changes
+from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.records.failure import Failure
 from tests.worker.import_patch import in_the_rank
 from tests.worker.launching import launch, launched

@@ -13,9 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.worker.estimate.caching_allocator import Block, CachingAllocator
-from pytest_llmperf.worker.estimate.replay import Change, Recording, parts_at_peak
-from pytest_llmperf.worker.estimate.storage_counter import Counter
+from pytest_llmperf.worker.estimate.caching_allocator import Block, CachingAllocator, Change, Recording, parts_at_peak
+from pytest_llmperf.worker.estimate.operator_counter import Counter
 from tests.examples import examples
 
 pytestmark = pytest.mark.torchrun

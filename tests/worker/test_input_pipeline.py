@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.insight.data_waits import data_wait
-from pytest_llmperf.judge.evidence.evidence_checks import contradictions
-from pytest_llmperf.judge.evidence.exact_changes import changes
+from pytest_llmperf.analysis.waits import data_wait
+from pytest_llmperf.judge.evidence_checks import contradictions
+from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
@@ -83,7 +83,7 @@ def test_what_is_learnt_does_not_depend_on_who_fetches_and_when(
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 2)), min_size=3, max_size=20), st.booleans())
 def test_with_workers_a_trace_has_the_waits_of_timed_steps(steps: list[tuple[float, float]], on_host: bool) -> None:
-    from pytest_llmperf.worker.measuring.fetches import with_timed_waits  # noqa: PLC0415 - it needs torch
+    from pytest_llmperf.worker.tracer import with_timed_waits  # noqa: PLC0415 - it needs torch
 
     kind = "operator" if on_host else "kernel"
     trace = replace(trace_of({kind: {"gemm": 100}}), step_seconds=0.15, data_seconds=0.01)

@@ -20,7 +20,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.spec.train_spec import SpecError
+from pytest_llmperf.settings.train_spec import SpecError
 from tests.worker.conftest import ColdPair
 from tests.worker.launching import ENDLESS, launch
 from tests.worker.user import LIGHT_PATH

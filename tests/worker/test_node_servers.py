@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.evidence.exact_changes import changes
+from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.launch.local import LaunchRequest, WarmStart, server_pool
 from pytest_llmperf.launch.slurm.cluster import find_cluster
 from pytest_llmperf.launch.slurm.launcher import SlurmLauncher

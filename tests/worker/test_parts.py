@@ -14,11 +14,11 @@ from unittest import mock
 
 import pytest
 
-from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.evidence import evidence_checks
-from pytest_llmperf.judge.evidence.evidence_checks import optimizer_class
-from pytest_llmperf.spec import models
-from pytest_llmperf.spec.train_spec import ATTENTIONS, OPTIMIZERS, TrainSpec
+from pytest_llmperf.judge import evidence_checks, validity
+from pytest_llmperf.judge.evidence_checks import optimizer_class
+from pytest_llmperf.settings import models
+from pytest_llmperf.settings.checks import ATTENTIONS, OPTIMIZERS
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 torch = pytest.importorskip("torch")
 
@@ -27,11 +27,12 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.worker import build, callables, environment, evidence, installed, setup  # noqa: E402
+from pytest_llmperf.worker import build, environment, evidence, installed, setup  # noqa: E402
+from pytest_llmperf.worker import setup as callables
 from pytest_llmperf.worker.build import build_model, choose_sdpa, hf_config_of  # noqa: E402
-from pytest_llmperf.worker.data.random_tokens import RandomTokens  # noqa: E402
+from pytest_llmperf.worker.data.training_data import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.measuring import canary, instruments  # noqa: E402
-from pytest_llmperf.worker.measuring.gradient_exchange import Exchange  # noqa: E402
+from pytest_llmperf.worker.measuring.measurement import Exchange  # noqa: E402
 from pytest_llmperf.worker.unused_settings import unused_settings  # noqa: E402
 from tests.worker.ligered import CHOICES  # noqa: E402
 

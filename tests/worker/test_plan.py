@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.insight.memory_formulas import MemoryPlan, newest_on_a_gpu
+from pytest_llmperf.analysis.formulas import MemoryPlan, newest_on_a_gpu
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.launch import prediction_process
 from pytest_llmperf.launch.memory_estimate import PredictionError, predictions
@@ -31,9 +31,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_llmperf.worker.estimate import prediction_server
 from pytest_llmperf.worker.estimate.cuda_emulation import IN_FP32, SUMMED_IN_FP32, CudaFunctions
-from pytest_llmperf.worker.estimate.known_outputs import KnownOutputs
 from pytest_llmperf.worker.estimate.memory_estimator import plan
-from pytest_llmperf.worker.estimate.operator_counter import OperatorCounter
+from pytest_llmperf.worker.estimate.operator_counter import KnownOutputs, OperatorCounter
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -411,7 +410,7 @@ def test_what_cannot_be_predicted_is_one_line_each_and_hinders_no_other(tmp_path
 
 
 def test_one_that_hangs_is_ended_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hangs = "import threading, pytest_llmperf.spec.train_spec as spec\n"
+    hangs = "import threading, pytest_llmperf.settings.train_spec as spec\n"
     hangs += "import pytest_llmperf.worker.estimate.prediction_server as server\n"
     hangs += "server._MOST_SECONDS = 10.0\n"
     hangs += "own = spec.TrainSpec.from_dict\n"
@@ -431,7 +430,7 @@ def test_neither_a_library_that_prints_nor_one_that_is_killed_costs_others_their
 ) -> None:
     # Without an end of line, before the forks and in each of them.
     source = f"""
-import os, pytest_llmperf.spec.train_spec as spec
+import os, pytest_llmperf.settings.train_spec as spec
 print("importing", end="", flush={flush})
 own = spec.TrainSpec.from_dict
 def from_dict(values):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.evidence.evidence_checks import contradictions
-from pytest_llmperf.judge.evidence.learning_checks import unlearnt
+from pytest_llmperf.judge.evidence_checks import contradictions
+from pytest_llmperf.judge.learning_checks import unlearnt
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
 from tests.worker.import_patch import as_on_gpus, in_the_rank

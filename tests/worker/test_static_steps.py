@@ -21,7 +21,7 @@ from tests.worker.import_patch import after_import
 
 pytest.importorskip("torch")
 
-from pytest_llmperf.worker.estimate.step_identity import identity, kind
+from pytest_llmperf.worker.estimate.prediction_server import identity, kind
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.engine import derived_metrics
-from pytest_llmperf.judge.evidence.exact_changes import changes
+from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch

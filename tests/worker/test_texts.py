@@ -11,17 +11,23 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.spec import text_files
-from pytest_llmperf.spec.train_spec import SpecError
+from pytest_llmperf.settings import text_files
+from pytest_llmperf.settings.train_spec import SpecError
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from pytest_llmperf.worker.data import rows, token_cache, training_data  # noqa: E402 - they need torch
-from pytest_llmperf.worker.data.byte_tokenizer import ByteTokenizer  # noqa: E402
-from pytest_llmperf.worker.data.text_reader import read  # noqa: E402
-from pytest_llmperf.worker.data.text_samples import REAL_TOKENS, TextSamples, counted  # noqa: E402
-from pytest_llmperf.worker.data.token_cache import Tokens  # noqa: E402
+from pytest_llmperf.worker.data import text as token_cache
+from pytest_llmperf.worker.data import training_data
+from pytest_llmperf.worker.data import training_data as rows  # noqa: E402 - they need torch
+from pytest_llmperf.worker.data.text import (  # noqa: E402
+    REAL_TOKENS,
+    ByteTokenizer,
+    TextSamples,
+    Tokens,
+    counted,
+    read,
+)
 from pytest_llmperf.worker.refusal import RefusedError  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
@@ -65,22 +71,22 @@ def tokens_of(*documents: Sequence[int]) -> Tokens:
 def test_a_slice_is_the_one_that_datasets_would_read(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(50)]
     path = parquet(tmp_path / "train-00000-of-00001.parquet", texts)
-    assert read(text_files.resolve(path, "train")) == texts
-    assert read(text_files.resolve(path, "train[:10%]")) == texts[:5]
-    assert read(text_files.resolve(str(tmp_path), "train[10:-5]")) == texts[10:-5]
-    assert read(text_files.resolve(str(tmp_path), "train[40:100]")) == texts[40:]
+    assert read(text_files.resolve_text(path, "train")) == texts
+    assert read(text_files.resolve_text(path, "train[:10%]")) == texts[:5]
+    assert read(text_files.resolve_text(str(tmp_path), "train[10:-5]")) == texts[10:-5]
+    assert read(text_files.resolve_text(str(tmp_path), "train[40:100]")) == texts[40:]
 
 
 def test_files_of_a_split_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     parquet(tmp_path / "train-00001-of-00002.parquet", ["b"])
     parquet(tmp_path / "train-00000-of-00002.parquet", ["a"])
     parquet(tmp_path / "test-00000-of-00001.parquet", ["c"])
-    assert read(text_files.resolve(str(tmp_path), "train")) == ["a", "b"]
+    assert read(text_files.resolve_text(str(tmp_path), "train")) == ["a", "b"]
 
 
 def test_a_row_of_a_txt_file_is_a_paragraph(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("One\nline.\n\nTwo: é.\n", encoding="utf-8")
-    assert [row.strip() for row in read(text_files.resolve(str(tmp_path), "train"))] == ["One\nline.", "Two: é."]
+    assert [row.strip() for row in read(text_files.resolve_text(str(tmp_path), "train"))] == ["One\nline.", "Two: é."]
 
 
 def test_a_dataset_that_the_hubs_cache_holds_is_read_by_its_name(

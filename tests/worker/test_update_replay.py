@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llmperf.judge.evidence.learning_checks import unlearnt
+from pytest_llmperf.judge.learning_checks import unlearnt
 from pytest_llmperf.records.learning.learning import Learning
 from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate
 from tests.fakes import launch_of

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.evidence.exact_changes import changes
+from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.launch import forked_agent, server_process
 from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, WarmStart, server_pool
 from pytest_llmperf.launch.server_pool import ServerPool
@@ -283,7 +283,7 @@ class TestKilled:
     def ending(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
         """Launches of one server whose ranks, where they were to hang, end with 0."""
         folder = tmp_path_factory.mktemp("ending")
-        ends = after_import("pytest_llmperf.worker.faults", "import os; module._hang = lambda: os._exit(0)")
+        ends = after_import("pytest_llmperf.worker.step_marks", "import os; module._hang = lambda: os._exit(0)")
         (folder / "sitecustomize.py").write_text(ends + LIGHT_TOO)
         warm = Warm(folder)
         yield warm

@@ -12,7 +12,7 @@ from dataclasses import fields
 import pytest
 
 from pytest_llmperf.cli.arguments import arguments_parser
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tools.documentation.blocks import REPOSITORY
 
 #: Programs of others, which are only named.

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pytest_llmperf.insight import chapter15
+from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.judge.store import BaselineStore
 from tools.pictures import ladder, page, terminal
 from tools.pictures.drawing import drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_llmperf.insight.ladder import Rung
+from pytest_llmperf.analysis.ladder import Rung
 from pytest_llmperf.judge.stats import pooled_tokens_per_second
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.support.units import GIB

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.insight.ladder import Rung
+from pytest_llmperf.analysis.ladder import Rung
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import BaselineStore

@@ -7,24 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.answer import Answer, NotStoredError
 from pytest_llmperf.cli.arguments import add_place
-from pytest_llmperf.cli.baseline_curves import CurveShelf, is_of_curves, refuse_curves
-from pytest_llmperf.cli.baseline_folder import Shelf, Stored, find, find_any
-from pytest_llmperf.cli.baselines.curve_page import curve_list_page, curve_page
-from pytest_llmperf.cli.baselines.diff import against_page, diff_page, pairs_of
-from pytest_llmperf.cli.baselines.views import (
+from pytest_llmperf.cli.baseline_folder import CurveShelf, Shelf, Stored, find, find_any, is_of_curves, refuse_curves
+from pytest_llmperf.cli.baselines.pages import (
+    against_page,
     capacity_page,
+    curve_list_page,
+    curve_page,
+    diff_page,
     history_capacity_page,
     history_page,
     list_page,
+    pairs_of,
     show_capacity_page,
     show_page,
 )
-from pytest_llmperf.cli.command_error import NotStoredError
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge import store
-from pytest_llmperf.judge.curves.curve_baseline import CurveBaseline
+from pytest_llmperf.judge.loss_curves import CurveBaseline
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -17,10 +17,9 @@ from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.curve_check import SEEDS
 from pytest_llmperf.engine.history.keeping import keep
-from pytest_llmperf.engine.static.static_check import StaticChecks
-from pytest_llmperf.engine.static.static_recording import record_static
+from pytest_llmperf.engine.learning_checks import SEEDS
+from pytest_llmperf.engine.static_check import StaticChecks, record_static
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.engine.whole_run import WholeRun, judged_together
 from pytest_llmperf.report.failure_message import failure_message
@@ -32,7 +31,7 @@ from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.revision import project_of
 from pytest_llmperf.run.settings import ALL_STEPS, CALIBRATIONS, MAX_LAUNCHES, STARTS, Settings
 from pytest_llmperf.run.usual_history import usual_history
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.quantities import argument
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.cli.baseline_folder import find
-from pytest_llmperf.cli.command_error import CaseError
 from pytest_llmperf.cli.results_launch import results_launch
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.suggestions import hint

@@ -9,11 +9,9 @@ from pathlib import Path
 from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.export.results_documents import read_documents
 from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.report.consumers.documents import junit, markdown_page
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.gitlab_metrics import gitlab_metrics
-from pytest_llmperf.report.consumers.junit import junit
-from pytest_llmperf.report.consumers.markdown_page import markdown_page
-from pytest_llmperf.report.consumers.prometheus import prometheus
+from pytest_llmperf.report.consumers.metrics import gitlab_metrics, prometheus
 from pytest_llmperf.support.files import write_text
 
 _FORMATS: Mapping[str, Callable[[ExportedRun], Iterable[str]]] = {

@@ -10,15 +10,13 @@ from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pytest_llmperf.cli.answer import Answer
-from pytest_llmperf.cli.command_error import CaseError
-from pytest_llmperf.cli.history.case_page import case_page
+from pytest_llmperf.cli.answer import Answer, CaseError
 from pytest_llmperf.cli.history.documents import history_document
-from pytest_llmperf.cli.history.list_page import list_page
+from pytest_llmperf.cli.history.pages import case_page, list_page
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.engine.history.history import History, of_project
 from pytest_llmperf.engine.history.machine_noise import scattering
-from pytest_llmperf.judge.history.all_histories import histories
+from pytest_llmperf.judge.history.histories import histories
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.run.revision import project_of
 from pytest_llmperf.run.usual_history import usual_history

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pytest_llmperf.judge.history.case_history import CaseHistory, Segment
+from pytest_llmperf.judge.history.histories import CaseHistory, Segment
 from pytest_llmperf.records.past_result import PastResult
 
 SCHEMA = 1

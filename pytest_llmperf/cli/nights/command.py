@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_llmperf.cli import option_types
-from pytest_llmperf.cli.answer import Answer
-from pytest_llmperf.cli.command_error import CommandError
+from pytest_llmperf.cli.answer import Answer, CommandError
 from pytest_llmperf.cli.merge.notice import Notice
 from pytest_llmperf.cli.nights import night_log
 from pytest_llmperf.cli.nights.night_log import LoggedNight

@@ -4,17 +4,111 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
-from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.analysis import formulas
+from pytest_llmperf.analysis.formulas import MemoryPlan
+from pytest_llmperf.cli.answer import Answer, CaseError
 from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.baseline_folder import Shelf
-from pytest_llmperf.cli.command_error import CaseError
-from pytest_llmperf.cli.plan.memory_pages import Prediction, columns, document, page, predictions
 from pytest_llmperf.cli.screen import Screen, table
 from pytest_llmperf.cli.spec_arguments import Named, all_stored, named
-from pytest_llmperf.report.exports import FORMATS, markdown
+from pytest_llmperf.launch import memory_estimate
+from pytest_llmperf.launch.memory_estimate import PredictionError
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.report.table import FORMATS, Column, markdown
+from pytest_llmperf.report.text import one_line
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import formats
+
+# ``llmperf plan``: the memory that specs will need, predicted on any machine.
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A spec's predicted memory, and the newest launch that is stored of it, if it is one on a GPU."""
+
+    spec: TrainSpec
+    plan: MemoryPlan
+    machine: str = ""
+    launch: Launch | None = None
+
+
+def predictions(cases: Sequence[Named]) -> Iterator[Prediction | CaseError]:
+    """The prediction for each case, or why there is none, in their order and each as soon as it is known."""
+    found = memory_estimate.predictions([case.spec for case in cases])
+    for case, parts in zip(cases, found, strict=True):
+        yield CaseError(str(parts)) if isinstance(parts, PredictionError) else _prediction(case, MemoryPlan(parts))
+
+
+def _prediction(case: Named, plan: MemoryPlan) -> Prediction:
+    if case.stored is None:
+        return Prediction(case.spec, plan)
+    baseline = case.stored.baseline
+    return Prediction(case.spec, plan, baseline.machine, formulas.newest_on_a_gpu(baseline.launches))
+
+
+def page(prediction: Prediction) -> list[str]:
+    """What is predicted, part by part, and what was measured."""
+    spec, plan = prediction.spec, prediction.plan
+    lines = [spec.id, _fact("peak allocated", plan.peak_allocated_bytes, "of each rank's GPU")]
+    lines += [
+        f"    {name:12}  {formats.memory(plan.parts[name], 2):>10}  {text}"
+        for name, text in formulas.PARTS.items()
+        if plan.parts.get(name)
+    ]
+    if prediction.launch is not None:
+        text = f"{_where(prediction)}; the prediction's error: {_error(prediction)}"
+        lines.append(_fact("measured", prediction.launch.peak_allocated_bytes, text))
+    elif prediction.machine:
+        lines.append(_fact("measured", None, f"on {one_line(prediction.machine)} is no GPU's memory"))
+    return [*lines, *(f"  note: {line}" for line in formulas.caveats(spec))]
+
+
+def _fact(name: str, num_bytes: int | None, text: str) -> str:
+    return f"  {name:14}  {formats.memory(num_bytes, 2):>10}  {text}"
+
+
+def _where(prediction: Prediction) -> str:
+    started = prediction.launch.started_at[:10] if prediction.launch else ""
+    return one_line(f"on {prediction.machine}, {started}")
+
+
+def _error(prediction: Prediction) -> str:
+    if prediction.launch is None:
+        return formats.ABSENT
+    text = f"{prediction.plan.error(prediction.launch) * 100:+.2f} %"
+    return "0.00 %" if text in ("+0.00 %", "-0.00 %") else text  # neither sign is true of what rounds to nothing
+
+
+def document(prediction: Prediction) -> dict[str, Any]:
+    """The same for programs."""
+    spec, plan, launch = prediction.spec, prediction.plan, prediction.launch
+    return {
+        "id": spec.id,
+        "digest": spec.digest,
+        "peak_allocated_bytes": plan.peak_allocated_bytes,
+        "parts": dict(plan.parts),
+        "notes": formulas.caveats(spec),
+        "machine": prediction.machine or None,
+        "measured_peak_allocated_bytes": launch.peak_allocated_bytes if launch else None,
+        "error": plan.error(launch) if launch else None,
+    }
+
+
+def columns(found: Iterable[Prediction]) -> list[Column]:
+    """A line for each: predicted beside measured."""
+    rows = list(found)
+    launches = [row.launch for row in rows]
+    return [
+        Column("case", [row.spec.id for row in rows], right=False),
+        Column("predicted", [formats.memory(row.plan.peak_allocated_bytes, 2) for row in rows]),
+        Column("measured", [formats.memory(launch.peak_allocated_bytes if launch else None, 2) for launch in launches]),
+        Column("error", [_error(row) for row in rows]),
+        Column("measured on", [one_line(row.machine) if row.launch else formats.ABSENT for row in rows], right=False),
+    ]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

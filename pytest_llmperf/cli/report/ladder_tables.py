@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.cli.baseline_figures import MEMORY, RATE, figure
-from pytest_llmperf.cli.baseline_folder import Shelf
-from pytest_llmperf.cli.baselines.diff import settings_differences
-from pytest_llmperf.cli.command_error import CaseError
-from pytest_llmperf.cli.report import scaling_tables
-from pytest_llmperf.cli.report.scaling_tables import Scaling
+from pytest_llmperf.analysis import ladder as chapter15
+from pytest_llmperf.analysis.ladder import Gain, Rung, gains, largest_jump, step_before
+from pytest_llmperf.cli.answer import CaseError
+from pytest_llmperf.cli.baseline_folder import MEMORY, RATE, Shelf, figure
+from pytest_llmperf.cli.baselines.pages import settings_differences
+from pytest_llmperf.cli.report import tables
+from pytest_llmperf.cli.report.tables import Scaling
 from pytest_llmperf.cli.screen import Screen, plain, table
-from pytest_llmperf.insight import chapter15
-from pytest_llmperf.insight.ladder import Gain, Rung, gains, largest_jump, step_before
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.report.exports import escaped, markdown
-from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.table import Column, escaped, markdown
 from pytest_llmperf.support import formats
 
 _TITLE = "chapter 15"
@@ -60,7 +58,7 @@ def ladders(shelf: Shelf) -> tuple[str, list[Ladder]]:
         )
     baselines = {one.baseline.digest: one.baseline for one in shelf.stored}
     known = [rungs for rungs in chapter15.LADDERS if any(rung.spec.digest in baselines for rung in rungs)]
-    if not known and not scaling_tables.scalings(shelf):
+    if not known and not tables.scalings(shelf):
         raise CaseError(
             f"{shelf.root}: none of {len(baselines)} baselines is of a rung of {_TITLE}, expected one at least; "
             "record them with: pytest perf_tests/test_ladder.py --gpus 1 --update-baselines=new"
@@ -102,7 +100,7 @@ def text_page(machine: str, found: Sequence[Ladder], screen: Screen, scaled: Seq
             lines += [*table([_short(ladder), *_speed(ladder)], screen), ""]
             lines += table([_short(ladder), *_memory(ladder)], screen)
         lines += _jumps(ladder)
-    return [*lines, *scaling_tables.text_lines(scaled, screen), "", *_notes(scaled)]
+    return [*lines, *tables.text_lines(scaled, screen), "", *_notes(scaled)]
 
 
 def markdown_page(machine: str, found: Sequence[Ladder], scaled: Sequence[Scaling] = ()) -> list[str]:
@@ -114,7 +112,7 @@ def markdown_page(machine: str, found: Sequence[Ladder], scaled: Sequence[Scalin
         lines += ["", *(f"- {escaped(line)}" for line in _jumps(ladder))]
     return [
         *lines,
-        *scaling_tables.markdown_lines(scaled),
+        *tables.markdown_lines(scaled),
         "",
         *(f"- {escaped(line)}" for line in _notes(scaled)),
     ]
@@ -192,4 +190,4 @@ def _jumps(ladder: Ladder) -> list[str]:
 
 
 def _notes(scaled: Sequence[Scaling]) -> list[str]:
-    return [*chapter15.NOTES, *(scaling_tables.NOTES if scaled else ())]
+    return [*chapter15.NOTES, *(tables.NOTES if scaled else ())]

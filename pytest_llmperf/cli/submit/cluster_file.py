@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_llmperf.cli.command_error import ClusterError
+from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.left_out_widths import LeftOut, left_out
 from pytest_llmperf.cli.submit.reserved_options import (
     RESERVED,

@@ -9,7 +9,8 @@ from typing import NoReturn
 
 from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.screen import Screen
-from pytest_llmperf.cli.submit import night, templates
+from pytest_llmperf.cli.submit import night
+from pytest_llmperf.cli.submit import night as templates
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

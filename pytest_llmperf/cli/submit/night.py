@@ -9,20 +9,77 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from pytest_llmperf.cli.command_error import ClusterError
+import pytest_llmperf
+from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.merge.night_results import Night
 from pytest_llmperf.cli.merge.notice import Notice
 from pytest_llmperf.cli.nights import night_log
-from pytest_llmperf.cli.nights.slurm_queue import first_look
-from pytest_llmperf.cli.submit import readiness, sbatch, templates
+from pytest_llmperf.cli.nights.night_log import first_look
+from pytest_llmperf.cli.submit import readiness, sbatch
 from pytest_llmperf.cli.submit.cluster_file import ClusterFile
-from pytest_llmperf.cli.submit.listing import ask, check, doubts, listing
-from pytest_llmperf.cli.submit.sbatch import merge_arguments
-from pytest_llmperf.cli.submit.sbatch_jobs import Job, check_budget, cost, jobs, shares
-from pytest_llmperf.cli.submit.sbatch_script import filled, filled_merge
-from pytest_llmperf.cli.submit.waiting import waited
+from pytest_llmperf.cli.submit.readiness import ask, check, doubts, listing, waited
+from pytest_llmperf.cli.submit.sbatch import (
+    Job,
+    check_budget,
+    cost,
+    filled,
+    filled_merge,
+    jobs,
+    merge_arguments,
+    shares,
+)
 from pytest_llmperf.report.results_json import write_json
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.suggestions import hint
+
+# Templates: the scripts of a night and the cluster files to start from; one source, which people read in slurm/.
+
+
+def folder() -> Path:
+    """Where they are: inside of an installed package, beside that of a checkout.
+
+    Raises:
+        ClusterError: in neither place.
+    """
+    package = Path(pytest_llmperf.__file__).parent
+    places = [place / "slurm" for place in (package, package.parent)]
+    for place in places:
+        if (place / "nightly.sbatch").is_file():
+            return place
+    told = " or ".join(map(str, places))
+    raise ClusterError(f"no nightly.sbatch in {told}; install pytest-llmperf anew, or name the script with --script")
+
+
+def listed() -> Iterator[str]:
+    """A line for each example: its name, and what its first line says of it."""
+    examples = _examples()
+    width = max(map(len, examples), default=0)
+    for name, path in examples.items():
+        yield f"{name:{width}}  {_lines(path)[0].removeprefix('; ')}"
+    yield ""
+    yield "llmperf submit --example NAME > my-cluster.ini writes one to start from"
+
+
+def example(name: str) -> list[str]:
+    """The lines of the example called ``name``.
+
+    Raises:
+        ClusterError: none is called so.
+    """
+    examples = _examples()
+    path = examples.get(name.removesuffix(".ini"))
+    if path is None:
+        raise ClusterError(f"no example {name!r}{hint(name, examples)}; known: {', '.join(examples)}")
+    return _lines(path)
+
+
+def _examples() -> dict[str, Path]:
+    return {path.stem: path for path in sorted((folder() / "clusters").glob("*.ini"))}
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
 
 _MERGE = "merge.sbatch"
 
@@ -69,7 +126,7 @@ def _prepared(cluster: ClusterFile, template: Path, results: Path) -> tuple[list
         results / name: filled(text, cluster, job, results, share)
         for name, job, share in zip(names, planned, shares(cluster, planned), strict=True)
     }
-    merging, arguments = (templates.folder() / _MERGE).read_text("utf-8"), merge_arguments(cluster, results, planned)
+    merging, arguments = (folder() / _MERGE).read_text("utf-8"), merge_arguments(cluster, results, planned)
     return planned, {**scripts, results / _MERGE: filled_merge(merging, cluster, results, arguments)}
 
 
@@ -250,9 +307,7 @@ def _read(template: Path, cluster: ClusterFile) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterError(f"{template}: not read ({error}); name the nightly script with --script") from None
     if not any(line.startswith("#SBATCH") for line in text.splitlines()):
-        raise ClusterError(
-            f"{template}: no line begins with #SBATCH; expected a script like {templates.folder()}/nightly.sbatch"
-        )
+        raise ClusterError(f"{template}: no line begins with #SBATCH; expected a script like {folder()}/nightly.sbatch")
     for word, what in _NEEDED.items():
         if word not in text and (word != "@budget@" or cluster.budget is not None):
             raise ClusterError(f"{template}: no {word} in it, {what}; begin with a copy of slurm/nightly.sbatch")

@@ -10,18 +10,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_llmperf.cli.answer import Answer
-from pytest_llmperf.cli.command_error import CaseError
+from pytest_llmperf.cli.answer import Answer, CaseError
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import settings as named_settings
-from pytest_llmperf.cli.tune.pages import document, page
+from pytest_llmperf.cli.tune.pages import Watcher, document, page
 from pytest_llmperf.cli.tune.test_file import TestFile
-from pytest_llmperf.cli.tune.watcher import Watcher
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.terms import CaseTerms
-from pytest_llmperf.engine.tuning.order import TuningOrder
+from pytest_llmperf.engine.tuning.trials import Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Tuner
-from pytest_llmperf.engine.tuning.tuning import Tuning
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES
 from pytest_llmperf.report.text import one_line
@@ -29,10 +26,9 @@ from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import CALIBRATIONS, STARTS, Settings
-from pytest_llmperf.spec.space.default_axes import default_axes
-from pytest_llmperf.spec.space.space import Space
-from pytest_llmperf.spec.space.space_file import read_axes
-from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+from pytest_llmperf.settings.axes import default_axes
+from pytest_llmperf.settings.space import Space, read_axes
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import formats, quantities
 from pytest_llmperf.support.quantities import argument
 

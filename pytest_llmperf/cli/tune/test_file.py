@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.command_error import CaseError
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.cli.answer import CaseError
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import refused_at, write_text
 
 _NAME = "CASES"

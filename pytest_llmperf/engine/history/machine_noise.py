@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from pytest_llmperf.judge.history.all_histories import Scattering
-from pytest_llmperf.judge.machine_profile import Experience
-from pytest_llmperf.judge.noise import Noise
+from pytest_llmperf.judge.history.histories import Scattering
+from pytest_llmperf.judge.noise import Experience, Noise
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import BaselineStore
 

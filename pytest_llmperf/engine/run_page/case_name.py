@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# Every id begins with its model and goes on with its precision (``spec/train_spec.py``).
+# Every id begins with its model and goes on with its precision (``settings/train_spec.py``).
 _MODEL = re.compile(r"^(?P<model>.+?)-(?P<settings>(?:fp32|tf32|bf16|fp16)\b.*)$")
 _WIDTH = re.compile(r"-gpus(\d+)$")
 

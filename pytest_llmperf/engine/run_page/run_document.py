@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.report.merged_notes import without_name
+from pytest_llmperf.report.summary_table import without_name
 from pytest_llmperf.report.text import one_line
 
 SCHEMA = 1

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
-from pytest_llmperf.engine.run_page.case_cells import headings
-from pytest_llmperf.engine.run_page.case_rows import MOST_CASES, clipped, rows
-from pytest_llmperf.engine.run_page.change_charts import change_section, urgency
-from pytest_llmperf.engine.run_page.history_charts import history_section
-from pytest_llmperf.engine.run_page.ladder_charts import ladder_section
-from pytest_llmperf.engine.run_page.memory_charts import memory_section
+from pytest_llmperf.analysis import ladder
+from pytest_llmperf.engine.history.run_histories import RunHistories
+from pytest_llmperf.engine.run_page.case_charts import change_section, memory_section, time_section, urgency
+from pytest_llmperf.engine.run_page.case_rows import MOST_CASES, clipped, headings, rows
+from pytest_llmperf.engine.run_page.ladder_charts import ladder_section, scaling_section
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, items, lines, mapping, number, text
-from pytest_llmperf.engine.run_page.scaling_charts import scaling_section
 from pytest_llmperf.engine.run_page.stored_figures import RATE, StoredFigures
-from pytest_llmperf.engine.run_page.time_charts import time_section
-from pytest_llmperf.engine.run_page.trace_charts import trace_section
-from pytest_llmperf.insight import chapter15
-from pytest_llmperf.judge.history.case_history import CaseHistory
+from pytest_llmperf.engine.run_page.trace_charts import history_section, trace_section
+from pytest_llmperf.judge.history.histories import CaseHistory
 from pytest_llmperf.judge.static.stored_step import ANY_MACHINE
-from pytest_llmperf.report.page.page_model import Page, Section
-from pytest_llmperf.report.speed_gate import no_gate_of_speed
+from pytest_llmperf.report.page import vega_drawing
+from pytest_llmperf.report.page.charts import slim, specification
+from pytest_llmperf.report.page.html_page import html
+from pytest_llmperf.report.page.page_model import Chart, Page, Section
+from pytest_llmperf.report.summary_table import no_gate_of_speed
+from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import formats
+from pytest_llmperf.support.files import write_text
 
 _MOST_SKIPPED = 200
 
@@ -151,4 +157,84 @@ def _cut(results: Sequence[Result]) -> list[str]:
 def _notes(results: Sequence[Result]) -> tuple[str, ...]:
     sources = dict.fromkeys(text(mapping(result.values.get("reference")).get("source")) for result in results)
     published = [f"published: {'; '.join(filter(None, sources))}"] if any(sources) else []
-    return (*published, *(chapter15.NOTES if published else ()))
+    return (*published, *(ladder.NOTES if published else ()))
+
+
+# Pictures of charts, drawn by a process of its own; a chart without one is told by its table.
+
+
+# Three seconds for eighty charts on two cores.
+_SECONDS = 120.0
+
+
+def charts_of(page: Page) -> list[Chart]:
+    """All that are on it, each once."""
+    found = [chart for section in page.sections for chart in section.charts]
+    found += [chart for case in page.cases for chart in case.details.charts]
+    return list(dict.fromkeys(found))
+
+
+def drawn(charts: Sequence[Chart]) -> Mapping[Chart, str]:
+    """SVG of each chart; those that could not be drawn are not among them, and no trouble is raised."""
+    pictures = _drawn([specification(chart) for chart in charts])
+    if len(pictures) != len(charts):
+        # One of them has ended the process: by itself each of the others has its picture all the same.
+        pictures = [next(iter(_drawn([specification(chart)])), "") for chart in charts[:_MOST_SINGLY]]
+    return {chart: slim(picture) for chart, picture in zip(charts, pictures, strict=False) if picture}
+
+
+# A process each, of half a second.
+_MOST_SINGLY = 40
+
+
+def _drawn(specifications: Iterable[object]) -> list[str]:
+    told = json.dumps(list(specifications))
+    if told == "[]":
+        return []
+    # By its path: where this package is imported from is not always where a fresh interpreter looks.
+    command = [sys.executable, str(Path(vega_drawing.__file__))]
+    try:
+        done = subprocess.run(command, input=told, capture_output=True, encoding="utf-8", timeout=_SECONDS, check=True)
+        return [str(picture) for picture in json.loads(done.stdout)]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
+
+
+# The page of runs as a file: what is read and written around ``run_page.py``.
+
+
+@dataclass(frozen=True)
+class WrittenPage:
+    """What became of it."""
+
+    why_none: str = ""
+    """A line, where there is no page; else nothing."""
+    without: Sequence[str] = ()
+    """A line for each thing of its history that is not on it."""
+
+
+def write_page(  # noqa: PLR0913 - what it is made of
+    path: Path,
+    runs: Sequence[RunDocument],
+    baselines: Path,
+    left_out: Sequence[str] = (),
+    *,
+    made_by: str,
+    history: Path | None = None,
+) -> WrittenPage:
+    """Write the page of ``runs`` beside what is stored in ``baselines``.
+
+    ``left_out`` has a line for each run that could not be read; ``history`` is the store of runs before these. A run
+    that is over has been judged and told whatever becomes of its page, so that nothing is raised here.
+    """
+    try:
+        stored = StoredFigures.read(baselines, [run.machine for run in runs])
+        told = RunHistories.read(runs, history, baselines)
+        page = page_of(runs, stored, [*left_out, *told.troubles], made_by, told.cases)
+        write_text(path, html(page, drawn(charts_of(page))))
+    except OSError as error:
+        return WrittenPage(f"{path}: no page was written ({error.strerror or error})")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the page's and not the run's
+        why = one_line(f"{type(error).__name__}: {error}")
+        return WrittenPage(f"{path}: no page was written ({why}); llmperf report RESULTS --html FILE tries again")
+    return WrittenPage(without=told.troubles)

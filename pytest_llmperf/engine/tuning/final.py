@@ -13,15 +13,14 @@ from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.engine.runner import Runner
-from pytest_llmperf.engine.tuning.order import TuningOrder
-from pytest_llmperf.engine.tuning.tuning import NEEDED, Compared, Share, Tuning
+from pytest_llmperf.engine.tuning.trials import NEEDED, Compared, Share, Tuning, TuningOrder
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.tuning.turns import Turns, turns_of
+from pytest_llmperf.judge.tuning.objective import Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.result import joined_reasons
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError
-from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 
 # Of those that trials could not tell apart, so many take turns.
 _FINALISTS = 3

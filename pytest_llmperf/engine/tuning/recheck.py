@@ -13,9 +13,8 @@ from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.tuning.trials import Trials
-from pytest_llmperf.judge.tuning.objective import OBJECTIVES
+from pytest_llmperf.judge.tuning.objective import OBJECTIVES, Turns, turns_of
 from pytest_llmperf.judge.tuning.search import CLOSE
-from pytest_llmperf.judge.tuning.turns import Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
@@ -23,9 +22,9 @@ from pytest_llmperf.records.result import CaseResult, Check, Verdict, joined_rea
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.trial_store import TrialStore
-from pytest_llmperf.spec.requirements import why_skip
-from pytest_llmperf.spec.space.space import Space
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.requirements import why_skip
+from pytest_llmperf.settings.space import Space
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats
 
 _OBJECTIVE = OBJECTIVES["throughput"]

@@ -10,24 +10,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.tuning.counted_prior import counted_prior
 from pytest_llmperf.engine.tuning.final import Final, Knowledge
-from pytest_llmperf.engine.tuning.least_memory import by_settings, least_memory
-from pytest_llmperf.engine.tuning.memory_forecast import MemoryForecast
-from pytest_llmperf.engine.tuning.order import TuningOrder
-from pytest_llmperf.engine.tuning.side_by_side import SideBySide
-from pytest_llmperf.engine.tuning.step_predictions import StepPredictions
-from pytest_llmperf.engine.tuning.trial_stage import Prior, TrialStage, compiles
-from pytest_llmperf.engine.tuning.trials import Trials
-from pytest_llmperf.engine.tuning.tuning import Tried, Tuning
+from pytest_llmperf.engine.tuning.forecast import (
+    MemoryForecast,
+    StepPredictions,
+    by_settings,
+    counted_prior,
+    least_memory,
+)
+from pytest_llmperf.engine.tuning.trial_stage import Prior, SideBySide, TrialStage, compiles
+from pytest_llmperf.engine.tuning.trials import Trials, Tried, Tuning, TuningOrder
 from pytest_llmperf.judge.tuning.objective import front
 from pytest_llmperf.launch import machine
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.trial_store import TrialStore
-from pytest_llmperf.spec.known_failures import known_failure
-from pytest_llmperf.spec.requirements import why_skip
-from pytest_llmperf.spec.space.space import Candidates
-from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+from pytest_llmperf.settings.requirements import why_skip
+from pytest_llmperf.settings.space import Candidates
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure
 
 # Of the time given, what the trials leave for the end at least, and at most.
 _END_SHARE, _END_MOST = 0.15, 0.35

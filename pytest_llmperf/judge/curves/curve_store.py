@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.curves.curve_baseline import LOSS_CURVES, CurveBaseline
+from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline
 from pytest_llmperf.judge.store import Entry, file_name, read, replace_whole
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 class CurveStore:

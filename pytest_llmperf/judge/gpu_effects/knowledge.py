@@ -18,9 +18,17 @@ from pytest_llmperf.judge.gpu_effects.model import (
     learn,
     loading_variances,
 )
-from pytest_llmperf.judge.gpu_effects.observation import Observation, Unit, calibrations_of, observations_of, unit_of
-from pytest_llmperf.judge.gpu_effects.panel import COMPONENTS, Array, Panel
-from pytest_llmperf.judge.gpu_effects.prediction import doubted
+from pytest_llmperf.judge.gpu_effects.panel import (
+    COMPONENTS,
+    Array,
+    Observation,
+    Panel,
+    Unit,
+    calibrations_of,
+    doubted,
+    observations_of,
+    unit_of,
+)
 from pytest_llmperf.judge.noise import Noise, Spread, Squares, log_of, within_sessions, without_outliers
 from pytest_llmperf.judge.stats import Difference, contrasted, median_excess
 from pytest_llmperf.records.launch import Launch

@@ -7,9 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, variance
 
-from pytest_llmperf.judge.gpu_effects.observation import CALIBRATION_COPY, Observation, Unit
-from pytest_llmperf.judge.gpu_effects.panel import Array, Panel, incidence
-from pytest_llmperf.judge.gpu_effects.prediction import Prediction, predicted
+from pytest_llmperf.judge.gpu_effects.panel import (
+    CALIBRATION_COPY,
+    Array,
+    Observation,
+    Panel,
+    Prediction,
+    Unit,
+    incidence,
+    predicted,
+)
 from pytest_llmperf.judge.noise import Spread
 from pytest_llmperf.support.one_thread import one_thread
 

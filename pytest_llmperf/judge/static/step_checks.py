@@ -5,11 +5,13 @@ What follows from a figure that moved is ``docs/decisions/0030``'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from pytest_llmperf.judge.static.step_store import Place
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.records.result import Check, Verdict, worst_of
+from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.support.formats import change_of, label
 
@@ -146,3 +148,64 @@ def _sentence(check: Check) -> str:
     change = check.value - (check.baseline or 0.0)
     by = f" {change_of(change, check.unit)}" if change else ""
     return f"{label(check.metric)}{by} ({check.detail})" if check.detail else f"{label(check.metric)}{by}"
+
+
+# Acceptance of static figures: by the rules of other figures, only a reason replaces what moved. Pure.
+
+
+_MOST_FILES = 3
+
+
+class _Tree(Protocol):
+    """The tree that a run is of."""
+
+    @property
+    def changed(self) -> Sequence[str]: ...
+
+
+def refusal(case: str, result: CaseResult, wanted: Sequence[Place], tree: _Tree, reason: str) -> str:
+    """Why the step of ``result`` is not recorded at the ``wanted`` places; empty where it may be."""
+    if reason or not any(place.stored for place in wanted):
+        return ""
+    if result.verdict in ("regressed", "changed"):
+        word = "worse" if result.verdict == "regressed" else "another step"
+        return f'{case}: {word} ({result.reason}); accept it with --perf-reason "why"'
+    if tree.changed:
+        more = f" and {len(tree.changed) - _MOST_FILES} more" if len(tree.changed) > _MOST_FILES else ""
+        return (
+            f"{case}: the working tree has uncommitted changes ({', '.join(tree.changed[:_MOST_FILES])}{more}); "
+            "commit them, or say why with --perf-reason"
+        )
+    return ""
+
+
+# What other versions do to the steps of a run, in a line for each set of them: news before a GPU is paid for. Pure.
+
+
+def upgrade_lines(results: Sequence[CaseResult]) -> list[str]:
+    """``other versions (transformers: 5.17 -> 5.23): 60 of 74 cases take another step: copies a step +32 in 58, …``."""
+    by_versions: dict[tuple[str, ...], list[CaseResult]] = {}
+    for result in results:
+        if result.differences:
+            by_versions.setdefault(result.differences, []).append(result)
+    return [f"other versions ({', '.join(versions)}): {_said(cases)}" for versions, cases in by_versions.items()]
+
+
+def _said(cases: Sequence[CaseResult]) -> str:
+    moved = [result for result in cases if result.verdict == "changed"]
+    if not moved:
+        return f"{len(cases)} case(s) take the same step; record it with --update-baselines"
+    words = [_range(metric, moved) for metric in dict.fromkeys(check.metric for check in moved[0].checks)]
+    what = f"{len(moved)} of {len(cases)} case(s) take another step: {', '.join(filter(None, words))}"
+    return f"{what}; record it with --update-baselines --perf-reason"
+
+
+def _range(metric: str, cases: Sequence[CaseResult]) -> str:
+    """Of those cases where it moved, from the least to the most."""
+    found = [check for result in cases if (check := result.check(metric)) is not None and check.baseline is not None]
+    changes = sorted({check.value - check.baseline for check in found if check.baseline is not None} - {0.0})
+    number = sum(1 for check in found if check.value != check.baseline)
+    if not changes:
+        return ""
+    ends = dict.fromkeys(change_of(change, found[0].unit) for change in (changes[0], changes[-1]))
+    return f"{label(metric)} {' to '.join(ends)} in {number}"

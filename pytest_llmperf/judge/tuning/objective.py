@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
+from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.noise import Noise, Spread, Squares, sum_of_squares
+from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trial import Trial
 
 
@@ -59,3 +63,56 @@ def front(trials: Mapping[str, Trial]) -> list[str]:
             least = trials[name].peak_reserved_bytes
             best.append(name)
     return best
+
+
+# Turns: which of two configurations is the better one, from launches that took turns on the same hardware.
+
+
+# Two-sided confidence in what is shown; and closer than this, as a logarithm, two are a tie.
+_CONFIDENT, _TIE = 0.975, 0.005
+# Before any of it is seen, peak memory is taken to scatter so many times less than time does.
+_STEADIER = 4.0
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How the second of two did beside the first."""
+
+    log: float
+    """Of its cost over the first one's: below 0 it is the better one."""
+    wide: float
+    """Half of the interval's width."""
+    pairs: int
+
+    @property
+    def low(self) -> float:
+        return self.log - self.wide
+
+    @property
+    def high(self) -> float:
+        return self.log + self.wide
+
+    @property
+    def verdict(self) -> str:
+        """``second`` or ``first`` is better, a ``tie``, or nothing yet."""
+        if self.high < 0:
+            return "second"
+        if self.low > 0:
+            return "first"
+        return "tie" if max(abs(self.low), abs(self.high)) <= _TIE else ""
+
+
+def turns_of(pairs: Sequence[tuple[Launch, Launch]], objective: Objective, noise: Noise) -> Turns | None:
+    """What ``pairs`` show; ``None`` where one of them does not tell what the objective is about."""
+    logs = []
+    for pair in pairs:
+        costs = [objective.log_of(Trial.of(launch, launch.spec_id)) for launch in pair]
+        if costs[0] is None or costs[1] is None:
+            return None
+        logs.append(costs[1] - costs[0])
+    if objective.is_of_time:
+        spread = stats.paired_difference(pairs, noise)  # power scatters no more than time does
+        return Turns(fmean(logs), stats.quantile(_CONFIDENT, spread.df) * spread.error, len(pairs))
+    prior = Spread(noise.launch.sd * math.sqrt(2) / _STEADIER, noise.launch.df)
+    own = prior.moderated(Squares(sum_of_squares(logs), len(logs) - 1))
+    return Turns(fmean(logs), stats.quantile(_CONFIDENT, own.df) * own.sd / math.sqrt(len(logs)), len(pairs))

@@ -11,12 +11,143 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean, median
 from typing import Any
 
-from pytest_llmperf.judge.tuning.failures import Failures
 from pytest_llmperf.judge.tuning.surrogate import Prediction, Surrogate
-from pytest_llmperf.judge.tuning.timeouts import Timeouts
-from pytest_llmperf.judge.tuning.trial_costs import AUTOTUNED, COMPILED, PLAIN, TrialCosts
+
+# Failures: how likely a configuration trains, by what failed and what trained before it.
+
+
+# What has failed once, and never trained, trains one time in three; what has failed twice one time in five.
+_WEIGHT = 2.0
+
+_Pair = frozenset[tuple[str, str]]
+
+
+class Failures:
+    """Of one search. A single trait may be what fails, or two together, as Liger's kernels and a compiler do."""
+
+    def __init__(self) -> None:
+        self._failed: Counter[_Pair] = Counter()
+        self._trained: set[_Pair] = set()
+
+    def note(self, traits: Mapping[str, Any], *, trained: bool) -> None:
+        """One with these traits trained, or failed."""
+        if trained:
+            self._trained.update(_pairs(traits))
+        else:
+            self._failed.update(_pairs(traits))
+
+    def chance(self, traits: Mapping[str, Any]) -> float:
+        """That one with these traits trains."""
+        if not self._failed:
+            return 1.0
+        worst = max((self._failed[pair] for pair in _pairs(traits) if pair not in self._trained), default=0)
+        return 1 / (1 + _WEIGHT * worst)
+
+
+def _pairs(traits: Mapping[str, Any]) -> list[_Pair]:
+    words = [(name, str(value)) for name, value in traits.items()]
+    return [frozenset(pair) for pair in (*combinations(words, 2), *((word,) for word in words))]
+
+
+# Timeouts: which choices of what ran out of its time may be to blame, and so how likely others run out of theirs.
+
+
+_Traits = Mapping[str, Any]
+
+
+class Timeouts:
+    """Of one search.
+
+    To blame may be each choice that nothing has had that came to its end, all alike: a compiler that is new to this
+    host, or a kernel that hangs. Before anything came to its end the host itself may be to blame, and no choice is.
+    """
+
+    def __init__(self, size: str) -> None:
+        """``size`` is the trait that is a number, and no choice of those: what steps of it take is known."""
+        self._size = size
+        self._in_time: set[tuple[str, str]] = set()
+        self._late: dict[int, tuple[_Traits, float]] = {}
+        self.blamed: Mapping[int, _Traits] = {}
+        """Of each that ran out of its time, by its number, the choices that may be to blame, where there are any."""
+
+    def in_time(self, traits: _Traits) -> None:
+        """One with these traits came to its end."""
+        self._in_time.update((name, str(value)) for name, value in traits.items())
+        self._blame()
+
+    def ran_out(self, number: int, traits: _Traits, seconds: float) -> None:
+        """One with these traits was ended after so many."""
+        if self._in_time:
+            self._late[number] = traits, seconds
+            self._blame()
+
+    @property
+    def seconds(self) -> float:
+        """What one more is expected to take; 0 before the first."""
+        return fmean(seconds for _, seconds in self._late.values()) if self._late else 0.0
+
+    def risk(self, traits: _Traits) -> float:
+        """That one with these traits runs out of its time too: the share of what may be to blame that it has."""
+        return max((self._share(blamed, traits) for blamed in self.blamed.values()), default=0.0)
+
+    def like(self, traits: _Traits) -> Sequence[int]:
+        """Those of which it has all that may be to blame."""
+        return [number for number, blamed in self.blamed.items() if self._share(blamed, traits) == 1.0]
+
+    def _share(self, blamed: _Traits, traits: _Traits) -> float:
+        shared = [name for name, value in blamed.items() if traits[name] == value]
+        return len(shared) / len(blamed)
+
+    def _blame(self) -> None:
+        found = {number: self._not_in_time(traits) for number, (traits, _) in self._late.items()}
+        self.blamed = {number: traits for number, traits in found.items() if traits}
+
+    def _not_in_time(self, traits: _Traits) -> _Traits:
+        return {
+            name: value
+            for name, value in traits.items()
+            if name != self._size and (name, str(value)) not in self._in_time
+        }
+
+
+# TrialCosts: what a trial of a configuration will take, by what those before it took.
+
+
+#: How much a trial compiles: nothing, but for Triton's kernels; layers or a model; or these, and each kernel's tilings
+#: are measured.
+PLAIN, COMPILED, AUTOTUNED = range(3)
+
+# Before anything is known: what a trial takes outside of its steps, and how many times that of the one before; seconds.
+_FIRST = 3.0
+_MORE: Mapping[int, float] = {COMPILED: 5.0, AUTOTUNED: 8.0}
+
+
+class TrialCosts:
+    """Of one search."""
+
+    def __init__(self, steps: int) -> None:
+        """Each trial takes so many steps."""
+        self._steps = steps
+        self._outside: dict[int, list[float]] = {PLAIN: [], COMPILED: [], AUTOTUNED: []}
+
+    def learn(self, *, compiles: int, outside_seconds: float) -> None:
+        """What a trial took beside its steps."""
+        self._outside[compiles].append(outside_seconds)
+
+    def outside(self, *, compiles: int) -> float:
+        """What a trial is expected to take beside its steps; seconds."""
+        if self._outside[compiles]:
+            return median(self._outside[compiles])
+        return _FIRST if compiles == PLAIN else self.outside(compiles=compiles - 1) * _MORE[compiles]
+
+    def of(self, *, compiles: int, step_seconds: float) -> float:
+        """What a trial is expected to take; seconds."""
+        return self.outside(compiles=compiles) + self._steps * step_seconds
+
 
 #: Configurations closer than this, as a fraction, are told apart by turns and not by trials.
 CLOSE = 0.015

@@ -17,8 +17,8 @@ from filelock import FileLock
 
 from pytest_llmperf.launch.candidates.errors import NoRoomError, NotMadeError
 from pytest_llmperf.launch.disk_space import means_no_room
-from pytest_llmperf.support.cache_folder import cache_folder
 from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.folders import cache_folder
 from pytest_llmperf.support.guarded_paths import refuse_others_folder
 
 # A wheel of torch is fetched and unpacked within that, seconds; a project is built.

@@ -21,7 +21,7 @@ from pytest_llmperf.launch.slurm.allocation import listed
 from pytest_llmperf.launch.slurm.node_agent import UNWRITABLE
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.redaction import without_secrets
 
 # What was written must come: attributes may be cached for a minute. What may never have been written gets less.

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from pytest_llmperf.insight.cost import Price
+from pytest_llmperf.analysis.cost import Price
 from pytest_llmperf.support import quantities
 
 _DEFAULT_CURRENCY = "EUR"

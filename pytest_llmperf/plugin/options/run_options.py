@@ -20,9 +20,9 @@ from pytest_llmperf.plugin.options import (
     width_options,
 )
 from pytest_llmperf.plugin.second import refuse_second
-from pytest_llmperf.report.page.installed import missing
+from pytest_llmperf.report.page.html_page import missing
 from pytest_llmperf.run.settings import MAX_LAUNCHES, Settings
-from pytest_llmperf.spec.fault_injection import Injection
+from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.files import refused_at
 from pytest_llmperf.support.quantities import argument

@@ -61,8 +61,8 @@ def _write(session: PerfSession, pytest_session: pytest.Session) -> Iterator[Tro
             yield Trouble("--perf-json", [f"--perf-json {settings.json}: not written ({error})"])
     _keep_history(session, int(pytest_session.exitstatus), stopped=stopped)
     if settings.report is not None:
-        from pytest_llmperf.engine.run_page.page_file import write_page
         from pytest_llmperf.engine.run_page.run_document import RunDocument
+        from pytest_llmperf.engine.run_page.run_page import write_page
 
         run = RunDocument(run_document(session, int(pytest_session.exitstatus), stopped=stopped))
         page = write_page(settings.report, [run], settings.baselines, made_by=MADE_BY, history=settings.history)
@@ -101,7 +101,7 @@ def _record_static(session: PerfSession, exit_code: int) -> None:
     if exit_code == pytest.ExitCode.INTERRUPTED:  # somebody waits for the end
         return
     if any(result.updated for result in results):
-        from pytest_llmperf.engine.static.static_recording import record_static
+        from pytest_llmperf.engine.static_check import record_static
 
         session.notes += record_static(session, results, Console(session.config))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.plugin.run_end.trouble import Trouble
+from pytest_llmperf.report.consumers.documents import markdown_page, within
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.markdown_page import markdown_page, within
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support.files import write_text
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pytest_llmperf.judge.acceptance import replaced, replaced_line
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.former_case import replaced, replaced_line
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.run.coverage import ALL
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 def settle(session: PerfSession) -> list[str]:

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Any
 
 from pytest_llmperf.report.page import charts
@@ -64,3 +65,19 @@ def _opened(more_of: Callable[[Case], Any], cases: Sequence[Case], room: int) ->
 
 def _urgency(case: Case) -> int:
     return FOR_A_PERSON.index(case.verdict) if case.verdict in FOR_A_PERSON else len(FOR_A_PERSON)
+
+
+# Whether what a page takes is installed, asked before anything is launched.
+
+
+# By the names they are imported by; the extra ``page`` has them.
+_NEEDED = {"jinja2": "jinja2", "vl_convert": "vl-convert-python"}
+
+
+def missing() -> str:
+    """What is not installed of what a page takes, and what installs it, in a line; imports nothing of it."""
+    names = [name for module, name in _NEEDED.items() if find_spec(module) is None]
+    if not names:
+        return ""
+    are = "is" if len(names) == 1 else "are"
+    return f"a page takes {' and '.join(names)}, which {are} not installed; pip install 'pytest-llmperf[page]'"

@@ -2,27 +2,173 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
-from pytest_llmperf.spec.train_spec import TrainSpec
-from pytest_llmperf.worker.data import rows as rows_of
-from pytest_llmperf.worker.data import token_cache
-from pytest_llmperf.worker.data.byte_tokenizer import ByteTokenizer
-from pytest_llmperf.worker.data.local_tokenizer import LocalTokenizer
-from pytest_llmperf.worker.data.random_tokens import RandomTokens
-from pytest_llmperf.worker.data.rows import Rows
-from pytest_llmperf.worker.data.rows_on_the_fly import RowsOnTheFly
-from pytest_llmperf.worker.data.text_reader import read
-from pytest_llmperf.worker.data.text_samples import TextSamples, counted
-from pytest_llmperf.worker.data.token_cache import Tokens
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.worker.data import text
+from pytest_llmperf.worker.data.text import ByteTokenizer, LocalTokenizer, TextSamples, Tokens, counted, read
 from pytest_llmperf.worker.refusal import RefusedError
+
+# Rows of one length, cut from a text's tokens. Pure.
+
+
+# A causal model predicts the next token: one alone has none.
+_LEAST = 2
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a sample is taken from."""
+
+    ids: np.ndarray
+    """Tokens, a row each."""
+    lengths: np.ndarray | None
+    """How many of a row's tokens are real; ``None``: all of all rows."""
+    left_out: int
+    """Tokens that are in no row: beyond a row's length, of a document too short, or of the stream's end."""
+
+    is_costly: ClassVar[bool] = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, row: int) -> tuple[np.ndarray, int | None]:
+        """Its tokens, and how many of them are real; ``None``: all."""
+        return self.ids[row], None if self.lengths is None else int(self.lengths[row])
+
+    @property
+    def num_tokens(self) -> int:
+        """Real ones, in all rows."""
+        return int(self.ids.size if self.lengths is None else self.lengths.sum())
+
+
+def packed(tokens: Tokens, length: int, end_of_text: int) -> Rows:
+    """One stream, cut every ``length`` tokens: documents, each followed by the end of a text.
+
+    A row's tokens see those before them in the row, whichever document they are of.
+    """
+    documents = np.split(tokens.ids, np.cumsum(tokens.lengths)[:-1]) if tokens.num_documents else []
+    end = np.asarray([end_of_text], dtype=np.int32)
+    stream = np.concatenate([part for document in documents if len(document) for part in (document, end)] or [end[:0]])
+    number = len(stream) // length
+    return Rows(stream[: number * length].reshape(number, length), None, len(stream) - number * length)
+
+
+def padded(tokens: Tokens, length: int, padding: int, *, keep_short: bool) -> Rows:
+    """A document a row, cut off at ``length`` or filled up to it.
+
+    ``keep_short``: also those in which there is nothing to predict, down to empty ones.
+    """
+    starts = np.cumsum(tokens.lengths) - tokens.lengths
+    chosen = documents_in_rows(tokens, keep_short=keep_short)
+    lengths = np.minimum(tokens.lengths[chosen], length)
+    ids: np.ndarray = np.full((len(chosen), length), padding, dtype=np.int32)
+    for row, (start, number) in enumerate(zip(starts[chosen], lengths, strict=True)):
+        ids[row, :number] = tokens.ids[start : start + number]
+    return Rows(ids, lengths, int(tokens.lengths.sum() - lengths.sum()))
+
+
+def documents_in_rows(tokens: Tokens, *, keep_short: bool) -> np.ndarray:
+    """The numbers of those that ``padded`` makes a row of, in their order."""
+    return np.arange(tokens.num_documents) if keep_short else np.flatnonzero(tokens.lengths >= _LEAST)
+
+
+# Padded rows whose tokens are made when they are taken, by whoever takes them.
+
+
+class Encoder(Protocol):
+    """What of a tokenizer is needed."""
+
+    @property
+    def padding(self) -> int: ...
+
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[np.ndarray]: ...
+
+
+class RowsOnTheFly:
+    """A document a row, cut off at ``length`` tokens or filled up to it: the rows of ``rows.padded``.
+
+    Documents are bytes of one array, and no objects: a worker that only looks at an object writes to its page, and
+    would have a copy of all of them in the end.
+    """
+
+    is_costly: ClassVar[bool] = True
+
+    def __init__(self, documents: Sequence[str], length: int, tokenizer: Encoder, *, num_workers: int) -> None:
+        encoded = [text.encode("utf-8", "surrogatepass") for text in documents]
+        self._text = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+        self._ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
+        self._length, self._tokenizer = length, tokenizer
+        # Of the rank, then of each worker: memory that a fork shares, and of which each writes its own number.
+        self._made = np.frombuffer(mmap.mmap(-1, 8 * (1 + num_workers)), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def take(self, row: int) -> tuple[np.ndarray, int]:
+        """Its tokens, and how many of them are real."""
+        start = int(self._ends[row - 1]) if row else 0
+        text = self._text[start : int(self._ends[row])].tobytes().decode("utf-8", "surrogatepass")
+        (found,) = self._tokenizer.encode([text], special=True)
+        real = min(len(found), self._length)
+        ids: np.ndarray = np.full(self._length, self._tokenizer.padding, dtype=np.int32)
+        ids[:real] = found[:real]
+        worker = get_worker_info()
+        self._made[0 if worker is None else 1 + worker.id] += 1
+        return ids, real
+
+    @property
+    def made_by(self) -> str:
+        """Who has made documents tokens: ``rank``, ``workers``, both, or ``nobody``."""
+        who = {"rank": self._made[0], "workers": self._made[1:].sum()}
+        return " and ".join(name for name, number in who.items() if number) or "nobody"
+
+
+# What is trained on: random tokens, as the chapter does; speed does not depend on what they say.
+
+
+#: How samples are drawn and ordered, as the evidence tells it. Records that tell of another way, or of none (until
+#: November 2026 order and schedule depended on the number of steps), are not compared by their losses.
+ORDER = "by index"
+
+# Sequences that really differ. More would only cost start-up time and host memory.
+_POOL = 512
+
+# Between the seeds of two runs lie the seeds of all samples of one.
+_STRIDE = 1_000_003
+
+
+class RandomTokens(Dataset[dict[str, torch.Tensor]]):
+    """``length`` sequences of ``sequence_length`` token ids, uniform over the vocabulary; labels are the inputs."""
+
+    order = ORDER
+
+    def __init__(self, *, length: int, sequence_length: int, vocabulary_size: int, seed: int) -> None:
+        generator = torch.Generator()
+        rows = [
+            torch.randint(vocabulary_size, (sequence_length,), generator=generator.manual_seed(seed * _STRIDE + index))
+            for index in range(min(length, _POOL))
+        ]
+        self._tokens = torch.stack(rows)
+        self._length = length
+        #: The first samples, of which all others are repetitions.
+        self.distinct = len(rows)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = self._tokens[index % _POOL]
+        return {"input_ids": tokens, "labels": tokens}
+
 
 #: Who has made a text tokens where nobody does while it trains.
 AHEAD = "nobody, they were made ahead"
@@ -118,17 +264,17 @@ def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
         "tokenizer": spec.tokenizer_files.fingerprint,
         "special": spec.has_padding,
     }
-    path = token_cache.path_of(facts)
+    path = text.path_of(facts)
     several = dist.is_initialized()
     tokens = None
     if not several or dist.get_rank() == 0:
-        tokens = token_cache.kept(path)
+        tokens = text.kept(path)
         if tokens is None:
             tokens = _made(spec, tokenizer)
-            token_cache.keep(path, tokens)
+            text.keep(path, tokens)
     if several:
         dist.barrier()
-    return tokens or token_cache.kept(path) or _made(spec, tokenizer)
+    return tokens or text.kept(path) or _made(spec, tokenizer)
 
 
 def _made(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
@@ -141,14 +287,14 @@ def _made(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
 
 def _rows(spec: TrainSpec, tokenizer: Tokenizer, documents: Tokens) -> Rows:
     if spec.rows == "packed":
-        return rows_of.packed(documents, spec.sequence_length, tokenizer.end_of_text)
-    return rows_of.padded(documents, spec.sequence_length, tokenizer.padding, keep_short=_keeps_short(spec))
+        return packed(documents, spec.sequence_length, tokenizer.end_of_text)
+    return padded(documents, spec.sequence_length, tokenizer.padding, keep_short=_keeps_short(spec))
 
 
 def _on_the_fly(spec: TrainSpec, tokenizer: Tokenizer, documents: Tokens) -> RowsOnTheFly:
     """The same rows: which documents are long enough to be one is known by their tokens alone, made once before."""
     texts = read(spec.text_files)
-    chosen = [texts[number] for number in rows_of.documents_in_rows(documents, keep_short=_keeps_short(spec))]
+    chosen = [texts[number] for number in documents_in_rows(documents, keep_short=_keeps_short(spec))]
     return RowsOnTheFly(chosen, spec.sequence_length, tokenizer, num_workers=spec.data_workers)
 
 

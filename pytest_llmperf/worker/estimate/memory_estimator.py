@@ -13,22 +13,74 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
-from pytest_llmperf.worker.build import DTYPES, hf_config_of, kept_operators, liger_kernels
-from pytest_llmperf.worker.estimate.caching_allocator import GRANULE
+from pytest_llmperf.worker.build import (
+    DTYPES,
+    RESHARD_AFTER_FORWARD,
+    hf_config_of,
+    kept_operators,
+    liger_kernels,
+    replicas_and_shards,
+)
+from pytest_llmperf.worker.estimate.caching_allocator import GRANULE, Recording, parts_at_peak
 from pytest_llmperf.worker.estimate.cuda_emulation import CudaFunctions, as_on_cuda
-from pytest_llmperf.worker.estimate.fake_sharding import among_ranks, shard
-from pytest_llmperf.worker.estimate.operator_counter import OperatorCounter
-from pytest_llmperf.worker.estimate.replay import Recording, parts_at_peak
-from pytest_llmperf.worker.estimate.storage_counter import Counter, on_this_rank
+from pytest_llmperf.worker.estimate.operator_counter import Counter, OperatorCounter, on_this_rank
+
+# FSDP on one rank of many that are not there: accelerate and FSDP divide a model of fake tensors as they do on GPUs.
+
+
+@contextmanager
+def among_ranks(spec: TrainSpec) -> Iterator[ParallelismConfig]:
+    """Be rank 0 of the spec's ranks, which are taken to be on one node, while this lasts.
+
+    To be entered before any fake mode: a mesh is made of numbers. Rank 0 holds as much as any: where ranks are too
+    many for a tensor's rows, the last ones hold less.
+    """
+    replicas, shards = replicas_and_shards(spec, spec.gpus)
+    config = ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=spec.gpus)
+    try:
+        config.get_device_mesh("cpu")
+        yield config
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(spec: TrainSpec, model: Any, config: ParallelismConfig) -> None:
+    """Divide ``model`` in place, as accelerate does with the Trainer's arguments."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=RESHARD_AFTER_FORWARD,
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,
+    )
+    if spec.mixed_precision != "no":
+        plugin.set_mixed_precision(spec.mixed_precision)
+    # What it asks of an Accelerator; a real one would look for GPUs.
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        torch_device_mesh=config.get_device_mesh(),
+        parallelism_config=config,
+        mixed_precision=spec.mixed_precision,
+        is_main_process=False,
+        device=torch.device("cpu"),
+    )
+    fsdp2_prepare_model(accelerator, model)
+
 
 # cuBLAS's workspaces come from the same allocator: 32 MiB for each of two handles on Hopper.
 _WORKSPACES = (32 * 2**20, 32 * 2**20)

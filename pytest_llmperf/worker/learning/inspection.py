@@ -6,8 +6,11 @@ wrong costs the launch no more than this: it says why it was not looked at.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +19,129 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.records.learning.learning import RankLearning, TensorSeen, uninspected
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.evidence import is_sharded
-from pytest_llmperf.worker.learning import samples
-from pytest_llmperf.worker.learning.future import seen_future
-from pytest_llmperf.worker.learning.sampling import misorder
-from pytest_llmperf.worker.learning.tensor_sums import bit_sums, sample, sampled, square_sums, trained
-from pytest_llmperf.worker.learning.update_replay import UpdateReplay
+from pytest_llmperf.worker.learning.update_replay import (
+    UpdateReplay,
+    bit_sums,
+    misorder,
+    sample,
+    sampled,
+    square_sums,
+    trained,
+)
+
+# The future: whether what a model says of a position depends on what comes after it.
+
+
+# A window of attention or a kernel's block is longer than half of it at times; more would only cost memory.
+_LENGTH = 128
+
+
+def seen_future(trainer: Trainer, model: PreTrainedModel) -> float | None:
+    """By how much other tokens in the second half of a sequence change the logits of its first half.
+
+    As a share of the largest change that they make in the second half. ``None`` where that was not tried:
+    flex_attention would compile once more, and of a sharded model all ranks must gather the weights; or where it does
+    not go through, for want of memory for instance.
+    """
+    if model.config._attn_implementation == "flex_attention" or is_sharded(model):
+        return None
+    tokens = trainer.train_dataset[0]["input_ids"][:_LENGTH].unsqueeze(0).to(model.device)
+    half = tokens.shape[1] // 2
+    if half == 0:
+        return None
+    other = tokens.clone()
+    other[:, half:] = (other[:, half:] + 1) % model.config.get_text_config().vocab_size
+    is_training = model.training
+    try:
+        # Without dropout; and as it is written, since a compiled one would be compiled once more for this length.
+        model.eval()
+        with torch.no_grad(), trainer.accelerator.autocast(), torch.compiler.set_stance("force_eager"):
+            change = (_logits(model, tokens) - _logits(model, other)).abs()
+        before, after = float(change[:, :half].max()), float(change[:, half:].max())
+    except Exception:  # noqa: BLE001 - whatever stands in the way, the measurement is done and counts
+        return None
+    finally:
+        model.train(is_training)
+    return before / after if after > 0 else None
+
+
+def _logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=tokens).logits
+    return logits.float()
+
+
+# Which samples of a data set a batch on the device holds, by what they say.
+
+
+# A data set of more would take longer to read than all else; those of a step follow one another in it.
+_MOST_READ = 20_000
+
+# What a model is given of each.
+_OF_A_SAMPLE = ("input_ids", "labels", "attention_mask")
+
+
+def row_digests(inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
+    """Of each sequence of a batch: its tokens, labels and mask, each of shape (sequences, tokens)."""
+    on_host = {name: inputs[name].cpu() for name in _OF_A_SAMPLE if name in inputs}
+    rows = range(len(on_host["input_ids"]))
+    return [_digest({name: each[row] for name, each in on_host.items()}) for row in rows]
+
+
+@dataclass(frozen=True)
+class Read:
+    """What of a data set was read in a step, by indices; of samples that are alike, the first one's."""
+
+    samples: tuple[int, ...]
+    """-1: one that is not there."""
+    expected: tuple[int, ...]
+    """Of all ranks, if samples are taken in their order."""
+    ambiguous: frozenset[int]
+    """Those of the samples that the data set has more than once."""
+
+
+def found(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> Read:
+    """``digests`` as indices of ``dataset``, beside the ``num`` from ``first`` on, which the step should have.
+
+    All of a small one is looked at; of a larger one, or of one whose samples are made anew each time, those alone.
+    """
+    distinct = getattr(dataset, "distinct", None) or len(dataset)
+    expected = range(first, min(first + num, len(dataset)))
+    is_long = distinct > _MOST_READ or getattr(dataset, "is_costly", False)
+    index_of: dict[bytes, int] = {}
+    times: Counter[bytes] = Counter()
+    by_index: dict[int, bytes] = {}
+    for index in expected if is_long else range(distinct):
+        digest = by_index[index] = _digest(dataset[index])
+        index_of.setdefault(digest, index)
+        times[digest] += 1
+    again = first // distinct != (first + num - 1) // distinct  # the step goes on with another epoch
+    ambiguous = frozenset(index_of[digest] for digest in digests if digest in index_of and (again or times[digest] > 1))
+    # Where an epoch is over, samples are those of another order.
+    due = (by_index.get(index) or _digest(dataset[index]) for index in expected)
+    return Read(
+        tuple(index_of.get(digest, -1) for digest in digests), tuple(index_of.get(each, -1) for each in due), ambiguous
+    )
+
+
+def _digest(sample: Mapping[str, torch.Tensor]) -> bytes:
+    hashed = hashlib.blake2b(digest_size=16)
+    for name in _OF_A_SAMPLE:
+        if name in sample:
+            hashed.update(name.encode() + sample[name].to(torch.int64).contiguous().numpy().tobytes())
+    return hashed.digest()
+
+
+def has_own_labels(inputs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether each label is its own input, which the model's loss shifts, or is left out of the loss."""
+    labels, tokens = inputs.get("labels"), inputs["input_ids"]
+    return labels is not None and bool(((labels == tokens) | (labels == _LEFT_OUT)).all())
+
+
+# transformers' word for a label that no loss counts.
+_LEFT_OUT = -100
+
 
 #: Steps that it adds.
 STEPS = 1
@@ -105,8 +224,8 @@ class Inspection:
         return sum(one != other for one, other in zip(now, then, strict=True))
 
     def _batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        self._digests += samples.row_digests(inputs)
-        return {"labels": self._found["labels"] and samples.has_own_labels(inputs)}
+        self._digests += row_digests(inputs)
+        return {"labels": self._found["labels"] and has_own_labels(inputs)}
 
     def _ended(self, trainer: Trainer, model: PreTrainedModel) -> dict[str, Any]:
         found, named = self._found, trained(model)
@@ -171,10 +290,10 @@ class Inspection:
             bound = max(bound, _bound(_optimizer(trainer), group, trainer.state.global_step))
         return largest, bound or math.inf
 
-    def _samples(self, trainer: Trainer) -> samples.Read:
+    def _samples(self, trainer: Trainer) -> Read:
         num = self._spec.sequences_per_step
         first = (trainer.state.global_step - STEPS) * num
-        return samples.found(self._digests, trainer.train_dataset, first, num)
+        return found(self._digests, trainer.train_dataset, first, num)
 
     def _keep(self, ask: Callable[[], dict[str, Any]]) -> None:
         if self._none:

@@ -7,17 +7,163 @@ may have been changed. What the update began from is the optimizer's own: its av
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import Trainer
 
 from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate
-from pytest_llmperf.worker.learning.tensor_sums import local, sample, sampled, trained
 
-if TYPE_CHECKING:  # nothing of it is needed here, and its import takes seconds
+if TYPE_CHECKING:
     from transformers import Trainer
+
+
+# Sampling: the order in which the Trainer by itself takes samples, held against the one that its arguments ask for.
+
+
+# An order that two epochs share is told by the second.
+_EPOCHS = 2
+
+
+def misorder(trainer: Trainer) -> str:
+    """What of the order of samples is not as asked; empty where all is, and where an order is asked for by other rules.
+
+    Those are lengths, batches that one rank hands out, and a generator that ranks share.
+    """
+    args, config = trainer.args, trainer.args.accelerator_config
+    asked = getattr(args, "train_sampling_strategy", "random")
+    by_other_rules = config.dispatch_batches or config.split_batches or not config.use_seedable_sampler
+    if asked not in ("random", "sequential") or by_other_rules:
+        return ""
+    seed = args.seed if args.data_seed is None else args.data_seed
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(args.seed)
+        loader = _loader(trainer)
+        taken = [_epoch(loader, epoch) for epoch in range(_EPOCHS)]
+    number, ranks, batch = len(trainer.train_dataset), args.world_size, args.train_batch_size
+    for epoch, own in enumerate(taken):
+        order = _shuffled(number, seed + epoch) if asked == "random" else list(range(number))
+        shares = [_share(order, rank, ranks, batch) for rank in range(ranks)]
+        if own != shares[args.process_index]:
+            what = _named(own, shares, args.process_index, taken[0] if epoch else None)
+            return f"{what} in epoch {epoch + 1} ({asked}, seed {seed})"
+    return ""
+
+
+def _loader(trainer: Trainer) -> Any:
+    """The Trainer's, with its own sampler in the place of ours."""
+    prepared = trainer.accelerator._dataloaders  # noqa: SLF001
+    known = len(prepared)
+    try:
+        trainer._get_train_sampler = Trainer._get_train_sampler.__get__(trainer)  # noqa: SLF001
+        return Trainer.get_train_dataloader(trainer)
+    finally:
+        del trainer._get_train_sampler  # the class has ours  # noqa: SLF001
+        del prepared[known:]
+
+
+def _epoch(loader: Any, epoch: int) -> list[int]:
+    """The indices that it would fetch."""
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch)
+    return [int(index) for batch in loader.batch_sampler for index in batch]
+
+
+def _shuffled(number: int, seed: int) -> list[int]:
+    # The operator and not the function: what has replaced that is what this looks for.
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = torch.ops.aten.randperm.generator(number, generator=generator).tolist()
+    return order
+
+
+def _share(order: list[int], rank: int, ranks: int, batch: int) -> list[int]:
+    """Every so many batches of it; the data set has as many for each rank."""
+    return [index for start in range(rank * batch, len(order), ranks * batch) for index in order[start : start + batch]]
+
+
+def _named(own: list[int], shares: list[list[int]], rank: int, before: list[int] | None) -> str:
+    due = shares[rank]
+    other = next((number for number, share in enumerate(shares) if own == share), None)
+    if other is not None:
+        return f"rank {rank} takes the samples of rank {other}"
+    if own == before:
+        return "samples come in the order of the epoch before"
+    if sorted(own) == own and due != sorted(due):
+        return f"samples are not shuffled: {len(own)} of {len(due)} come in the order of the data set"
+    if len(set(own)) < len(set(due)):
+        return f"{len(set(own))} different samples are taken, expected {len(set(due))}"
+    return f"samples come in another order ({_first(own)}), expected {_first(due)}"
+
+
+def _first(order: list[int]) -> str:
+    return ", ".join(map(str, order[:4])) + ", ..."
+
+
+# Sums over tensors that a rank holds, of their bits or their squares: each is read once, and nothing is copied.
+
+
+# Whole numbers of as many bytes.
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are to be trained, each once, with its name in the model."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of ``tensor`` this rank holds."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def bit_sums(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    """Of each, its elements' bits as whole numbers of their width, modulo 2**64; 0 of what is not there.
+
+    Where one element alone is another, so is the sum.
+    """
+    return list(map(int, _fetched([None if each is None else _bits(local(each)) for each in tensors])))
+
+
+def square_sums(tensors: Sequence[torch.Tensor | None]) -> list[float]:
+    """Of each, the sum of squares, to seven digits; 0 of what is not there."""
+    norms = [
+        None if each is None else torch.linalg.vector_norm(local(each), dtype=torch.float32).double()
+        for each in tensors
+    ]
+    return [norm**2 for norm in _fetched(norms)]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    whole = tensor.contiguous().view(-1).view(_WHOLE[tensor.element_size()])
+    return whole.sum(dtype=torch.int64)
+
+
+def _fetched(sums: Sequence[torch.Tensor | None]) -> list[Any]:
+    there = [each for each in sums if each is not None]
+    found = iter(torch.stack(there).tolist() if there else ())
+    return [0 if each is None else next(found) for each in sums]
+
+
+# Of each tensor: enough that one of them is updated as the others are.
+_SAMPLED = 256
+
+
+def sample(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Some elements of each at equal distances, one behind the other; the same ones each time."""
+    flat = [local(each).reshape(-1) for each in tensors]
+    return torch.cat([each[:: max(1, each.numel() // _SAMPLED)][:_SAMPLED].float() for each in flat])
+
+
+def sampled(tensor: torch.Tensor) -> int:
+    """How many elements of it a sample has."""
+    numel = local(tensor).numel()
+    return min(_SAMPLED, -(-numel // max(1, numel // _SAMPLED))) if numel else 0
+
 
 # transformers' names of those that compute what the formula says, with states that are not cut short.
 _FUSED = "adamw_torch_fused"

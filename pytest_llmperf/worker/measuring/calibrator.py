@@ -5,13 +5,14 @@ Nothing of it is left to the training: not its memory, not its random numbers, n
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -28,13 +29,62 @@ from pytest_llmperf.records.calibration import (
     FP32_PRODUCT,
     PROCEDURE,
     TIME_FORMAT,
+    UNKEPT,
     Calibration,
 )
 from pytest_llmperf.support.boot_id import boot_id
+from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.json_fields import typed
 from pytest_llmperf.worker.environment import device_name, driver
-from pytest_llmperf.worker.measuring.calibration_file import read, write
-from pytest_llmperf.worker.measuring.gpu_sensors import GpuSensors, disturbances, mean, sensors
-from pytest_llmperf.worker.measuring.instruments import Clock, CudaClock, HostClock
+from pytest_llmperf.worker.measuring.instruments import (
+    Clock,
+    CudaClock,
+    GpuSensors,
+    HostClock,
+    disturbances,
+    mean,
+    sensors,
+)
+
+# The file that keeps a device's calibration from launch to launch of a day.
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a file holds."""
+
+    calibration: Calibration
+    boot: str
+    """Under which start of its host it was made."""
+
+    def serves(self, day: str, boot: str, power_limit_watts: float, versions: Mapping[str, str]) -> bool:
+        """Whether it is as good as one made on this UTC ``day``, under this start of the host, limit and versions."""
+        made = self.calibration
+        same_time = made.made_at[:10] == day and self.boot == boot
+        return same_time and made.power_limit_watts == power_limit_watts and made.versions == dict(versions)
+
+
+def read(path: Path) -> Kept | None:
+    """What ``path`` holds; ``None`` where that is nothing that can be used: it can be made anew."""
+    try:
+        document = typed(json.loads(path.read_text(encoding="utf-8")), {"boot": "str"}, "a kept calibration")
+        return Kept(Calibration.from_dict(document["calibration"]), document["boot"])
+    except (OSError, ValueError, LookupError, RecursionError):
+        return None
+
+
+def write(path: Path, calibration: Calibration, boot: str, of_run: Path | None = None) -> None:
+    """Keep it at ``path``; where that cannot be written at ``of_run``, for this run, with the reason beside it."""
+    text = json.dumps({"boot": boot, "calibration": calibration.to_dict()}, indent=1, sort_keys=True) + "\n"
+    try:
+        write_text(path, text, lasts=False)
+    except OSError as error:
+        if of_run is not None:
+            # Where not even this can be written the launch's own record cannot be, which says so itself.
+            with suppress(OSError):
+                write_text(of_run, text, lasts=False)
+                write_text(of_run.with_name(UNKEPT), f"{path.parent}: {error.strerror or error}\n", lasts=False)
+
 
 #: Halves of a steady part that differ by more are not steady.
 UNSTEADY = 0.005

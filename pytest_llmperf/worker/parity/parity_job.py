@@ -3,24 +3,196 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers.optimization import Adafactor
 
 from pytest_llmperf.records.parity_order import BESIDE, SEEDS, ParityOrder
-from pytest_llmperf.records.training_errors import FILE, FP32, OWN, TrainingErrors, merged
-from pytest_llmperf.spec.small_config import small_config
-from pytest_llmperf.spec.small_spec import in_fp32, in_pieces, keeps_states_short, true_optimizer
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.records.training_errors import (
+    FILE,
+    FP32,
+    GRADIENT,
+    OWN,
+    UPDATE,
+    TensorError,
+    TrainingErrors,
+    merged,
+)
+from pytest_llmperf.settings import small_spec
+from pytest_llmperf.settings.models import small_config
+from pytest_llmperf.settings.small_spec import in_fp32, in_pieces, keeps_states_short, true_optimizer
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.files import replacing
 from pytest_llmperf.worker.failure_file import write_json
 from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.parity.comparison import Truth, errors_of
-from pytest_llmperf.worker.parity.small_trainer import SmallSteps, train_small
+from pytest_llmperf.worker.parity.small_trainer import (
+    LEARNING_RATE,
+    LONGEST_GRADIENT,
+    WEIGHT_DECAY,
+    SmallSteps,
+    train_small,
+)
 from pytest_llmperf.worker.request import Request
+
+# What the plain form of an optimizer makes of given gradients, in double precision: what an update is held against.
+
+
+# As transformers' arguments have them where nobody says otherwise; told here, since a fault may be in those.
+_ADAM: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
+
+# One tensor at a time, as on a CPU: what a GPU chooses by itself is a faster form, and none to hold others against.
+_PLAIN: Mapping[str, Any] = {"foreach": False}
+
+_OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw_torch": lambda groups, lr: torch.optim.AdamW(groups, lr=lr, **_ADAM, **_PLAIN),
+    "sgd": lambda groups, lr: torch.optim.SGD(groups, lr=lr, **_PLAIN),
+    "adagrad": lambda groups, lr: torch.optim.Adagrad(groups, lr=lr, **_PLAIN),
+    "rmsprop": lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, **_PLAIN),
+    "adafactor": lambda groups, lr: Adafactor(groups, lr=lr, scale_parameter=False, relative_step=False),
+}
+
+
+def plain_updates(  # noqa: PLR0913, PLR0917 - an optimizer's settings and what it is given
+    optimizer: str,
+    weights: Sequence[Mapping[str, torch.Tensor]],
+    gradients: Sequence[Mapping[str, torch.Tensor]],
+    decaying: Collection[str],
+    learning_rate: float,
+    weight_decay: float,
+) -> list[dict[str, torch.Tensor]]:
+    """The update of each step: its ``weights`` as they were before it, and its ``gradients`` as the optimizer has them.
+
+    Weights of the names ``decaying`` decay. A weight without a gradient stays.
+    """
+    own = {name: torch.nn.Parameter(values.clone()) for name, values in weights[0].items()}
+    groups = [
+        {"params": [own[name] for name in own if name in decaying], "weight_decay": weight_decay},
+        {"params": [own[name] for name in own if name not in decaying], "weight_decay": 0.0},
+    ]
+    plain = _OPTIMIZERS[optimizer]([group for group in groups if group["params"]], learning_rate)
+    updates = []
+    for before, given in zip(weights, gradients, strict=True):
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(before[name])
+        for name, parameter in own.items():
+            parameter.grad = given[name].clone() if name in given else None
+        plain.step()
+        updates.append({name: parameter.detach() - before[name] for name, parameter in own.items()})
+    return updates
+
+
+# From what a small training did, and the true one beside it, to figures.
+
+
+# Half the distance from 1 to the next number of the type.
+_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4}
+
+# What clipping adds to a norm before it divides by it.
+_CLIPPING_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Losses and gradients of the plain form in double precision."""
+
+    losses: Sequence[float]
+    gradients: Sequence[Mapping[str, torch.Tensor]]
+
+    def save(self, path: Path) -> None:
+        """Whole, or not at all."""
+        with replacing(path, lasts=False) as file:
+            torch.save({"losses": list(self.losses), "gradients": [dict(one) for one in self.gradients]}, file)
+
+    @classmethod
+    def load(cls, path: Path, device: torch.device | str = "cpu") -> Truth:
+        """As ``save`` left it, on ``device``, wherever it was made."""
+        return cls(**torch.load(path, map_location=device, weights_only=True))
+
+
+def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> TrainingErrors:
+    """The figures of one training of ``spec``, as this rank saw it.
+
+    Of an optimizer that has no plain form only the first step is held against the truth, and no update: the later
+    steps have other weights.
+    """
+    optimizer = small_spec.true_optimizer(spec)
+    steps = spec.steps if optimizer else 1
+    norms = [_total(one) for one in truth.gradients[:steps]]
+    tensors = [*_compared(GRADIENT, seen.gradients[:steps], truth.gradients[:steps])]
+    lost = 0.0
+    if optimizer:
+        given = seen.weights, seen.clipped, seen.decaying
+        updates = plain_updates(optimizer, *given, LEARNING_RATE, WEIGHT_DECAY)
+        tensors += _compared(UPDATE, seen.updates, updates)
+        lost = _lost(seen.updates, updates)
+    return TrainingErrors(
+        form=form,
+        precision=spec.precision if spec.fp8 == "no" else f"fp8 {spec.fp8}",
+        roundoff=_ROUNDOFF[spec.compute_precision],
+        seed=spec.seed,
+        losses=tuple(seen.losses[:steps]),
+        true_losses=tuple(truth.losses[:steps]),
+        true_norms=tuple(norms),
+        clipping_errors=tuple(_clipping_errors(seen)),
+        tensors=tuple(tensors),
+        product_types=seen.product_types,
+        true_optimizer=not small_spec.keeps_states_short(spec),
+        short_scalars=spec.optimizer != optimizer,
+        unknown=tuple(sorted(seen.weights[0].keys() ^ truth.gradients[0].keys())),
+        lost_updates=lost,
+    )
+
+
+def _compared(
+    kind: str, own: Sequence[Mapping[str, torch.Tensor]], true: Sequence[Mapping[str, torch.Tensor]]
+) -> Iterator[TensorError]:
+    for step, (ours, truth) in enumerate(zip(own, true, strict=True), 1):
+        pairs = [(ours.get(name, torch.zeros_like(expected)), expected) for name, expected in truth.items()]
+        norms = _fetched(found.norm() for found, _ in pairs)
+        true_norms = _fetched(expected.norm() for _, expected in pairs)
+        products = _fetched((found * expected).sum() for found, expected in pairs)
+        errors = _fetched((found - expected).norm() for found, expected in pairs)
+        for name, norm, true_norm, product, error in zip(truth, norms, true_norms, products, errors, strict=True):
+            longest = norm * true_norm
+            yield TensorError(
+                kind=kind,
+                tensor=name,
+                step=step,
+                true_norm=true_norm,
+                norm=norm,
+                cosine=product / longest if longest else 0.0,
+                error=error,
+            )
+
+
+def _clipping_errors(seen: SmallSteps) -> Iterator[float]:
+    for before, after in zip(seen.gradients, seen.clipped, strict=True):
+        norm = _total(before)
+        expected = norm * min(1.0, LONGEST_GRADIENT / (norm + _CLIPPING_EPSILON))
+        yield _total(after) / expected - 1 if expected else 0.0
+
+
+def _lost(own: Sequence[Mapping[str, torch.Tensor]], true: Sequence[Mapping[str, torch.Tensor]]) -> float:
+    pairs = [(ours[name], expected) for ours, truth in zip(own, true, strict=True) for name, expected in truth.items()]
+    wanted = sum(_fetched((expected != 0).sum() for _, expected in pairs))
+    stayed = sum(_fetched(((expected != 0) & (found == 0)).sum() for found, expected in pairs))
+    return stayed / wanted if wanted else 0.0
+
+
+def _total(tensors: Mapping[str, torch.Tensor]) -> float:
+    return float(sum(norm**2 for norm in _fetched(one.norm() for one in tensors.values())) ** 0.5)
+
+
+def _fetched(figures: Iterable[torch.Tensor]) -> list[float]:
+    """All of them at once: a device is waited for whenever one figure is asked for."""
+    found = list(figures)
+    return torch.stack(found).tolist() if found else []
 
 
 def make_small_trainings(

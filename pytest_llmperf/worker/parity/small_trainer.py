@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import Dataset
 from transformers import (
     PreTrainedModel,
     Trainer,
@@ -22,8 +26,8 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from pytest_llmperf.spec.small_spec import SEQUENCES
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.small_spec import SEQUENCES
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.units import GIB
 from pytest_llmperf.worker.build import (
     DTYPES,
@@ -33,11 +37,130 @@ from pytest_llmperf.worker.build import (
     force_tf32,
     training_arguments,
 )
-from pytest_llmperf.worker.parity.double_precision import DoublePrecision
-from pytest_llmperf.worker.parity.gathered_weights import as_gathered, plain_name
-from pytest_llmperf.worker.parity.initial_weights import set_initial_weights
-from pytest_llmperf.worker.parity.uneven_rows import UnevenRows
 from pytest_llmperf.worker.train import WatchedTrainer
+
+# Double precision throughout: transformers' models compute norms, softmax and the loss in fp32 whatever they are.
+
+
+class DoublePrecision(TorchFunctionMode):
+    """While it is on, whoever asks for fp32 is given fp64."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        _types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        return function(*map(_wider, args), **{name: _wider(value) for name, value in (kwargs or {}).items()})
+
+
+def _wider(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+# Weights as FSDP gathers them under mixed precision: fp32 for the optimizer, 16 bits wherever they are used.
+
+
+_ADDED = "parametrizations"
+_WRAPPERS = frozenset({_ADDED, "_orig_mod", "_checkpoint_wrapped_module"})
+
+
+class _Cast(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def forward(self, weights: torch.Tensor) -> torch.Tensor:
+        return weights.to(self._dtype)
+
+
+def as_gathered(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let ``model`` compute with copies of its parameters in ``dtype``; the plain form of what FSDP does."""
+    for module in list(model.modules()):
+        for name, _ in list(module.named_parameters(recurse=False)):
+            parametrize.register_parametrization(module, name, _Cast(dtype), unsafe=True)  # another type comes out
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what wraps it, or what makes it another type."""
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    return ".".join(parts[:-1] if _ADDED in name and parts[-1] == "original" else parts)
+
+
+# Initial weights of a small training: the same values, to the last bit, in every precision and on every device.
+
+
+# Of what multiplies or is added element by element: around what the model begins it with.
+_SPREAD = 0.1
+
+
+def set_initial_weights(model: nn.Module, seed: int) -> None:
+    """Give each parameter of ``model`` values that depend on ``seed`` and the parameters' order alone.
+
+    Matrices keep what passes through them at its size, which a model's own initialisation does not at these widths:
+    attention would look everywhere alike, and whatever is wrong with it would hardly show. What begins as one or zero
+    differs from element to element, so that it matters which of them is used where.
+    """
+    parameters = list(model.parameters())
+    drawn = _drawn(seed, tuple(parameter.shape for parameter in parameters))
+    with torch.no_grad():
+        for parameter, values in zip(parameters, drawn, strict=True):
+            if parameter.ndim > 1:
+                wide = values * parameter.shape[-1] ** -0.5
+            else:
+                wide = parameter.detach().float().cpu() + _SPREAD * values
+            parameter.copy_(_in_all_types(wide))
+
+
+@lru_cache(maxsize=1)  # several trainings in turn are of one seed
+def _drawn(seed: int, shapes: tuple[torch.Size, ...]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def _in_all_types(values: torch.Tensor) -> torch.Tensor:
+    # What fp16's range and bf16's digits both hold, wider types hold too.
+    return values.to(torch.float16).to(torch.bfloat16).float()
+
+
+# What a small training is trained on: rows of unequal length, since equal ones hide how losses are averaged.
+
+
+# What a row is filled up with, and what its labels say there: it is no part of the loss.
+_PADDING, _IGNORED = 0, -100
+
+# One row in so many is full.
+_FULL = 4
+
+
+class UnevenRows(Dataset[dict[str, torch.Tensor]]):
+    """``length`` rows of random tokens, one in four of them full and the others down to an eighth as long.
+
+    No attention mask: in a causal model nothing that counts sees padding that follows it, and a mask would call for
+    other kernels than the measured training has.
+    """
+
+    def __init__(self, *, length: int, sequence_length: int, vocabulary_size: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._rows = []
+        for number in range(length):
+            tokens = torch.randint(vocabulary_size, (sequence_length,), generator=generator)
+            shortest = max(2, sequence_length // 8)
+            counted = int(torch.randint(shortest, sequence_length + 1, (), generator=generator))
+            labels = tokens.clone()
+            if number % _FULL:
+                tokens[counted:], labels[counted:] = _PADDING, _IGNORED
+            self._rows.append({"input_ids": tokens, "labels": labels})
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self._rows[index]
+
 
 Tensors = Mapping[str, torch.Tensor]
 

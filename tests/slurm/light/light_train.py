@@ -9,13 +9,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from pytest_llmperf.spec.fault_injection import Injection
-from pytest_llmperf.spec.train_spec import TrainSpec
-from pytest_llmperf.worker.faults import Burner
+from pytest_llmperf.settings.fault_injection import Injection
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from pytest_llmperf.worker.measuring.instruments import HostClock
-from pytest_llmperf.worker.request import Request
-from pytest_llmperf.worker.trained import Trained
+from pytest_llmperf.worker.request import Request, Trained
+from pytest_llmperf.worker.step_marks import Burner
 from tests.fakes import evidence_of
 
 # A step takes some ten milliseconds of a core, about as long as one of a tiny model in the real trainer.

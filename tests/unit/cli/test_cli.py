@@ -16,8 +16,14 @@ import pytest
 
 from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.cli.baseline_folder import Stored, read
-from pytest_llmperf.cli.baselines.diff import diff_page, settings_differences
-from pytest_llmperf.cli.baselines.views import history_page, list_page, short_site, show_page
+from pytest_llmperf.cli.baselines.pages import (
+    diff_page,
+    history_page,
+    list_page,
+    settings_differences,
+    short_site,
+    show_page,
+)
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted
@@ -25,7 +31,7 @@ from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.report.text import ASCII
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import Run, keep, llmperf_on
 

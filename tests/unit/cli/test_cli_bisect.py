@@ -12,15 +12,15 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.bisect.pages import page
+from pytest_llmperf.cli.bisect.command import page
 from pytest_llmperf.cli.screen import Screen
-from pytest_llmperf.engine.bisecting.bisection import Bisection
-from pytest_llmperf.judge.bisecting.yardstick import Yardstick
+from pytest_llmperf.engine.bisection import Bisection
+from pytest_llmperf.judge.yardstick import Yardstick
 from pytest_llmperf.launch.candidates import version_history
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import install
 
 SPEC = ("model=llama-tiny", "sequence_length=64", "steps=20")

@@ -17,7 +17,7 @@ from pytest_llmperf.cli.check import command
 from pytest_llmperf.engine import whole_run
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.whole_run import WholeRun
-from pytest_llmperf.judge.gpu_effects.common_change import CommonChange
+from pytest_llmperf.judge.gpu_effects.later_verdict import CommonChange
 from pytest_llmperf.records.result import CaseResult
 from tests import text_package
 from tests.fakes import install
@@ -215,7 +215,7 @@ def test_a_loss_curve_is_of_a_text_and_takes_launches(
 
 def test_a_model_of_few_positions_is_named_by_what_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
     """Its defaults do not fit it, and are asked for nowhere."""
-    config = json.loads((files("pytest_llmperf") / "spec/configs/llama-tiny.json").read_text())
+    config = json.loads((files("pytest_llmperf") / "settings/configs/llama-tiny.json").read_text())
     Path("short.json").write_text(json.dumps({**config, "max_position_embeddings": 128}))
     assert main(["check", "model=short.json", "sequence_length=64", "--gpus", "0"]) == 1
     assert "record it: llmperf check model=short.json sequence_length=64 --gpus 0" in capsys.readouterr().out

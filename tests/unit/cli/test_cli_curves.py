@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.merge.unused import unused
-from pytest_llmperf.judge.curves.curve_baseline import CurveBaseline, SeedCurve
+from pytest_llmperf.cli.merge.night_results import unused
 from pytest_llmperf.judge.curves.curve_store import CurveStore
+from pytest_llmperf.judge.loss_curves import CurveBaseline, SeedCurve
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.shelf import baseline_at
 
 SPEC = TrainSpec(model="llama-tiny", data="text", sequence_length=64, steps=32, min_steps=32)

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.merge.notice import Notice
-from pytest_llmperf.cli.submit.sbatch_script import filled_merge
+from pytest_llmperf.cli.submit.sbatch import filled_merge
 from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, cluster, result, write
 
 TEMPLATE = (REPOSITORY / "slurm" / "merge.sbatch").read_text(encoding="utf-8")

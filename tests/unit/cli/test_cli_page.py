@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.report.page import installed
+from pytest_llmperf.report.page import html_page
 from tests.runs import LADDER, ladder_run, stored_at, written
 from tests.shelf import Run, keep, llmperf_on
 
@@ -112,7 +112,7 @@ def test_what_does_not_go_together_is_a_usage_error(
 def test_what_is_not_installed_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(installed, "find_spec", lambda _: None)
+    monkeypatch.setattr(html_page, "find_spec", lambda _: None)
     assert main(["report", str(tmp_path / "a.json"), "--html", "p.html"]) == 1
     told = "a page takes jinja2 and vl-convert-python, which are not installed; pip install 'pytest-llmperf[page]'"
     assert capsys.readouterr().err == f"llmperf: --html p.html: {told}\n"

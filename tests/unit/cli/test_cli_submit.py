@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.cli.command_error import ClusterError
+from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.merge import night_results
-from pytest_llmperf.cli.submit import listing
+from pytest_llmperf.cli.submit import readiness
 from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterFile
-from pytest_llmperf.cli.submit.sbatch_jobs import Job, check_budget, cost, jobs, shares
-from pytest_llmperf.cli.submit.sbatch_script import filled
+from pytest_llmperf.cli.submit.sbatch import Job, check_budget, cost, filled, jobs, shares
 from pytest_llmperf.launch.slurm.allocation import place
 from pytest_llmperf.support import formats
 from tests.examples import examples
@@ -37,10 +36,10 @@ TESTED = 'case " $* " in *" --test-only "*) exit 0;; esac\n'
 def planning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pytest is not asked for the tests of a night: each width has one."""
 
-    def ask(file: ClusterFile) -> listing.Asked:
+    def ask(file: ClusterFile) -> readiness.Asked:
         planned = [{"id": "a", "nodeid": f"t.py::t[{width}]", "width": width} for width in file.widths]
         coverage = {"nodes": [case["nodeid"] for case in planned], "parts": [], "gaps": [], "said": {}}
-        return listing.Asked({"results": [], "planned": planned, "suite": {"coverage": coverage}}, "", 0)
+        return readiness.Asked({"results": [], "planned": planned, "suite": {"coverage": coverage}}, "", 0)
 
     monkeypatch.setattr("pytest_llmperf.cli.submit.night.ask", ask)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.command_error import ClusterError
-from pytest_llmperf.cli.submit import templates
+from pytest_llmperf.cli.answer import ClusterError
+from pytest_llmperf.cli.submit import night
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLES = sorted((REPOSITORY / "slurm" / "clusters").glob("*.ini"))
@@ -65,7 +65,7 @@ class TestInAProjectOfOnesOwn:
     ) -> None:
         monkeypatch.setattr("pytest_llmperf.__file__", str(tmp_path / "pytest_llmperf" / "__init__.py"))
         with pytest.raises(ClusterError, match=r"no nightly.sbatch in .*/pytest_llmperf/slurm or .*/slurm;"):
-            templates.folder()
+            night.folder()
 
 
 @pytest.fixture(scope="module")

@@ -11,25 +11,22 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.cli.command_error import CaseError
+from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.cli.entry_point import main
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.tune import command, test_file
 from pytest_llmperf.cli.tune.pages import document, page
 from pytest_llmperf.cli.tune.test_file import TestFile
 from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.tuning.order import TuningOrder
+from pytest_llmperf.engine.tuning.trials import Compared, Share, Tried, Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Tuner
-from pytest_llmperf.engine.tuning.tuning import Compared, Share, Tried, Tuning
-from pytest_llmperf.judge.tuning.objective import OBJECTIVES
-from pytest_llmperf.judge.tuning.turns import Turns
+from pytest_llmperf.judge.tuning.objective import OBJECTIVES, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.report.text import ASCII
-from pytest_llmperf.spec.space.space import Space
-from pytest_llmperf.spec.space.space_file import axes_of
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.space import Space, axes_of
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import MACHINE
 
 TINY = TrainSpec(model="llama-tiny", micro_batch_size=8)

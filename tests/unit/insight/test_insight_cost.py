@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llmperf.insight import chapter15, cost
-from pytest_llmperf.insight.ladder import Width
+from pytest_llmperf.analysis import cost, ladder
+from pytest_llmperf.analysis.ladder import Width
 
 # Table 15.12: GPUs, and the cost efficiency it prints.
 PRINTED = {1: 1.00, 2: 0.96, 4: 0.90, 8: 0.88, 16: 0.87, 32: 0.86}
@@ -20,8 +20,8 @@ def test_money_by_hand() -> None:
 
 
 def test_tables_15_11_and_15_12_are_the_chapters() -> None:
-    rates = {rung.spec.gpus: rung.published_rate for rung in chapter15.LLAMA_WIDTHS}
-    assert tuple(rates) == chapter15.WIDTHS
+    rates = {rung.spec.gpus: rung.published_rate for rung in ladder.LLAMA_WIDTHS}
+    assert tuple(rates) == ladder.WIDTHS
     for gpus, rate in rates.items():
         assert rate is not None
         width = Width(gpus, rate, rates[1])

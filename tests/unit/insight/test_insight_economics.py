@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llmperf.insight.chip_utilisation import least_traffic, mfu, peak_bandwidth, peak_flops
-from pytest_llmperf.spec import models
+from pytest_llmperf.analysis.formulas import least_traffic, mfu, peak_bandwidth, peak_flops
+from pytest_llmperf.settings import models
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.insight import chapter15
-from pytest_llmperf.insight.ladder import Gain, Rung, gains, largest_jump, step_before
+from pytest_llmperf.analysis import ladder
+from pytest_llmperf.analysis.ladder import Gain, Rung, gains, largest_jump, step_before
 from pytest_llmperf.records.result import Reference
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64)
@@ -46,15 +46,15 @@ def test_the_largest_jump_is_a_steps(rates: list[float | None], index: int | Non
 
 
 def test_the_published_ladder() -> None:
-    found = gains(chapter15.LLAMA, [rung.published_rate for rung in chapter15.LLAMA])
-    largest = largest_jump(chapter15.LLAMA, found)
+    found = gains(ladder.LLAMA, [rung.published_rate for rung in ladder.LLAMA])
+    largest = largest_jump(ladder.LLAMA, found)
     assert largest is not None
-    assert chapter15.LLAMA[largest].number == "15.6"
+    assert ladder.LLAMA[largest].number == "15.6"
     assert found[largest].over_previous == pytest.approx(24446 / 14315)
     assert found[-1].over_first == pytest.approx(48081 / 10485)
 
 
 def test_a_rung_is_of_nine_tables_and_stands_once() -> None:
-    for rungs in chapter15.LADDERS:
+    for rungs in ladder.LADDERS:
         assert list(dict.fromkeys(rung.number for rung in rungs)) == [f"15.{number}" for number in range(1, 10)]
         assert len({rung.spec.digest for rung in rungs}) == len(rungs)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.insight.stragglers import by_canary, by_work, communication_share, held_up
+from pytest_llmperf.analysis.waits import by_canary, by_work, communication_share, held_up
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=24, gpus=4)

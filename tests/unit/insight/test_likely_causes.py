@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llmperf.insight.tracing.likely_causes import likely_causes
-from pytest_llmperf.insight.tracing.step_difference import step_difference
+from pytest_llmperf.analysis.likely_causes import likely_causes
+from pytest_llmperf.analysis.step_difference import step_difference
 from pytest_llmperf.report.step_words import points_to
 from tests.fakes import trace_of
 

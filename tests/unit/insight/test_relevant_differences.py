@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_llmperf.insight.tracing.relevant_differences import ranked, relevant
-from pytest_llmperf.insight.tracing.step_difference import step_difference
+from pytest_llmperf.analysis.step_difference import ranked, relevant, step_difference
 from pytest_llmperf.records.trace import Trace
 from tests.fakes import trace_of
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.insight.tracing.kernel_categories import (
+from pytest_llmperf.analysis.likely_causes import (
     ATTENTION,
     CATEGORIES,
     COMMUNICATION,
@@ -23,11 +23,11 @@ from pytest_llmperf.insight.tracing.kernel_categories import (
     OPTIMIZER,
     category,
 )
-from pytest_llmperf.insight.tracing.step_difference import parts_of, step_difference
-from pytest_llmperf.judge.tracing.stored_trace import StoredTrace
+from pytest_llmperf.analysis.step_difference import parts_of, step_difference
+from pytest_llmperf.judge.baseline import StoredTrace
 from pytest_llmperf.records.trace import Trace, TraceRow
 from pytest_llmperf.report.step_words import points_to, short_kernel
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of, trace_of
 from tests.shelf import Run, baseline_at, keep, llmperf_on
 

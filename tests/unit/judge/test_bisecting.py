@@ -9,22 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.bisecting.lineage import Lineage, Side, most_steps
-from pytest_llmperf.judge.bisecting.yardstick import (
+from pytest_llmperf.judge.noise import Noise, Spread
+from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.stats import Difference
+from pytest_llmperf.judge.yardstick import (
+    Lineage,
+    Side,
     Told,
     Yardstick,
     compared_ends,
     criteria,
     is_shown,
+    most_steps,
     side_of,
     side_of_difference,
 )
-from pytest_llmperf.judge.noise import Noise, Spread
-from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.examples import examples
 from tests.fakes import Fake, launch_of
 

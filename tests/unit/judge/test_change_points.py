@@ -14,12 +14,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_llmperf.engine.history.machine_noise import scattering
-from pytest_llmperf.judge.history import all_histories
-from pytest_llmperf.judge.history.all_histories import Scattering, histories
-from pytest_llmperf.judge.history.case_history import CaseHistory, differences
-from pytest_llmperf.judge.history.change_points import FALSE_ALARM, Scatter, find_levels
-from pytest_llmperf.judge.history.shared_effects import SharedEffects, groups
-from pytest_llmperf.judge.history.timeline import Timeline
+from pytest_llmperf.judge.history import histories as all_histories
+from pytest_llmperf.judge.history.change_points import FALSE_ALARM, Scatter, Timeline, find_levels
+from pytest_llmperf.judge.history.histories import (
+    CaseHistory,
+    Scattering,
+    SharedEffects,
+    differences,
+    groups,
+    histories,
+)
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.past_result import PastResult
 from tests.examples import examples

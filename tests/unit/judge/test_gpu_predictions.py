@@ -7,9 +7,7 @@ import pytest
 
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
 from pytest_llmperf.judge.gpu_effects.model import cell_variances, design_of
-from pytest_llmperf.judge.gpu_effects.observation import unit_of
-from pytest_llmperf.judge.gpu_effects.panel import Array, Panel
-from pytest_llmperf.judge.gpu_effects.prediction import ROUNDS, USUAL_ERRORS, doubted, predicted
+from pytest_llmperf.judge.gpu_effects.panel import ROUNDS, USUAL_ERRORS, Array, Panel, doubted, predicted, unit_of
 from tests.gpu_nights import TONIGHT, World
 
 

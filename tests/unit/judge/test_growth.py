@@ -11,13 +11,13 @@ from datetime import date, timedelta
 import pytest
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.growth_check import GROWTH, growth_checks
+from pytest_llmperf.judge.phase_checks import GROWTH, growth_checks
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import joined, judge
 from pytest_llmperf.records.allocated_growth import MOST_GROWTH, growth
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import takes_all_steps
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import launch_of
 from tests.shelf import baseline_at
 from tools.launch_ends import late

@@ -17,18 +17,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.judge.acceptance import creep
 from pytest_llmperf.judge.baseline import Baseline, describe, size_of
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
-from pytest_llmperf.judge.creep import creep
-from pytest_llmperf.judge.machine_profile import Experience
+from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.judge.validity import circumstances
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Environment, Launch
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.examples import examples
 from tests.fakes import Fake, launch_of
 from tests.shelf import accept

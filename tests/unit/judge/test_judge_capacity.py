@@ -13,7 +13,7 @@ import pytest
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, accept_capacity, judge_capacity
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64)
 

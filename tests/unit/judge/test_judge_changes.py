@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.evidence.exact_changes import changed_evidence, changes, lost_attention_kernel
-from pytest_llmperf.judge.evidence.first_losses import changed_losses, first_loss_checks
+from pytest_llmperf.judge.exact import changed_evidence, changes, lost_attention_kernel
+from pytest_llmperf.judge.learning_checks import changed_losses, first_loss_checks
 from pytest_llmperf.records.launch import Launch
 from tests.fakes import ENVIRONMENT, Fake, launch_of
 from tests.shelf import accept

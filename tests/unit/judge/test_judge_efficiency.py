@@ -11,18 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.judge.acceptance import creep
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.creep import creep
+from pytest_llmperf.judge.gain import Efficiency, Narrow, Terms, judge_efficiency, less, milder
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.scaling_efficiency import Efficiency, Narrow, Terms, judge_efficiency, less, milder
-from pytest_llmperf.judge.sequential_test import Rule
-from pytest_llmperf.judge.stats import Difference
+from pytest_llmperf.judge.stats import Difference, Rule
 from pytest_llmperf.judge.verdict import Judgement, joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict
-from pytest_llmperf.spec.equivalence import is_narrower, narrower
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.small_spec import is_narrower, narrower
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import accept
 

@@ -13,7 +13,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import judge_pairs
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 SMALL = TrainSpec(model="llama-tiny", sequence_length=64, steps=12)

@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.machine_profile import Experience
-from pytest_llmperf.judge.noise import Noise, Spread, disagreement, without_outliers
-from pytest_llmperf.judge.sequential_test import Rule, decide
-from pytest_llmperf.judge.stats import Difference, difference, paired_difference
+from pytest_llmperf.judge.noise import Experience, Noise, Spread, disagreement, without_outliers
+from pytest_llmperf.judge.stats import Difference, Rule, decide, difference, paired_difference
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.evidence.evidence_checks import optimizer_class
-from pytest_llmperf.judge.machine_profile import Experience
+from pytest_llmperf.judge.evidence_checks import optimizer_class
+from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.validity import Circumstances, circumstances, troubles, unusable
 from pytest_llmperf.records.launch import Health, Launch
-from pytest_llmperf.spec.train_spec import OPTIMIZERS, TrainSpec
+from pytest_llmperf.settings.checks import OPTIMIZERS
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=12, warmup_steps=4, gpus=2)

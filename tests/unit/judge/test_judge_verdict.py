@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import METRICS, Policy
-from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import VERDICTS, Check
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import accept
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.foresight import passing_ranges
+from pytest_llmperf.judge.early_stop import passing_ranges
 from pytest_llmperf.judge.policy import METRICS, Policy
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch, Place
@@ -31,7 +31,7 @@ from pytest_llmperf.records.launch_end import (
     why_end,
 )
 from pytest_llmperf.records.steady_state import find_steady
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import baseline_at
 from tools.launch_ends import RULES, Ending, stored

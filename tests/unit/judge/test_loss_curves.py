@@ -16,14 +16,20 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.curves.curve_baseline import CurveBaseline, SeedCurve
 from pytest_llmperf.judge.curves.curve_store import CurveStore
-from pytest_llmperf.judge.curves.curve_verdict import judge_curve
-from pytest_llmperf.judge.curves.loss_parts import FEWEST_STEPS, Span, parts_of, spans
-from pytest_llmperf.judge.curves.seed_spread import spreads
+from pytest_llmperf.judge.loss_curves import (
+    FEWEST_STEPS,
+    CurveBaseline,
+    SeedCurve,
+    Span,
+    judge_curve,
+    parts_of,
+    spans,
+    spreads,
+)
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.loss_curve import CURVE_WORDS, OTHER_LEARNING, JudgedCurve
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 STEPS = 32
 

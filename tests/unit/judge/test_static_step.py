@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.static.step_checks import PEAK, judge_step, news
+from pytest_llmperf.judge.static.step_checks import PEAK, judge_step, news, upgrade_lines
 from pytest_llmperf.judge.static.stored_step import StepBaseline, StoredStep
-from pytest_llmperf.judge.static.upgrade_news import upgrade_lines
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.static_step import StaticStep
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import STEP
 
 BASELINES = Path(__file__).parents[3] / "baselines"

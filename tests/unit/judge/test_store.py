@@ -22,7 +22,7 @@ from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import BaselineStore, Entry
 from pytest_llmperf.judge.verdict import judge
-from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import accept
 

@@ -12,11 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.tuning.failures import Failures
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES, front
-from pytest_llmperf.judge.tuning.search import Field, Outcome, Search
+from pytest_llmperf.judge.tuning.search import AUTOTUNED, COMPILED, PLAIN, Failures, Field, Outcome, Search, TrialCosts
 from pytest_llmperf.judge.tuning.surrogate import Surrogate
-from pytest_llmperf.judge.tuning.trial_costs import AUTOTUNED, COMPILED, PLAIN, TrialCosts
 from pytest_llmperf.records.trial import Trial
 from tools.tuning_world import FIELD, TRAITS, world
 

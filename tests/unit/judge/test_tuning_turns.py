@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.tuning.objective import OBJECTIVES
-from pytest_llmperf.judge.tuning.turns import Turns, turns_of
+from pytest_llmperf.judge.tuning.objective import OBJECTIVES, Turns, turns_of
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 _SPEC = TrainSpec(model="llama-tiny")

@@ -17,7 +17,7 @@ from pytest_llmperf.launch import disk_space, local, outcome
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
 
 SPEC = TrainSpec(model="llama-tiny")

@@ -14,8 +14,7 @@ import pytest
 from pytest_llmperf.launch.compiled_files import drop_half_files, drop_unfinished
 from pytest_llmperf.launch.scratch import remove_of_job, scratch
 from pytest_llmperf.run.folders import new_run_folder
-from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.leftovers import mark
+from pytest_llmperf.support.files import mark, write_text
 
 _DAYS = 3 * 24 * 3600.0
 # As ld writes it: its section headers stand last.

@@ -21,7 +21,7 @@ from pytest_llmperf.launch.stopwatch import Lap, Meter
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import FAILED, HELD, OTHER, WAITING, accounted, phases_of, summed, total
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from tests.fakes import launch_of
 

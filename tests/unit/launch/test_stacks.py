@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.launch import hang_report, outcome
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.records.failure import Failure, Progress
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 WAITING = ("/lib/torch/distributed/c10d.py", 40, "all_reduce")
 TIMED_OUT = Ended(1, timed_out=True, seconds=9.0)

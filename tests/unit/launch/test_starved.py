@@ -11,7 +11,7 @@ from pytest_llmperf.launch import outcome
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.memory_shortage import Room
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 SPEC = TrainSpec(model="llama-tiny")
 MIB = 2**20

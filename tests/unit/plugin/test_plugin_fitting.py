@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.engine.batch_size.batch_size_finder import Fitted, FreshLaunches, fit, short
-from pytest_llmperf.engine.batch_size.search_deadline import SearchDeadline
+from pytest_llmperf.engine.capacity import Fitted, FreshLaunches, fit, short
+from pytest_llmperf.engine.search_deadline import SearchDeadline
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64)

@@ -18,13 +18,13 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.engine import runner as runner_module
 from pytest_llmperf.engine.baseline_comparison import BaselineComparison
-from pytest_llmperf.engine.batch_size.search_deadline import SearchDeadline
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.runner import Runner
+from pytest_llmperf.engine.search_deadline import SearchDeadline
 from pytest_llmperf.engine.terms import CaseTerms
-from pytest_llmperf.judge.machine_profile import Experience
+from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.sequential_test import Rule
+from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.launch.local import LaunchRequest
 from pytest_llmperf.launch.machine import Gpu, Machine
 from pytest_llmperf.plugin.console import Console

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import launch_of
 
 MADE = Calibration(

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.analysis.waits import DataWait, data_wait
 from pytest_llmperf.engine import derived_metrics
-from pytest_llmperf.insight.data_waits import DataWait, data_wait
-from pytest_llmperf.judge.evidence.evidence_checks import contradictions, declarable
+from pytest_llmperf.judge.evidence_checks import contradictions, declarable
 from pytest_llmperf.run.model_flops import ModelFlops
-from pytest_llmperf.spec.requirements import why_skip
-from pytest_llmperf.spec.small_spec import small
+from pytest_llmperf.settings.requirements import why_skip
+from pytest_llmperf.settings.small_spec import small
 from tests.fakes import evidence_of, launch_of, trace_of
 
 SPEC = TrainSpec(model="llama-tiny", data="text", rows="padded")

@@ -14,8 +14,8 @@ from pytest_llmperf.launch import prediction_process
 from pytest_llmperf.launch.flop_count import CountError, FlopCounts
 from pytest_llmperf.run import model_flops
 from pytest_llmperf.run.model_flops import ModelFlops
-from pytest_llmperf.spec import models
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings import models
+from pytest_llmperf.settings.train_spec import TrainSpec
 
 SPEC = TrainSpec(model="mixtral-tiny", sequence_length=64)
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline_file import dump
 from pytest_llmperf.records.trace import Trace, TraceRow, merged, short_name
-from pytest_llmperf.worker.tracing.activities import Activities, Call, Work, read
-from pytest_llmperf.worker.tracing.step_trace import IncompleteTraceError, Marks, step_trace
+from pytest_llmperf.worker.step_trace import Activities, Call, IncompleteTraceError, Marks, Work, read, step_trace
 
 STEP = 1_000_000  # nanoseconds
 

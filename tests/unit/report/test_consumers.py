@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from pytest_llmperf.cli import main
 from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.records.result import VERDICTS
+from pytest_llmperf.report.consumers.documents import junit, markdown_page, within
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.gitlab_metrics import gitlab_metrics
-from pytest_llmperf.report.consumers.junit import junit
-from pytest_llmperf.report.consumers.markdown_page import markdown_page, within
-from pytest_llmperf.report.consumers.prometheus import prometheus
+from pytest_llmperf.report.consumers.metrics import gitlab_metrics, prometheus
 from tests.examples import examples
 from tools.documentation.commands import troubles
 

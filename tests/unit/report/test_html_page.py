@@ -10,11 +10,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pytest_llmperf.engine.run_page import pictures
+from pytest_llmperf.engine.run_page import run_page
 from pytest_llmperf.engine.run_page.case_rows import MOST_CASES
-from pytest_llmperf.engine.run_page.pictures import drawn
 from pytest_llmperf.engine.run_page.run_document import RunDocument
-from pytest_llmperf.engine.run_page.run_page import page_of
+from pytest_llmperf.engine.run_page.run_page import drawn, page_of
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.page.html_page import html
@@ -175,11 +174,11 @@ def test_a_chart_that_cannot_be_drawn_is_told_by_its_table(monkeypatch: pytest.M
     assert set(drawn(known)) == set(known)
     # As the library does where it finds what it did not expect: with the process.
     fatal = {"t": {"mark": "text", "title": "\x00"}, "u": {"mark": "text"}}
-    monkeypatch.setattr(pictures, "specification", lambda chart: fatal[chart.title])
+    monkeypatch.setattr(run_page, "specification", lambda chart: fatal[chart.title])
     assert list(drawn(known)) == [known[1]]
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert drawn(known) == {}
-    monkeypatch.setattr(pictures, "specification", lambda _: {})
+    monkeypatch.setattr(run_page, "specification", lambda _: {})
     text = made(ladder_run(), stored_figures())
     assert "No picture of this could be drawn." in text
     assert "<svg" not in text

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.report.consumers.documents import junit, markdown_page
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
-from pytest_llmperf.report.consumers.gitlab_metrics import gitlab_metrics
-from pytest_llmperf.report.consumers.junit import junit
-from pytest_llmperf.report.consumers.markdown_page import markdown_page
-from pytest_llmperf.report.consumers.prometheus import prometheus
-from pytest_llmperf.report.exports import escaped
+from pytest_llmperf.report.consumers.metrics import gitlab_metrics, prometheus
 from pytest_llmperf.report.results_json import write_json
+from pytest_llmperf.report.table import escaped
 from tests.pages import made
 from tests.runs import ladder_run
 

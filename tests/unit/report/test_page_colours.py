@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_llmperf.engine.run_page.change_charts import change_section
+from pytest_llmperf.analysis import ladder
+from pytest_llmperf.engine.run_page.case_charts import change_section
 from pytest_llmperf.engine.run_page.run_document import RunDocument
-from pytest_llmperf.insight import chapter15
 from pytest_llmperf.records.result import Check
 from pytest_llmperf.report.page.page_model import IntervalChart
 from tests.runs import ladder_run, result_of
 
 
 def test_a_case_that_lost_memory_alone_is_not_shown_as_slower() -> None:
-    result = result_of(next(one for one in chapter15.LLAMA if one.number == "15.9"), 70_000)
+    result = result_of(next(one for one in ladder.LLAMA if one.number == "15.9"), 70_000)
     lost = Check(
         metric="peak_reserved_bytes", value=2.0, unit="bytes", baseline=1.0, tolerance=0.01, verdict="regressed"
     )

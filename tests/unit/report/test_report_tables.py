@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.analysis import ladder
+from pytest_llmperf.analysis.ladder import Rung
 from pytest_llmperf.cli import entry_point
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.report import ladder_tables
 from pytest_llmperf.cli.screen import Screen
-from pytest_llmperf.insight import chapter15
-from pytest_llmperf.insight.ladder import Rung
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.report.exports import escaped, markdown
-from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.table import Column, escaped, markdown
 from pytest_llmperf.report.text import ASCII
-from pytest_llmperf.spec.train_spec import TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.shelf import Run, baseline_at, keep, llmperf_on
 
 REPOSITORY = Path(__file__).parents[3]
@@ -38,7 +37,7 @@ def keep_rungs(root: Path, rungs: Iterable[Rung], machine: str = "m") -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    keep_rungs(tmp_path, chapter15.LLAMA)
+    keep_rungs(tmp_path, ladder.LLAMA)
     return tmp_path
 
 
@@ -77,7 +76,7 @@ class TestText:
         assert "largest jump, published: 15.6, 1.71 times 15.5 (attention: eager -> sdpa)" in lines
 
     def test_a_ladder_of_which_two_rungs_were_published(self, report: Run, root: Path) -> None:
-        keep_rungs(root, chapter15.OPT)
+        keep_rungs(root, ladder.OPT)
         out = report()[1]
         assert "largest jump, published: not known" in out
         assert out.count("\nllama-3.2-1b, ") == out.count("\nopt-1.3b, ") == 1
@@ -136,7 +135,7 @@ class TestDocuments:
 
 class TestWhatIsNotThere:
     def test_a_broken_file_is_named_and_the_others_are_shown(self, report: Run, root: Path) -> None:
-        path = BaselineStore(root).path("m", chapter15.LLAMA[0].spec)
+        path = BaselineStore(root).path("m", ladder.LLAMA[0].spec)
         path.write_text("{")
         code, out, err = report()
         assert code == 1
@@ -145,7 +144,7 @@ class TestWhatIsNotThere:
         assert squeezed(out)[7].startswith("15.4 5 bf16 bf16 eager no 8,000 13,520 2.00 1.18 - 1.29")
 
     def test_of_two_machines_one_has_to_be_named(self, report: Run, root: Path) -> None:
-        keep_rungs(root, chapter15.OPT, machine="n")
+        keep_rungs(root, ladder.OPT, machine="n")
         code, out, err = report()
         assert (code, out) == (1, "")
         assert err.endswith("baselines of 2 machine kinds, expected one; choose with --machine: m, n\n")
@@ -164,7 +163,7 @@ class TestWhatIsNotThere:
         assert len(err.splitlines()) == 1 + broken
 
     def test_a_rung_of_other_settings_is_none(self, report: Run, root: Path) -> None:
-        keep(root, baseline_at(replace(chapter15.LLAMA[1].spec, sequence_length=512), 1.0))
+        keep(root, baseline_at(replace(ladder.LLAMA[1].spec, sequence_length=512), 1.0))
         assert squeezed(report()[1])[5] == "15.2 7 fp32 no eager no - OOM - - - - - OOM"
 
     def test_no_baselines(self, report: Run, tmp_path: Path) -> None:

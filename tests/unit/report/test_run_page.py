@@ -12,12 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.engine.run_page.case_name import CaseName
-from pytest_llmperf.engine.run_page.pictures import charts_of
 from pytest_llmperf.engine.run_page.run_document import RunDocument, refused
-from pytest_llmperf.engine.run_page.run_page import page_of
+from pytest_llmperf.engine.run_page.run_page import charts_of, page_of
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
-from pytest_llmperf.insight import chapter15
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.page.charts import specification
 from pytest_llmperf.report.page.page_model import (

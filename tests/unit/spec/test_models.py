@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.spec import models
+from pytest_llmperf.settings import models
 
 
 def test_llama_flops_per_token_are_six_times_its_parameters_and_the_attention() -> None:

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.spec.space import space as spaces
-from pytest_llmperf.spec.space.axis import Axis, Choice
-from pytest_llmperf.spec.space.default_axes import default_axes
-from pytest_llmperf.spec.space.space import Space
-from pytest_llmperf.spec.space.space_file import axes_of, read_axes
-from pytest_llmperf.spec.space.traits import traits
-from pytest_llmperf.spec.train_spec import SpecError, TrainSpec
+from pytest_llmperf.settings import space as spaces
+from pytest_llmperf.settings.axes import Axis, Choice, default_axes, traits
+from pytest_llmperf.settings.space import Space, axes_of, read_axes
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 
 TINY = TrainSpec(model="llama-tiny", micro_batch_size=8)
 

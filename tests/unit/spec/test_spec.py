@@ -16,15 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.spec.choices import OF_A_TEXT
-from pytest_llmperf.spec.train_spec import (
-    ATTENTIONS,
-    OPTIMIZERS,
-    PRECISIONS,
-    UNSUPPORTED_OPTIMIZERS,
-    SpecError,
-    precision_fields,
-)
+from pytest_llmperf.settings.checks import ATTENTIONS, OF_A_TEXT, OPTIMIZERS, PRECISIONS, UNSUPPORTED_OPTIMIZERS
+from pytest_llmperf.settings.train_spec import SpecError, precision_fields
 
 SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch_size=37)
 

@@ -14,9 +14,9 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.integrity import same_settings
 from pytest_llmperf.judge.validity import troubles
-from pytest_llmperf.spec import requirements, text_files
-from pytest_llmperf.spec.text_split import Split
-from pytest_llmperf.spec.train_spec import SpecError
+from pytest_llmperf.settings import requirements, text_files
+from pytest_llmperf.settings.text_files import Split
+from pytest_llmperf.settings.train_spec import SpecError
 from tests.fakes import Fake, launch_of
 
 SPEC = TrainSpec(model="llama-tiny", data="text", sequence_length=64)
@@ -77,14 +77,17 @@ def test_the_text_that_ships_is_read_where_none_is_named() -> None:
 def test_files_belong_to_the_split_that_their_names_begin_with(tmp_path: Path) -> None:
     names = ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "valid.parquet", "test_a.parquet"]
     written(tmp_path, *names, "README.txt")
-    of = {split: [p.name for p in text_files.resolve(str(tmp_path), split).files] for split in ("train", "validation")}
+    of = {
+        split: [p.name for p in text_files.resolve_text(str(tmp_path), split).files]
+        for split in ("train", "validation")
+    }
     assert of == {"train": names[:2], "validation": names[2:3]}
-    assert [p.name for p in text_files.resolve(str(tmp_path), "test[:5]").files] == names[3:]
+    assert [p.name for p in text_files.resolve_text(str(tmp_path), "test[:5]").files] == names[3:]
 
 
 @pytest.mark.parametrize("name", ["data/train-0.parquet", "train/0000.parquet", "train.txt", "anything.txt"])
 def test_each_layout_of_a_folder_is_found(tmp_path: Path, name: str) -> None:
-    assert text_files.resolve(str(written(tmp_path, name)), "train").files == (tmp_path / name,)
+    assert text_files.resolve_text(str(written(tmp_path, name)), "train").files == (tmp_path / name,)
 
 
 def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:

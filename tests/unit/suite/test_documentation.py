@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import Perf, TrainSpec
-from pytest_llmperf.spec.space.space_file import read_axes
+from pytest_llmperf.settings.space import read_axes
 from tools.documentation.blocks import REPOSITORY, SHELLS, Block, blocks_of, pages, steps, tables_of
 from tools.documentation.commands import troubles
 from tools.documentation.printed import differences, folder_for_commands, printed_by

@@ -6,8 +6,8 @@ import pytest
 
 from perf_tests.ladder import LADDER
 from perf_tests.scaling import GLOBAL_BATCH, SHARDED, STRONG, STRONG_ON_CPU, WEAK, WEAK_ON_CPU, Width
-from pytest_llmperf.insight import chapter15
-from pytest_llmperf.spec.equivalence import is_narrower
+from pytest_llmperf.analysis import ladder
+from pytest_llmperf.settings.small_spec import is_narrower
 
 EVERYTHING = (WEAK, STRONG, SHARDED, WEAK_ON_CPU, STRONG_ON_CPU)
 
@@ -25,8 +25,8 @@ def test_each_list_goes_from_narrow_to_wide_and_no_case_is_there_twice() -> None
 def test_weak_scaling_begins_with_the_ladders_last_step_and_has_every_width() -> None:
     last = [rung.spec for rung in LADDER if rung.number == "15.9"]
     assert [width.spec for width in WEAK if width.spec.gpus == 1] == last
-    assert len(WEAK) == len(last) * len(chapter15.WIDTHS)
-    assert [width.spec.gpus for width in WEAK if width.published] == list(chapter15.WIDTHS)
+    assert len(WEAK) == len(last) * len(ladder.WIDTHS)
+    assert [width.spec.gpus for width in WEAK if width.published] == list(ladder.WIDTHS)
 
 
 def test_shards_are_held_over_one_gpu_in_the_same_precision() -> None:

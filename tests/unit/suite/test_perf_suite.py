@@ -16,7 +16,7 @@ from perf_tests.ladder import LADDER
 from perf_tests.optimisations import OPTIMISATIONS
 from perf_tests.parity import PARITY, PARITY_ON_CPU
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU
-from pytest_llmperf.spec.choices import (
+from pytest_llmperf.settings.checks import (
     ATTENTIONS,
     CHECKPOINTING_POLICIES,
     FP8_RECIPES,
@@ -24,8 +24,8 @@ from pytest_llmperf.spec.choices import (
     PARALLELISMS,
     SDPA_BACKENDS,
 )
-from pytest_llmperf.spec.models import resolve
-from pytest_llmperf.spec.small_spec import small
+from pytest_llmperf.settings.models import resolve
+from pytest_llmperf.settings.small_spec import small
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -46,7 +46,7 @@ def test_another_name_is_an_attribute_error() -> None:
 def test_the_suite_imports_nothing_else(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     modules = {match[1] for match in re.finditer(r"^\s*(?:from|import) (pytest_llmperf\S*)", text, re.MULTILINE)}
-    assert {each for each in modules if not each.startswith("pytest_llmperf.insight")} <= {"pytest_llmperf"}
+    assert {each for each in modules if not each.startswith("pytest_llmperf.analysis")} <= {"pytest_llmperf"}
 
 
 def test_the_worker_gets_no_pytest_with_them() -> None:

@@ -1,0 +1,1 @@
+"""What measured figures mean: causes, cost, scaling, ladders. Pure."""

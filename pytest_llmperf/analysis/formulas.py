@@ -1,0 +1,174 @@
+"""What a training step needs of a GPU's memory: the prediction's parts. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.settings.train_spec import TrainSpec
+
+#: In the order in which they are told.
+PARTS: Mapping[str, str] = {
+    "weights": "the model, or this rank's shards of it",
+    "gathered": "weights of all ranks, of the layers that FSDP has at hand",
+    "gradients": "of the weights, as far as they exist at the peak",
+    "optimizer": "its states",
+    "activations": "kept for the backward pass, and what it works in",
+    "logits": "of the vocabulary's size",
+    "buckets": "in which DDP reduces gradients",
+    "workspace": "of the matrix library",
+    "rounding": "of the allocator's blocks, beyond what was asked for",
+}
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of one rank at its peak, by part."""
+
+    parts: Mapping[str, int]
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    def error(self, launch: Launch) -> float:
+        """Of the prediction, as a fraction of what ``launch`` took at most on its worst rank."""
+        return self.peak_allocated_bytes / launch.peak_allocated_bytes - 1
+
+
+#: Whose predictions are held against measured ones.
+_PROVEN = frozenset({"gemma3_text", "gpt2", "llama", "mistral", "mixtral", "opt", "qwen3"})
+
+_FUSED = "is counted as any fused attention: its inputs, its output and a number a row"
+
+
+def caveats(spec: TrainSpec) -> list[str]:
+    """What is not modelled of ``spec``, or not proven, a line each."""
+    sharded = spec.parallelism != "ddp"
+    found = {
+        "torch_compile is not modelled: this is without it, and compiled kernels usually keep less": spec.torch_compile,
+        f"flash_attention_2 {_FUSED}": spec.attention == "flash_attention_2",
+        f"flex_attention {_FUSED}, without its mask of blocks": spec.attention == "flex_attention",
+        "fp16 is counted as bf16, without the scaler of its loss": "fp16"
+        in (spec.model_precision, spec.mixed_precision),
+        "of several GPUs only DDP's buckets are counted: NCCL takes more, outside the allocator": spec.gpus > 1
+        and not sharded,
+        "of several GPUs only FSDP's buffers are counted: NCCL takes more, outside the allocator": sharded,
+        "fsdp_hybrid is counted on one node, where half of the GPUs hold the shards": spec.parallelism == "fsdp_hybrid",
+        f"{spec.architecture.model_type} is not among the families that are held against measurements: "
+        f"{', '.join(sorted(_PROVEN))}": spec.architecture.model_type not in _PROVEN,
+    }
+    return [line for line, holds in found.items() if holds]
+
+
+def newest_on_a_gpu(launches: Sequence[Launch]) -> Launch | None:
+    """The launch that a prediction can be held against: on the CPU no allocator counts."""
+    on_a_gpu = [launch for launch in launches if launch.evidence.get("device_type") == "cuda"]
+    return max(on_a_gpu, key=lambda launch: launch.started_at, default=None)
+
+
+# How well a chip is used: its peak rate and the model FLOPs utilisation (MFU).
+
+
+_TERA = 1e12
+
+_HOPPER_SXM = {
+    "fp8": 1978.9,
+    "bf16": 989.4,
+    "fp16": 989.4,
+    "tf32": 494.7,
+    "fp32": 66.9,
+}  # H100, H200 and GH200 differ in memory alone
+# Publications of these boards disagree (one card or a pair): no peak is better than a wrong one.
+_HOPPER_NVL: Mapping[str, float] = {}
+
+# Dense (not sparse) peak rates in TFLOP/s by compute precision, and of the memory in TB/s: of several sizes of one
+# product the fastest, since it serves as a bound. Ordered: the first whose words are all in the device's
+# name counts, so that a special product comes before its family. A rate that is not certain is left out.
+_PEAKS: tuple[tuple[frozenset[str], Mapping[str, float]], ...] = (
+    (frozenset({"gh200"}), _HOPPER_SXM | {"memory": 4.9}),
+    (frozenset({"h200", "nvl"}), _HOPPER_NVL),
+    (frozenset({"h200"}), _HOPPER_SXM | {"memory": 4.8}),
+    (
+        frozenset({"h100", "pcie"}),
+        {"fp8": 1513.0, "bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.0, "memory": 2.0},
+    ),
+    (frozenset({"h100", "nvl"}), _HOPPER_NVL),
+    (frozenset({"h100"}), _HOPPER_SXM | {"memory": 3.35}),
+    (frozenset({"b200"}), {"fp8": 4500.0, "bf16": 2250.0, "fp16": 2250.0, "memory": 8.0}),
+    (frozenset({"a100"}), {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5, "memory": 2.039}),
+    (frozenset({"l40s"}), {"fp8": 733.0, "bf16": 362.0, "fp16": 362.0, "tf32": 183.0, "fp32": 91.6, "memory": 0.864}),
+    # No bf16 and no TF32 before Ampere. Only the SXM2 boards run at these clocks.
+    (frozenset({"v100", "sxm2"}), {"fp16": 125.0, "fp32": 15.7, "memory": 0.9}),
+    (frozenset({"v100", "pcie"}), {"fp16": 112.0, "fp32": 14.0, "memory": 0.9}),
+)
+
+
+def peak_flops(gpu_name: str, compute_precision: str) -> float | None:
+    """The chip's dense peak in FLOP/s for ``fp8``, ``bf16``, ``fp16``, ``tf32`` or ``fp32``; ``None``: not known.
+
+    ``gpu_name`` is NVML's: ``NVIDIA H200``, ``NVIDIA A100-SXM4-80GB``. A MIG slice has no peak here: it is a part of
+    the chip it is named after.
+
+    Source: NVIDIA's product datasheets (H200, H100, GH200, A100, L40S, V100; HGX B200), whose rates with sparsity are
+    twice these.
+    """
+    return _peak(gpu_name, compute_precision)
+
+
+def peak_bandwidth(gpu_name: str) -> float | None:
+    """The peak rate of the chip's memory, in bytes/s; ``None`` where it is not known. Source: the same datasheets."""
+    return _peak(gpu_name, "memory")
+
+
+def _peak(gpu_name: str, what: str) -> float | None:
+    # Whole words: "RTX A1000" holds "A100" and is another chip.
+    words = set(re.split(r"[^a-z0-9.]+", gpu_name.lower()))
+    if "mig" in words:
+        return None
+    for product, peaks in _PEAKS:
+        if product <= words:
+            tera = peaks.get(what)
+            return None if tera is None else tera * _TERA
+    return None
+
+
+def least_traffic(num_parameters: int, bytes_per_weight: int) -> int:
+    """Bytes that one training step of a dense model must move through memory, whatever the caches do.
+
+    Each weight is read in the forward and in the backward pass, its gradient is written, and it is written anew. A
+    step that is faster than this at the memory's peak rate did not do the work.
+    """
+    return 4 * num_parameters * bytes_per_weight
+
+
+def mfu(tokens_per_second_per_gpu: float, flops_per_token: float, peak: float) -> float:
+    """Model FLOPs utilisation, a fraction: useful training FLOPs over the chip's peak (Chowdhery et al. 2022)."""
+    return tokens_per_second_per_gpu * flops_per_token / peak
+
+
+# Roofline: the least time of a step whose operators are known by arithmetic and by bytes. Pure.
+
+
+# Seconds that PyTorch's host takes for an operator, its Python included; to an order of magnitude.
+_HOST_SECONDS = 8e-6
+
+#: Of a chip that is not known: as many bytes for an operation as Hopper moves.
+UNKNOWN_PEAK, UNKNOWN_BANDWIDTH = 1e15, 4.8e12
+
+
+def least_seconds(
+    calls: Mapping[str, int],
+    flops: Mapping[str, int],
+    traffic: Mapping[str, int],
+    *,
+    peak: float | None,
+    bandwidth: float | None,
+) -> float:
+    """Of a step: ``calls``, FLOPs and bytes by operator, on a chip of ``peak`` FLOP/s and ``bandwidth`` bytes/s."""
+    peak, bandwidth = peak or UNKNOWN_PEAK, bandwidth or UNKNOWN_BANDWIDTH
+    names = {*flops, *traffic}
+    device = sum(max(flops.get(name, 0) / peak, traffic.get(name, 0) / bandwidth) for name in names)
+    return max(device, sum(calls.values()) * _HOST_SECONDS)

@@ -1,0 +1,287 @@
+"""Likely causes: what a change of counts is known to come from, in a few words each. Pure.
+
+Each looks at counts, which are exact, and stays silent where they do not fit: a difference that nobody knows is told by
+its parts alone. The words are ASCII.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+
+from pytest_llmperf.records.trace import WORK, Trace, TraceRow
+
+# Categories of kernels: which part of a training step a name belongs to.
+
+
+MATRIX, ATTENTION, NORM = "matrix products", "attention", "normalisation and activation"
+LOSS, OPTIMIZER, COMMUNICATION = "loss", "optimizer", "communication"
+COPIES, ELEMENTWISE = "copies and casts", "elementwise and others"
+
+#: In the order in which they are shown.
+CATEGORIES = (MATRIX, ATTENTION, NORM, LOSS, OPTIMIZER, COMMUNICATION, COPIES, ELEMENTWISE)
+
+_BY_KIND = {"collective": COMMUNICATION, "copy": COPIES, "fill": COPIES}
+
+# The first that fits: a fused kernel's name lists all that it does, a loss's softmax is no attention.
+_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (category, re.compile(pattern, re.IGNORECASE))
+    for category, pattern in (
+        (COMMUNICATION, r"nccl|gloo|nvshmem|symm_mem|all_?reduce|all_?gather|reduce_?scatter|c10d::"),
+        # The flag of a warp's softmax says whether its logarithm is taken.
+        (LOSS, r"cross_?entropy|nll_?loss|log_?softmax|softmax_warp_\w+<[^<>]*\d, true|element_mul_kernel|kl_?div|jsd"),
+        (ATTENTION, r"sdpa|fmha|flash(?!infer)|attention|_attn|attn_|softmax|flex|dot_do_o|convert_dq"),
+        # The norm of two and the plain root are those of the gradients and of Adam's denominator.
+        (
+            OPTIMIZER,
+            (
+                r"multi_tensor|foreach|adam|lerp|addcdiv|addcmul|lpnorm|optimizer|sgd_|clip_grad|linalg_vector_norm"
+                r"|Norm(One|Two|Inf)?Ops|(?<!r)sqrt(_kernel|_?$)"
+            ),
+        ),
+        (
+            MATRIX,
+            (
+                r"gemm|nvjet|xmma|cutlass|cublas|splitk|gemv|::mm$|::bmm|addmm|addbmm|baddbmm|::_?(int_)?mm\b|matmul|linear$"
+                r"|scaled_mm|grouped_mm|triton_(tem|mm|bmm)_|MmBackward|LinearBackward"
+            ),
+        ),
+        (
+            NORM,
+            (
+                r"norm|swiglu|geglu|gelu|silu|relu|sigmoid|tanh|(?<!p)rope|rotary|rsqrt|dropout|threshold_kernel"
+                r"|GammaBeta|cuCompute(Part)?Grad|RowwiseMoments"
+            ),
+        ),
+        (
+            COPIES,
+            r"copy|memcpy|memset|cat_?array|chunk_cat|::cat|::contiguous|::clone|::to$|fill|zero_|quantiz|cast_|_cast",
+        ),
+    )
+)
+
+# Inductor's pointwise kernels and reductions are named after all that was fused into them: a product in such a name
+# stood beside it, and a copy is one only where it does nothing else.
+_COMPILED = re.compile(r"triton_(poi|red|per|for)_fused_")
+_MOVED = "to_copy|copy|clone|unsafe_view|view|transpose|permute|expand|unsqueeze|squeeze|slice|select|split|cat|stack|t"
+_COMPILED_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (category, re.compile(pattern))
+    for category, pattern in (
+        (LOSS, r"log_softmax|nll_loss|cross_entropy|softmax_online"),
+        (ATTENTION, r"attention|sdpa|softmax|flex"),
+        (OPTIMIZER, r"foreach|adam|lerp|addcdiv|addcmul"),
+        # A mean of squares is a norm's, also without its root; what is negated, cut and joined is turned by a rope.
+        (
+            NORM,
+            (
+                r"norm|gelu|silu|relu|threshold|sigmoid|tanh|rsqrt|dropout|pow_sum|mean_(mul_)?pow|sum_(mul_)?pow"
+                r"|(?=.*_neg)(?=.*_mul)(?=.*_(slice|cat|split))"
+            ),
+        ),
+        (COPIES, rf"fused(_+({_MOVED}))+_\d+$"),
+    )
+)
+
+
+@cache
+def category(kind: str, name: str) -> str:
+    """Of a row of a trace that keeps the device busy."""
+    if kind in _BY_KIND:
+        return _BY_KIND[kind]
+    rules = _COMPILED_RULES if _COMPILED.match(name) else _RULES
+    return next((found for found, pattern in rules if pattern.search(name)), ELEMENTWISE)
+
+
+Rows = list[TraceRow]
+
+
+def likely_causes(before: Trace, after: Trace) -> tuple[str, ...]:
+    """What the counts of ``after`` are known to come from, seen from ``before``; most telling first."""
+    then, now = ([row for row in trace.rows if row.kind in WORK] for trace in (before, after))
+    ways: tuple[Callable[[Rows, Rows], Iterator[str]], ...] = (
+        _multiplied,
+        _recomputed,
+        _other_attention,
+        _other_precision,
+        _other_optimizer,
+        _fused_by_hand,
+        _otherwise_compiled,
+        _cast_more,
+    )
+    found = [line for way in ways for line in way(then, now)]
+    return (*found, *_allocations(before, after))
+
+
+# Parts that every micro-batch runs through.
+_OF_A_MICRO_BATCH = (MATRIX, ATTENTION, NORM, LOSS)
+# A few products and copies are chosen by shape.
+_NEARLY = 0.1
+
+
+def _multiplied(then: Rows, now: Rows) -> Iterator[str]:
+    """More micro-batches in a step: all of forward and backward is there more often, the optimizer's as often."""
+    before, after = _counts(then), _counts(now)
+    shared = [part for part in _OF_A_MICRO_BATCH if before.get(part) and after.get(part)]
+    if MATRIX not in shared or len(shared) < 2:  # noqa: PLR2004 - one part alone may have changed by itself
+        return
+    for less, more, fewer in ((before, after, False), (after, before, True)):
+        ratios = [more[part] / less[part] for part in shared]
+        times = round(ratios[0])
+        if times > 1 and all(abs(ratio / times - 1) <= _NEARLY for ratio in ratios):
+            how = f"{times} times" if times > 2 else "twice"  # noqa: PLR2004
+            how = f"once instead of {how}" if fewer else how
+            is_whole = round(more[OPTIMIZER] / less[OPTIMIZER]) == times if less.get(OPTIMIZER) else False
+            whole = f"every kernel {how}"
+            yield whole if is_whole else f"every kernel of forward and backward {how} (micro-batches of a step)"
+            return
+
+
+# Each library names what it computes backwards, not all what they compute forwards.
+_BACKWARD = re.compile(r"bwd|bprop|backward|fmha_cutlassB", re.IGNORECASE)
+
+
+def _recomputed(then: Rows, now: Rows) -> Iterator[str]:
+    """Forward kernels are there again, backward ones as often as before, and products between the two."""
+    before, after = _counts(then), _counts(now)
+    forward, backward = (
+        _ratio(_passes(then, backward=is_backward), _passes(now, backward=is_backward)) for is_backward in (False, True)
+    )
+    if forward is None or backward != 1 or not (before.get(MATRIX) and after.get(MATRIX)):
+        return
+    products = after[MATRIX] / before[MATRIX]
+    if 1 < forward <= 2 and 1 < products < 2:  # noqa: PLR2004 - at most all of it, once more
+        yield "forward kernels once more: activations are recomputed (gradient checkpointing)"
+    elif 0.5 <= forward < 1 and 0.5 < products < 1:  # noqa: PLR2004
+        yield "forward kernels less often: activations are not recomputed as they were (gradient checkpointing)"
+
+
+# The first that fits: cuDNN's kernels are flash too.
+_ATTENTIONS = (
+    ("cuDNN", re.compile(r"cudnn")),
+    ("memory-efficient", re.compile(r"fmha_cutlass|MemEff|efficient_attention")),
+    ("flex", re.compile(r"flex")),
+    ("FlashAttention", re.compile(r"flash", re.IGNORECASE)),
+    ("eager", re.compile(r"softmax", re.IGNORECASE)),
+)
+
+
+def _other_attention(then: Rows, now: Rows) -> Iterator[str]:
+    was, is_ = _family(then, ATTENTION, _ATTENTIONS), _family(now, ATTENTION, _ATTENTIONS)
+    if was and is_ and was != is_:
+        what = "attention is eager: products, a softmax, casts" if is_ == "eager" else f"attention by {is_} kernels"
+        yield f"{what} (was {was})"
+
+
+# Products of fp32 as cuBLAS and CUTLASS name those that use no tensor core.
+_PLAIN = re.compile(r"simt_sgemm|(ampere|volta|maxwell|turing|hopper)_sgemm|f32f32_f32f32_f32|ffma", re.IGNORECASE)
+_MOST, _FEW = 0.5, 0.1
+
+
+def _other_precision(then: Rows, now: Rows) -> Iterator[str]:
+    was, is_ = _plain_share(then), _plain_share(now)
+    if was < _FEW and is_ > _MOST:
+        yield "matrix products in plain fp32, without tensor cores (TF32, autocast)"
+    elif is_ < _FEW and was > _MOST:
+        yield "matrix products on tensor cores, that were plain fp32 (TF32, autocast)"
+
+
+# The first that fits: a slow path calls the single operators, and each has its norm of the gradients by lists.
+_OPTIMIZERS = (
+    ("fused", re.compile(r"Fused(Adam|Sgd|Optimizer)|_fused_(adam|sgd)", re.IGNORECASE)),
+    ("foreach", re.compile(r"multi_tensor\w*<.*Pointwise|_foreach_addc", re.IGNORECASE)),
+    ("one tensor at a time", re.compile(r"addcdiv|addcmul", re.IGNORECASE)),
+)
+
+
+def _other_optimizer(then: Rows, now: Rows) -> Iterator[str]:
+    was, is_ = _family(then, OPTIMIZER, _OPTIMIZERS), _family(now, OPTIMIZER, _OPTIMIZERS)
+    if was and is_ and was != is_:
+        yield f"the optimizer's step is {is_} (was {was})"
+
+
+# A function that somebody has written in Triton; inductor's kernels and those of libraries are named otherwise.
+_FUNCTION = re.compile(r"(?!triton_|nvjet|cudnn|fmha|nccl)(_[a-z]\w*|[a-z]\w*_kernel)$")
+_ROLE = re.compile(r"_(kernel|forward|backward|fwd|bwd)(?=_|$)")
+_MOST_FAMILIES = 4
+
+
+def _fused_by_hand(then: Rows, now: Rows) -> Iterator[str]:
+    was, is_ = (
+        {row.name for row in rows if row.kind == "kernel" and _FUNCTION.match(row.name)} for rows in (then, now)
+    )
+    for word, names, rows in (("gone", was - is_, then), ("new", is_ - was, now)):
+        families: dict[str, float] = defaultdict(float)
+        for row in rows:
+            if row.kind == "kernel" and row.name in names:
+                family = _ROLE.sub("", row.name)
+                families[family if family == row.name else f"{family}_*"] += row.count
+        if families:
+            yield f"fused kernels {word}: {_most(families, '{} {:g}')}"
+
+
+_INDUCTORS = re.compile(r"triton_[a-z]{3}_fused_")
+
+
+def _otherwise_compiled(then: Rows, now: Rows) -> Iterator[str]:
+    """Where a graph breaks or a layer falls back, inductor's kernels are others, and named after what they fuse."""
+    was, is_ = ({row.name: row.count for row in rows if _INDUCTORS.match(row.name)} for rows in (then, now))
+    if was and not is_:
+        yield f"no layer is compiled, as {sum(was.values()):g} kernels of a step were"
+    elif is_ and not was:
+        yield f"{sum(is_.values()):g} kernels of a step are compiled, none was"
+    elif was.keys() != is_.keys():
+        gone, new = (sum(one[name] for name in one.keys() - other.keys()) for one, other in ((was, is_), (is_, was)))
+        yield f"other graphs are compiled: {gone:g} of inductor's kernels gone, {new:g} new"
+
+
+def _cast_more(then: Rows, now: Rows) -> Iterator[str]:
+    """Nothing else has another count: the same model, converted more often."""
+    was, is_ = ({(row.kind, row.name): row.count for row in rows} for rows in (then, now))
+    moved = {key: is_.get(key, 0.0) - was.get(key, 0.0) for key in {*was, *is_} if is_.get(key) != was.get(key)}
+    only_casts = all(kind == "kernel" and category(kind, name) == COPIES for kind, name in moved)
+    if moved and only_casts and sum(moved.values()) > 0:
+        yield f"casts and copies {sum(moved.values()):+g} alone (dtypes, autocast's cache)"
+
+
+def _allocations(before: Trace, after: Trace) -> Iterator[str]:
+    """Memory that is asked of the driver, or given back, where the steps before had theirs; now and then all do."""
+    then, now = ({row.name: row.count for row in trace.rows if row.kind == "allocation"} for trace in (before, after))
+    more = {name: now[name] - then.get(name, 0.0) for name in now if now[name] > then.get(name, 0.0)}
+    if sum(more.values()) >= 1:
+        yield f"the allocator asks the driver: {_most(more, '{} {:+.3g}')} a step"
+
+
+def _most(counts: Mapping[str, float], line: str) -> str:
+    told = [line.format(name, count) for name, count in sorted(counts.items(), key=lambda each: (-each[1], each[0]))]
+    more = f" and {len(told) - _MOST_FAMILIES} more" if len(told) > _MOST_FAMILIES else ""
+    return ", ".join(told[:_MOST_FAMILIES]) + more
+
+
+def _counts(rows: Rows) -> dict[str, float]:
+    counts: dict[str, float] = defaultdict(float)
+    for row in rows:
+        counts[category(row.kind, row.name)] += row.count
+    return dict(counts)
+
+
+def _passes(rows: Rows, *, backward: bool) -> float:
+    """Calls of attention, norms and activations, forwards or backwards."""
+    ours = [row for row in rows if category(row.kind, row.name) in (ATTENTION, NORM)]
+    return sum(row.count for row in ours if bool(_BACKWARD.search(row.name)) == backward)
+
+
+def _ratio(then: float, now: float) -> float | None:
+    return now / then if then and now else None
+
+
+def _family(rows: Rows, part: str, families: tuple[tuple[str, re.Pattern[str]], ...]) -> str:
+    names = [row.name for row in rows if category(row.kind, row.name) == part]
+    return next((family for family, pattern in families if any(pattern.search(name) for name in names)), "")
+
+
+def _plain_share(rows: Rows) -> float:
+    products = [row for row in rows if category(row.kind, row.name) == MATRIX]
+    whole = sum(row.seconds for row in products)
+    return sum(row.seconds for row in products if _PLAIN.search(row.name)) / whole if whole else 0.0

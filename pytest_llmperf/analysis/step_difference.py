@@ -1,0 +1,288 @@
+"""StepDifference: of what the difference between two traced steps consists, part by part. Pure.
+
+A part's change is that of its kernels' times; what the device waited for, it did nothing. Both together are the change
+of the step but for kernels that ran beside one another, which is told as unexplained.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from pytest_llmperf.analysis.likely_causes import (
+    ATTENTION,
+    CATEGORIES,
+    COMMUNICATION,
+    COPIES,
+    ELEMENTWISE,
+    LOSS,
+    MATRIX,
+    NORM,
+    OPTIMIZER,
+    category,
+    likely_causes,
+)
+from pytest_llmperf.records.rank_work import Key, RankWork
+from pytest_llmperf.records.trace import WORK, Trace, TraceRow
+
+# RankDifferences: which rank does what the others do not, and for which one they wait. Pure.
+
+
+# Of a step: exchanges that run beside the backward pass take on some ranks a little longer than on others.
+_LEAST_WAIT = 0.05
+
+
+@dataclass(frozen=True)
+class OddRank:
+    """One that does what the rank in the middle does not, and did not before."""
+
+    rank: int
+    names: tuple[tuple[str, float], ...]
+    """And how many more a step, most first."""
+
+
+@dataclass(frozen=True)
+class LastRank:
+    """One that comes last to exchanges."""
+
+    rank: int
+    waited_seconds: float
+    """Of a step, that the others spend in exchanges longer than this one, in the mean."""
+
+
+def odd_ranks(before: Trace, after: Trace) -> tuple[OddRank, ...]:
+    """Those that stand apart now and did not; none where most do."""
+    found = []
+    as_before = frozenset[Key]() if before.by_rank else _in_both(before, after)
+    for rank, work in enumerate(after.by_rank):
+        known = _known(before, rank)
+        new = [(key[1], more) for key, more in work.apart if known.get(key, 0.0) != more and key not in as_before]
+        if new:
+            found.append(OddRank(rank, tuple(sorted(new, key=lambda each: (-abs(each[1]), each[0])))))
+    return tuple(found) if 2 * len(found) <= len(after.by_rank) else ()
+
+
+def _known(trace: Trace, rank: int) -> Mapping[Key, float]:
+    return dict(trace.by_rank[rank].apart) if rank < len(trace.by_rank) else {}
+
+
+def _in_both(before: Trace, after: Trace) -> frozenset[Key]:
+    """What ran as often in the mean of all ranks, which is all that an older trace tells: no rank began it since."""
+    # As many digits as a baseline's file keeps.
+    then, now = ({((row.kind, row.name), f"{row.count:.6g}") for row in trace.rows} for trace in (before, after))
+    return frozenset(key for key, _ in then & now)
+
+
+def last_rank(before: Trace, after: Trace) -> LastRank | None:
+    """The one that the others wait for, if they wait longer than they did."""
+    now, then = _last(after.by_rank), _last(before.by_rank)
+    if now is None:
+        return None
+    waited_then = then.waited_seconds if then and then.rank == now.rank else 0.0
+    least = _LEAST_WAIT * after.step_seconds
+    # Of older traces only the mean of all ranks is known: half of two wait.
+    grown = (_exchange_seconds(after) - _exchange_seconds(before)) * 2
+    return now if min(now.waited_seconds - waited_then, grown) > least else None
+
+
+def _exchange_seconds(trace: Trace) -> float:
+    return sum(row.seconds for row in trace.rows if row.kind == "collective")
+
+
+def _last(ranks: tuple[RankWork, ...]) -> LastRank | None:
+    seconds = [work.exchange_seconds for work in ranks]
+    if len(seconds) < 2 or not all(seconds):  # noqa: PLR2004 - one rank waits for nobody
+        return None
+    last = seconds.index(min(seconds))
+    others = [each for rank, each in enumerate(seconds) if rank != last]
+    return LastRank(last, fmean(others) - seconds[last])
+
+
+HOST, DATA = "idle: the host", "waiting for data"
+
+
+@dataclass(frozen=True)
+class NameChange:
+    """One kernel, copy or operator."""
+
+    name: str
+    count: float
+    """How many more a step; negative: fewer."""
+    seconds: float
+    is_new: bool = False
+    is_gone: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One category, or what the device waited for."""
+
+    name: str
+    before: float
+    after: float
+    """Seconds of a step."""
+    names: tuple[NameChange, ...] = ()
+    """Of which counts moved, most time first."""
+
+    @property
+    def change(self) -> float:
+        return self.after - self.before
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDifference:
+    """Of a step then and now."""
+
+    before: float
+    after: float
+    parts: tuple[Part, ...]
+    """That moved most first."""
+    waits: tuple[NameChange, ...]
+    """Of the host, whose counts moved."""
+    causes: tuple[str, ...] = ()
+    """What the counts are known to come from, in words."""
+    odd_ranks: tuple[OddRank, ...] = ()
+    last_rank: LastRank | None = None
+    is_on_host: bool = False
+    """Whether operators of a CPU stand for kernels, whose times say little."""
+
+    @property
+    def change(self) -> float:
+        """In seconds; positive is slower."""
+        return self.after - self.before
+
+    @property
+    def data(self) -> Part:
+        """What is waited for the next batch."""
+        return next(part for part in self.parts if part.name == DATA)
+
+    @property
+    def unexplained(self) -> float:
+        """What no part tells: kernels that ran beside one another then, or do now."""
+        return self.change - sum(part.change for part in self.parts)
+
+    @property
+    def is_the_same_work(self) -> bool:
+        """Whether the same was done as often: then the hardware took longer, or the host."""
+        return not self.waits and not any(part.names for part in self.parts)
+
+
+def parts_of(trace: Trace) -> dict[str, float]:
+    """Seconds of a step by category, and of waiting; exchanges as far as nothing else ran beside them."""
+    sums: dict[str, float] = defaultdict(float)
+    for row in _work(trace):
+        if row.kind != "collective":
+            sums[category(row.kind, row.name)] += row.seconds
+    if _exchanges(trace):
+        sums[COMMUNICATION] += trace.exposed_seconds
+    return {**sums, HOST: trace.idle_seconds, DATA: trace.data_seconds}
+
+
+def hidden_seconds(trace: Trace) -> float:
+    """For how long a step exchanges with other ranks while its device computes as well."""
+    return sum(row.seconds for row in trace.rows if row.kind == "collective") - trace.exposed_seconds
+
+
+def _exchanges(trace: Trace) -> bool:
+    return any(row.kind == "collective" for row in trace.rows)
+
+
+def step_difference(before: Trace, after: Trace) -> StepDifference:
+    """What ``after`` does that ``before`` did not, and how long each took."""
+    then, now = parts_of(before), parts_of(after)
+    names = _names(_work(before), _work(after))
+    parts = [
+        Part(
+            name=name,
+            before=then.get(name, 0.0),
+            after=now.get(name, 0.0),
+            names=tuple(change for part, change in names if part == name),
+        )
+        for name in (*CATEGORIES, HOST, DATA)
+        if name in then or name in now
+    ]
+    waits = _names(_waits(before), _waits(after))
+    return StepDifference(
+        before=before.step_seconds,
+        after=after.step_seconds,
+        parts=tuple(sorted(parts, key=lambda part: -abs(part.change))),
+        waits=tuple(change for _, change in waits),
+        causes=likely_causes(before, after),
+        odd_ranks=odd_ranks(before, after),
+        last_rank=last_rank(before, after),
+        is_on_host=after.is_on_host,
+    )
+
+
+def _work(trace: Trace) -> list[TraceRow]:
+    return [row for row in trace.rows if row.kind in WORK]
+
+
+def _waits(trace: Trace) -> list[TraceRow]:
+    return [row for row in trace.rows if row.kind == "wait"]
+
+
+def _names(before: Sequence[TraceRow], after: Sequence[TraceRow]) -> list[tuple[str, NameChange]]:
+    """Each name whose count moved, with its category, most time first."""
+    then, now = ({(row.kind, row.name): row for row in rows} for rows in (before, after))
+    found = []
+    for key in {*then, *now}:
+        was, is_ = then.get(key), now.get(key)
+        count = (is_.count if is_ else 0.0) - (was.count if was else 0.0)
+        seconds = (is_.seconds if is_ else 0.0) - (was.seconds if was else 0.0)
+        if count:
+            change = NameChange(key[1], count, seconds, is_new=was is None, is_gone=is_ is None)
+            found.append((category(*key), change))
+    return sorted(found, key=lambda each: (-abs(each[1].seconds), each[1].name))
+
+
+# Relevant differences: which of the things that are not as they were may have moved the parts of a step that moved.
+
+
+# What each part may be moved by; a device and its clocks move all that it computes.
+_OF_PART = {
+    part: re.compile(words, re.IGNORECASE)
+    for part, words in {
+        MATRIX: r"tf32|cublas|cuda\b|fp8|dtype|precision|autocast|^torch\b|compile|^gpu\b|driver|power",
+        ATTENTION: r"attention|sdp|flash|cudnn|^torch\b|transformers|config|^gpu\b|driver|power",
+        NORM: r"liger|triton|transformers|compile|dropout|checkpointing|config",
+        LOSS: r"liger|loss|triton|transformers|compile",
+        OPTIMIZER: r"optim|foreach|fused|^torch\b|bitsandbytes|apex|accelerate",
+        COMMUNICATION: r"nccl|slurm|ranks_per_node|ddp|fsdp|parallel|^gpu\b|driver|UCX|IB_",
+        COPIES: r"autocast|dtype|precision|liger|transformers|accelerate|compile",
+        ELEMENTWISE: r"liger|transformers|triton|compile|dropout|autocast|dtype|config|optim|foreach",
+        HOST: r"launch_blocking|OMP_|MKL_|python|platform|alloc|compile|graph|TORCH_|debug|hook|callback",
+        DATA: r"data|loader|worker|collat|OMP_|MKL_|python|platform|tokeniz",
+    }.items()
+}
+# What makes the same work take longer; all else that differs changes what is done, or nothing.
+_SLOWS_THE_SAME = re.compile(
+    r"launch_blocking|OMP_|MKL_|KMP_|alloc|debug|trac|profil|monitor|dev_?mode|hook|callback|driver|power|^gpu\b|nccl"
+    r"|slurm|ranks_per_node|data|loader|worker|collat|tf32|cpu|thread|sources|patched|\.pth$|preload|gc\b"
+    r"|^(torch|cuda|cudnn|triton)\b|cublas",
+    re.IGNORECASE,
+)
+# Less of what moved is no reason to look there.
+_LEAST_SHARE = 0.1
+
+
+def ranked(lines: Sequence[str], difference: StepDifference) -> tuple[str, ...]:
+    """``lines``, each ``name: then -> now``, those of parts that moved most first; all others in their own order."""
+    return tuple(sorted(lines, key=lambda line: -_weight(line, difference)))
+
+
+def relevant(lines: Sequence[str], difference: StepDifference) -> tuple[str, ...]:
+    """Those of ``lines`` that a part which moved may be moved by, best first."""
+    return tuple(line for line in ranked(lines, difference) if _weight(line, difference) > 0)
+
+
+def _weight(line: str, difference: StepDifference) -> float:
+    name = line.partition(": ")[0]
+    if difference.is_the_same_work and not _SLOWS_THE_SAME.search(name):
+        return 0.0
+    moves = {part.name: abs(part.change) for part in difference.parts}
+    least = _LEAST_SHARE * max(moves.values(), default=0.0)
+    return max((move for part, move in moves.items() if move > least and _OF_PART[part].search(name)), default=0.0)

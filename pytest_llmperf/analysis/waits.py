@@ -1,0 +1,148 @@
+"""Straggling: the rank, and its node, that holds the others up, and by how much; what all of them wait for. Pure.
+
+Ranks that meet in every step (DDP's all-reduce) all take the slowest one's time: their step times are equal, and do not
+say that the ranks are. Each rank's own work is its steps less what it waited for the exchange of gradients, where the
+record has that. What a chip can do by itself is told by its canary too, a product of matrices before the training
+begins: brief and on a cool chip, so that only a large difference counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+
+from pytest_llmperf.records.launch import Launch
+
+# Less is no news, however well it is known: GPUs of one host scatter by 0.6 % (sd), so the slowest of eight is 0.9 %
+# behind the middle, and of 32 it is 1.2 %. A canary's product is brief: in 173 launches on sound H200s it ran at 797 to
+# 899 TFLOP/s, whichever the chip.
+_NEWS, _NEWS_OF_CANARY = 0.02, 0.2
+# In standard errors of the difference.
+_BEYOND = 4.0
+# Of a median over that of a mean.
+_MEDIAN = math.sqrt(math.pi / 2)
+
+_CANARY = "matmul_flops"
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The slowest rank of a launch."""
+
+    rank: int
+    host: str
+    device: str
+    share: float
+    """By how much it takes longer than the rank in the middle of the others, a fraction."""
+    error: float
+    """Standard error of ``share``; 0 where a rank has one figure only."""
+    by: str
+    """``work`` or ``canary``."""
+
+    @property
+    def is_news(self) -> bool:
+        """Whether that is enough to matter, and beyond noise."""
+        return self.share > max(_NEWS if self.by == "work" else _NEWS_OF_CANARY, _BEYOND * self.error)
+
+
+def by_work(launch: Launch) -> Straggler | None:
+    """By the median of what each rank works in the steady steps; ``None`` of one rank."""
+    # A rank that does not tell its waits would seem to work while it waits.
+    told = _all_tell(launch)
+    steady = {
+        rank.rank: (rank.working_seconds if told else rank.step_seconds)[launch.steady.start :] for rank in launch.ranks
+    }
+    errors = {number: _error_of_median(steps) for number, steps in steady.items()}
+    return _slowest(launch, {number: median(steps) for number, steps in steady.items()}, errors, "work")
+
+
+def by_canary(launch: Launch) -> Straggler | None:
+    """By what each rank's matrix product took; ``None`` of one rank, and where not every one tells (old records)."""
+    rates = {rank.rank: rank.canary.get(_CANARY, 0.0) for rank in launch.ranks}
+    if not all(rates.values()):
+        return None
+    return _slowest(launch, {number: 1 / rate for number, rate in rates.items()}, dict.fromkeys(rates, 0.0), "canary")
+
+
+def held_up(launches: Sequence[Launch]) -> tuple[str, ...]:
+    """A line for each way in which one rank, on the same device, was slower in every launch."""
+    ways: tuple[Callable[[Launch], Straggler | None], ...] = (by_work, by_canary)
+    found = []
+    for way in ways:
+        told = [one for launch in launches if (one := way(launch)) is not None and one.is_news]
+        if told and len(told) == len(launches) and len({(one.rank, one.device) for one in told}) == 1:
+            found.append(_line(told))
+    return tuple(found)
+
+
+def communication_share(launch: Launch) -> float | None:
+    """What of the median steady step ranks wait for one another with nothing left to compute, a fraction.
+
+    Of the rank that waits least in a step: the others wait for that one as well. ``None`` where ranks do not tell.
+    """
+    if not _all_tell(launch):
+        return None
+    least = [min(waits) for waits in zip(*(rank.waiting_seconds for rank in launch.ranks), strict=True)]
+    return float(median(least[launch.steady.start :])) / launch.median_step_seconds
+
+
+def _all_tell(launch: Launch) -> bool:
+    return all(rank.waiting_seconds for rank in launch.ranks)
+
+
+def _slowest(launch: Launch, seconds: Mapping[int, float], errors: Mapping[int, float], by: str) -> Straggler | None:
+    if len(launch.ranks) == 1:
+        return None
+    slowest = max(launch.ranks, key=lambda rank: seconds[rank.rank])
+    others = [number for number in seconds if number != slowest.rank]
+    middle = median(seconds[number] for number in others)
+    # The middle of several is better known than any of them: this errs on the quiet side.
+    error = math.hypot(errors[slowest.rank], median(errors[number] for number in others))
+    share = seconds[slowest.rank] / middle - 1
+    return Straggler(slowest.rank, slowest.host, slowest.device, share, error, by)
+
+
+def _error_of_median(steps: Sequence[float]) -> float:
+    """Relative; of a single step nothing is known."""
+    return _MEDIAN * stdev(steps) / fmean(steps) / math.sqrt(len(steps)) if len(steps) > 1 else math.inf
+
+
+def _line(told: Sequence[Straggler]) -> str:
+    last, share = told[-1], median(one.share for one in told)
+    who = f"rank {last.rank} ({last.host}, {last.device})"
+    if last.by == "canary":
+        return f"{who} took {share * 100:.1f} % longer for a matrix product than the rank in the middle"
+    return f"{who} holds the others up: it works {share * 100:.1f} % longer on a step than the rank in the middle"
+
+
+# Waits for data: for how long a step's device did nothing, because its host was inside the loader. Pure.
+
+
+# From here on it is worth a note beside any verdict.
+_NOTABLE = 0.05
+
+
+@dataclass(frozen=True)
+class DataWait:
+    """Of one step; on a CPU all that its host was there."""
+
+    seconds: float
+    share: float
+    """Of the step."""
+
+    @property
+    def is_notable(self) -> bool:
+        return self.share >= _NOTABLE
+
+
+def data_wait(launches: Sequence[Launch]) -> DataWait | None:
+    """The middle one of the launches that have a trace; ``None`` where none has."""
+    traces = [launch.trace for launch in launches if launch.trace and launch.trace.step_seconds > 0]
+    if not traces:
+        return None
+    return DataWait(
+        seconds=median(trace.data_seconds for trace in traces),
+        share=median(trace.data_seconds / trace.step_seconds for trace in traces),
+    )

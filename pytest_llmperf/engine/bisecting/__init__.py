@@ -1,1 +1,0 @@
-"""One search for the revision or version with which a training changed."""

@@ -1,0 +1,323 @@
+"""What configurations cost as far as that can be counted: arithmetic and bytes of their steps, choice by choice."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_llmperf.analysis.formulas import least_seconds, peak_bandwidth, peak_flops
+from pytest_llmperf.launch.memory_estimate import step_request, why_none
+from pytest_llmperf.launch.prediction_process import PredictionProcess
+from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.settings.axes import Axis, Choice
+from pytest_llmperf.settings.space import Space
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+
+# StepPredictions: what fake tensors tell of the steps of many configurations, asked ahead and read when wanted.
+
+
+# Others train on this host meanwhile.
+_NICENESS = 10
+
+
+class StepPredictions:
+    """Of one search, by one process that needs no GPU."""
+
+    def __init__(self) -> None:
+        self._process = PredictionProcess(_NICENESS)
+        self._memory: dict[TrainSpec, int] = {}
+        self._work: dict[TrainSpec, int] = {}
+
+    def ask(self, specs: Iterable[TrainSpec], *, work: bool = False) -> None:
+        """Let their memory, or for ``work`` their operators, be predicted beside what this process does."""
+        numbers = self._work if work else self._memory
+        for spec in specs:
+            known = _predictable(spec)
+            if known is not None and spec not in numbers:
+                request = step_request(known, operators=work)
+                numbers[spec] = self._process.ask(request | ({"traffic": True} if work else {}))
+
+    def peak_bytes(self, spec: TrainSpec) -> int | None:
+        """Of one rank; ``None`` where it cannot be predicted."""
+        self.ask([spec])
+        answer = self._process.answer(self._memory[spec]) if spec in self._memory else {}
+        return sum(answer["parts"].values()) if "parts" in answer else None
+
+    def work(self, spec: TrainSpec) -> Mapping[str, Any] | None:
+        """``operators``, ``flops`` and ``traffic`` by operator; ``None`` as above."""
+        self.ask([spec], work=True)
+        answer = self._process.answer(self._work[spec]) if spec in self._work else {}
+        return answer if "traffic" in answer else None
+
+    def close(self) -> None:
+        """End what predicts."""
+        self._process.close()
+
+
+def _predictable(spec: TrainSpec) -> TrainSpec | None:
+    """What is predicted in the place of ``spec``: fp8 keeps 16-bit values, or fewer; nothing without Liger."""
+    if why_none(spec) is not None:
+        return None
+    try:
+        return replace(spec, fp8="no")
+    except SpecError:
+        return None
+
+
+# Of an axis of many micro-batches so many are counted; between two of them the logarithm is a straight line.
+_SIZES = 4
+
+
+def counted_prior(
+    space: Space, specs: Sequence[TrainSpec], predictions: StepPredictions, gpu: str
+) -> list[float] | None:
+    """Of each of ``specs``, the first of which is where the search begins, the logarithm of its seconds for a token, up
+    to a constant; ``None`` where nothing can be counted.
+
+    Each choice is counted by itself, over the first: what two bring together is for the trials to tell.
+    """
+    base = specs[0]
+    ask_counts(space, base, predictions)
+    variants = {axis.name: _variants(axis, base) for axis in space.axes}
+    own = _log(base, predictions, gpu)
+    if own is None:
+        return None
+    effects = {name: _effects(one, own, predictions, gpu) for name, one in variants.items()}
+    sized = {axis.name: _by_size(axis, effects[axis.name]) for axis in space.axes if "micro_batch_size" in axis.fields}
+    found = []
+    for spec in specs:
+        choices = space.choices_of(spec)
+        found.append(
+            sum(
+                _between(sized[name], spec.micro_batch_size) if name in sized else effects[name].get(choice, 0.0)
+                for name, choice in choices.items()
+            )
+        )
+    return found
+
+
+def ask_counts(space: Space, base: TrainSpec, predictions: StepPredictions) -> None:
+    """Let be counted, beside what this process does, what ``counted_prior`` asks for where ``base`` is the first."""
+    variants = (spec for axis in space.axes for spec in _variants(axis, base).values())
+    predictions.ask([base, *variants], work=True)
+
+
+def _variants(axis: Axis, base: TrainSpec) -> dict[str, TrainSpec]:
+    """By the names of its choices, ``base`` with each that can be; of many micro-batches a few."""
+    choices: Sequence[Choice] = axis.choices
+    if axis.fields >= {"micro_batch_size"} and len(choices) > _SIZES:
+        choices = [choices[round(place * (len(choices) - 1) / (_SIZES - 1) / 2)] for place in range(_SIZES)]
+    found = {}
+    for choice in choices:
+        try:
+            found[choice.name] = replace(base, **dict(choice.fields))
+        except SpecError:
+            continue
+    return found
+
+
+def _effects(variants: Mapping[str, TrainSpec], own: float, predictions: StepPredictions, gpu: str) -> dict[str, float]:
+    logs = {name: _log(spec, predictions, gpu) for name, spec in variants.items()}
+    return {name: log - own for name, log in logs.items() if log is not None}
+
+
+def _log(spec: TrainSpec, predictions: StepPredictions, gpu: str) -> float | None:
+    work = predictions.work(spec)
+    if work is None:
+        return None
+    seconds = least_seconds(
+        work["operators"],
+        work["flops"],
+        work["traffic"],
+        peak=peak_flops(gpu, spec.compute_precision),
+        bandwidth=peak_bandwidth(gpu),
+    )
+    tokens = spec.micro_batch_size * spec.gradient_accumulation_steps * spec.sequence_length
+    return math.log(seconds / tokens) if seconds > 0 else None
+
+
+def _by_size(axis: Axis, effects: Mapping[str, float]) -> list[tuple[float, float]]:
+    """Doublings of the micro-batch, and what each brings."""
+    sizes = {choice.name: dict(choice.fields)["micro_batch_size"] for choice in axis.choices}
+    return sorted((math.log2(sizes[name]), effect) for name, effect in effects.items())
+
+
+def _between(points: Sequence[tuple[float, float]], size: int) -> float:
+    """On the line through ``points``; beyond the last as it."""
+    if not points:
+        return 0.0
+    place = math.log2(size)
+    below = [point for point in points if point[0] <= place]
+    above = [point for point in points if point[0] >= place]
+    if not below or not above:
+        return (below[-1] if below else above[0])[1]
+    (x0, y0), (x1, y1) = below[-1], above[0]
+    return y0 if x1 == x0 else y0 + (y1 - y0) * (place - x0) / (x1 - x0)
+
+
+# MemoryForecast: which configurations fit, by predicted memory, and by what ran out of it.
+
+
+# Of a card, what its driver and libraries leave.
+_LEFT = 0.985
+# fp8 takes tokens in sixteens, and so may be refused for one sequence.
+_FP8_SIZE = 16
+
+
+@dataclass
+class _Bounds:
+    """Of what differs by the micro-batch alone: it fits up to one size, and not from another on."""
+
+    fits: float = 0
+    fails: float = math.inf
+
+
+class MemoryForecast:
+    """Of one search, on cards with so many bytes; 0: no limit is known, and everything fits."""
+
+    def __init__(self, limit_bytes: int, predictions: StepPredictions) -> None:
+        self._limit, self._predictions = limit_bytes, predictions
+        self._bounds: dict[TrainSpec, _Bounds] = {}
+        self._peaks: dict[TrainSpec, int] = {}
+        self._ratios: list[float] = []
+
+    def ask(self, specs: Iterable[TrainSpec]) -> None:
+        """Let be predicted, beside what this process does, what will be asked for."""
+        if self._limit:
+            self._predictions.ask(spec for spec in specs if self._known(spec) is None)
+
+    def ask_peaks(self, specs: Iterable[TrainSpec]) -> None:
+        """The same for ``peak_bytes``, whatever other sizes tell."""
+        if self._limit:
+            self._predictions.ask(spec for spec in specs if spec not in self._peaks)
+
+    def fits(self, spec: TrainSpec) -> bool:
+        """Whether a launch of ``spec`` is worth its seconds."""
+        if not self._limit:
+            return self._known(spec) is not False
+        known = self._known(spec)
+        if known is not None:
+            return known
+        peak = self.peak_bytes(spec)
+        if peak is None:
+            return True
+        bounds, size = self._bounds_of(spec), spec.micro_batch_size
+        if self.is_enough_for(peak):
+            bounds.fits = max(bounds.fits, size)
+            return True
+        bounds.fails = min(bounds.fails, size)
+        return False
+
+    def peak_bytes(self, spec: TrainSpec) -> int | None:
+        """Predicted of one rank; ``None`` where it cannot be, or no limit makes it worth knowing."""
+        if self._limit and spec not in self._peaks:
+            peak = self._predictions.peak_bytes(spec)
+            if peak is None:
+                return None
+            self._peaks[spec] = peak
+        return self._peaks.get(spec)
+
+    def is_enough_for(self, peak_bytes: int) -> bool:
+        """Whether what there is holds a rank that is predicted to take so many bytes."""
+        return peak_bytes <= self._limit * _LEFT
+
+    def learn(self, spec: TrainSpec, trial: Trial) -> None:
+        """What a trial of ``spec`` said of its memory."""
+        bounds = self._bounds_of(spec)
+        if trial.is_too_large:
+            bounds.fails = min(bounds.fails, spec.micro_batch_size)
+        elif trial.is_measured and spec in self._peaks:
+            self._ratios.append(trial.peak_reserved_bytes / self._peaks[spec])
+
+    def least(self) -> tuple[TrainSpec, int] | None:
+        """Of what was looked at, what takes the least memory, and how much is predicted of it."""
+        return min(self._peaks.items(), key=lambda one: one[1], default=None)
+
+    @property
+    def errors(self) -> tuple[float, float] | None:
+        """The least and the largest of what trials had reserved over what was predicted that tensors take, minus 1."""
+        return (min(self._ratios) - 1, max(self._ratios) - 1) if self._ratios else None
+
+    def _known(self, spec: TrainSpec) -> bool | None:
+        """Whether it fits, as far as other sizes tell: of more sequences none takes less."""
+        bounds = self._bounds_of(spec)
+        if spec.micro_batch_size >= bounds.fails:
+            return False
+        return True if spec.micro_batch_size <= bounds.fits else None
+
+    def _bounds_of(self, spec: TrainSpec) -> _Bounds:
+        size = 1 if spec.fp8 == "no" else _FP8_SIZE
+        shape = replace(
+            spec, micro_batch_size=size, gradient_accumulation_steps=min(2, spec.gradient_accumulation_steps)
+        )
+        return self._bounds.setdefault(shape, _Bounds())
+
+
+# What of a space takes the least memory: found choice by choice where the beginning of a search does not fit.
+
+
+_SIZE = "micro_batch_size"
+
+
+def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
+    """Of ``specs`` the one whose settings ask for the least, where nothing can be predicted.
+
+    The fewest tokens at once, each rank with its part of the model, activations recomputed, a loss that never holds its
+    logits, and no compiler.
+    """
+
+    def asks_for(spec: TrainSpec) -> tuple[int, ...]:
+        recomputes = spec.gradient_checkpointing + (spec.checkpointing_policy == "full")
+        tokens = spec.micro_batch_size * spec.sequence_length
+        is_whole = spec.parallelism == "ddp"
+        return (tokens, is_whole, -recomputes * spec.gradient_checkpointing, -spec.liger, spec.torch_compile)
+
+    return min(specs, key=asks_for)
+
+
+def least_memory(
+    space: Space,
+    specs: Sequence[TrainSpec],
+    forecast: MemoryForecast,
+    able: Callable[[TrainSpec], bool],
+    until: float,
+) -> tuple[TrainSpec, int] | None:
+    """What takes the least of ``space``, of which ``specs`` are known to be, and how many bytes are predicted of it.
+
+    To predict all would take minutes. Each axis is asked for the choice that takes the least beside the others' own, as
+    long as that lowers the peak and there is time. ``None``: nothing can be predicted.
+    """
+    spec = by_settings(specs)
+    peak = forecast.peak_bytes(spec)
+    if peak is None:
+        return None
+    is_new = True
+    while is_new:
+        is_new = False
+        for axis in space.axes:
+            if _SIZE in axis.fields or time.monotonic() >= until:  # of more sequences none takes less
+                continue
+            others = [other for other in _others(axis, spec) if able(other)]
+            forecast.ask_peaks(others)
+            peaks = [(forecast.peak_bytes(other), other) for other in others]
+            known = [(found, other) for found, other in peaks if found is not None]
+            found, other = min(known, key=lambda one: one[0], default=(peak, spec))
+            if found < peak:
+                spec, peak, is_new = other, found, True
+    return spec, peak
+
+
+def _others(axis: Axis, spec: TrainSpec) -> list[TrainSpec]:
+    """``spec`` with each other choice of ``axis`` that can be."""
+    found = []
+    for choice in axis.choices:
+        try:
+            other = replace(spec, **dict(choice.fields))
+        except SpecError:
+            continue
+        if other != spec:
+            found.append(other)
+    return found

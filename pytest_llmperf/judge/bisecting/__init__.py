@@ -1,1 +1,0 @@
-"""Where in a history a training changed: which candidate to launch next, and what its launches say. Pure."""

@@ -1,1 +1,0 @@
-"""What is exact without counting: what was active, and what was learnt. Pure."""

@@ -1,0 +1,370 @@
+"""Exact counts: what a step does, held against the baseline's without tolerance. Pure.
+
+Two launches of one spec with the same versions run the same kernels the same number of times on every host of a machine
+kind (docs/measurements/traces.md: how often that was seen). So one launch decides. What costs time and is easily
+written by mistake - a wait for the device, a copy, a broken graph - is ``regressed``; another number of kernels at the
+same speed is ``changed`` (docs/decisions/0029).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pytest_llmperf.judge.baseline import StoredTrace, other_counts
+from pytest_llmperf.judge.learning_checks import changed_losses
+from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
+from pytest_llmperf.records.result import Check, Verdict
+from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace
+from pytest_llmperf.support.json_fields import flat
+
+#: Of which more is a loss, whatever the clock saw.
+COSTLY = frozenset(
+    {"copies_per_step", "synchronisations_per_step", "graph_breaks", "recompilations", "allocator_retries"}
+)
+METRICS = (*COUNTED, "graph_breaks", "recompilations", "allocator_retries")
+
+_MOST_NAMES = 3
+
+
+def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple[Check, ...]:
+    """A check for each count that the launches have; without a verdict where nothing gates it."""
+    newest = StoredTrace.of(launches)
+    if not launches or (newest is None and stored is None):
+        return ()
+    gate = stored if stored and not stored.other_versions(launches[-1]) and not _is_tuned(launches[-1]) else None
+    found = []
+    for name in METRICS:
+        if name in COUNTED and not (newest and _applies(name, newest)):
+            continue
+        # What is counted without a trace gates launches that could not be traced as well.
+        counts = [count for launch in launches if (count := count_of(launch, name)) is not None]
+        if not counts:
+            continue
+        if gate is None or (baseline := _stored_count(gate, name)) is None:
+            found.append(Check(metric=name, value=min(counts), unit="1"))
+            continue
+        # Of launches that differ, which should not be, the mildest.
+        value = min(counts, key=lambda count: abs(count - baseline))
+        verdict = _verdict(name, counts, baseline)
+        if verdict == "pass" and not _is_timed(launches[-1]) and _has_other_names(name, launches, gate):
+            verdict = "changed"
+        found.append(
+            Check(
+                metric=name,
+                value=value,
+                unit="1",
+                baseline=baseline,
+                tolerance=0.0,
+                limit=baseline,
+                change=value / baseline - 1 if baseline else None,
+                verdict=verdict,
+                detail="" if verdict == "pass" or newest is None else _named(name, newest, gate),
+            )
+        )
+    return tuple(found)
+
+
+def trace_notes(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple[str, ...]:
+    """What the checks do not say: why there is no trace, that names moved, what another version does."""
+    why = dict.fromkeys(launch.trace.none for launch in launches if launch.trace.none not in ("", OLDER, UNWANTED))
+    notes = [f"no trace: {reason}" for reason in why]
+    newest = next((launch for launch in reversed(launches) if launch.trace), None)
+    if newest is None or stored is None:
+        return tuple(notes)
+    if _are_unlike(launches):
+        notes.append("its launches were not traced alike, though exact counts should be the same")
+    then, now = stored.trace, newest.trace
+    others = stored.other_versions(newest)
+    if others:
+        moved = [
+            f"{name.removesuffix('_per_step')} {then.count(name):g} -> {now.count(name):g}"
+            for name in COUNTED
+            if then.count(name) != now.count(name)
+        ]
+        if moved:
+            notes.append(f"a step has {', '.join(moved)} with other versions ({', '.join(others[:_MOST_NAMES])})")
+    elif _is_timed(launches[-1]) and then.counts != now.counts:
+        gone, come = _moved(then.counts, now.counts)
+        chosen = "max-autotune" if _is_tuned(launches[-1]) else "this environment"
+        notes.append(f"not the same kernels, which {chosen} chose by time: {_some(gone)} -> {_some(come)}")
+    return tuple(notes)
+
+
+def _is_tuned(launch: Launch) -> bool:
+    """Whether its kernels were chosen by timing them: nearly tied ones change from process to process."""
+    return str(launch.evidence.get("torch_compile_mode", "")).startswith("max-autotune")
+
+
+def _is_timed(launch: Launch) -> bool:
+    """The same, and where the user's environment asks for it: of the kernels' names nothing is expected."""
+    variables, torch = launch.environment.variables, launch.evidence.get("setup", {}).get("torch", {})
+    asks = any(variables.get(f"TORCHINDUCTOR_MAX_AUTOTUNE{which}", "0") == "1" for which in ("", "_GEMM"))
+    is_compiled = bool(launch.evidence.get("compiled_graphs"))
+    is_on_gpu = launch.evidence.get("device_type") == "cuda"
+    return _is_tuned(launch) or (asks and is_compiled) or (is_on_gpu and torch.get("cudnn_benchmark") is True)
+
+
+def _applies(name: str, newest: StoredTrace) -> bool:
+    """A host's operators, or a device's work; copies and waits are of both."""
+    other = "kernels_per_step" if newest.trace.is_on_host else "operators_per_step"
+    return name != other
+
+
+def count_of(launch: Launch, name: str) -> float | None:
+    """Of a metric of ``METRICS``; ``None`` where the launch does not tell."""
+    if name not in COUNTED:
+        return other_counts(launch).get(name)
+    return launch.trace.count(name) if launch.trace else None
+
+
+def _stored_count(stored: StoredTrace, name: str) -> float | None:
+    return stored.trace.count(name) if name in COUNTED else stored.counts.get(name)
+
+
+def _verdict(name: str, counts: Sequence[float], baseline: float) -> Verdict:
+    if all(count == baseline for count in counts) or min(counts) <= baseline <= max(counts):
+        return "pass"
+    return "regressed" if name in COSTLY and min(counts) > baseline else "changed"
+
+
+def _has_other_names(metric: str, launches: Sequence[Launch], stored: StoredTrace) -> bool:
+    """Whether no launch ran the baseline's kernels, though as many: what is equally often is another implementation."""
+    if metric not in COUNTED:
+        return False
+    then = _of_metric(metric, stored.trace)
+    return all(_of_metric(metric, launch.trace) != then for launch in launches if launch.trace)
+
+
+def _of_metric(metric: str, trace: Trace) -> Counts:
+    # A file keeps six digits of a mean over ranks.
+    return {key: float(f"{count:.6g}") for key, count in trace.counts.items() if key[0] in COUNTED[metric]}
+
+
+def _are_unlike(launches: Sequence[Launch]) -> bool:
+    traces = [launch.trace.counts for launch in launches if launch.trace]
+    return any(trace != traces[0] for trace in traces)
+
+
+def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
+    """What came and what went, the most frequent first."""
+    if name not in COUNTED:
+        return ""
+    then, now = _of_metric(name, stored.trace), _of_metric(name, newest.trace)
+    gone, come = _moved(then, now)
+    words = [f"{word} {_some(names)}" for word, names in (("more:", come), ("fewer:", gone)) if names]
+    ranks = newest.trace.ranks
+    is_mean = any(count % 1 for each in (then, now) for count in each.values())
+    return "; ".join(words) + (f"; means of {ranks} ranks, which differ" if is_mean and ranks > 1 else "")
+
+
+Counts = dict[tuple[str, str], float]
+
+
+def _moved(then: Counts, now: Counts) -> tuple[list[str], list[str]]:
+    """How much less and how much more of each name, most first."""
+    apart = {key: now.get(key, 0.0) - then.get(key, 0.0) for key in {*then, *now}}
+
+    def told(wanted: Callable[[float], bool]) -> list[str]:
+        found = [(-abs(count), key[1]) for key, count in apart.items() if wanted(count)]
+        return [f"{name} ({-size:g} a step)" for size, name in sorted(found)]
+
+    return told(lambda count: count < 0), told(lambda count: count > 0)
+
+
+_NAME_WIDTH = 60
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = [
+        name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH // 2]}...{name[-_NAME_WIDTH // 2 :]}"
+        for name in names
+    ]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(shown[:_MOST_NAMES]) + more
+
+
+# Changes: what of a training is exact, and is another than in its baseline. Pure.
+
+
+# Told by itself: a fault that was asked for, what ranks saw differently from one another, how losses compare. And
+# circumstances, which are no property of the training: where a scheduler placed the ranks, how they were started, and
+# why they ended. A checkpoint has a figure for its size, of which a few bytes say in which step it was written. Epochs
+# follow from the number of steps.
+_TOLD_ELSEWHERE = frozenset(
+    {"injected", "other_ranks", "setup.samples", *PLACEMENT, "start", "ended", "allocator_retries", "checkpoint_bytes"}
+    | {"epochs", "found", "remarks"}
+)
+
+# What one launch could not see is no change.
+_UNKNOWN = "unknown"
+
+# Other than None, which a configuration may well say.
+_ABSENT = "none"
+
+# A file keeps six digits.
+_ROUNDED = 1e-5
+
+# A line is read at a glance; the record has all of it.
+_WIDTH = 80
+
+
+def changes(launches: Sequence[Launch], reference: Sequence[Launch]) -> tuple[str, ...]:
+    """What some of ``launches`` had and none of ``reference``, ``name: then -> now``, each once; their losses first.
+
+    ``reference`` are launches of a baseline, the newest last; nothing has changed where there are none.
+    """
+    return (*changed_losses(launches, reference), *changed_evidence(launches, reference))
+
+
+def changed_evidence(launches: Sequence[Launch], reference: Sequence[Launch]) -> tuple[str, ...]:
+    """The same without the losses, which two trainings that are meant to differ do not share."""
+    if not reference:
+        return ()
+    lines = (line for launch in launches for line in (*_evidence(launch, reference), *_commits(launch, reference)))
+    return tuple(sorted(dict.fromkeys(lines), key=lambda line: not line.startswith(_WORST)))
+
+
+# What changes most is told first, where not all can be shown.
+_WORST = ("attention", "functions", "dropout", "loss_function", "liger", "config")
+
+
+def lost_attention_kernel(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:
+    """A line where the fused attention that ``reference`` ran is gone.
+
+    On a GPU a launch's own evidence is enough to call that invalid; a CPU need not have one, unless its baseline had.
+    """
+    had = next((kernel for launch in reversed(reference) if _is_fused(kernel := _kernel(launch))), None)
+    for launch in launches:
+        now = _kernel(launch)
+        if had and launch.evidence.get("attention") == "sdpa" and now != _UNKNOWN and not _is_fused(now):
+            yield (
+                f"asked for attention sdpa, its fused kernel was lost: {had} -> {now or 'plain matrix products'} "
+                "(if that is meant, remove the baseline and record it anew)"
+            )
+            return
+
+
+def _kernel(launch: Launch) -> str:
+    return str(launch.evidence.get("attention_kernel", _UNKNOWN))
+
+
+def _is_fused(kernel: str) -> bool:
+    return "attention" in kernel and "attention_math" not in kernel
+
+
+def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
+    known = [(each, _topics(each.evidence)) for each in reference]
+    for topic, facts in _topics(launch.evidence).items():
+        # What old records do not tell of is not compared.
+        told = [(each, theirs[topic]) for each, theirs in known if topic in theirs]
+        if not told or topic in _TOLD_ELSEWHERE:
+            continue
+        newest, then = told[-1]
+        for name in sorted({*facts, *then}):
+            value, seen = facts.get(name, _ABSENT), [theirs.get(name, _ABSENT) for _, theirs in told]
+            same = _same_dropout if topic == "setup.dropout" else _same
+            if _UNKNOWN in (value, seen[-1]) or any(same(value, each) for each in seen):
+                continue
+            came_or_went = _ABSENT in (value, seen[-1])
+            upgraded = partial(_upgraded, launch, newest)
+            if topic == "setup.functions":
+                # No upgrade of the stack explains that a kernel package is gone.
+                is_explained = {value, seen[-1]} <= _OF_THE_STACK | {"false"} and any(map(upgraded, _STACK))
+            else:
+                is_explained = _is_explained(topic, name, value, came_or_went, upgraded)
+            if not is_explained:
+                yield f"{_label(topic, name)}: {_shown(seen[-1])} -> {_shown(value)}"
+
+
+def _topics(evidence: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The facts of each kind of evidence; of its setup each kind by itself. A plain value is the one fact ``""``."""
+    setup = evidence.get("setup", {})
+    kinds = {name: value for name, value in evidence.items() if name != "setup"}
+    kinds |= {f"setup.{name}": value for name, value in setup.items()}
+    return {name: dict(flat(value)) for name, value in kinds.items()}
+
+
+def _label(topic: str, name: str) -> str:
+    return f"{topic.removeprefix('setup.')} {name}".strip()
+
+
+# The distribution that a module is of, by the first word of its name; other modules are the user's own.
+_DISTRIBUTIONS = {
+    name: name.replace("_", "-")
+    for name in "transformers accelerate liger_kernel flash_attn bitsandbytes torchao".split()
+}
+
+
+def _is_explained(topic: str, name: str, value: Any, came_or_went: bool, upgraded: Callable[[str], bool]) -> bool:
+    """Whether another version, which is told by itself, brings another file, or a key of the configuration."""
+    if topic == "setup.sources":
+        package = _DISTRIBUTIONS.get(name.partition(".")[0])
+        # Which modules of a package there are follows from the model's classes, which are told.
+        return package is not None and (came_or_went or upgraded(package))
+    if topic == "setup.step":  # decorators of the packages' own come and go
+        known = {module.partition(".")[0] for module in str(value).split(" > ")} <= _OF_THE_STACK
+        return known and any(map(upgraded, _STACK))
+    if topic in _OWNERS:
+        return came_or_went and upgraded(_OWNERS[topic])
+    return False
+
+
+_STACK = ("torch", "transformers", "accelerate")
+_OF_THE_STACK = frozenset(
+    {"torch", "transformers", "accelerate", "liger_kernel", "contextlib", "functools", "built in", "none"}
+)
+
+# Whose fields a setup's topic lists.
+_OWNERS = {"setup.config": "transformers", "setup.torch": "torch", "setup.optimizer": "torch"}
+
+
+def _commits(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
+    """Packages that are of the same version and another commit."""
+    for name, now in sorted(launch.environment.versions.items()):
+        seen = [each.environment.versions.get(name, "") for each in reference]
+        if now not in seen and not _upgraded(launch, reference[-1], name):
+            yield f"{name}: {seen[-1]} -> {now}"
+
+
+def _upgraded(a: Launch, b: Launch, package: str) -> bool:
+    return _release(a, package) != _release(b, package)
+
+
+def _release(launch: Launch, package: str) -> str:
+    """Its version without the commit that it was built from."""
+    return launch.environment.versions.get(package, "").partition(" ")[0]
+
+
+# What is ours has the name of its class, wherever that moves.
+_OURS = re.compile(r"\bpytest_llmperf(?:\.\w+)*\.(?=\w)")
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, str) and isinstance(b, str):
+        return _OURS.sub("", a) == _OURS.sub("", b)
+    # JSON has no tuples.
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, float) and isinstance(b, (int, float)):
+        return abs(a - b) <= _ROUNDED * abs(a)
+    return bool(a == b)
+
+
+_HOW_OFTEN = re.compile(r" x\d+")
+
+
+def _same_dropout(a: Any, b: Any) -> bool:
+    """Older records tell a probability, and not how many modules have it."""
+    if _HOW_OFTEN.search(str(a)) and _HOW_OFTEN.search(str(b)):
+        return _same(a, b)
+    return _HOW_OFTEN.sub("", str(a)) == _HOW_OFTEN.sub("", str(b))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        value = " ".join(map(str, value))
+    text = "none" if value is None or value == "" else str(value)
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."

@@ -1,0 +1,432 @@
+"""The histories of all cases: each without what the GPUs of its runs did, as far as the other cases tell of that."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
+
+from pytest_llmperf.judge.history.change_points import (
+    LEAST_CHANGE,
+    LEAST_RUNS,
+    ChangePoint,
+    Levels,
+    Point,
+    Timeline,
+    find_levels,
+    levels_between,
+)
+from pytest_llmperf.judge.noise import Noise
+from pytest_llmperf.judge.stats import quantile
+from pytest_llmperf.records.calibration import ALL_REDUCE, Calibration
+from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.support.formats import percent
+
+# CaseHistory: the levels of one case over its runs, and what was different where it went from one to the next.
+
+
+# With fewer there is no change point that could be shown.
+_LEAST_POINTS = 2 * LEAST_RUNS
+
+# Of a step with another host: hosts seldom differ by so much; and so many errors of what days and launches do.
+_LEAST_STEP, _CASE_HISTORY_SEEN = math.log1p(0.03), 3.0
+
+# Of an interval of 95 %.
+_UPPER = 0.975
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of the rate, from one segment to the next, as fractions."""
+
+    rate: float
+    low: float
+    high: float
+    """Between which it is, nineteen times in twenty."""
+    shared: float | None = None
+    """What of it all cases of these runs have in common, a driver's or a library's say; ``None``: it is its own."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Runs between two change points."""
+
+    results: tuple[PastResult, ...]
+    """Those that count."""
+    step_seconds: float
+    low: float
+    high: float
+    """Between which the mean of such runs is, nineteen times in twenty, on whatever hosts."""
+    change: Change | None
+    """Since the segment before; ``None`` of the first one, and where counts alone tell."""
+    different: tuple[str, ...]
+    """Between the last run of the segment before and the first of this one, ``name: then -> now``."""
+
+    def rate(self, step_seconds: float) -> float | None:
+        """Tokens/s per GPU at this step time; ``None`` where its tokens were not told."""
+        last = self.results[-1]
+        return last.tokens_per_step / last.ranks / step_seconds if last.tokens_per_step else None
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """Where the rate changed when the case moved to hosts that it had not been on, and left all others for good.
+
+    Hosts differ, so it is no change point; what else changed then cannot be told from the host either.
+    """
+
+    began: str
+    rate: float
+    """Change of it, as a fraction."""
+    different: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CaseHistory:
+    """Of one case on one machine kind, with the same settings."""
+
+    results: tuple[PastResult, ...]
+    segments: tuple[Segment, ...]
+    """None where no run counts."""
+    steps: tuple[HostStep, ...] = ()
+    """In the order of time."""
+
+    @property
+    def id(self) -> str:
+        return self.results[-1].id
+
+    @property
+    def machine(self) -> str:
+        return self.results[-1].machine
+
+    @property
+    def project(self) -> str:
+        return self.results[-1].project
+
+    @property
+    def digest(self) -> str:
+        return self.results[-1].digest
+
+    @property
+    def latest_change(self) -> Segment | None:
+        """The segment that the latest change point begins."""
+        return self.segments[-1] if len(self.segments) > 1 else None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it has too few runs for any change point."""
+        return sum(len(segment.results) for segment in self.segments) < _LEAST_POINTS
+
+
+def differences(before: PastResult, after: PastResult) -> tuple[str, ...]:
+    """What may explain that ``after`` is not as ``before``, those first that people change."""
+    lines = []
+    if before.revision != after.revision:
+        lines.append(f"revision: {before.revision or 'unknown'} -> {after.revision or 'unknown'}")
+    names = dict.fromkeys([*after.versions, *before.versions])
+    for name in names:
+        then, now = before.versions.get(name, "none"), after.versions.get(name, "none")
+        if then != now:
+            lines.append(f"{name}: {then} -> {now}")
+    both = [name for name in before.counts if name in after.counts]
+    pairs = ((name, before.counts[name], after.counts[name]) for name in both)
+    lines += [f"{name}: {then:g} -> {now:g}" for name, then, now in pairs if then != now]
+    left, entered = _hosts(before), _hosts(after)
+    if left != entered:
+        lines.append(f"host: {left} -> {entered}")
+    elif {launch.site for launch in before.launches} != {launch.site for launch in after.launches}:
+        lines.append("GPU: another of the same host")
+    return (*lines, *_calibrations(before, after))
+
+
+def _calibrations(before: PastResult, after: PastResult) -> Iterator[str]:
+    """By how much work that depends on nothing under test is slower on the GPUs of ``after``."""
+    if before.calibrations.keys() == after.calibrations.keys():
+        return
+    then, now = _seconds(before), _seconds(after)
+    for work, maker in now:
+        if (work, maker) in then and work != ALL_REDUCE:
+            slower = now[work, maker] / then[work, maker] - 1
+            yield f"calibration, seconds of {work}: {percent(slower)}"
+
+
+def _seconds(result: PastResult) -> dict[tuple[str, str], float]:
+    """Mean over its GPUs, by work and by what made it: others are not comparable."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for made in map(Calibration.from_dict, result.calibrations.values()):
+        for work, seconds in made.seconds.items():
+            found.setdefault((work, made.maker_of(work)), []).append(seconds)
+    return {key: fmean(several) for key, several in found.items()}
+
+
+def host_steps(timeline: Timeline, noise: Noise, changes: Sequence[ChangePoint]) -> tuple[HostStep, ...]:
+    """Those of ``timeline`` that are larger than what passes, and no change point already."""
+    last = {point.host: number for number, point in enumerate(timeline.points)}
+    starts, reach = [0], -1
+    for number, point in enumerate(timeline.points):
+        if number > reach >= 0:  # none of the hosts so far comes back
+            starts.append(number)
+        reach = max(reach, last[point.host])
+    ends = [*starts[1:], len(timeline.points)]
+    sd, found = math.hypot(noise.session.sd, noise.launch.sd), list[HostStep]()
+    for (start, middle), end in zip(pairwise(starts), ends[1:], strict=True):
+        sides = timeline.points[start:middle], timeline.points[middle:end]
+        counts = [len({point.run for point in side}) for side in sides]
+        log = median(point.log for point in sides[1]) - median(point.log for point in sides[0])
+        least = max(_LEAST_STEP, _CASE_HISTORY_SEEN * sd * math.sqrt(sum(1 / count for count in counts)))
+        is_told = any(abs(change.index - middle) <= 1 for change in changes)
+        if min(counts) >= LEAST_RUNS and abs(log) >= least and not is_told:
+            before, after = (timeline.results[side[place].run] for side, place in zip(sides, (-1, 0), strict=True))
+            found.append(HostStep(after.began, math.expm1(-log), differences(before, after)))
+    return tuple(found)
+
+
+def _hosts(result: PastResult) -> str:
+    return ", ".join(sorted({launch.host for launch in result.launches})) or "unknown"
+
+
+def recounted(timeline: Timeline) -> Iterator[int]:
+    """Where a step is made of other numbers of operators, kernels, copies or waits than before."""
+    last: Mapping[str, float] = {}
+    for index, point in enumerate(timeline.points):
+        counts = timeline.results[point.run].counts
+        if any(counts[name] != last[name] for name in counts if name in last):
+            yield index
+        last = {**last, **counts}
+
+
+def segments(
+    timeline: Timeline, levels: Levels, shared: Mapping[int, float], *, are_times: bool = True
+) -> tuple[Segment, ...]:
+    """Those of ``timeline``; ``shared``: by a change's index what of its logarithm all cases have in common."""
+    found: list[Segment] = []
+    for number, level in enumerate(levels.levels):
+        runs = dict.fromkeys(timeline.runs[level.start : level.end])
+        results = tuple(timeline.results[run] for run in runs)
+        reach = quantile(_UPPER, level.df) * level.error
+        change = levels.changes[number - 1] if number and are_times else None
+        found.append(
+            Segment(
+                results=results,
+                step_seconds=math.exp(level.log),
+                low=math.exp(level.log - reach),
+                high=math.exp(level.log + reach),
+                change=_change(change, level.df, shared) if change else None,
+                different=differences(found[-1].results[-1], results[0]) if found else (),
+            )
+        )
+    return tuple(found)
+
+
+def _change(change: ChangePoint, df: float, shared: Mapping[int, float]) -> Change:
+    reach = quantile(_UPPER, df) * change.error
+    part = shared.get(change.index)
+    return Change(
+        rate=math.expm1(-change.log),
+        low=math.expm1(-change.log - reach),
+        high=math.expm1(-change.log + reach),
+        shared=None if part is None else math.expm1(-part),
+    )
+
+
+# What the cases of a run tell of the GPU that they share: taken off each of them, and a series of its own.
+
+
+#: Of what hosts, GPUs and days do to a case, what the other cases of its run do not tell: of 420 stored launches on
+#: H200 hosts move 0.66 % (robust sd) before and 0.15 to 0.23 % after.
+LEFT = 0.35
+
+# Of fewer a change of their own would be taken for the GPU's.
+_FEWEST_CASES = 4
+
+# Medians of more move nothing that could be seen.
+_MOST_CASES = 300
+
+_ROUNDS = 8
+
+# A clock below the highest by more than this share is the power limit's.
+_LIMITED = 0.04
+
+Unit = tuple[str, str]
+"""A run and a site."""
+
+
+@dataclass(frozen=True)
+class SharedEffects:
+    """Of one group of cases of one machine kind."""
+
+    effects: Mapping[Unit, float]
+    """Logarithms, of the units that enough cases were on."""
+    points: tuple[Point, ...]
+    """The same in the order of time."""
+    began: tuple[str, ...]
+    """Of each of ``points``, when its run began."""
+
+    @classmethod
+    def of(cls, timelines: Sequence[Timeline]) -> SharedEffects:
+        """What these cases share."""
+        longest = sorted(timelines, key=lambda one: -len(one.points))[:_MOST_CASES]
+        cells = [(number, unit_of(one, point), point) for number, one in enumerate(longest) for point in one.points]
+        by_unit: dict[Unit, list[tuple[int, Point]]] = {}
+        for number, unit, point in cells:
+            by_unit.setdefault(unit, []).append((number, point))
+        enough = {unit: each for unit, each in by_unit.items() if len({n for n, _ in each}) >= _FEWEST_CASES}
+        effects = _polished(enough)
+        began = {unit: min(longest[n].results[point.run].began for n, point in each) for unit, each in enough.items()}
+        order = sorted(effects, key=lambda unit: (began[unit], unit))
+        runs = tuple(dict.fromkeys(run for run, _ in order))
+        places = {run: number for number, run in enumerate(runs)}
+        points = tuple(_point(places[unit[0]], effects[unit], [point for _, point in enough[unit]]) for unit in order)
+        return cls(effects, points, tuple(began[unit] for unit in order))
+
+    def without(self, timeline: Timeline) -> Timeline:
+        """``timeline`` without what its GPUs did, as far as that was told."""
+        return replace(timeline, points=tuple(self._without(timeline, point) for point in timeline.points))
+
+    def _without(self, timeline: Timeline, point: Point) -> Point:
+        effect = self.effects.get(unit_of(timeline, point))
+        return point if effect is None else replace(point, log=point.log - effect, left=LEFT)
+
+
+def groups(timelines: Iterable[Timeline]) -> list[list[Timeline]]:
+    """Those at the power limit, and those below it or of which that is not known."""
+    several = list(timelines)
+    clocks = [_clock(one) for one in several]
+    highest = max(clocks, default=0.0)
+    limited = [0 < clock < (1 - _LIMITED) * highest for clock in clocks]
+    return [[one for one, is_limited in zip(several, limited, strict=True) if is_limited is of] for of in (True, False)]
+
+
+def unit_of(timeline: Timeline, point: Point) -> Unit:
+    """Where and when ``point`` was measured."""
+    return timeline.results[point.run].run, point.site
+
+
+def _clock(timeline: Timeline) -> float:
+    told = [launch.sm_clock_mhz for result in timeline.results for launch in result.launches if launch.sm_clock_mhz]
+    return median(told) if told else 0.0
+
+
+def _polished(units: Mapping[Unit, Sequence[tuple[int, Point]]]) -> dict[Unit, float]:
+    effects = dict.fromkeys(units, 0.0)
+    for _ in range(_ROUNDS):
+        of_case: dict[int, list[float]] = {}
+        for unit, each in units.items():
+            for number, point in each:
+                of_case.setdefault(number, []).append(point.log - effects[unit])
+        centres = {number: median(logs) for number, logs in of_case.items()}
+        effects = {unit: median(point.log - centres[number] for number, point in each) for unit, each in units.items()}
+    return effects
+
+
+def _point(run: int, effect: float, points: Sequence[Point]) -> Point:
+    one = points[0]
+    return Point(run, effect, len(points), 0.0, one.host, one.site, one.day)
+
+
+#: Of a case, the newest ones: its covariance has the square of them, and a second's work. Nights of five years.
+MOST_RUNS = 2000
+
+# Of its standard errors: what a case and its GPUs' other cases did in opposite directions is no change of the case.
+_SEEN = 3.0
+
+
+_Case = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Scattering:
+    """How launches of a machine kind scatter."""
+
+    noise: Noise
+    are_gpus: bool = True
+    """Whether what cases of a run share is their hardware's; a busy CPU moves each of them at its own time."""
+
+
+def histories(
+    results: Sequence[PastResult], scattering: Mapping[str, Scattering], asked: Container[tuple[str, str]] | None = None
+) -> list[CaseHistory]:
+    """Of each case, by its newest ``MOST_RUNS``; other settings and other machine kinds are other cases.
+
+    ``results`` are in the order of time. ``scattering``: by machine kind; ``asked``: machine kinds and digests of the
+    cases that are wanted, else all. What the others have taken tells of the GPUs all the same.
+    """
+    cases: dict[_Case, list[PastResult]] = {}
+    for result in results:
+        cases.setdefault((result.machine, result.digest, result.project), []).append(result)
+    timelines = {case: Timeline.of(several[-MOST_RUNS:]) for case, several in cases.items()}
+    found: dict[_Case, CaseHistory] = {}
+    for machine, known in scattering.items():
+        own = {case: one for case, one in timelines.items() if case[0] == machine}
+        for group in groups(own.values()):
+            told = _Told.of(group, known)
+            mine = [case for case in map(_case, group) if asked is None or case[:2] in asked]
+            found |= {case: told.history(own[case]) for case in mine}
+    return [found[case] for case in cases if case in found]
+
+
+def _case(timeline: Timeline) -> _Case:
+    first = timeline.results[0]
+    return first.machine, first.digest, first.project
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What the cases of a group tell of one another."""
+
+    known: Scattering
+    shared: SharedEffects
+    changes: Sequence[tuple[str, ChangePoint]]
+    """Of all of them, each with the time at which a run began it."""
+
+    @classmethod
+    def of(cls, group: Sequence[Timeline], known: Scattering) -> _Told:
+        shared = SharedEffects.of(group if known.are_gpus else ())
+        common = Timeline((), shared.points)
+        if not common.points:
+            return cls(known, shared, ())
+        levels = find_levels(common.logs, common.scatter(known.noise), common.runs)
+        return cls(known, shared, [(shared.began[change.index], change) for change in levels.changes])
+
+    def history(self, timeline: Timeline) -> CaseHistory:
+        if not timeline.points:
+            return CaseHistory(timeline.results, ())
+        if not self.known.are_gpus:  # times are noise there, and exact counts tell alone
+            counted = [ChangePoint(index, 0.0, 0.0, 0.0) for index in recounted(timeline)]
+            levels = levels_between(timeline.logs, timeline.scatter(self.known.noise), counted)
+            return CaseHistory(timeline.results, segments(timeline, levels, {}, are_times=False))
+        alone = self.shared.without(timeline)
+        own = find_levels(alone.logs, alone.scatter(self.known.noise), alone.runs)
+        changes = {change.index: change for change in own.changes}
+        shared: dict[int, float] = {}
+        for index, common in self._common(alone):
+            near = next((each for each in (index, index - 1, index + 1) if each in changes), index)
+            total = _sum(near, changes.get(near), common)
+            shared[near] = common.log
+            changes[near] = total
+        kept = [each for each in changes.values() if each.index not in shared or _is_seen(each)]
+        kept.sort(key=lambda change: change.index)
+        noise = self.known.noise
+        levels = levels_between(timeline.logs, timeline.scatter(noise), kept)
+        return CaseHistory(timeline.results, segments(timeline, levels, shared), host_steps(timeline, noise, kept))
+
+    def _common(self, timeline: Timeline) -> list[tuple[int, ChangePoint]]:
+        """The changes of all cases, by where they are in ``timeline``, from which they have been taken off."""
+        began = [timeline.results[point.run].began for point in timeline.points]
+        places = [(bisect_left(began, at), change) for at, change in self.changes]
+        told = [point.left < 1 for point in timeline.points]
+        return [(i, change) for i, change in places if 0 < i < len(told) and told[i - 1] and told[i]]
+
+
+def _sum(index: int, own: ChangePoint | None, common: ChangePoint) -> ChangePoint:
+    if own is None:
+        return ChangePoint(index, common.log, common.error, common.probability)
+    error = math.hypot(own.error, common.error)
+    return ChangePoint(index, own.log + common.log, error, min(own.probability, common.probability))
+
+
+def _is_seen(change: ChangePoint) -> bool:
+    return abs(change.log) >= max(LEAST_CHANGE, _SEEN * change.error)

@@ -1,0 +1,282 @@
+"""Space: all that can be made of one spec by the choices of some axes, and why the rest cannot."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.settings.axes import Axis, Choice, followed, recipes
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, precision_fields
+from pytest_llmperf.support.suggestions import hint
+
+#: A larger space is not looked at as a whole: so many of it are, chosen at random, with all that differ from its spec
+#: by one choice, and with its recipes. To make a spec takes an eighth of a millisecond.
+MOST = 20_000
+
+#: Before anything is known of memory and of how long a step takes, nothing is tried that is larger than so many times
+#: what the search begins with.
+LARGER = 4
+
+_SEED = 15
+_SIZE = "micro_batch_size"
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What of a space can be trained, and what cannot."""
+
+    specs: tuple[TrainSpec, ...]
+    """What is nearest to the space's own spec first; no two alike."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """How many cannot be, by the reason."""
+    unseen: int = 0
+    """So many were not looked at."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The choices of ``axes``, over ``base``.
+
+    Raises:
+        SpecError: two axes of one name, an axis without a choice, or two axes that set one field.
+    """
+
+    base: TrainSpec
+    axes: tuple[Axis, ...]
+
+    def __post_init__(self) -> None:
+        setter: dict[str, str] = {}
+        for axis in self.axes:
+            if not axis.choices:
+                raise SpecError(f"space: axis {axis.name!r} has no choice, expected one at least")
+            for name in axis.fields:
+                if name in setter:
+                    raise SpecError(
+                        f"space: axes {setter[name]!r} and {axis.name!r} both set {name}, expected one of them"
+                    )
+                setter[name] = axis.name
+
+    @property
+    def size(self) -> int:
+        """How many combinations there are, those included that cannot be."""
+        return math.prod(len(axis.choices) for axis in self.axes)
+
+    def candidates(self) -> Candidates:
+        """Each combination as a spec; of a space of more than ``MOST``, so many of them."""
+        found, refused, looked = dict[TrainSpec, None](), Counter[str](), 0
+        for choices in self._combinations():
+            looked += 1
+            try:
+                spec = self.spec(choices)
+            except SpecError as error:
+                refused[_reason(str(error))] += 1
+                continue
+            found[spec] = None
+        return Candidates(tuple(found), refused, max(0, self.size - looked))
+
+    def spec(self, choices: Sequence[Choice]) -> TrainSpec:
+        """The base with these choices.
+
+        Raises:
+            SpecError: it cannot be.
+        """
+        fields = {name: value for choice in choices for name, value in choice.fields}
+        return TrainSpec(**{**self.base.to_dict(), **fields})
+
+    def neighbours(self, spec: TrainSpec) -> Iterator[TrainSpec]:
+        """Each that differs from ``spec`` by one choice, and can be."""
+        yield from (other for _, other in self._beside(spec) if isinstance(other, TrainSpec))
+
+    def no_neighbours(self, spec: TrainSpec) -> Iterator[str]:
+        """Each choice beside which ``spec`` cannot be otherwise as it is, and why."""
+        for name, other in self._beside(spec):
+            if isinstance(other, SpecError):
+                yield f"{name} cannot be: {other}"
+
+    def _beside(self, spec: TrainSpec) -> Iterator[tuple[str, TrainSpec | SpecError]]:
+        values = spec.to_dict()
+        for axis in self.axes:
+            for choice in axis.choices:
+                if choice.holds(values):
+                    continue
+                other: TrainSpec | SpecError
+                try:
+                    other = TrainSpec(**{**values, **dict(choice.fields)})
+                except SpecError as error:
+                    other = error
+                yield f"{axis.name}={choice.name}", other
+
+    def choices_of(self, spec: TrainSpec) -> dict[str, str]:
+        """By axis, the name of the choice that ``spec`` has made; an axis of which it has made none is left out."""
+        values = spec.to_dict()
+        found = ((axis.name, next((one for one in axis.choices if one.holds(values)), None)) for axis in self.axes)
+        return {name: choice.name for name, choice in found if choice is not None}
+
+    @property
+    def first(self) -> TrainSpec:
+        """What the base itself has chosen; of an axis of which it has chosen nothing, the first choice.
+
+        Raises:
+            SpecError: it cannot be.
+        """
+        return self.spec(self._nearest())
+
+    def recipes(self) -> tuple[tuple[TrainSpec, ...], ...]:
+        """What is known to do well elsewhere: of each recipe the sizes up to ``LARGER`` times the base's, the largest
+        first.
+
+        What cannot be is left out.
+        """
+        found = []
+        for sizes in self._recipes():
+            specs = list[TrainSpec]()
+            for choices in sizes:
+                with suppress(SpecError):
+                    specs.append(self.spec(choices))
+            if specs and specs[0] != self.base:
+                found.append(tuple(sorted(specs, key=lambda spec: -spec.micro_batch_size)))
+        return tuple(dict.fromkeys(found))
+
+    def _recipes(self) -> Iterator[list[tuple[Choice, ...]]]:
+        first = self._nearest()
+        for recipe in recipes(self.base):
+            choices = followed(recipe, self.axes, first)
+            if choices != first:
+                yield list(self._sizes(choices))
+
+    def _sizes(self, choices: tuple[Choice, ...]) -> Iterator[tuple[Choice, ...]]:
+        """``choices`` with each micro-batch from the base's up to ``LARGER`` times that."""
+        own = self.base.micro_batch_size
+        place = next((n for n, axis in enumerate(self.axes) if _SIZE in axis.fields), None)
+        if place is None:
+            yield choices
+            return
+        for choice in self.axes[place].choices:
+            if own <= dict(choice.fields).get(_SIZE, 0) <= LARGER * own:
+                yield (*choices[:place], choice, *choices[place + 1 :])
+
+    def _combinations(self) -> Iterator[tuple[Choice, ...]]:
+        first = self._nearest()
+        yield first
+        if self.size <= MOST:
+            yield from (one for one in itertools.product(*(axis.choices for axis in self.axes)) if one != first)
+            return
+        seen = {first}
+        chance = random.Random(_SEED)  # noqa: S311 - the same space gives the same candidates
+        for place, axis in enumerate(self.axes):
+            for choice in axis.choices:
+                seen.add(one := (*first[:place], choice, *first[place + 1 :]))
+                if one != first:
+                    yield one
+        for one in itertools.chain(*self._recipes()):
+            if one not in seen:
+                seen.add(one)
+                yield one
+        while len(seen) < MOST:
+            one = tuple(chance.choice(axis.choices) for axis in self.axes)
+            if one not in seen:
+                seen.add(one)
+                yield one
+
+    def _nearest(self) -> tuple[Choice, ...]:
+        values: dict[str, Any] = self.base.to_dict()
+        return tuple(next((one for one in axis.choices if one.holds(values)), axis.choices[0]) for axis in self.axes)
+
+
+def _reason(error: str) -> str:
+    """Without the id that a refusal begins with."""
+    return error.partition(": ")[2] or error
+
+
+# A space of one's own: axes as TOML, or as data in Python, made the same way.
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_KNOWN = tuple(one.name for one in fields(TrainSpec))
+_MODEL = "model"
+_HOW_TO_MEASURE = frozenset("steps min_steps warmup_steps throughput_tolerance memory_tolerance".split())
+_PRECISION = "precision"
+"""The fixture's word for three fields."""
+
+
+def read_axes(path: Path) -> tuple[Axis, ...]:
+    """The axes of a TOML file.
+
+    Raises:
+        SpecError: it cannot be read, or says no axes; one line.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: no space could be read ({error.strerror or error})") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(f"{path}: no space could be read ({error})") from None
+    unknown = [name for name in document if name != "axes"]
+    if unknown or not document:
+        what = f"unknown {unknown[0]!r}" if unknown else "it is empty"
+        raise SpecError(f"{path}: {what}, expected one table [axes], e.g. micro_batch_size = [8, 16]")
+    try:
+        return axes_of(document["axes"])
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
+
+
+def axes_of(values: object) -> tuple[Axis, ...]:
+    """Axes as data: by field its values, or by a name of one's own choices of several fields.
+
+    Raises:
+        SpecError: no such field, or no choices; one line.
+    """
+    if not isinstance(values, Mapping) or not values:
+        raise SpecError("a space needs axes, by field: {'micro_batch_size': [8, 16], 'liger': [False, True]}")
+    return tuple(_axis(str(name), choices) for name, choices in values.items())
+
+
+def _axis(name: str, choices: object) -> Axis:
+    if isinstance(choices, Mapping):
+        if not choices:
+            raise SpecError(f"axis {name!r} has no choice, expected one at least, e.g. off = {{ liger = false }}")
+        if not all(isinstance(one, Mapping) and one for one in choices.values()):
+            raise SpecError(f"axis {name!r}: each choice sets fields, e.g. off = {{ liger = false }}")
+        return Axis(name, tuple(Choice(str(word), tuple(_fields(name, one))) for word, one in choices.items()))
+    if not isinstance(choices, list | tuple) or not choices:
+        raise SpecError(f"axis {name!r} is {choices!r}, expected a list of values, e.g. [8, 16]")
+    for place, value in enumerate(choices):
+        if any(type(value) is type(other) and value == other for other in choices[:place]):
+            raise SpecError(f"axis {name!r} has {value!r} twice, expected each value once")
+    if name == _PRECISION:
+        return Axis(name, tuple(Choice(str(word), tuple(precision_fields(word).items())) for word in choices))
+    _check(name, name)
+    return Axis.over(name, choices)
+
+
+def _fields(axis: str, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if name == _PRECISION:
+            found += precision_fields(value).items()
+            continue
+        _check(axis, name)
+        found.append((name, value))
+    return found
+
+
+def _check(axis: str, field: str) -> None:
+    if field == _MODEL:
+        raise SpecError(f"axis {axis!r} sets the model, expected fields that train the same one")
+    if field in _HOW_TO_MEASURE:
+        raise SpecError(f"axis {axis!r} sets {field}, expected what is trained: how it is measured is the search's")
+    if field not in _KNOWN:
+        raise SpecError(f"axis {axis!r}: TrainSpec has no field {field!r}{hint(field, _KNOWN)}")

@@ -1,1 +1,0 @@
-"""Spaces of configurations: axes of choices around one spec, and what of them can be."""
