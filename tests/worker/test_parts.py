@@ -28,7 +28,7 @@ from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
 from pytest_llmperf.worker import build, environment, evidence, installed, setup  # noqa: E402
-from pytest_llmperf.worker import setup as callables
+from pytest_llmperf.worker import setup as callables  # noqa: E402
 from pytest_llmperf.worker.build import build_model, choose_sdpa, hf_config_of  # noqa: E402
 from pytest_llmperf.worker.data.training_data import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.measuring import canary, instruments  # noqa: E402

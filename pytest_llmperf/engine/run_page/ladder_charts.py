@@ -59,10 +59,10 @@ def ladder_section(results: Sequence[Result], stored: StoredFigures) -> Section 
 def _ladders(results: Iterable[Result], machine: str, stored: StoredFigures) -> Mapping[str, list[_Step]]:
     measured = {result.text("digest"): result for result in results if result.text("rung")}
     found: dict[str, list[_Step]] = {}
-    for ladder in chapter15.LADDERS:
-        if any(rung.spec.digest in measured for rung in ladder):
-            found[ladder[0].spec.model] = [
-                _step_of(rung, measured.get(rung.spec.digest), machine, stored) for rung in ladder
+    for rungs in chapter15.LADDERS:
+        if any(rung.spec.digest in measured for rung in rungs):
+            found[rungs[0].spec.model] = [
+                _step_of(rung, measured.get(rung.spec.digest), machine, stored) for rung in rungs
             ]
     others = [result for digest, result in measured.items() if digest not in _CHAPTER]
     for result in sorted(others, key=lambda one: (_order(one.text("rung")), one.id)):
