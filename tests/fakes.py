@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pytest_llmperf.engine import launch_retry, runner
-from pytest_llmperf.launch import machine, static_steps
-from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.engine import launch_retry
+from pytest_llmperf.launch import local, machine, prediction
 from pytest_llmperf.launch.machine import Machine
-from pytest_llmperf.launch.memory_estimate import PredictionError
+from pytest_llmperf.launch.prediction import PredictionError
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import OLDER, Environment, Health, Launch, RankRecord
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
-from pytest_llmperf.run.warm_starts import WarmStarts
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 MACHINE = Machine(gpus=(), cpu_name="Fake CPU", cores=8)
@@ -245,8 +244,8 @@ def write_fake(folder: Path, **values: Any) -> None:
 
 def install() -> None:
     """Put the fakes in the place of the launcher and of the hardware."""
-    mock.patch.object(runner, "LocalLauncher", FakeLauncher).start()
-    mock.patch.object(WarmStarts, "prepare").start()
+    mock.patch.object(local, "LocalLauncher", FakeLauncher).start()
+    mock.patch.object(local.LocalSite, "prepare").start()
     mock.patch.object(launch_retry, "_PAUSE_SECONDS", 0.0).start()
-    mock.patch.object(static_steps, "StaticSteps", FakeStaticSteps).start()
+    mock.patch.object(prediction, "StaticSteps", FakeStaticSteps).start()
     mock.patch.object(machine, "find_machine", return_value=MACHINE).start()

@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
-from pytest_llmperf.launch.machine import Gpu, find_machine
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.local import LocalLauncher
+from pytest_llmperf.launch.machine import find_machine
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure
 
 # One that the power cap holds back, noisy within a launch, and one that waits for memory, quiet.

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.judge.loss_curves import judge_curve, spans, spreads
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, WarmStart, server_pool
+from pytest_llmperf.launch.local import LocalLauncher
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.loss_curve import JudgedCurve
 from pytest_llmperf.settings.train_spec import TrainSpec

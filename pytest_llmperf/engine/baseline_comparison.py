@@ -29,7 +29,7 @@ from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.phase_checks import PhaseChecks, growth_checks, is_doubted, phase_checks
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import WAITS, Judgement, Reference, horizon, joined, judge
-from pytest_llmperf.launch.machine import Gpu
+from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges, takes_all_steps
@@ -81,8 +81,7 @@ class BaselineComparison:
         """``launches`` are those that another test of this run has made of the same spec."""
         self._caller, self._runner, self._spec = caller, runner, spec
         self._policy = replace(caller.policy(spec), waits=_may_wait(caller.context))
-        job = caller.context.job
-        begun = job.begun(caller.nodeid, spec.digest) if job is not None and not launches else ()
+        begun = () if launches else caller.context.job.begun(caller.nodeid, spec.digest)
         self._num_begun = len(begun)
         """What an earlier start of the SLURM job has launched, and not concluded."""
         self._retry = LaunchRetry(caller.observer.say)
@@ -183,8 +182,7 @@ class BaselineComparison:
     def _keep(self) -> None:
         """Launches that decide nothing yet are kept for a start that goes on with them."""
         caller = self._caller
-        if caller.context.job is not None:
-            caller.context.job.begin(caller.nodeid, self._spec.digest, self._launches)
+        caller.context.job.begin(caller.nodeid, self._spec.digest, self._launches)
 
     def _circumstances(self, baseline: Baseline | None, launch: Launch) -> Circumstances:
         is_figure = not _are_unusable([launch])

@@ -13,8 +13,7 @@ from pytest_llmperf.judge.exact import METRICS, changes, count_of
 from pytest_llmperf.judge.stats import paired_difference, quantile
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.judge.yardstick import Told
-from pytest_llmperf.launch.candidates.errors import NoRoomError, NotMadeError
-from pytest_llmperf.launch.candidates.history import History
+from pytest_llmperf.launch.candidates import History, NoRoomError, NotMadeError
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch

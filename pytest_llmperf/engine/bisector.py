@@ -12,7 +12,7 @@ from pytest_llmperf.engine.beside_good import BesideGood
 from pytest_llmperf.engine.bisection import Bisection, BisectionOrder, Change, Step
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.judge.yardstick import Lineage, Side, Told, Yardstick, compared_ends, criteria, most_steps, side_of
-from pytest_llmperf.launch.candidates.history import History, Span
+from pytest_llmperf.launch.candidates import History, Span
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.report.step_words import points_to

@@ -16,8 +16,8 @@ from pytest_llmperf.engine.search_deadline import SearchDeadline, bounds
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, judge_capacity
 from pytest_llmperf.judge.validity import Circumstances
-from pytest_llmperf.launch.memory_estimate import PredictionError, predictions
-from pytest_llmperf.launch.stopwatch import Meter
+from pytest_llmperf.launch.prediction import PredictionError, predictions
+from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import LARGEST, Search
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
@@ -193,7 +193,7 @@ class MaxBatchSize:
         # A CPU's resident memory does not come back, so its peaks are no line.
         limit = 0 if context.on_cpu else context.memory_bytes
         search = Search(known or (self._guess(spec, limit) if limit else spec.micro_batch_size), limit)
-        alone = spec.gpus == 1 and context.cluster is None  # several ranks would have to agree on each size
+        alone = spec.gpus == 1 and context.site.is_here  # several ranks would have to agree on each size
         with self._runner.hold(spec.gpus):
             deadline = SearchDeadline(
                 spec.capacity_id,

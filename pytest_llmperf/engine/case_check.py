@@ -163,7 +163,7 @@ class CaseChecks:
         withheld = self._planner.ask(case, len(specs) + 1)
         if withheld:
             return self._conclusions.planned(case, withheld)
-        if self._caller.context.cluster is not None:
+        if not self._caller.context.site.is_here:
             raise CannotRunError(
                 f"{case.id}: small trainings are launched on this machine alone: --perf-launcher local"
             )

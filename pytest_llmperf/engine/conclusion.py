@@ -196,7 +196,7 @@ class Conclusions:
 
     def earlier(self, case: Case) -> Conclusion | None:
         """What the job concluded of this case before it was requeued, where this run goes on with that."""
-        kept = self._context.job and self._context.job.journal.find(self._caller.nodeid, case.digest)
+        kept = self._context.job.find(self._caller.nodeid, case.digest)
         if not kept or self._context.settings.dry_run:
             return None
         result = replace(kept.result, notes=tuple(dict.fromkeys((*kept.result.notes, _BEFORE))))
@@ -204,9 +204,8 @@ class Conclusions:
 
     def conclude(self, result: CaseResult, held_against: str = "none", refused: str = "") -> Conclusion:
         """Keep ``result``, and tell whether the case holds or was recorded."""
-        if self._context.job is not None:
-            trouble = self._context.job.keep(Kept(result, held_against, refused))
-            self._context.notes += [trouble] if trouble else []
+        trouble = self._context.job.keep(Kept(result, held_against, refused))
+        self._context.notes += [trouble] if trouble else []
         return self._concluded(result, held_against, refused)
 
     def _concluded(self, result: CaseResult, held_against: str, refused: str) -> Conclusion:

@@ -15,13 +15,13 @@ from typing import NoReturn, TypeVar
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.preconditions import need_room
 from pytest_llmperf.engine.search_deadline import SearchDeadline
-from pytest_llmperf.launch.leases import lease_cpu, lease_gpus
-from pytest_llmperf.launch.local import Launcher, LaunchRequest, LocalLauncher
-from pytest_llmperf.launch.machine import Gpu, host_memory_bytes
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import host_memory_bytes
 from pytest_llmperf.launch.outcome import LONGER, broken_off, sizes_so_far
+from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.launch.site import OutOfTimeError
 from pytest_llmperf.launch.slurm.allocation import listed
-from pytest_llmperf.launch.slurm.launcher import OutOfTimeError
-from pytest_llmperf.launch.stopwatch import Meter
+from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed, Progress
 from pytest_llmperf.records.launch import Launch
@@ -58,10 +58,10 @@ class Turn:
 class Runner:
     """Launches specs for one caller."""
 
-    def __init__(self, caller: Caller, launcher: Launcher | None = None, *, bare: bool = False) -> None:
+    def __init__(self, caller: Caller, *, bare: bool = False) -> None:
         """``bare``: its launches are of the steps that are timed, and nothing after them is traced or inspected."""
         self._context, self._observer, self._findings = caller.context, caller.observer, caller.findings
-        self._launcher, self._is_bare = launcher, bare
+        self._site, self._is_bare = caller.context.site, bare
         self.most_seconds = math.inf
         """That a launch may take, whatever the run allows."""
         self.while_waiting: Callable[[], None] = lambda: None
@@ -106,7 +106,7 @@ class Runner:
         total = max(turn.launches, turn.sides * rounds)
         name = f"{spec.id} {turn.side}".rstrip()
         self._context.settle(spec)
-        if self._context.on_cpu and self._context.cluster is None:
+        if self._context.on_cpu and self._site.is_here:
             need_room(spec, host_memory_bytes())
         with self._lease(spec.gpus, meter) as gpus, self._observer.launch(name, number, total) as live:
             calibrate = calibrates(gpus)
@@ -118,7 +118,7 @@ class Runner:
             )
             outcome: Launch | Failure | None = None
             with self._watched(request, live) as watched:
-                outcome = watched.ended(self._chosen_launcher().launch(request, watched.watch))
+                outcome = watched.ended(self._site.launch(request, watched.watch, self._observer.say))
                 outcome = self._by_its_limit(outcome, request)
             outcome = watched.broken_off or outcome
             if isinstance(outcome, Launch):
@@ -142,7 +142,7 @@ class Runner:
             request = self._request(spec, gpus, meter, search=search)
             outcome: list[tuple[int, int | None]] | Failure = []
             with self._watched(request, live, _telling(request, deadline)) as watched:
-                outcome = LocalLauncher().sizes(request, watched.watch)
+                outcome = self._site.sizes(request, watched.watch)
         if watched.broken_off is not None:  # whoever ended it wants no more of it, whatever it has tried
             raise LaunchFailed(spec.id, watched.broken_off)
         if not isinstance(outcome, Failure):
@@ -168,7 +168,7 @@ class Runner:
             request = replace(self._request(spec, gpus, meter), parity=order, trace=False)
             outcome: list[TrainingErrors] | Failure = []
             with self._watched(request, live) as watched:
-                outcome = LocalLauncher().training_errors(request, watched.watch)
+                outcome = self._site.training_errors(request, watched.watch)
                 outcome = self._by_its_limit(outcome, request)
             live.clear()
         outcome = watched.broken_off or outcome
@@ -182,11 +182,6 @@ class Runner:
             return outcome
         return replace(outcome, message=outcome.message.removesuffix(LONGER))
 
-    def _chosen_launcher(self) -> Launcher:
-        if self._launcher is None:
-            self._launcher = self._context.launcher(self._observer.say) or LocalLauncher()
-        return self._launcher
-
     @contextmanager
     def _watched(
         self, request: LaunchRequest, live: LaunchObserver, tell: Callable[[], None] = lambda: None
@@ -194,8 +189,7 @@ class Runner:
         """Around one launch: what it cost is counted, and what ends it from outside is a failure of its own."""
         watched = _Watched(live, request.meter, tell)
         try:
-            if self._context.job is not None:
-                self._context.job.note_spent()  # should the node die now, no more than this launch is forgotten
+            self._context.job.note_spent()  # should the node die now, no more than this launch is forgotten
             yield watched
         except OutOfTimeError as error:
             live.clear()
@@ -246,7 +240,7 @@ class Runner:
             trace=settings.trace and not self._is_bare,
             inspect=not self._is_bare,
             meter=meter,
-            warm=self._context.warm_starts.start(self._observer.say),
+            warm=self._site.warm_start(self._observer.say),
         )
 
     def _folder(self, spec: TrainSpec) -> Path:
@@ -260,19 +254,12 @@ class Runner:
             meter.waited_seconds, self._held_after = self._held_after, 0.0
             yield self._held[:num_gpus]
             return
-        gpus: tuple[Gpu, ...] = ()
-        say = self._observer.say
-        if self._context.cluster is not None:  # its launcher leases nodes
-            yield gpus
-            return
+        usable = () if self._context.on_cpu else self._context.gpus
         with ExitStack() as held:
             try:  # around the lease alone: an OSError of the launch is none of its
                 with meter.waiting():
-                    if self._context.on_cpu:
-                        held.enter_context(lease_cpu(say, shared=shared, wait=self._waits))
-                    else:
-                        lease = lease_gpus(num_gpus, self._context.gpus, say, shared=shared, wait=self._waits)
-                        gpus = held.enter_context(lease)
+                    lease = self._site.lease(num_gpus, usable, self._observer.say, shared=shared, wait=self._waits)
+                    gpus = held.enter_context(lease)
             except OSError as error:
                 raise CaseFailedError(str(error)) from None
             except BaseException as error:

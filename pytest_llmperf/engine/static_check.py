@@ -22,7 +22,7 @@ from pytest_llmperf.judge.static.step_store import Place, StepStore
 from pytest_llmperf.judge.static.stored_step import ANY_MACHINE, StoredStep
 from pytest_llmperf.judge.store import BaselineStore, read
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.launch.memory_estimate import PredictionError, why_none
+from pytest_llmperf.launch.prediction import PredictionError, why_none
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import VERDICTS, CaseResult
 from pytest_llmperf.records.static_step import StaticStep

@@ -100,7 +100,7 @@ def _attention(spec: TrainSpec, evidence: Mapping[str, Any]) -> str | None:
         # On a CPU it may be the only one there is; on a GPU it is what sdpa is there to avoid.
         is_off = evidence.get("setup", {}).get("torch", {}).get("sdpa_kernels") == ["math"]
         line = f"asked for attention sdpa, {_TURNED_OFF if is_off else _FELL_BACK}"
-        return line if evidence.get("device_type") == "cuda" else None
+        return line if evidence.get("device_type", "cpu") != "cpu" else None
     return f"asked for attention {asked}, the operators that ran were {kernel or 'plain matrix products'}"
 
 

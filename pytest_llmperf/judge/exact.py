@@ -103,7 +103,7 @@ def _is_timed(launch: Launch) -> bool:
     variables, torch = launch.environment.variables, launch.evidence.get("setup", {}).get("torch", {})
     asks = any(variables.get(f"TORCHINDUCTOR_MAX_AUTOTUNE{which}", "0") == "1" for which in ("", "_GEMM"))
     is_compiled = bool(launch.evidence.get("compiled_graphs"))
-    is_on_gpu = launch.evidence.get("device_type") == "cuda"
+    is_on_gpu = launch.evidence.get("device_type", "cpu") != "cpu"
     return _is_tuned(launch) or (asks and is_compiled) or (is_on_gpu and torch.get("cudnn_benchmark") is True)
 
 

@@ -150,7 +150,9 @@ class ForkedAgent:
     def __init__(self, pid: int, told: Conversation) -> None:
         self.pid, self._told = pid, told
         self._returncode: int | None = None
-        self._process = _process(pid)
+        self._process: psutil.Process | None = None
+        with suppress(psutil.Error):  # it may have ended already
+            self._process = psutil.Process(pid)
         self._gone_at = math.inf
         self._is_untold = False
 
@@ -226,10 +228,3 @@ def kill_with_children(server: psutil.Process) -> None:
     for process in (server, *forked):
         with suppress(psutil.Error):
             process.kill()
-
-
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.Error:  # it has ended already
-        return None

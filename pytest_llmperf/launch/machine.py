@@ -1,36 +1,28 @@
-"""The hardware at hand, found without torch: GPUs by NVML, the CPU by the system."""
+"""The hardware at hand, found without torch, the name of its kind, and who holds it.
+
+Two processes on one host never train on the same GPU, and CPU runs take turns: each holds a lease, a file lock, which
+the system releases however its holder ends. Small trainings that nobody times share one with each other, and none with
+what is timed.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import platform
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from pytest_llmperf.launch.device import UNKNOWN, VISIBLE, Gpu, foreign_processes, visible_gpus
+from pytest_llmperf.support.guarded_paths import is_at, open_shared, shared_folder
 from pytest_llmperf.support.units import GIB
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One visible GPU."""
-
-    index: int
-    """NVML's, which is the PCI order."""
-    uuid: str
-    name: str
-    memory_bytes: int
-    power_limit_watts: int = 0
-    """Where somebody has set less than the chip's own default; 0: that default, or nobody tells."""
-
-
-#: One of which nothing is known, and on which nothing can run; no case is too large for it.
-UNKNOWN = Gpu(index=-1, uuid="", name="unknown", memory_bytes=2**60)
 
 
 @dataclass(frozen=True)
@@ -53,9 +45,7 @@ class Machine:
         """
         kinds = sorted({_kind(gpu) for gpu in self.gpus})
         if len(kinds) > 1:
-            raise ValueError(
-                f"GPUs of different kinds are visible ({', '.join(kinds)}); choose with CUDA_VISIBLE_DEVICES"
-            )
+            raise ValueError(f"GPUs of different kinds are visible ({', '.join(kinds)}); choose with {VISIBLE}")
         return kinds[0]
 
     @property
@@ -65,132 +55,12 @@ class Machine:
 
 
 def find_machine() -> Machine:
-    """The machine as this process sees it; ``CUDA_VISIBLE_DEVICES`` is honoured, no NVML means no GPU.
+    """The machine as this process sees it; those GPUs that the environment leaves it.
 
     Raises:
-        ValueError: ``CUDA_VISIBLE_DEVICES`` names a MIG slice, which is not supported.
+        ValueError: it leaves a slice of one, which is not supported.
     """
-    return Machine(gpus=_visible_gpus(), cpu_name=_cpu_name(), cores=len(os.sched_getaffinity(0)))
-
-
-def foreign_processes(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """Compute processes on these GPUs, on which nothing of ours runs yet; one line each."""
-    lines = []
-    with nvml_session() as nvml:
-        if nvml is None:
-            return ()
-        for gpu in gpus:
-            try:
-                handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-                running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            except nvml.NVMLError:
-                continue  # a driver that does not tell (a container's, a vGPU's)
-            lines += [process_line(gpu, process) for process in running]
-    return tuple(lines)
-
-
-def process_line(gpu: Gpu, process: Any) -> str:
-    """A compute process as NVML lists it, for people: where, who and how much it holds."""
-    held = process.usedGpuMemory
-    size = f" holds {held / GIB:.1f} GiB" if held else ""
-    return f"GPU {gpu.index}: pid {process.pid} ({_process_name(process.pid)}){size}"
-
-
-def _visible_gpus() -> tuple[Gpu, ...]:
-    with nvml_session() as nvml:
-        if nvml is None:
-            return ()
-        try:
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-            gpus = [
-                Gpu(
-                    index,
-                    _text(nvml.nvmlDeviceGetUUID(handle)),
-                    _text(nvml.nvmlDeviceGetName(handle)),
-                    _memory(nvml, handle),
-                    _lowered_limit(nvml, handle),
-                )
-                for index, handle in enumerate(handles)
-            ]
-        except nvml.NVMLError:
-            return ()
-    return select(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ``None`` leaves all.
-
-    As CUDA does: indices or UUIDs (also abbreviated), and the list ends at the first entry that names no GPU.
-
-    Raises:
-        ValueError: an entry names a MIG slice.
-    """
-    if visible is None:
-        return tuple(gpus)
-    chosen: list[Gpu] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if entry.startswith("MIG"):
-            raise ValueError(f"CUDA_VISIBLE_DEVICES={visible}: MIG slices are not supported; name whole GPUs")
-        found = _named(gpus, entry)
-        if found is None or found in chosen:
-            break
-        chosen.append(found)
-    return tuple(chosen)
-
-
-def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
-    if entry.isdigit():
-        return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
-    matches = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
-    return matches[0] if len(matches) == 1 else None
-
-
-@contextmanager
-def nvml_session() -> Iterator[Any]:
-    """The NVML module, initialised, or ``None`` where there is no package, no library or no driver."""
-    try:
-        import pynvml as nvml  # noqa: PLC0415 - a CPU run may do without it
-    except ImportError:
-        yield None
-        return
-    try:
-        nvml.nvmlInit()
-    except (nvml.NVMLError, OSError):
-        yield None
-        return
-    try:
-        yield nvml
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _memory(nvml: Any, handle: Any) -> int:
-    return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-
-
-# Of the default: a limit that differs by less changes nothing that could be measured.
-_LOWERED = 0.98
-
-
-def _lowered_limit(nvml: Any, handle: Any) -> int:
-    try:
-        # What somebody has set: what is enforced may be less for reasons that come and go.
-        limit = nvml.nvmlDeviceGetPowerManagementLimit(handle)
-        default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
-    except nvml.NVMLError:  # a chip, or a container's driver, that does not tell
-        return 0
-    return round(limit / 1000) if limit < _LOWERED * default else 0
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # before nvidia-ml-py 12
-
-
-def _process_name(pid: int) -> str:
-    try:
-        return str(psutil.Process(pid).name())
-    except psutil.Error:
-        return "not visible from here"
+    return Machine(gpus=visible_gpus(), cpu_name=_cpu_name(), cores=len(os.sched_getaffinity(0)))
 
 
 def _cpu_name() -> str:
@@ -211,17 +81,6 @@ def _kind(gpu: Gpu) -> str:
     return f"{_slug(gpu.name)}-{round(gpu.memory_bytes / GIB)}gib{lowered}"
 
 
-def driver_version() -> str:
-    """Of the GPUs; empty where nobody tells."""
-    with nvml_session() as nvml:
-        if nvml is None:
-            return ""
-        try:
-            return str(nvml.nvmlSystemGetDriverVersion())
-        except nvml.NVMLError:
-            return ""
-
-
 def host_memory_bytes() -> int:
     """All that this host has."""
     return int(psutil.virtual_memory().total)
@@ -230,3 +89,231 @@ def host_memory_bytes() -> int:
 def _slug(name: str) -> str:
     plain = re.sub(r"\((r|tm)\)|@.*|\bcpu\b|\bprocessor\b", " ", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "unknown"
+
+
+# Not TMPDIR, which schedulers set for each job: all processes of a host must meet in one place.
+_FOLDER = "/tmp/pytest-llmperf-leases"  # noqa: S108 - shared on purpose; it holds empty files
+
+_POLL_SECONDS = 0.5
+_REMIND_SECONDS = 60.0
+
+
+class _Lock:
+    """A lock of the file ``name`` in the folder of leases: held alone, or ``shared`` with others that say so too.
+
+    Not a ``FileLock``, which opens for writing: Linux lets nobody do that to another user's file in a sticky folder.
+    """
+
+    def __init__(self, folder: _Folder, name: str, *, shared: bool = False) -> None:
+        self.path = folder.path / name
+        self._folder, self._name, self._shared = folder.descriptor, name, shared
+        self._descriptor = -1
+
+    def is_acquired(self) -> bool:
+        """Whether it is ours now.
+
+        Raises:
+            OSError: the file cannot be opened or locked; in one line.
+        """
+        try:
+            descriptor = open_shared(self._folder, self._name)
+        except FileNotFoundError:  # its last holder removed it just now
+            return False
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except OSError as error:
+            os.close(descriptor)
+            raise _unusable(self.path, error) from error
+        if not is_at(descriptor, self._folder, self._name):
+            os.close(descriptor)
+            return False
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Others may have it; the file goes too where nobody else can hold it, so that none is left."""
+        if not self._shared:
+            with suppress(OSError):  # of another user
+                os.unlink(self._name, dir_fd=self._folder)
+        os.close(self._descriptor)
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """Where all users of this host find one another's locks."""
+
+    path: Path
+    descriptor: int
+
+    def lock(self, name: str, *, shared: bool = False) -> _Lock:
+        return _Lock(self, f"{name}.lock", shared=shared)
+
+
+@contextmanager
+def lease_gpus(
+    num_gpus: int,
+    gpus: Sequence[Gpu],
+    say: Callable[[str], None],
+    *,
+    shared: bool = False,
+    wait: Callable[[str], None] = lambda _: None,
+) -> Iterator[tuple[Gpu, ...]]:
+    """Hold ``num_gpus`` of ``gpus`` for oneself, waiting with a message while they are leased.
+
+    GPUs without foreign processes come first; one that has some is leased only when no other is left, and said so.
+    ``shared``: others that say so too may hold them at the same time. ``wait`` is called again and again while they
+    are leased, with what is waited for; what it raises ends the wait.
+
+    Raises:
+        OSError: the folder of leases, or a lock in it, cannot be used; in one line.
+        ValueError: fewer GPUs than asked for.
+    """
+    if num_gpus > len(gpus):
+        raise ValueError(f"{num_gpus} GPUs asked for, {len(gpus)} visible")
+    with _folder() as folder, ExitStack() as held:
+        # One process gathers at a time: those that wait do so in turn, and two half-gathered sets never wait for
+        # each other.
+        with _acquired(folder.lock("queue"), "a place in the queue", say, wait):
+            chosen: list[Gpu] = []
+            waiting = _Waiting(f"{num_gpus} GPU(s)", say, wait)
+            while True:
+                for gpu in _in_turn(gpus, chosen) if shared else undisturbed_first(set(gpus) - set(chosen)):
+                    lock = folder.lock(gpu.uuid, shared=shared)
+                    if lock.is_acquired():
+                        held.callback(lock.release)
+                        chosen.append(gpu)
+                    if len(chosen) == num_gpus:
+                        break
+                if len(chosen) == num_gpus:
+                    break
+                waiting.tick([folder.path / f"{gpu.uuid}.lock" for gpu in gpus if gpu not in chosen])
+        for line in [] if shared else foreign_processes(chosen):
+            say(f"warning: another process is on the GPU leased for this launch: {line}")
+        yield tuple(sorted(chosen, key=lambda gpu: gpu.index))
+
+
+@contextmanager
+def lease_cpu(
+    say: Callable[[str], None], *, shared: bool = False, wait: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
+    """Hold this host's CPU: runs that would slow each other take turns; ``shared``: those that say so too need not.
+
+    ``wait``: as for GPUs.
+
+    Raises:
+        OSError: the folder of leases, or a lock in it, cannot be used; in one line.
+    """
+    with _folder() as folder, _acquired(folder.lock("cpu", shared=shared), "the CPU", say, wait):
+        yield
+
+
+@contextmanager
+def lease_nodes(num_nodes: int, job_id: str, nodes: Sequence[str], say: Callable[[str], None]) -> Iterator[list[str]]:
+    """Hold ``num_nodes`` of an allocation's ``nodes``, the first that are free; processes of one job share them.
+
+    Raises:
+        OSError: the folder of leases, or a lock in it, cannot be used; in one line.
+        ValueError: fewer nodes than asked for.
+    """
+    if num_nodes > len(nodes):
+        raise ValueError(f"{num_nodes} nodes asked for, {len(nodes)} left")
+    job = f"slurm-{job_id}"
+    with _folder() as folder, ExitStack() as held:
+        with _acquired(folder.lock(f"{job}-queue"), "a place in the queue", say):
+            chosen: list[str] = []
+            waiting = _Waiting(f"{num_nodes} node(s)", say)
+            while True:
+                for node in nodes:
+                    lock = folder.lock(f"{job}-{node}")
+                    if len(chosen) < num_nodes and node not in chosen and lock.is_acquired():
+                        held.callback(lock.release)
+                        chosen.append(node)
+                if len(chosen) == num_nodes:
+                    break
+                waiting.tick([folder.path / f"{job}-{node}.lock" for node in nodes if node not in chosen])
+        yield sorted(chosen, key=list(nodes).index)
+
+
+def undisturbed_first(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """``gpus`` by their index, those with foreign processes last."""
+    return sorted(gpus, key=lambda gpu: (bool(foreign_processes([gpu])), gpu.index))
+
+
+def _in_turn(gpus: Sequence[Gpu], but: Sequence[Gpu]) -> list[Gpu]:
+    """Another one first in each process, so that those who share do not all share one."""
+    first = os.getpid() % len(gpus)
+    return [gpu for gpu in (*gpus[first:], *gpus[:first]) if gpu not in but]
+
+
+@contextmanager
+def _acquired(
+    lock: _Lock, what: str, say: Callable[[str], None], wait: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
+    waiting = _Waiting(what, say, wait)
+    while not lock.is_acquired():
+        waiting.tick([lock.path])
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class _Waiting:
+    """Says that one waits, and for whom: at once, and again each minute."""
+
+    def __init__(self, what: str, say: Callable[[str], None], wait: Callable[[str], None] = lambda _: None) -> None:
+        self._what, self._say, self._wait = what, say, wait
+        self._start, self._said = time.monotonic(), -_REMIND_SECONDS
+
+    def tick(self, locks: Iterable[Path]) -> None:
+        waited = time.monotonic() - self._start
+        if waited - self._said >= _REMIND_SECONDS:
+            who = ", ".join(_holders(locks)) or "another launch on this host"
+            self._say(f"waiting for {self._what}: in use by {who} ({waited:.0f} s so far)")
+            self._said = waited
+        self._wait(self._what)
+        time.sleep(_POLL_SECONDS)
+
+
+def _holders(locks: Iterable[Path]) -> list[str]:
+    """Who holds ``locks``, as the kernel has it; those of another container it does not show."""
+    inodes = set()
+    for path in locks:
+        with suppress(OSError):
+            inodes.add(str(path.lstat().st_ino))
+    found = {}
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
+            # 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF; one that only waits has an arrow after its number. Devices
+            # are left out: a layered file system has others for its files than the kernel has for its locks.
+            words = line.split()
+            if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] in inodes:  # noqa: PLR2004
+                found[words[4]] = f"pid {words[4]}"
+    for pid in found:
+        with suppress(psutil.Error, ValueError):
+            found[pid] += f" of {psutil.Process(int(pid)).username()}"
+    return [found[pid] for pid in sorted(found)]
+
+
+@contextmanager
+def _folder() -> Iterator[_Folder]:
+    named = os.environ.get("LLMPERF_LEASE_DIR")
+    path = Path(named or _FOLDER)
+    with ExitStack() as opened:
+        try:
+            descriptor = opened.enter_context(shared_folder(path, is_everyones=not named))
+        except OSError as error:
+            raise _unusable(path, error) from error
+        yield _Folder(path, descriptor)
+
+
+def _unusable(path: Path, error: OSError) -> OSError:
+    why = error.strerror or error
+    if error.errno == errno.EBADF:
+        why = "its file system locks only what may be written, and this is another user's"
+    return OSError(f"leases cannot be kept in {path} ({why}); name another folder in LLMPERF_LEASE_DIR")

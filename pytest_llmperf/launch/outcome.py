@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_llmperf.launch import hang_report
-from pytest_llmperf.launch.disk_space import unwritable
+from pytest_llmperf.launch import last_words
+from pytest_llmperf.launch.last_words import ANSI, remarks_in, want_of_memory
 from pytest_llmperf.launch.process import Ended, signal_name
-from pytest_llmperf.launch.remarks import remarks_in
-from pytest_llmperf.launch.starved_process import want_of_memory
+from pytest_llmperf.launch.scratch import unwritable
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
 from pytest_llmperf.records.learning.learning import Learning
@@ -39,7 +38,7 @@ def read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Lau
             return replace(found, environment=Environment.from_dict(told))
         except (OSError, ValueError):
             return found
-    lines = (line for log in sorted(folder.glob("logs/**/stderr.log")) for line in _lines(log))
+    lines = (line for log in sorted(folder.glob("logs/**/stderr.log")) for line in lines_of(log))
     remarks = tuple(dict.fromkeys((*found.evidence.get("remarks", ()), *remarks_in(lines))))
     return replace(found, evidence={**found.evidence, "remarks": list(remarks)}) if remarks else found
 
@@ -169,13 +168,13 @@ def _where(progress: Progress) -> str:
 
 
 def _timed_out(folder: Path, message: str) -> Failure:
-    hang = hang_report.read(folder)
+    hang = last_words.read(folder)
     if hang is None:
         return _failure(folder, "timeout", f"{message}{LONGER}", 0)
     return Failure(
         kind="timeout",
         message=f"{message}: {hang.message}{LONGER}",
-        tail=_tidy(hang.stack[:_TAIL_LINES]) or _failure(folder, "timeout", message, hang.rank).tail,
+        tail=tidy(hang.stack[:_TAIL_LINES]) or _failure(folder, "timeout", message, hang.rank).tail,
         folder=str(folder),
         rank=hang.rank,
     )
@@ -218,7 +217,7 @@ def _dead(folder: Path) -> list[_Dead]:
     for log in sorted(folder.glob("torchrun-*.log")) or [folder / "torchrun.log"]:
         node = log.stem.removeprefix("torchrun").removeprefix("-")
         where = f" on node {node}" if node else ""
-        peers, _, cause = "\n".join(_lines(log)).partition("Root Cause (first observed failure)")
+        peers, _, cause = "\n".join(lines_of(log)).partition("Root Cause (first observed failure)")
         for reports, own in ((cause, ""), (peers, "SIGTERM")):
             codes = [(int(rank), int(code)) for rank, code in _RANK_REPORT.findall(reports)]
             dead = [_Dead(rank, code, signal_name(code) or "" if code < 0 else "", where) for rank, code in codes]
@@ -232,7 +231,7 @@ def _reasons(folder: Path) -> list[_Reason]:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             rank = int(path.stem.partition("-")[2])
-            tail = _tidy(str(line) for line in values["tail"])
+            tail = tidy(str(line) for line in values["tail"])
             found.append(_Reason(rank, str(values["kind"]), str(values["message"]), tail, float(values["time"])))
         except (OSError, ValueError, KeyError, TypeError):
             continue
@@ -240,27 +239,26 @@ def _reasons(folder: Path) -> list[_Reason]:
 
 
 def _failure(folder: Path, kind: str, message: str, rank: int | None) -> Failure:
-    lines = (_last_lines(folder, rank) if rank is not None else ()) or _lines(folder / "torchrun.log")
-    return Failure(kind=kind, message=message, tail=_tidy(lines), folder=str(folder), rank=rank)
+    lines = (_last_lines(folder, rank) if rank is not None else ()) or lines_of(folder / "torchrun.log")
+    return Failure(kind=kind, message=message, tail=tidy(lines), folder=str(folder), rank=rank)
 
 
 def _last_lines(folder: Path, rank: int) -> Sequence[str]:
     """What ``rank`` left in its own log."""
-    return [line for log in sorted(folder.glob(f"logs/**/{rank}/stderr.log")) for line in _lines(log)]
+    return [line for log in sorted(folder.glob(f"logs/**/{rank}/stderr.log")) for line in lines_of(log)]
 
 
-def _lines(path: Path) -> Sequence[str]:
+def lines_of(path: Path) -> Sequence[str]:
+    """Of a log; none where there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ()
 
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-def _tidy(lines: Iterable[str]) -> tuple[str, ...]:
-    told = (without_secrets(_ANSI.sub("", line)) for line in lines)  # what is cut is no longer known for a secret
+def tidy(lines: Iterable[str]) -> tuple[str, ...]:
+    """The last of ``lines`` as they may be quoted."""
+    told = (without_secrets(ANSI.sub("", line)) for line in lines)  # what is cut is no longer known for a secret
     clean = ("".join(c for c in line if c.isprintable() or c == "\t")[:_TAIL_WIDTH] for line in told)
     # Python underlines parts of a traceback's lines: markers without words.
     return tuple(line for line in clean if line.strip(" ^~\t"))[-_TAIL_LINES:]

@@ -1,20 +1,33 @@
-"""One process tree from its start to its end: nothing of it outlives ``watch``, whoever started it."""
+"""One process tree from its start to its end: nothing of it outlives ``watch``, whoever started it.
+
+Ranks that came to their time limit are asked what they do before they are reaped; ``last_words`` reads their answers.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import math
+import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import psutil
 
+from pytest_llmperf.support.boot_id import boot_id
+from pytest_llmperf.support.files import write_text
+
 _POLL_SECONDS = 0.05
+# Of ranks that are asked what they do.
+_ANSWER_SECONDS = 5.0
+
+_FORK_SERVER = "pytest_llmperf.worker.warm.fork_server"
 
 # torchrun gives its ranks 30 s after SIGTERM before it kills them itself.
 _GRACE_SECONDS = 35.0
@@ -55,6 +68,16 @@ class Started(Protocol):
         """Send it SIGKILL, if it still runs."""
 
 
+def package_path() -> str:
+    """What ``PYTHONPATH`` needs so that another process finds this package."""
+    return str(Path(__file__).parents[2])
+
+
+def python_path(first: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable that lets a process find what is in ``first`` before all that its ``environment`` names."""
+    return {"PYTHONPATH": os.pathsep.join([first, *filter(None, [environment.get("PYTHONPATH")])])}
+
+
 def start(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Started:
     """Start ``command`` with its output in ``log``.
 
@@ -70,6 +93,22 @@ def start(command: Sequence[str], *, environment: Mapping[str, str], log: Path) 
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C at the terminal reaches us alone, and we end the tree in order
         )
+
+
+@contextmanager
+def lifeline(folder: Path) -> Iterator[dict[str, str]]:
+    """Hold a lock while the launch runs; yields the variables that make the ranks watch it.
+
+    The system lets go of it however this process ends. A pid would say less: before the ranks look, it may be gone,
+    and a pid that is not there may as well be one of another container.
+    """
+    with (folder / "launcher.lock").open("wb") as file:
+        variables = {"LLMPERF_LAUNCHER_BOOT": boot_id()}
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # a file system without locks: the ranks watch torchrun alone, as without an id
+            variables = {}
+        yield variables
 
 
 def watch(
@@ -175,3 +214,47 @@ def signal_name(returncode: int) -> str | None:
         return signal.Signals(number).name
     except ValueError:
         return None
+
+
+def ask_ranks(folder: Path, torchrun: int, node: str = "") -> None:
+    """Let the ranks of ``torchrun``, a pid, for the launch in ``folder`` write down what they do; a few seconds.
+
+    What is known of one that does not, on ``node``, is left in its place: it may be stopped, or sleep in the kernel.
+    """
+    # Before a rank wrote this file it has no handler, and the signal would end it.
+    ranks = {
+        rank: process for rank, process in _ranks(folder, torchrun).items() if (folder / f"rank-{rank}.pid").exists()
+    }
+    for process in ranks.values():
+        with suppress(psutil.Error):
+            process.send_signal(signal.SIGUSR1)
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while time.monotonic() < deadline and not all((folder / f"trace-rank-{rank}").exists() for rank in ranks):
+        time.sleep(2 * _POLL_SECONDS)
+    for rank, process in ranks.items():
+        with suppress(OSError, psutil.Error):
+            if not (folder / f"stacks-rank-{rank}.txt").stat().st_size:
+                words = {"node": node, "status": process.status()}
+                write_text(folder / f"silent-rank-{rank}.json", json.dumps(words), lasts=False)
+
+
+def _ranks(folder: Path, torchrun: int) -> dict[str, psutil.Process]:
+    found: dict[str, psutil.Process] = {}
+    with suppress(psutil.Error):
+        for child in psutil.Process(torchrun).children(recursive=True):
+            with suppress(psutil.Error):
+                rank = _rank_of(child, folder)
+                if rank is not None:
+                    found.setdefault(rank, child)  # a rank comes before its data workers, which look as it does
+    return found
+
+
+def _rank_of(process: psutil.Process, folder: Path) -> str | None:
+    words = process.cmdline()
+    if _FORK_SERVER not in words:
+        is_rank = words[-2:] == ["pytest_llmperf.worker", str(folder)]
+        return process.environ().get("RANK") if is_rank else None
+    # It has the command line and environment of its server. Pids that ranks wrote may be another node's.
+    opened = (Path(file.path) for file in process.open_files())
+    own = [path.stem for path in opened if path.parent == folder.resolve() and path.match("stacks-rank-*.txt")]
+    return own[0].rpartition("-")[2] if own else None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -16,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_llmperf.launch.compiled_files import drop_half_files, drop_unfinished
 from pytest_llmperf.support.files import is_left, mark
 from pytest_llmperf.support.guarded_paths import private_folder
 
@@ -121,3 +121,94 @@ def _sweep(home: Path, inductor: Path) -> None:
 
 if __name__ == "__main__":
     remove_of_job()
+
+
+# Each is written under its last name, and taken for whole once it is there. What Triton makes gets its name when it is.
+_SUFFIXES = (".so", ".o", ".gch", ".pch")
+_TRITONS = "triton"
+
+_ELF = b"\x7fELF"
+# Source: elf(5), Elf64_Ehdr: where the section headers begin, which stand last; their size and number.
+_SECTIONS = 40, 8
+_SECTION_SIZES = 58, 2
+
+
+def drop_half_files(cache: Path) -> None:
+    """Remove what is empty or cut from ``cache``, unless somebody writes it."""
+    _drop([path for path in _compiled(cache) if _is_half(path)])
+
+
+def drop_unfinished(cache: Path, since: float) -> None:
+    """Remove what was compiled after ``since``, a time of the clock, by processes that were ended."""
+    _drop([path for path in _compiled(cache) if _changed(path) >= since - 1])
+
+
+def _compiled(cache: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(cache):
+        folders[:] = [name for name in folders if name != _TRITONS]
+        yield from (Path(folder, name) for name in files if name.endswith(_SUFFIXES))
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:  # another launch removed it just now
+        return 0.0
+
+
+def _is_half(path: Path) -> bool:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError:
+        return False
+    if head[:4] != _ELF or len(head) < 64:  # noqa: PLR2004 - that header's own size
+        return head[:4] == _ELF[: len(head)] if path.suffix in (".so", ".o") else not size
+    number = {at: int.from_bytes(head[at : at + length], "little") for at, length in (_SECTIONS, _SECTION_SIZES)}
+    sections = int.from_bytes(head[60:62], "little")
+    return size < number[_SECTIONS[0]] + number[_SECTION_SIZES[0]] * sections
+
+
+def _drop(paths: list[Path]) -> None:
+    open_elsewhere = _open_files() if paths else set()
+    for path in paths:
+        with suppress(OSError):
+            if os.path.realpath(path) not in open_elsewhere:
+                path.unlink()
+
+
+def _open_files() -> set[str]:
+    """Those that processes of ours have open: a compiler at work has its result."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            found.add(str(link.readlink()))
+    return found
+
+
+# Records and logs of a launch need more than this: with less left, it is what broke it.
+_NEEDED_BYTES = 64 * 1024
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
+
+def means_no_room(error: OSError) -> bool:
+    """Whether it was for the disk: full, or the quota, or read-only."""
+    return error.errno in _NO_ROOM
+
+
+def unwritable(folder: Path) -> str:
+    """Why nothing more can be written there: the disk is full, or the quota, or it is read-only; empty where it can."""
+    probe = folder / f".room-{os.getpid()}"
+    try:
+        with probe.open("wb") as file:
+            file.write(b"\0" * _NEEDED_BYTES)
+            file.flush()
+            os.fsync(file.fileno())  # a network's file system may say so only now
+    except OSError as error:
+        return f"{folder} cannot be written to ({error.strerror or error})"
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return ""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.results_json import TEST
-
-if TYPE_CHECKING:
-    from pytest_llmperf.launch.slurm.cluster import Cluster
 
 # Options that decide what a case is held against, or how, and their defaults.
 _DECIDING = {
@@ -41,26 +37,6 @@ def accept(item: pytest.Item, session: PerfSession, result: CaseResult) -> str:
     flags = "--update-baselines=new" if result.verdict == "new" else "--update-baselines"
     needs_reason = result.verdict in ("regressed", "changed") or result.changed
     return f"{_command(item, session)} {flags}" + (' --perf-reason "why"' if needs_reason else "")
-
-
-# What a job was asked for, of what its variables tell.
-_ASKED = {
-    "--account": "SLURM_JOB_ACCOUNT",
-    "--partition": "SLURM_JOB_PARTITION",
-    "--qos": "SLURM_JOB_QOS",
-    "--reservation": "SLURM_JOB_RESERVATION",
-    "--cpus-per-task": "SLURM_CPUS_PER_TASK",
-}
-
-
-def salloc_words(cluster: Cluster | None, variables: Mapping[str, str]) -> list[str]:
-    """What takes as many nodes, tasks and GPUs as this job has; nothing outside of one."""
-    if cluster is None:
-        return []
-    words = [f"--nodes={len(cluster.allocation.nodes)}", f"--ntasks-per-node={cluster.tasks_per_node}"]
-    words += [f"{option}={variables[name]}" for option, name in _ASKED.items() if variables.get(name)]
-    granted = cluster.nodes[0].granted_gpus
-    return ["salloc", *words, *([f"--gres=gpu:{granted}"] if granted else [])]
 
 
 def rerun_words(session: PerfSession) -> list[str]:
@@ -92,7 +68,7 @@ def _words(session: PerfSession, node: str) -> list[str]:
         where = ["--perf-static", *(where if session.settings.gpus is not None else [])]
     where += ["--perf-parity"] if config.getoption("--perf-parity") else []
     where += ["--perf-loss-curve"] if config.getoption("--perf-loss-curve") else []
-    parts = [*salloc_words(session.cluster, os.environ), "pytest", node, *where]
+    parts = [*session.words_for_as_much(), "pytest", node, *where]
     for name, usual in _DECIDING.items():
         value = config.getoption(name)
         parts += [f"{name}={value}"] if value != usual else []

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,17 +27,15 @@ if TYPE_CHECKING:
     from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
     from pytest_llmperf.judge.noise import Experience
     from pytest_llmperf.judge.stats import Rule
-    from pytest_llmperf.launch.machine import Gpu, Machine
-    from pytest_llmperf.launch.slurm.cluster import Cluster
-    from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
-    from pytest_llmperf.launch.slurm.srun import Srun
-    from pytest_llmperf.launch.static_steps import StaticSteps
+    from pytest_llmperf.launch.device import Gpu
+    from pytest_llmperf.launch.machine import Machine
+    from pytest_llmperf.launch.prediction import StaticSteps
+    from pytest_llmperf.launch.site import Site
     from pytest_llmperf.records.launch import Launch
+    from pytest_llmperf.run.job import Job
     from pytest_llmperf.run.model_flops import ModelFlops
     from pytest_llmperf.run.result_cache import ResultCache
-    from pytest_llmperf.run.slurm_job import AllNodesLostError, Job
     from pytest_llmperf.run.small_trainings import SmallTrainings
-    from pytest_llmperf.run.warm_starts import WarmStarts
     from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
@@ -73,8 +73,6 @@ class Context:
         self.num_gates = 1
         self.has_floors = False
         """Whether a case may be held by its efficiency over the launches of another."""
-        self._launcher: SlurmLauncher | None = None
-        self._all_lost: AllNodesLostError | None = None
         self._is_charged = False
         self._knowledge: tuple[int, Knowledge] | None = None
         """What is known once so many launches were judged."""
@@ -155,43 +153,62 @@ class Context:
         return Rule.allowing(self.settings.alarms_a_month, self.num_gates, self.settings.max_launches)
 
     @cached_property
-    def cluster(self) -> Cluster | None:
-        """The SLURM job whose nodes the launches go to; ``None``: they stay on this machine.
+    def site(self) -> Site:
+        """Where its launches go; it is asked for nothing yet."""
+        from pytest_llmperf.launch.site import Wanted
+
+        settings = self.settings
+        wanted = Wanted(
+            launcher=settings.launcher,
+            gpus=settings.gpus,
+            start=settings.start,
+            slurm=settings.slurm,
+            folder=lambda: self.run_folder,
+            budget_ends=lambda say: self.job.budget_ends(settings.budget_gpu_hours, say),
+        )
+        if uses_slurm(settings.launcher, os.environ):
+            from pytest_llmperf.launch.slurm.slurm_site import SlurmSite
+
+            return SlurmSite(wanted, os.environ)
+        from pytest_llmperf.launch.local import LocalSite
+
+        return LocalSite(wanted)
+
+    @contextmanager
+    def _usable_site(self) -> Iterator[Site]:
+        """The site, while it is asked what it has.
 
         Raises:
-            UsageError: there is none, or no figure may come from it.
+            UsageError: it cannot serve, or no figure may come from it.
             RunEndedError: all of its nodes are lost, and this run may go on in another start.
         """
-        settings = self.settings
-        if not uses_slurm(settings.launcher, os.environ):
-            return None
-        from pytest_llmperf.run.slurm_job import AllNodesLostError, hold
+        from pytest_llmperf.launch.site import AllNodesLostError, SiteError
 
         try:
-            if self._all_lost is not None:
-                raise self._all_lost  # asked again, they would take as long
-            cluster = hold(settings.launcher, settings.slurm, settings.gpus)
-        except AllNodesLostError as error:
-            self._all_lost = error
-            if settings.resume and not self.is_worker:  # an exit of xdist's worker is a crash
+            yield self.site
+        except SiteError as error:
+            # An exit of xdist's worker is a crash.
+            if isinstance(error, AllNodesLostError) and self.settings.resume and not self.is_worker:
                 raise RunEndedError(str(error), UNFINISHED) from None
-            raise UsageError(f"--perf-launcher {settings.launcher}: {error}") from None
-        return cluster
+            raise UsageError(f"--perf-launcher {self.settings.launcher}: {error}") from None
+        except ValueError as error:
+            raise UsageError(f"--gpus: {error}") from error
 
     def begin(self, specs: Iterable[TrainSpec] = ()) -> None:
         """There are cases: from here on GPU-hours count, and imports run beside what comes before the first launch, as
         does what is to be known of ``specs`` by then.
 
         Raises:
-            UsageError: see ``cluster`` and ``machine``.
-            RunEndedError: see ``cluster``.
+            UsageError, RunEndedError: see ``machine``.
         """
         self.check_interpreter()
         if self.settings.static:
             return
         self.charge()
-        self.warm_starts.prepare()
-        if not (self.is_worker or self.settings.dry_run or self.settings.update == "prune"):  # each worker has its own
+        if self.settings.dry_run or self.settings.update == "prune":
+            return
+        self.site.prepare([sys.executable, self.settings.against or sys.executable], on_cpu=self.on_cpu)
+        if not self.is_worker:  # each worker has its own
             self._prepare_flops(specs)
 
     def check_interpreter(self) -> None:
@@ -202,7 +219,7 @@ class Context:
         """
         if not self.settings.static:
             return
-        from pytest_llmperf.launch.memory_estimate import PredictionError
+        from pytest_llmperf.launch.prediction import PredictionError
 
         try:
             self.static_steps.check()
@@ -219,52 +236,60 @@ class Context:
             self.model_flops.prepare(specs, self.machine.gpus[0].name)
 
     def charge(self) -> None:
-        """Let the SLURM job count the GPUs that it holds from now on; on this machine nothing is counted.
+        """Let the job count the GPUs that it holds from now on; on this machine nothing is counted.
 
         Raises:
-            UsageError: see ``cluster``.
-            RunEndedError: see ``cluster``.
+            UsageError, RunEndedError: see ``machine``.
         """
-        if not self._is_charged and self.cluster is not None and self.job is not None:
-            self.job.holds(len(self.cluster.machine.gpus))
+        if not self._is_charged:
+            with self._usable_site():
+                self.job.charge()
             self._is_charged = True
 
     @cached_property
-    def job(self) -> Job | None:
-        """The SLURM job that launches this run, through its requeues.
+    def job(self) -> Job:
+        """What this run keeps for the next start of its job, and counts; nothing where none comes."""
+        from pytest_llmperf.run.job import Job, NoJob
+
+        if not self._goes_on:
+            return NoJob()
+        return Job(self.rootdir / ".llmperf", self.site, self.arguments, resume=self.settings.resume)
+
+    @cached_property
+    def _goes_on(self) -> bool:
+        """Whether another start of a job can go on with this run, by what it leaves.
 
         Raises:
-            UsageError: there is none, and an option is about it.
+            UsageError: none can, and an option is about it.
         """
         settings = self.settings
         if uses_slurm(settings.launcher, os.environ) and job_key(os.environ):
-            from pytest_llmperf.run.slurm_job import Job
-
-            return Job(self.rootdir / ".llmperf", os.environ, self.arguments, resume=settings.resume)
+            return True
         if settings.resume or (settings.budget_gpu_hours is not None and not settings.dry_run):
             option = "--perf-resume" if settings.resume else "--perf-budget"
             others = "leave it out, or use sbatch"
             if not settings.resume:
                 others += ", or add --perf-dry-run, which launches nothing and tells what the run would cost"
             raise UsageError(f"{option}: not in a SLURM job that launches by srun; {others}")
-        return None
+        return False
 
     @property
     def in_job(self) -> bool:
         """Whether this is a SLURM job's run, also one whose launches stay on its first node: another start can go on.
 
         Raises:
-            UsageError: see ``job``.
+            UsageError: it is not, and an option is about it.
         """
-        return self.job is not None or bool(job_key(os.environ))
+        return self._goes_on or bool(job_key(os.environ))
 
     @property
     def machine(self) -> Machine:
         """Found on first use: a run without a perf test never asks the driver.
 
         Raises:
-            UsageError: fewer GPUs than ``--gpus`` asks for: a nightly job must not go green on a dead GPU. A dry
-                run, which never does, goes on.
+            UsageError: the site cannot serve, or has fewer GPUs than ``--gpus`` asks for: a nightly job must not go
+                green on a dead GPU. A dry run, which never does, goes on.
+            RunEndedError: all nodes of its job are lost, and this run may go on in another start.
         """
         return self._found[0]
 
@@ -277,44 +302,31 @@ class Context:
     @cached_property
     def _found(self) -> tuple[Machine, str]:
         """The machine, and a line about what of it is assumed."""
+        from pytest_llmperf.launch.machine import Machine
         from pytest_llmperf.run.hardware import found
 
-        return found(self.settings, None if self.settings.static else self.cluster)
+        if self.settings.static:  # the same on every machine, so none is asked for
+            return Machine(gpus=(), cpu_name="", cores=os.cpu_count() or 1), ""
+        with self._usable_site() as site:
+            machine = site.machine()
+        return found(self.settings, site, machine)
 
-    def launcher(self, say: Callable[[str], None]) -> SlurmLauncher | None:
-        """What launches in the SLURM job, one for the whole run, which remembers its nodes; ``None``: no such job."""
-        if self._launcher is None and self.srun is not None and self.job is not None:
-            budget, servers = self.settings.budget_gpu_hours, self.warm_starts.on_nodes
-            self._launcher = self.job.launcher(self.srun, servers, budget_gpu_hours=budget, say=say)
-        return self._launcher
-
-    @cached_property
-    def srun(self) -> Srun | None:
-        """How steps of the SLURM job start; ``None``: no such job."""
-        if self.cluster is None:
-            return None
-        from pytest_llmperf.launch.slurm.srun import Srun
-
-        return Srun(cluster=self.cluster, options=self.settings.slurm, on_cpu=self.on_cpu)
-
-    @cached_property
-    def warm_starts(self) -> WarmStarts:
-        """What its launches begin from."""
-        from pytest_llmperf.run.warm_starts import WarmStarts
-
-        return WarmStarts(self)
+    def words_for_as_much(self) -> list[str]:
+        """Before a command line: what takes as many nodes and GPUs of the site as this run has."""
+        with self._usable_site() as site:
+            return site.words_for_as_much(os.environ)
 
     @cached_property
     def static_steps(self) -> StaticSteps:
         """What fake tensors tell of specs."""
-        from pytest_llmperf.launch.static_steps import StaticSteps
+        from pytest_llmperf.launch.prediction import StaticSteps
 
         return StaticSteps()
 
     def close(self) -> None:
         """End what this run keeps beside its launches."""
-        if "warm_starts" in self.__dict__:  # else no launch was ever prepared
-            self.warm_starts.close()
+        if "site" in self.__dict__:  # else no launch was ever prepared
+            self.site.close()
         if "static_steps" in self.__dict__:
             self.static_steps.close()
         if "model_flops" in self.__dict__:
@@ -332,9 +344,9 @@ class Context:
     def chosen(self) -> list[str]:
         """By uuid, what the workers of a parallel run share where it may use fewer GPUs than there are; else none."""
         asked = self.settings.gpus
-        if self.cluster is not None or not asked or asked >= len(self.machine.gpus):
+        if not self.site.is_here or not asked or asked >= len(self.machine.gpus):
             return []
-        from pytest_llmperf.launch.leases import undisturbed_first
+        from pytest_llmperf.launch.machine import undisturbed_first
 
         return [gpu.uuid for gpu in undisturbed_first(self.machine.gpus)[:asked]]
 
@@ -405,5 +417,4 @@ class Context:
     @cached_property
     def run_folder(self) -> Path:
         """Where this run keeps its launches' logs and records: ``.llmperf/`` under rootdir, or a temporary folder."""
-        job = job_key(os.environ) if self.cluster else None
-        return new_run_folder(self.rootdir / ".llmperf", job)
+        return new_run_folder(self.rootdir / ".llmperf", self.site.key or None)

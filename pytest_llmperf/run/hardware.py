@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.launch import machine as machines
-from pytest_llmperf.launch.machine import UNKNOWN, Machine
+from pytest_llmperf.launch.device import UNKNOWN
+from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch.site import Site
 from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.support import formats
 
-if TYPE_CHECKING:
-    from pytest_llmperf.launch.slurm.cluster import Cluster
 
-_LOOK = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
-
-
-def found(settings: Settings, cluster: Cluster | None) -> tuple[Machine, str]:
-    """This machine, or the SLURM job's, and a line about what of it is assumed.
+def found(settings: Settings, site: Site, machine: Machine) -> tuple[Machine, str]:
+    """The ``machine`` of ``site`` as this run may use it, and a line about what of it is assumed.
 
     Raises:
         UsageError: it has fewer GPUs than ``--gpus`` asks for, and this is no dry run; or less memory than the limit.
     """
-    if settings.static:  # the same on every machine, so none is asked for
-        return Machine(gpus=(), cpu_name="", cores=os.cpu_count() or 1), ""
-    try:
-        machine = cluster.machine if cluster else machines.find_machine()
-    except ValueError as error:
-        raise UsageError(f"--gpus: {error}") from error
     asked, assumed = settings.gpus, ""
     if asked is not None and asked > len(machine.gpus):
-        machine, assumed = _with_as_many(asked, machine, settings, cluster)
+        have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {site.where}"
+        if not settings.dry_run:
+            raise UsageError(f"{have}; {site.for_more}, or ask for fewer (--gpus 0 is the CPU)")
+        machine, assumed = _with_assumed(machine, settings, asked, have)
     least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
     if asked != 0 and 0 < least < settings.memory_limit_bytes:
         raise UsageError(
@@ -41,16 +32,6 @@ def found(settings: Settings, cluster: Cluster | None) -> tuple[Machine, str]:
             "a limit can only be lower"
         )
     return machine, assumed
-
-
-def _with_as_many(asked: int, machine: Machine, settings: Settings, cluster: Cluster | None) -> tuple[Machine, str]:
-    """A dry run's, which needs none of them."""
-    where = f"in SLURM job {cluster.allocation.job_id}" if cluster else "visible here"
-    have = f"--gpus {asked}: only {len(machine.gpus)} GPU(s) {where}"
-    if not settings.dry_run:
-        what = "ask sbatch for more with --nodes and --gres" if cluster else _LOOK
-        raise UsageError(f"{have}; {what}, or ask for fewer (--gpus 0 is the CPU)")
-    return _with_assumed(machine, settings, asked, have)
 
 
 def _with_assumed(machine: Machine, settings: Settings, gpus: int, have: str) -> tuple[Machine, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.analysis.formulas import peak_flops
-from pytest_llmperf.launch.flop_count import CountError, FlopCounts
+from pytest_llmperf.launch.prediction import CountError, FlopCounts
 from pytest_llmperf.settings.models import Model
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.launch import machine
-from pytest_llmperf.launch.local import lasting_environment
+from pytest_llmperf.launch.device import PREFIXES, driver_version
+from pytest_llmperf.launch.request import lasting_environment
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
@@ -25,7 +25,7 @@ _PROCEDURE = 1
 _PACKAGES = "torch transformers accelerate triton liger-kernel flash-attn torchao bitsandbytes".split()
 
 # What changes the speed of a training, of all that a shell may set.
-_PREFIXES = ("CUDA_", "CUBLAS_", "NCCL_", "OMP_", "MKL_", "PYTORCH_", "TORCH", "TRITON_", "LIGER_", "LLMPERF_INJECT")
+_PREFIXES = (*PREFIXES, "OMP_", "MKL_", "PYTORCH_", "TORCH", "TRITON_", "LIGER_", "LLMPERF_INJECT")
 
 
 class TrialStore:
@@ -33,7 +33,7 @@ class TrialStore:
 
     def __init__(self, machine_kind: str, gpu_uuids: tuple[str, ...] = ()) -> None:
         """``gpu_uuids``: a trial of other GPUs is one of a machine a per cent faster or slower."""
-        driver = machine.driver_version() if gpu_uuids else ""
+        driver = driver_version() if gpu_uuids else ""
         key = [_PROCEDURE, *surroundings(), sorted(gpu_uuids), driver]
         self.unkept = ""
         """Why what was made is not kept; empty where it is."""

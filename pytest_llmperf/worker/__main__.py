@@ -54,8 +54,7 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
 
     with uncollected():
         # Imported here: a rank that cannot import torch leaves its reason like any other.
-        import torch  # noqa: PLC0415
-
+        from pytest_llmperf.observe.device import is_gpu, own_device  # noqa: PLC0415
         from pytest_llmperf.settings.fault_injection import Injection  # noqa: PLC0415
         from pytest_llmperf.worker.batch_size_trials import try_sizes  # noqa: PLC0415
         from pytest_llmperf.worker.data import data_workers  # noqa: PLC0415
@@ -63,11 +62,8 @@ def _run(folder: Path, rank: int, heartbeat: Heartbeat, headroom: Headroom, stac
         from pytest_llmperf.worker.train import train  # noqa: PLC0415
 
     heartbeat.enter("building")
-    device, limit_bytes = torch.device("cpu"), request.memory_limit_bytes
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    else:
+    device, limit_bytes = own_device(), request.memory_limit_bytes
+    if not is_gpu(device):
         stack.enter_context(watched(headroom, folder / f"room-{rank}.json", to_be_capped=bool(limit_bytes)))
     if limit_bytes:
         headroom.cap(device, limit_bytes)

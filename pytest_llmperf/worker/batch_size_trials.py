@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
+from pytest_llmperf.observe.device import still_allocated
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.failure_file import write_json
@@ -52,7 +51,4 @@ def _peak_of(spec: TrainSpec, train: Callable[[TrainSpec], Trained], headroom: H
 
 def _still_held() -> int:
     gc.collect()
-    if not torch.cuda.is_available():
-        return 0
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_allocated()
+    return still_allocated()

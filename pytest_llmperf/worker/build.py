@@ -25,10 +25,10 @@ from transformers import (
     TrainingArguments,
 )
 
+from pytest_llmperf.observe.device import SDPA_SWITCHES, allow_tf32, collectives, is_gpu, matmul_precision, sdpa_kernels
 from pytest_llmperf.settings.checks import LIGER_KERNELS
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
-from pytest_llmperf.worker.setup import matmul_precision, sdpa_kernels
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -128,22 +128,15 @@ def found_settings() -> Mapping[str, Any]:
 
 def choose_sdpa(backend: str) -> None:
     """Leave PyTorch's attention only the kernel ``backend``; ``auto`` leaves it those that this environment has."""
-    switches = {
-        "flash": torch.backends.cuda.enable_flash_sdp,
-        "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
-        "cudnn": torch.backends.cuda.enable_cudnn_sdp,
-        "math": torch.backends.cuda.enable_math_sdp,
-    }
     wanted = found_settings()["sdpa_kernels"] if backend == "auto" else [backend]
-    for name, switch in switches.items():
+    for name, switch in SDPA_SWITCHES.items():
         if (name in wanted) != (name in sdpa_kernels()):
             switch(name in wanted)
 
 
 def force_tf32(spec: TrainSpec) -> None:
     """Let fp32 products use TF32 or not, as the spec says: accelerate switches it on for compiled fp32 training."""
-    torch.backends.cuda.matmul.allow_tf32 = spec.tf32
-    torch.backends.cudnn.allow_tf32 = spec.tf32
+    allow_tf32(spec.tf32)
 
 
 def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, steps: int) -> TrainingArguments:
@@ -151,7 +144,7 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
 
     ``steps``: at most, those that are traced among them.
     """
-    cuda = device.type == "cuda"
+    on_gpu = is_gpu(device)
     return TrainingArguments(
         output_dir=str(folder / "trainer"),
         max_steps=steps,
@@ -159,7 +152,7 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         gradient_accumulation_steps=spec.gradient_accumulation_steps,
         bf16=spec.mixed_precision == "bf16",
         fp16=spec.mixed_precision == "fp16",
-        tf32=spec.tf32 if cuda else None,
+        tf32=spec.tf32 if on_gpu else None,
         optim=spec.optimizer,
         # Constant: a schedule over the number of steps would make what is learnt depend on how long one measures.
         lr_scheduler_type="constant",
@@ -170,12 +163,12 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         use_liger_kernel=spec.liger,
         liger_kernel_config=liger_kernels(spec),
         seed=spec.seed,
-        use_cpu=not cuda,
-        ddp_backend="nccl" if cuda else "gloo",
+        use_cpu=not on_gpu,
+        ddp_backend=collectives(device),
         ddp_find_unused_parameters=False,
         dataloader_num_workers=spec.data_workers,
         dataloader_prefetch_factor=spec.data_prefetch,
-        dataloader_pin_memory=cuda and spec.data_pinned,
+        dataloader_pin_memory=on_gpu and spec.data_pinned,
         save_strategy="no",
         eval_strategy="no",
         logging_strategy="no",

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import torch
 
+from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.records.launch import Environment, Place
 from pytest_llmperf.support.boot_id import boot_id
 
@@ -49,7 +50,7 @@ def environment(device: torch.device) -> Environment:
     """The environment of this process."""
     return Environment(
         gpu=device_name(device),
-        driver=driver() if device.type == "cuda" else "",
+        driver=gpu.driver() if gpu.is_gpu(device) else "",
         versions=_versions(),
         variables=_variables(os.environ),
         platform=f"{platform.system()} {platform.machine()}",
@@ -59,15 +60,15 @@ def environment(device: torch.device) -> Environment:
 def place_of(device: torch.device) -> Place:
     """Where this rank runs, as its record has it."""
     name = device_name(device)
-    if device.type == "cuda":
-        name = f"{name} {torch.cuda.get_device_properties(device).uuid}"
+    if gpu.is_gpu(device):
+        name = f"{name} {gpu.gpu_uuid(device)}"
     return Place(platform.node(), name, boot_id()[:8])  # where that is empty the host's name has to do
 
 
 def device_name(device: torch.device) -> str:
     """``NVIDIA H200``, or the CPU's model name."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if gpu.is_gpu(device):
+        return gpu.gpu_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -85,11 +86,7 @@ def _versions() -> dict[str, str]:
             continue
     # With its build, e.g. 2.11.0+cu130, which the distribution may not say.
     versions["torch"] = " ".join([torch.__version__, *versions.get("torch", "").split()[1:]])
-    if torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
-        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        versions["cudnn"] = str(torch.backends.cudnn.version())
-    return versions
+    return versions | gpu.versions()
 
 
 def _version(distribution: metadata.Distribution) -> str:
@@ -112,22 +109,6 @@ def _commit_of(folder: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def driver() -> str:
-    """Version of the GPU driver; ``unknown`` where nobody tells."""
-    try:
-        import pynvml  # noqa: PLC0415 - only where there is a GPU
-    except ImportError:  # another environment, in which only the training's own packages are
-        return "unknown"
-    try:
-        pynvml.nvmlInit()
-        try:
-            return str(pynvml.nvmlSystemGetDriverVersion())
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return "unknown"
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer
 
+from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.settings import fault_injection
 from pytest_llmperf.settings.checks import FP8_RECIPES
 from pytest_llmperf.support.json_fields import flat
@@ -126,7 +127,9 @@ def collect(
             "parallelism": lambda: _parallelism(wrapped),
             "torch_compile": lambda: _compilation(wrapped),
             "allocator": lambda: {"allocator_retries": _allocator_retries(device)},
-            "data_workers": lambda: data_workers.seen(trainer.callback_handler.train_dataloader, device.type),
+            "data_workers": lambda: data_workers.seen(
+                trainer.callback_handler.train_dataloader, on_gpu=gpu.is_gpu(device)
+            ),
             "found": lambda: {"found": dict(found_settings())},
             "setup": lambda: {"setup": setup(trainer, model, optimizer)},
         }
@@ -168,7 +171,7 @@ def _compilation(model: nn.Module | None) -> dict[str, Any]:
 
 
 def _allocator_retries(device: torch.device) -> int:
-    return torch.cuda.memory_stats().get("num_alloc_retries", 0) if device.type == "cuda" else 0
+    return gpu.allocator_failures()[0] if gpu.is_gpu(device) else 0
 
 
 def _optimizer_states(optimizer: Any) -> dict[str, Any]:
@@ -361,7 +364,7 @@ def _parallelism(model: nn.Module | None) -> dict[str, Any]:
 
 def _tf32_rounds(device: torch.device) -> bool:
     """Whether an fp32 matrix product on this device loses the bits that TF32 drops (it keeps 10 of 23)."""
-    if device.type != "cuda":
+    if not gpu.is_gpu(device):
         return False
     finer_than_tf32 = 1 + 2.0**-13
     matrix = torch.full((256, 256), finer_than_tf32, device=device)

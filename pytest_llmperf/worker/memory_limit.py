@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import psutil
@@ -49,14 +50,15 @@ class Headroom:
         Raises:
             ValueError: the card has less, or the limit is below what is held already.
         """
-        if device.type == "cuda":
-            import torch  # noqa: PLC0415 - whoever has a device has imported it; a rank without torch asks what failed
+        if device.type != "cpu":
+            # Imported here: whoever has a device has imported torch; a rank without it asks what failed.
+            from pytest_llmperf.observe.device import allow_share, free_and_total  # noqa: PLC0415
 
-            free, total = torch.cuda.mem_get_info(device)
+            free, total = free_and_total(device)
             left = limit_bytes - (total - free)
             if limit_bytes > total or left <= 0:
                 raise ValueError(f"a limit of {limit_bytes} bytes: {total} there are, {total - free} are held already")
-            torch.cuda.set_per_process_memory_fraction(left / total, device)
+            allow_share(device, left / total)
             return
         import resource  # noqa: PLC0415 - absent on Windows, where a GPU may be
 
@@ -84,10 +86,10 @@ class Headroom:
     def forget(self) -> None:
         """What was left until now says nothing of what comes."""
         self.least = None
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_available():
+        gpu = _gpu()
+        if gpu is not None:
             with suppress(RuntimeError):  # the context is lost
-                torch.cuda.reset_accumulated_memory_stats()
+                gpu.forget_failures()
 
     @property
     def is_capped(self) -> bool:
@@ -150,15 +152,23 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _of_the_gpu() -> Room | None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    gpu = _gpu()
+    if gpu is None:
         return None
     try:
-        free, total = torch.cuda.mem_get_info()
-        counts = torch.cuda.memory_stats()
+        free, total = gpu.free_and_total()
+        return Room("the GPU", total, free, *gpu.allocator_failures())
     except RuntimeError:  # the context is lost
         return None
-    return Room("the GPU", total, free, counts.get("num_alloc_retries", 0), counts.get("num_ooms", 0))
+
+
+def _gpu() -> ModuleType | None:
+    """What tells of this rank's GPU; ``None`` where there is none, or torch could not be imported."""
+    if "torch" not in sys.modules:
+        return None
+    from pytest_llmperf.observe import device  # noqa: PLC0415 - a rank without torch asks what failed
+
+    return device if device.has_gpu() else None
 
 
 def _give_back_at_once() -> None:

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, Trainer
 from transformers.integrations import hub_kernels
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from pytest_llmperf.observe.device import has_gpu, matmul_precision, reduced_precision_reduction, sdpa_kernels
 from pytest_llmperf.worker import installed
 
 # Callables: whose code runs in a step, read off the functions that run and not off the names that they go by.
@@ -286,7 +287,6 @@ def _overhead(optimizer: Any) -> dict[str, Any]:
 
 def _torch_settings() -> dict[str, Any]:
     """What changes arithmetic or speed and stands in no environment variable."""
-    cuda = torch.backends.cuda
     settings: dict[str, Any] = {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomaly_detection": torch.is_anomaly_enabled(),
@@ -294,33 +294,13 @@ def _torch_settings() -> dict[str, Any]:
         "matmul_precision": matmul_precision(),
         "autocast_cache": torch.is_autocast_cache_enabled(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "reduced_precision_reduction": str(cuda.matmul.allow_bf16_reduced_precision_reduction),
+        "reduced_precision_reduction": reduced_precision_reduction(),
         "sdpa_kernels": sdpa_kernels(),
     }
-    if not torch.cuda.is_available():
+    if not has_gpu():
         settings |= {"threads": torch.get_num_threads(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
         settings["onednn"] = torch.backends.mkldnn.enabled
     return settings
-
-
-def sdpa_kernels() -> list[str]:
-    """Those that PyTorch's attention may choose from."""
-    cuda = torch.backends.cuda
-    is_on = {
-        "flash": cuda.flash_sdp_enabled(),
-        "efficient": cuda.mem_efficient_sdp_enabled(),
-        "math": cuda.math_sdp_enabled(),
-        "cudnn": cuda.cudnn_sdp_enabled(),
-    }
-    return [name for name, on in is_on.items() if on]
-
-
-def matmul_precision() -> str:
-    """Of products in fp32; who has set it by PyTorch's new names is refused an answer by the old one."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return str(torch.backends.cuda.matmul.fp32_precision)
 
 
 def _sources(model: PreTrainedModel, optimizer: Any) -> Iterator[tuple[str, str]]:

@@ -62,6 +62,6 @@ def _collectives(dist: Any) -> bytes:
         return b""
     from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - torch is there by now
 
-    # NCCL has a recorder of its own.
-    name = "_dump_nccl_trace" if dist.get_backend() == "nccl" else "_dump_fr_trace"
-    return bytes(getattr(c10d, name)())
+    from pytest_llmperf.observe.device import collectives_record  # noqa: PLC0415
+
+    return bytes(getattr(c10d, collectives_record(dist.get_backend()))())

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from pytest_llmperf.observe.device import is_gpu
 from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.heartbeat import Heartbeat
@@ -52,20 +53,17 @@ class Burner:
                 pass
 
     def _learn(self) -> None:
-        cuda = self._device.type == "cuda"
-        if cuda:
-            torch.cuda.synchronize()
+        self._clock.wait()
         seconds = self._share * median(self._clock.so_far()[_LEARN_FROM:])
-        if not cuda:
+        if not is_gpu(self._device):
             self._seconds = seconds
             return
         self._matrix = torch.randn(_SIDE, _SIDE, dtype=torch.bfloat16, device=self._device)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
+        start = self._clock.instant()
         self._multiply(_TRIAL_PRODUCTS)
-        end.record()
-        torch.cuda.synchronize()
-        self._products = round(seconds * _TRIAL_PRODUCTS / (start.elapsed_time(end) / 1000))
+        end = self._clock.instant()
+        self._clock.wait()
+        self._products = round(seconds * _TRIAL_PRODUCTS / self._clock.between(start, end))
 
     def _multiply(self, times: int) -> None:
         for _ in range(times):

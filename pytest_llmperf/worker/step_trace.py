@@ -6,7 +6,6 @@ device, and says by its clock where its steps end.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from pytest_llmperf.observe.device import ALLOCATIONS, CALLS, LAUNCHES, WAITS, WORK_KINDS
 from pytest_llmperf.records.trace import Kind, Trace, TraceRow, short_name
 
 # Activities: what the profiler saw, as plain data. The only place that knows how PyTorch's profiler words it.
@@ -31,7 +31,7 @@ class Work(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What the host asked of CUDA."""
+    """What the host asked of the device's driver."""
 
     name: str
     start: int
@@ -46,15 +46,12 @@ class Activities(NamedTuple):
     calls: list[Call]
 
 
-# As CUPTI's activities and NCCL's kernels are named.
-_KINDS: tuple[tuple[str, Kind], ...] = (("Memcpy", "copy"), ("Memset", "fill"), ("nccl", "collective"))
 # Of a host's operators: what asks for a tensor's content, as a device would be waited for, and what copies.
 _HOST_KINDS: Mapping[str, Kind] = {"aten::_local_scalar_dense": "wait", "aten::copy_": "copy"}
-_CUDA_CALL = re.compile(r"cu(da)?[A-Z]")
 
 
 def read(events: Iterable[Any], *, on_host: bool) -> Activities:
-    """What ``events`` of a Kineto result are: a host's operators, or a device's work and what was asked of CUDA."""
+    """What ``events`` of a Kineto result are: a host's operators, or a device's work and what its driver was asked."""
     found = Activities([], [])
     for event in events:
         name, start = event.name(), event.start_ns()
@@ -67,22 +64,16 @@ def read(events: Iterable[Any], *, on_host: bool) -> Activities:
         elif is_device:
             if not event.is_user_annotation():
                 found.work.append(Work(_kind(name), name, start, end, event.correlation_id()))
-        elif _CUDA_CALL.match(name):
+        elif CALLS.match(name):
             found.calls.append(Call(name, start, end, event.correlation_id()))
     return found
 
 
 def _kind(name: str) -> Kind:
-    return next((kind for word, kind in _KINDS if name.startswith(word)), "kernel")
+    return next((kind for word, kind in WORK_KINDS if name.startswith(word)), "kernel")
 
 
 _SECONDS = 1e-9
-
-# Calls in which the host waits for its device, and those that take memory from it or give it back.
-_WAITS = re.compile(r"cu(da)?(Device|Stream|Event|Ctx)Synchronize\w*$|cuda(Memcpy|Memset)$")
-_ALLOCATIONS = re.compile(r"cuda(Malloc|Free|Host)\w*$|cuMem(Alloc|Free|Host|Map|Unmap|Create|Release)\w*$")
-# Calls that leave work for the device.
-_LAUNCHES = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
 
 
 class IncompleteTraceError(Exception):
@@ -165,7 +156,7 @@ def _on_device(found: Activities, marks: Marks) -> list[list[_Item]]:
         step = _step_of(call.start, marks)
         if step is None:
             continue
-        if _LAUNCHES.match(call.name) and call.correlation not in done:
+        if LAUNCHES.match(call.name) and call.correlation not in done:
             raise IncompleteTraceError(f"nothing came of a {call.name}: the profiler lost records")
         kind = _kind_of(call)
         if kind:
@@ -174,9 +165,9 @@ def _on_device(found: Activities, marks: Marks) -> list[list[_Item]]:
 
 
 def _kind_of(call: Call) -> str:
-    if _WAITS.match(call.name):
+    if WAITS.match(call.name):
         return "wait"
-    return "allocation" if _ALLOCATIONS.match(call.name) else ""
+    return "allocation" if ALLOCATIONS.match(call.name) else ""
 
 
 def _on_host(work: Sequence[Work], marks: Marks) -> list[list[_Item]]:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.worker.step_trace import IncompleteTraceError, Marks, read, step_trace
 
@@ -29,7 +30,7 @@ class Tracer:
     """Of one rank."""
 
     def __init__(self, device: torch.device, steps: int = STEPS) -> None:
-        self._on_host, self._left = device.type == "cpu", steps
+        self._device, self._on_host, self._left = device, not gpu.is_gpu(device), steps
         self._profile: Any = None
         self._ends: list[int] = []
         self._data: list[tuple[int, int]] = []
@@ -43,11 +44,10 @@ class Tracer:
 
     def begin(self) -> None:
         """With the next step."""
-        activity = ProfilerActivity.CPU if self._on_host else ProfilerActivity.CUDA
-        self._profile = self._tried(lambda: _started(activity))
+        self._profile = self._tried(lambda: _started(gpu.profiled(self._device)))
         # A profiler takes longer to start on one rank than on another, and the others' first step would wait for it.
         if dist.is_initialized():
-            dist.barrier(device_ids=None if self._on_host else [torch.cuda.current_device()])
+            dist.barrier(device_ids=gpu.barrier_devices(self._device))
         self._ends.append(time.time_ns())
 
     def fetch_begins(self) -> None:
@@ -65,8 +65,7 @@ class Tracer:
         self._ends.append(time.time_ns())
         self._left -= 1
         if self._left == 0:
-            if not self._on_host:
-                torch.cuda.synchronize()
+            gpu.wait(self._device)
             self._stop()  # steps that come after these are not its
         return self._left == 0
 

@@ -12,6 +12,8 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, set_seed
 
+from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
+from pytest_llmperf.observe.instruments import Clock
 from pytest_llmperf.records.calibration import OF_THE_RUN, Calibration
 from pytest_llmperf.records.learning.learning import UNWANTED as UNINSPECTED
 from pytest_llmperf.records.learning.learning import uninspected
@@ -37,7 +39,6 @@ from pytest_llmperf.worker.learning.inspection import STEPS as INSPECTED_STEPS
 from pytest_llmperf.worker.learning.inspection import Inspection
 from pytest_llmperf.worker.measuring.calibrator import calibrated
 from pytest_llmperf.worker.measuring.canary import sing
-from pytest_llmperf.worker.measuring.instruments import Clock, CudaClock, CudaMemory, HostClock, HostMemory, Memory
 from pytest_llmperf.worker.measuring.measurement import Exchange, Measurement, ObservedTraining, Stopping
 from pytest_llmperf.worker.request import Request, Trained
 from pytest_llmperf.worker.step_marks import After, Burner, StepMarks
@@ -136,8 +137,7 @@ def train(
     arguments = training_arguments(spec, request.folder, device, steps)
     canary = sing(device)
     calibration = _calibrated(request, device, beat)
-    clock: Clock[Any] = CudaClock() if device.type == "cuda" else HostClock()
-    memory: Memory = CudaMemory() if device.type == "cuda" else HostMemory()
+    clock, memory = clock_of(device), memory_of(device)
     beat.reserved_bytes = memory.now
     choose_sdpa(spec.sdpa_backend)
     model = build_model(spec, request.model_config, device)
@@ -173,7 +173,7 @@ def train(
         fetches=fetches,
         inspection=inspection,
     )
-    if device.type == "cuda":
+    if is_gpu(device):
         force_tf32(spec)
     failed = _trained(trainer, measurement, alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training

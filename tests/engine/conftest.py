@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine import launch_retry, runner
+from pytest_llmperf.engine import launch_retry
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.static_check import StaticChecks
 from pytest_llmperf.engine.terms import CaseTerms
-from pytest_llmperf.launch import machine, static_steps
+from pytest_llmperf.launch import local, machine, prediction
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
@@ -119,7 +119,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.chdir(tmp_path)  # where the fake launcher looks
     monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.setattr(runner, "LocalLauncher", FakeLauncher)
+    monkeypatch.setattr(local, "LocalLauncher", FakeLauncher)
     monkeypatch.setattr(launch_retry, "_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(static_steps, "StaticSteps", FakeStaticSteps)
+    monkeypatch.setattr(prediction, "StaticSteps", FakeStaticSteps)
     return Engine(tmp_path, monkeypatch)

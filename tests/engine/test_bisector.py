@@ -13,8 +13,7 @@ from filelock import FileLock
 
 from pytest_llmperf.engine.bisection import Bisection, BisectionOrder
 from pytest_llmperf.engine.bisector import Bisector
-from pytest_llmperf.launch.candidates.errors import NoRoomError, NotMadeError
-from pytest_llmperf.launch.candidates.history import Span
+from pytest_llmperf.launch.candidates import NoRoomError, NotMadeError, Span
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.run.errors import CaseFailedError
 from tests.engine.conftest import SPEC, Engine

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.engine import runner
 from pytest_llmperf.engine.baseline_comparison import BaselineComparison
 from pytest_llmperf.engine.runner import Runner
-from pytest_llmperf.launch.local import LaunchRequest, write_request
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch import local
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch.request import LaunchRequest, write_request
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT, Calibration
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
@@ -33,7 +34,7 @@ def asked(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> li
             found.append(request)
             return super().launch(request, watch)
 
-    monkeypatch.setattr(runner, "LocalLauncher", Listening)
+    monkeypatch.setattr(local, "LocalLauncher", Listening)
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(tmp_path / "cache"))
     engine.on(GPUS)
     return found
@@ -70,7 +71,7 @@ def test_what_cannot_be_kept_is_said_once_a_run(
             asked.append(request)
             return super().launch(request, watch)
 
-    monkeypatch.setattr(runner, "LocalLauncher", Unkept)
+    monkeypatch.setattr(local, "LocalLauncher", Unkept)
     run = engine.run(gpus=1)
     run.check(SPEC)
     run.check(EAGER)

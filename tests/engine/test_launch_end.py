@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pytest_llmperf.engine import runner
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.gain import Bounds
-from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.launch import local
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.launch_end import PassingRanges
@@ -34,7 +34,7 @@ def told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[PassingRanges 
             return super().launch(request, watch)
 
     engine.record(step_seconds=0.1)
-    monkeypatch.setattr(runner, "LocalLauncher", Listening)
+    monkeypatch.setattr(local, "LocalLauncher", Listening)
     return found
 
 
@@ -149,7 +149,7 @@ class Whole(FakeLauncher):
 @pytest.fixture
 def whole(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> type[Whole]:
     monkeypatch.setattr(Whole, "asked", [])
-    monkeypatch.setattr(runner, "LocalLauncher", Whole)
+    monkeypatch.setattr(local, "LocalLauncher", Whole)
     engine.record(step_seconds=0.1)
     return Whole
 

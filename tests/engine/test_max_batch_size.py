@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.run.errors import DidNotTrainError
 from tests.engine.conftest import SPEC, Engine
 from tests.fakes import FakeLauncher

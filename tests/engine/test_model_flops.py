@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine import runner
 from pytest_llmperf.engine.case_check import CaseChecks
-from pytest_llmperf.launch.flop_count import CountError
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch import local
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch.prediction import CountError
 from pytest_llmperf.run import model_flops
 from pytest_llmperf.settings.models import Model
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -135,7 +136,7 @@ def test_it_is_counted_from_collection_on_and_done_before_hardware_is_leased(
         held.append(counts.is_open)
         yield H200.gpus
 
-    monkeypatch.setattr(runner, "lease_gpus", lease)
+    monkeypatch.setattr(local, "lease_gpus", lease)
     result = CaseChecks(caller).check(MIXTURE).result
     assert result.check("mfu") is not None
     assert held

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llmperf.engine import dry_run
 from pytest_llmperf.engine.terms import CaseTerms
-from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.parity_order import SEEDS
 from pytest_llmperf.records.training_errors import TrainingErrors

@@ -11,7 +11,8 @@ import pytest
 
 from pytest_llmperf.engine import static_check
 from pytest_llmperf.engine.static_check import record_static
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import STEP, write_static

@@ -11,9 +11,10 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_llmperf.engine import capacity, runner
+from pytest_llmperf.engine import capacity
 from pytest_llmperf.judge.gain import Bounds
-from pytest_llmperf.launch.machine import Gpu
+from pytest_llmperf.launch import local
+from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.phases import HELD
 from pytest_llmperf.run.errors import DidNotTrainError
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -34,7 +35,7 @@ def slow_lease(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(WAITED)
         yield
 
-    monkeypatch.setattr(runner, "lease_cpu", lease)
+    monkeypatch.setattr(local, "lease_cpu", lease)
 
 
 def test_a_record_tells_the_wait_for_its_hardware_first(engine: Engine, slow_lease: None) -> None:
@@ -77,7 +78,7 @@ def test_a_wait_that_is_given_up_is_counted(engine: Engine, monkeypatch: pytest.
         time.sleep(WAITED)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "lease_cpu", lease)
+    monkeypatch.setattr(local, "lease_cpu", lease)
     with pytest.raises(KeyboardInterrupt):
         engine.run().measure(SPEC)
     assert engine.findings.spent.launches == 0

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine import runner
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.engine.tuning import final as final_stage
 from pytest_llmperf.engine.tuning import forecast, recheck, trial_stage
@@ -23,9 +22,10 @@ from pytest_llmperf.engine.tuning.forecast import StepPredictions
 from pytest_llmperf.engine.tuning.trials import Share, Tried, Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Standing, Tuner
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES
-from pytest_llmperf.launch import leases, machine
-from pytest_llmperf.launch.local import LaunchRequest
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch import local, machine
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.training_errors import TrainingErrors
@@ -94,7 +94,7 @@ class World:
 @pytest.fixture
 def world(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> World:
     found = World()
-    monkeypatch.setattr(runner, "LocalLauncher", lambda: found)
+    monkeypatch.setattr(local, "LocalLauncher", lambda: found)
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(engine.path / "cache"))
 
     class Predictions:
@@ -367,7 +367,7 @@ def test_time_is_never_exceeded(engine: Engine, world: World, monkeypatch: pytes
 
 
 def test_time_is_over_while_it_waits_for_what_others_hold(engine: Engine, world: World) -> None:
-    with leases.lease_cpu(print):
+    with machine.lease_cpu(print):
         tuning = _tuned(engine, seconds=0.5)
     assert world.launched == []
     assert tuning.ended == "its time was over while it waited for the CPU, which another launch here holds"
@@ -795,7 +795,7 @@ class TestSeveralGpus:
         self, engine: Engine, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         waits = threading.Event()
-        plain = leases._Waiting.tick
+        plain = machine._Waiting.tick
 
         def tick(self: Any, locks: Any) -> None:
             waits.set()
@@ -805,9 +805,9 @@ class TestSeveralGpus:
             assert waits.wait(60)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(leases._Waiting, "tick", tick)
+        monkeypatch.setattr(machine._Waiting, "tick", tick)
         monkeypatch.setattr(trial_stage, "wait", interrupted)
-        with leases.lease_gpus(4, [Gpu(index, f"GPU-{index}", "", 1) for index in range(4)], print):
+        with machine.lease_gpus(4, [Gpu(index, f"GPU-{index}", "", 1) for index in range(4)], print):
             tuning = _tuned(engine, gpus=4)
         assert (tuning.ended, world.launched) == ("interrupted", [])
 

@@ -13,7 +13,8 @@ from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineChangedError
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
 from tests.engine.conftest import EAGER, SPEC, Engine
 

@@ -17,7 +17,8 @@ from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.judge.verdict import WAITS
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Verdict
 from pytest_llmperf.run.context import Context

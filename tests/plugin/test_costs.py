@@ -11,7 +11,7 @@ from tests.plugin.conftest import Project
 GPUS = """
 from dataclasses import replace
 
-from pytest_llmperf.launch.machine import Gpu
+from pytest_llmperf.launch.device import Gpu
 from tests import fakes
 
 gpus = tuple(Gpu(index=i, uuid=f"GPU-{i}", name="NVIDIA Z9", memory_bytes=2**36) for i in range(2))

@@ -33,7 +33,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 def test_a_run_without_a_perf_test_loads_little(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMPERF_TEST_FRESH", "1")
-    ours = [f"pytest_llmperf.{name}" for name in ("judge", "launch.slurm.launcher", "run.slurm_job", "plugin.perf")]
+    ours = [f"pytest_llmperf.{name}" for name in ("judge", "launch.slurm.launcher", "run.job", "plugin.perf")]
     late = ["numpy", "scipy", "rich", "psutil", "filelock", *ours]
     code = (
         f"import sys\ndef pytest_unconfigure(): print('loaded:', [name for name in {late!r} if name in sys.modules])\n"

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
-from pytest_llmperf.engine import runner
+from pytest_llmperf.launch import local
 from tests import fakes
 
 fakes.install()
@@ -27,7 +27,7 @@ class Meanwhile(fakes.FakeLauncher):
             Path("meanwhile").rename("baselines")
         return launch
 
-mock.patch.object(runner, "LocalLauncher", Meanwhile).start()
+mock.patch.object(local, "LocalLauncher", Meanwhile).start()
 """
 
 _TEST = "def test_it(perf, train_spec):\n    perf.{method}(train_spec)\n"

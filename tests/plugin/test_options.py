@@ -160,7 +160,7 @@ def test_on_a_gpu_a_tolerance_of_one_is_refused_too(project: Project) -> None:
     gpu = "Gpu(index=0, uuid='GPU-0', name='NVIDIA H200', memory_bytes=2**36)"
     project.pytester.makeconftest(
         "from tests.fakes import install\nfrom tests import fakes\nfrom dataclasses import replace\n"
-        "from pytest_llmperf.launch.machine import Gpu\n"
+        "from pytest_llmperf.launch.device import Gpu\n"
         f"fakes.MACHINE = replace(fakes.MACHINE, gpus=({gpu},))\ninstall()\n"
     )
     result = project.run("-k", "sdpa", "-o", "perf_memory_tolerance=1", gpus="1")
@@ -245,7 +245,7 @@ def test_a_limit_above_the_card_is_a_usage_error(project: Project) -> None:
     gpu = "Gpu(index=0, uuid='GPU-0', name='NVIDIA H200', memory_bytes=2**36)"
     project.pytester.makeconftest(
         "from tests.fakes import install\nfrom tests import fakes\nfrom dataclasses import replace\n"
-        "from pytest_llmperf.launch.machine import Gpu\n"
+        "from pytest_llmperf.launch.device import Gpu\n"
         f"fakes.MACHINE = replace(fakes.MACHINE, gpus=({gpu},))\ninstall()\n"
     )
     result = project.run("--perf-memory-limit=65GiB", gpus="1")
@@ -345,7 +345,8 @@ _HARDWARE = """
 from unittest import mock
 
 from pytest_llmperf.launch import machine
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
 from tests.fakes import install
 
 install()
@@ -394,10 +395,10 @@ def prepared(project: Project) -> Path:
 from pathlib import Path
 from unittest import mock
 from tests.fakes import install
-from pytest_llmperf.run.warm_starts import WarmStarts
+from pytest_llmperf.launch.local import LocalSite
 
 install()
-mock.patch.object(WarmStarts, "prepare", lambda _: Path("prepared").touch()).start()
+mock.patch.object(LocalSite, "prepare", lambda *_, **__: Path("prepared").touch()).start()
 """)
     return project.path / "prepared"
 

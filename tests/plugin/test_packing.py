@@ -21,15 +21,17 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from pytest_llmperf.launch import leases, machine
-from pytest_llmperf.launch.machine import Gpu, Machine
-from pytest_llmperf.engine import runner
+from pytest_llmperf.launch import machine
+from pytest_llmperf.launch import machine
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch import local
 from tests import fakes
 
 fakes.install()
 GPUS = tuple(Gpu(index=i, uuid=f"GPU-{i}", name="Fake H200", memory_bytes=140 * 2**30) for i in range(8))
 mock.patch.object(machine, "find_machine", return_value=Machine(gpus=GPUS, cpu_name="Fake CPU", cores=8)).start()
-mock.patch.object(leases, "_POLL_SECONDS", 0.02).start()
+mock.patch.object(machine, "_POLL_SECONDS", 0.02).start()
 
 class TimedLauncher(fakes.FakeLauncher):
     def launch(self, request, watch):
@@ -40,7 +42,7 @@ class TimedLauncher(fakes.FakeLauncher):
         Path(f"use-{os.getpid()}-{start}.json").write_text(json.dumps(use))
         return result
 
-mock.patch.object(runner, "LocalLauncher", TimedLauncher).start()
+mock.patch.object(local, "LocalLauncher", TimedLauncher).start()
 """
 
 _CASES = """

@@ -43,8 +43,8 @@ def test_srun_outside_of_a_job_is_a_usage_error(project: Project, monkeypatch: p
 _TOO_LATE = """
 from unittest import mock
 
-from pytest_llmperf.launch.slurm.launcher import OutOfTimeError
-from pytest_llmperf.engine import runner
+from pytest_llmperf.launch import local
+from pytest_llmperf.launch.site import OutOfTimeError
 from tests import fakes
 
 fakes.install()
@@ -55,7 +55,7 @@ class LateLauncher(fakes.FakeLauncher):
             raise OutOfTimeError("sdpa was not started: SLURM job 7 is over", over_budget=OVER)
         return super().launch(request, watch)
 
-mock.patch.object(runner, "LocalLauncher", LateLauncher).start()
+mock.patch.object(local, "LocalLauncher", LateLauncher).start()
 """
 
 
@@ -97,7 +97,7 @@ _IN_A_JOB = """
 from unittest import mock
 
 from pytest_llmperf.launch.slurm import controller as scheduler
-from pytest_llmperf.run import slurm_job as allocated
+from pytest_llmperf.launch.slurm import slurm_site as allocated
 from tests import fakes
 
 mock.patch.object(scheduler, "start_time", lambda job: START).start()

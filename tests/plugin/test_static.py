@@ -139,7 +139,8 @@ def test_where_what_tells_of_steps_has_ended_no_new_case_is_skipped(project: Pro
 ON_A_GPU = """
 from unittest import mock
 from pytest_llmperf.launch import machine
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
 from tests.fakes import install
 
 install()

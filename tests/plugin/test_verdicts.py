@@ -102,7 +102,8 @@ SMALL_GPU = """
 from unittest import mock
 
 from pytest_llmperf.launch import machine
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
 from tests.fakes import install
 
 install()

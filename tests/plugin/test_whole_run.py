@@ -10,7 +10,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from pytest_llmperf.judge.verdict import WAITS
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
 from tests.gpu_nights import World, baseline_of, case_log, spec_of
 from tests.plugin.conftest import Project
 from tests.shelf import keep
@@ -20,9 +21,10 @@ import json
 from pathlib import Path
 from unittest import mock
 
-from pytest_llmperf.engine import runner
+from pytest_llmperf.launch import local
 from pytest_llmperf.launch import machine
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
 from tests import fakes, gpu_nights
 
 fakes.install()
@@ -39,7 +41,7 @@ class NightLauncher(fakes.FakeLauncher):
         log = json.loads(Path("night.json").read_text())[request.spec.digest]
         return gpu_nights.launch_at(request.spec, [99], at, log)
 
-mock.patch.object(runner, "LocalLauncher", NightLauncher).start()
+mock.patch.object(local, "LocalLauncher", NightLauncher).start()
 """
 
 _CASES = """

@@ -71,7 +71,7 @@ plan = json.loads(pathlib.Path(PLAN).read_text())
 name = os.environ["SLURMD_NODENAME"]
 node = plan["nodes"].get(name, {})
 module = sys.argv[2]
-if module.endswith("node_info"):
+if module.endswith("slurm.cluster"):
     gpu = {"name": node.get("gpu", "H100"), "memory_bytes": node.get("gib", 64) * 2**30}
     gpus = [{"index": i, "uuid": f"GPU-{i}", **gpu} for i in range(node.get("gpus", 0))]
     cpu = {"cpu_name": node.get("cpu", "EPYC"), "cores": node.get("cores", 64)}

@@ -23,7 +23,7 @@ def checks(folder: Path, **settings: Any) -> CaseChecks:
     """What a new run on the CPU may be asked for, its baselines in ``folder``, its launches warm and so are others'."""
     asked = Settings(**{"gpus": 0, "baselines": folder / "baselines", "start": "warm", **settings})
     context = Context(asked, rootdir=folder)
-    vars(context.warm_starts)["_servers"] = launching.shared_pool()[0]
+    vars(context.site)["_servers"] = launching.shared_pool()[0]
     return CaseChecks(
         Caller(
             context=context, terms=CaseTerms(), findings=Findings(), observer=Heard(), nodeid="test_mine.py::test_it"

@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, WarmStart, server_pool
-from pytest_llmperf.launch.server_pool import ServerPool
+from pytest_llmperf.launch.fork_servers import ServerPool
+from pytest_llmperf.launch.local import LocalLauncher
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 

@@ -20,7 +20,7 @@ from pytest_llmperf.settings import models
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, hf_config_of, liger_kernels
 from pytest_llmperf.worker.estimate.arithmetic import Arithmetic
-from pytest_llmperf.worker.estimate.cuda_emulation import as_on_cuda
+from pytest_llmperf.worker.estimate.gpu_emulation import as_on_gpu
 
 CHOICES = {
     "rope": (["rope"], []),
@@ -44,7 +44,7 @@ def patched(kernels: str) -> list[Any]:
 def computed(name: str) -> list[Any]:
     """The FLOPs of a step of 64 tokens, and Liger's operators in it."""
     torch.Tensor.item, torch.Tensor.__bool__ = torch.Tensor.numel, lambda _: True
-    with FakeTensorMode(allow_non_fake_inputs=True), as_on_cuda(liger=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), as_on_gpu(liger=True):
         config = hf_config_of(models.resolve(name).config)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
         apply_liger_kernel(model, None)

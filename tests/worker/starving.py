@@ -26,7 +26,7 @@ import torch.distributed as dist
 from safetensors import torch as safetensors
 from torch.utils.data import DataLoader, Dataset
 
-from pytest_llmperf.launch.starved_process import want_of_memory
+from pytest_llmperf.launch.last_words import want_of_memory
 from pytest_llmperf.worker.failure_file import write_json
 from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory, watched
 

@@ -21,11 +21,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from pytest_llmperf.launch.flop_count import FlopCounts
+from pytest_llmperf.launch.prediction import FlopCounts
 from pytest_llmperf.settings import models
 from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.estimate.arithmetic import Arithmetic, model_flops
-from pytest_llmperf.worker.estimate.cuda_emulation import as_on_cuda
+from pytest_llmperf.worker.estimate.gpu_emulation import as_on_gpu
 from tests.worker.ligered import STEPS
 
 pytestmark = pytest.mark.torchrun
@@ -306,7 +306,7 @@ def test_ligers_vocabulary_is_counted_as_a_whole_whatever_pieces_it_is_computed_
 
     product = 2 * 64 * SIZE * 512
     real = LigerFusedLinearCrossEntropyFunction.forward
-    with as_on_cuda(liger=True), pytest.MonkeyPatch.context() as patch:
+    with as_on_gpu(liger=True), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "item", lambda tensor: tensor.numel())
         assert counted(step) == {"LigerFusedLinearCrossEntropyFunction": 3 * product}
         assert counted(lambda: step(hidden.detach())) == {"LigerFusedLinearCrossEntropyFunction": 2 * product}

@@ -19,9 +19,10 @@ from tests.worker.launching import launched
 
 torch = pytest.importorskip("torch")
 
-from pytest_llmperf.worker.measuring import calibrator, instruments  # noqa: E402 - they need torch
+from pytest_llmperf.observe import device  # noqa: E402 - they need torch
+from pytest_llmperf.observe.device import Look, disturbances, mean  # noqa: E402
+from pytest_llmperf.worker.measuring import calibrator  # noqa: E402
 from pytest_llmperf.worker.measuring.calibrator import calibrate, calibrated, unsteady  # noqa: E402
-from pytest_llmperf.worker.measuring.instruments import Look, disturbances, mean  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -123,7 +124,7 @@ def test_fp32_products_are_so_where_the_older_way_to_ask_is_refused(products: An
     if not hasattr(products, "fp32_precision"):
         pytest.skip("this torch has one way")
     torch.backends.fp32_precision = "tf32"  # as the Trainer sets it
-    with calibrator._without_tf32():
+    with device.without_tf32():
         assert products.fp32_precision == "ieee"
     assert products.fp32_precision == "tf32"
 
@@ -158,7 +159,7 @@ class TestKept:
         monkeypatch.setattr(calibrator, "boot_id", lambda: self.now["boot"])
         monkeypatch.setattr(calibrator, "_versions", lambda _: self.now["versions"])
         monkeypatch.setattr(time, "strftime", lambda *_: self.now["day"])
-        monkeypatch.setattr(instruments.GpuSensors, "power_limit_watts", property(lambda _: self.now["limit"]))
+        monkeypatch.setattr(device.GpuSensors, "power_limit_watts", property(lambda _: self.now["limit"]))
         return made
 
     def test_serves_the_whole_day(self, tmp_path: Path, made: list[Calibration]) -> None:

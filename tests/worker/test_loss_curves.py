@@ -12,7 +12,8 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.engine import runner
 from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher
+from pytest_llmperf.launch.local import LocalLauncher
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from tests.worker.engine import checks

@@ -107,7 +107,7 @@ class TestForReal:
 def gpu_with(monkeypatch: pytest.MonkeyPatch, left: int | None, **counts: int) -> None:
     """A GPU of 140 GiB with ``left`` bytes; ``None``: its context is lost."""
 
-    def mem_get_info() -> tuple[int, int]:
+    def mem_get_info(*_: object) -> tuple[int, int]:
         if left is None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return left, 140 * 2**30

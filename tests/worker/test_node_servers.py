@@ -17,12 +17,11 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact import changes
-from pytest_llmperf.launch.local import LaunchRequest, WarmStart, server_pool
-from pytest_llmperf.launch.slurm.cluster import find_cluster
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
+from pytest_llmperf.launch.slurm.cluster import Srun, find_cluster
 from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
 from pytest_llmperf.launch.slurm.node_servers import NodeServers
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
-from pytest_llmperf.launch.slurm.srun import Srun
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from tests.slurm.fakes import FakeSlurm

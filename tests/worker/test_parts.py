@@ -27,11 +27,12 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
+from pytest_llmperf.observe import device, instruments  # noqa: E402
 from pytest_llmperf.worker import build, environment, evidence, installed, setup  # noqa: E402
 from pytest_llmperf.worker import setup as callables  # noqa: E402
 from pytest_llmperf.worker.build import build_model, choose_sdpa, hf_config_of  # noqa: E402
 from pytest_llmperf.worker.data.training_data import RandomTokens  # noqa: E402
-from pytest_llmperf.worker.measuring import canary, instruments  # noqa: E402
+from pytest_llmperf.worker.measuring import canary  # noqa: E402
 from pytest_llmperf.worker.measuring.measurement import Exchange  # noqa: E402
 from pytest_llmperf.worker.unused_settings import unused_settings  # noqa: E402
 from tests.worker.ligered import CHOICES  # noqa: E402
@@ -364,11 +365,11 @@ def test_auto_leaves_attentions_kernels_as_the_environment_has_them() -> None:
     try:
         torch.backends.cuda.enable_flash_sdp(False)
         choose_sdpa("auto")
-        assert "flash" not in setup.sdpa_kernels()
+        assert "flash" not in device.sdpa_kernels()
         choose_sdpa("math")
-        assert setup.sdpa_kernels() == ["math"]
+        assert device.sdpa_kernels() == ["math"]
         choose_sdpa("auto")
-        assert setup.sdpa_kernels() == ["efficient", "math", "cudnn"]
+        assert device.sdpa_kernels() == ["efficient", "math", "cudnn"]
     finally:
         torch.backends.cuda.enable_flash_sdp(True)
         build.found_settings.cache_clear()
@@ -378,7 +379,7 @@ def test_a_precision_that_was_set_by_the_new_names_is_told() -> None:
     was = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        assert setup.matmul_precision() == "tf32"
+        assert device.matmul_precision() == "tf32"
     finally:
         torch.backends.cuda.matmul.fp32_precision = was
 

@@ -20,8 +20,8 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.formulas import MemoryPlan, newest_on_a_gpu
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.launch import prediction_process
-from pytest_llmperf.launch.memory_estimate import PredictionError, predictions
+from pytest_llmperf.launch import prediction
+from pytest_llmperf.launch.prediction import PredictionError, predictions
 from pytest_llmperf.records.launch import Launch
 
 pytest.importorskip("torch")
@@ -30,7 +30,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_llmperf.worker.estimate import prediction_server
-from pytest_llmperf.worker.estimate.cuda_emulation import IN_FP32, SUMMED_IN_FP32, CudaFunctions
+from pytest_llmperf.worker.estimate.gpu_emulation import IN_FP32, SUMMED_IN_FP32, GpuFunctions
 from pytest_llmperf.worker.estimate.memory_estimator import plan
 from pytest_llmperf.worker.estimate.operator_counter import KnownOutputs, OperatorCounter
 
@@ -295,10 +295,10 @@ def test_autocast_runs_in_fp32_what_cuda_s_does(function: Any) -> None:
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):
         half, double = torch.ones(4, dtype=torch.bfloat16), torch.ones(4, dtype=torch.float64)
         plain = function(half).dtype
-        with CudaFunctions(torch.bfloat16, vocabulary_size=8):
+        with GpuFunctions(torch.bfloat16, vocabulary_size=8):
             assert function(half).dtype == torch.float32
             assert function(double).dtype == torch.float64
-        with CudaFunctions(None, vocabulary_size=8):
+        with GpuFunctions(None, vocabulary_size=8):
             assert function(half).dtype == plain
 
 
@@ -314,7 +314,7 @@ def test_what_autocast_runs_in_fp32_is_what_torch_says() -> None:
 
 
 def test_a_sum_that_is_told_a_type_has_it_under_autocast() -> None:
-    with FakeTensorMode(), CudaFunctions(torch.bfloat16, vocabulary_size=8):
+    with FakeTensorMode(), GpuFunctions(torch.bfloat16, vocabulary_size=8):
         half = torch.ones(4, dtype=torch.bfloat16)
         assert half.sum(dtype=torch.bfloat16).dtype == torch.bfloat16
         assert torch.ones(4, dtype=torch.int64).sum().dtype == torch.int64
@@ -344,7 +344,7 @@ def configured(folder: Path, **values: Any) -> str:
 
 
 def test_nothing_is_padded_and_no_layer_left_out_where_a_model_asks() -> None:
-    with FakeTensorMode(), CudaFunctions(None, vocabulary_size=8):
+    with FakeTensorMode(), GpuFunctions(None, vocabulary_size=8):
         assert torch.ones(2, 3).all()
         assert not torch.rand([]) < 0.1
         assert torch.rand(3).shape == (3,)
@@ -440,7 +440,7 @@ spec.TrainSpec.from_dict = from_dict
 """
     (tmp_path / "sitecustomize.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(prediction_process, "_SECONDS", 60)
+    monkeypatch.setattr(prediction, "_SECONDS", 60)
     first, killed, other, last = predictions([replace(SMALL, micro_batch_size=size) for size in (8, 7, 3, 8)])
     assert isinstance(killed, PredictionError)
     assert str(killed).endswith("its memory cannot be predicted: its process ended with -9")

@@ -13,9 +13,8 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.static.step_checks import come_and_gone, judge_step
-from pytest_llmperf.launch import static_steps
-from pytest_llmperf.launch.memory_estimate import PredictionError, predictions
-from pytest_llmperf.launch.static_steps import StaticSteps
+from pytest_llmperf.launch import prediction
+from pytest_llmperf.launch.prediction import PredictionError, StaticSteps, predictions
 from pytest_llmperf.records.static_step import StaticStep
 from tests.worker.import_patch import after_import
 
@@ -53,7 +52,7 @@ def told(*specs: TrainSpec) -> list[StaticStep]:
 def test_a_python_without_what_trains_is_refused_and_one_with_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with asking() as steps:
         steps.check()
-        monkeypatch.setattr(static_steps, "find_spec", lambda name: None if name == "torch" else name)
+        monkeypatch.setattr(prediction, "find_spec", lambda name: None if name == "torch" else name)
         with pytest.raises(PredictionError, match=r"python.* has no torch, so it can judge no step"):
             steps.check()
 

@@ -19,9 +19,10 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.exact import changes
-from pytest_llmperf.launch import forked_agent, server_process
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, WarmStart, server_pool
-from pytest_llmperf.launch.server_pool import ServerPool
+from pytest_llmperf.launch import fork_servers, forked_agent
+from pytest_llmperf.launch.fork_servers import ServerPool
+from pytest_llmperf.launch.local import LocalLauncher
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from tests.worker import launching
@@ -441,7 +442,7 @@ threading.Thread(target=poll, name="poller", daemon=True).start()
         hangs = "import time; time.sleep(1000 if 'fork_server' in ' '.join(sys.orig_argv) else 0)"
         (tmp_path / "sitecustomize.py").write_text(f"import sys\n{hangs}\n{LIGHT_TOO}")
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
-        monkeypatch.setattr(server_process, "_IMPORT_SECONDS", 1.0)
+        monkeypatch.setattr(fork_servers, "_IMPORT_SECONDS", 1.0)
         assert warm.launch().evidence["start"] == "cold"
         assert warm.said == ["launches begin cold: its fork server imported for more than 1 s"]
 
@@ -462,8 +463,8 @@ class TestKilledServer:
     ) -> None:
         warm.launch()
         processes = [warm.branch, warm.server]
-        monkeypatch.setattr(server_process, "_FORK_SECONDS", 1.0)
-        monkeypatch.setattr(server_process, "_END_SECONDS", 1.0)
+        monkeypatch.setattr(fork_servers, "_FORK_SECONDS", 1.0)
+        monkeypatch.setattr(fork_servers, "_END_SECONDS", 1.0)
         for process in processes:
             process.suspend()
         assert [warm.launch().evidence["start"] for _ in range(2)] == ["cold", "cold"]
@@ -475,7 +476,7 @@ class TestKilledServer:
     ) -> None:
         warm.launch()
         processes = [warm.branch, warm.server]
-        monkeypatch.setattr(server_process, "_FORK_SECONDS", 1.0)
+        monkeypatch.setattr(fork_servers, "_FORK_SECONDS", 1.0)
         warm.server.suspend()
         other = TrainSpec(**{**SPEC.to_dict(), "model": "opt-tiny"})
         began = time.monotonic()
@@ -488,7 +489,7 @@ class TestKilledServer:
         self, warm: Warm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(forked_agent, "_REAP_SECONDS", 1.0)
-        monkeypatch.setattr(server_process, "_FORK_SECONDS", 1.0)
+        monkeypatch.setattr(fork_servers, "_FORK_SECONDS", 1.0)
         # Long enough to be seen while it trains, which is looked for twice a second.
         long = replace(SPEC, steps=200, min_steps=200)
         launch = warm.launch(long, once(lambda: os.kill(warm.branch.pid, signal.SIGSTOP)))
@@ -499,7 +500,7 @@ class TestKilledServer:
     def test_one_that_is_stopped_does_not_outlive_the_run(self, warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
         warm.launch()
         processes = [warm.branch, warm.server]
-        monkeypatch.setattr(server_process, "_END_SECONDS", 1.0)
+        monkeypatch.setattr(fork_servers, "_END_SECONDS", 1.0)
         for process in processes:
             process.suspend()
         warm.pool.close()

@@ -22,10 +22,8 @@ from pytest_llmperf.engine.bisector import Bisector
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.yardstick import CRITERIA, Yardstick
-from pytest_llmperf.launch.candidates.errors import HistoryError
-from pytest_llmperf.launch.candidates.git_history import GitHistory
-from pytest_llmperf.launch.candidates.history import History, Span
-from pytest_llmperf.launch.candidates.version_history import CommandHistory, PackageHistory
+from pytest_llmperf.launch.candidates import History, HistoryError, Span
+from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
@@ -227,7 +225,7 @@ class Bisect:
         context = Context(settings, rootdir=Path.cwd())
         try:
             _ = context.machine_kind
-            if context.cluster is not None:
+            if not context.site.is_here:
                 raise CaseError("in a SLURM job with srun, other interpreters cannot be launched; leave it out")
             why = why_skip(specs[0], num_gpus=context.num_gpus, num_cores=context.machine.cores)
             if why:

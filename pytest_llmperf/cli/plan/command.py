@@ -15,8 +15,8 @@ from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.screen import Screen, table
 from pytest_llmperf.cli.spec_arguments import Named, all_stored, named
-from pytest_llmperf.launch import memory_estimate
-from pytest_llmperf.launch.memory_estimate import PredictionError
+from pytest_llmperf.launch import prediction
+from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.report.table import FORMATS, Column, markdown
 from pytest_llmperf.report.text import one_line
@@ -38,7 +38,7 @@ class Prediction:
 
 def predictions(cases: Sequence[Named]) -> Iterator[Prediction | CaseError]:
     """The prediction for each case, or why there is none, in their order and each as soon as it is known."""
-    found = memory_estimate.predictions([case.spec for case in cases])
+    found = prediction.predictions([case.spec for case in cases])
     for case, parts in zip(cases, found, strict=True):
         yield CaseError(str(parts)) if isinstance(parts, PredictionError) else _prediction(case, MemoryPlan(parts))
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_llmperf.analysis.formulas import least_seconds, peak_bandwidth, peak_flops
-from pytest_llmperf.launch.memory_estimate import step_request, why_none
-from pytest_llmperf.launch.prediction_process import PredictionProcess
+from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.settings.axes import Axis, Choice
 from pytest_llmperf.settings.space import Space

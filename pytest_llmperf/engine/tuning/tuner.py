@@ -175,7 +175,7 @@ class Tuner:
     def _tried(self, stage: TrialStage, until: float, end_seconds: Callable[[], float]) -> None:
         """Trials of ``stage``, as many at once as there are GPUs for."""
         width = max(spec.gpus for spec in stage.specs)
-        alone = self._context.on_cpu or self._context.cluster is not None
+        alone = self._context.on_cpu or not self._context.site.is_here
         most = 1 if alone else max(1, self._context.num_gpus // width)
         kept = Trials(self._caller, self._store).known(stage.specs)
         stage.take(Tried(spec, trial, was_kept=True) for spec, trial in kept.items())
@@ -199,7 +199,7 @@ class Tuner:
         self, specs: Sequence[TrainSpec], forecast: MemoryForecast, counted: Sequence[float] | None
     ) -> list[float] | None:
         """What trials on one GPU each say of ``specs``, which take all GPUs; ``None`` where these are not many."""
-        if self._context.on_cpu or self._context.cluster is not None or self._context.num_gpus == 1:
+        if self._context.on_cpu or not self._context.site.is_here or self._context.num_gpus == 1:
             return None
         counterparts = [_narrow(spec) for spec in specs]
         narrow = list(dict.fromkeys(one for one in counterparts if one is not None))

@@ -2,6 +2,6 @@
 
 A launch is a step whose ``node_agent`` on each node asks that node's ``node_server`` for a fork; ``node_servers`` is
 the run's side of those.
-Pure parts (``allocation``, ``node_failures``) beside those that ask (``controller``, ``cluster``). May import: what
+``allocation`` is pure; ``controller`` and ``cluster`` ask. May import: what
 ``launch`` may.
 """

@@ -10,10 +10,12 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_llmperf.launch.site import SiteError
+
 _RANGES = re.compile(r"([^\[\],]*)\[([^\]]*)\]")
 
 
-class AllocationError(ValueError):
+class AllocationError(SiteError):
     """The allocation cannot serve, in one line."""
 
 

@@ -1,28 +1,114 @@
-"""The cluster as this job holds it: its nodes are asked what they are, once, by a step of their own."""
+"""The cluster as this job holds it, and how steps start on its nodes.
+
+Its nodes are asked what they are, once, by a step of their own: ``python -m …cluster`` prints a line of JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from pytest_llmperf.launch.local import package_path
-from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch import device
+from pytest_llmperf.launch.device import RECORD, RECORDING, VISIBLE, Gpu
+from pytest_llmperf.launch.machine import Machine, find_machine
+from pytest_llmperf.launch.process import package_path
+from pytest_llmperf.launch.scratch import SCRATCH
+from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, NoNodeAnswersError, listed
 from pytest_llmperf.launch.slurm.controller import has_gpus_to_give, run_step
-from pytest_llmperf.launch.slurm.node_failures import word
-from pytest_llmperf.launch.slurm.node_info import MARK, NodeFacts, parse
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+from pytest_llmperf.launch.slurm.step_outcome import word
 from pytest_llmperf.support.redaction import is_secret
+from pytest_llmperf.support.units import GIB
+
+#: Begins the answer, among whatever a prolog or a module prints.
+MARK = "llmperf-node "
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """One node, as a step of the job finds it."""
+
+    node: str
+    """SLURM's name."""
+    host: str
+    gpus: tuple[Gpu, ...]
+    granted_gpus: int
+    """What SLURM says that the job has there; 0 where it does not say."""
+    cpu_name: str
+    cores: int = 0
+    """All its logical ones, those that other jobs have too."""
+    switch: str = ""
+    """Its place in the network, by ``SLURM_TOPOLOGY_ADDR``, without the node itself."""
+
+    @property
+    def kind(self) -> str:
+        """What must be the same on every node of a launch."""
+        if not self.gpus:
+            return f"{self.cpu_name}, {self.cores} cores"
+        names = sorted({f"{gpu.name} {gpu.memory_bytes / GIB:.0f} GiB" for gpu in self.gpus})
+        return f"{len(self.gpus)} × {' and '.join(names)}"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> NodeFacts:
+        return cls(**{**values, "gpus": tuple(Gpu(**gpu) for gpu in values["gpus"])})
+
+
+def node_name() -> str:
+    """SLURM's name of this node."""
+    return os.environ.get("SLURMD_NODENAME") or platform.node()
+
+
+def switch() -> str:
+    """Where in the network this node hangs; empty without a topology plugin."""
+    return os.environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
+
+
+def find_facts() -> NodeFacts:
+    """Of this node.
+
+    Raises:
+        ValueError: see ``find_machine``.
+    """
+    machine = find_machine()
+    granted = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return NodeFacts(
+        node=node_name(),
+        host=platform.node(),
+        gpus=machine.gpus,
+        granted_gpus=int(granted) if granted.isdigit() else 0,
+        cpu_name=machine.cpu_name,
+        cores=os.cpu_count() or 0,
+        switch=switch(),
+    )
+
+
+def parse(output: str) -> list[NodeFacts]:
+    """The nodes that answered; whatever else was printed is passed over, also on their lines.
+
+    Raises:
+        ValueError: an answer is cut off.
+    """
+    decoder = json.JSONDecoder()
+    return [NodeFacts.from_dict(decoder.raw_decode(answer)[0]) for answer in output.split(MARK)[1:]]
+
 
 _PROBE_SECONDS = 180.0
 
 # The caller's, whose values a container may replace with its own.
-_PASSED_ON = ("LLMPERF_", "NCCL_", "GLOO_", "OMP_", "TORCH_", "PYTORCH_", "TRITON_", "CUDA_", "UCX_", "FI_")
+_PASSED_ON = (*device.PASSED_ON, "LLMPERF_", "GLOO_", "OMP_", "TORCH_", "PYTORCH_", "TRITON_", "UCX_", "FI_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +214,7 @@ def passed_on(inherited: dict[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in inherited.items()
-        if name.startswith(_PASSED_ON) and not is_secret(name, value) and name != "CUDA_VISIBLE_DEVICES"
+        if name.startswith(_PASSED_ON) and not is_secret(name, value) and name != device.VISIBLE
     }
 
 
@@ -147,7 +233,7 @@ def _ask(nodes: Sequence[str], options: SlurmOptions) -> tuple[str, str]:
         *("--overlap", "--export=ALL", "--input=none", "--job-name=llmperf-facts", "--cpu-bind=none"),
         *("--kill-on-bad-exit=0", *options.srun),
         *options.wrapped(
-            [_python(options), "-m", "pytest_llmperf.launch.slurm.node_info"], {"PYTHONPATH": package_path()}
+            [_python(options), "-m", "pytest_llmperf.launch.slurm.cluster"], {"PYTHONPATH": package_path()}
         ),
     ]
     try:
@@ -161,3 +247,80 @@ def _ask(nodes: Sequence[str], options: SlurmOptions) -> tuple[str, str]:
 
 def _python(options: SlurmOptions) -> str:
     return options.python or sys.executable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Srun:
+    """In one job, at one site."""
+
+    cluster: Cluster
+    options: SlurmOptions
+    on_cpu: bool
+
+    def python(self, asked: str = sys.executable) -> str:
+        """The Python on the nodes, where ``asked`` is wanted."""
+        return self.options.python if asked == sys.executable and self.options.python else asked
+
+    def words(self, nodes: Sequence[str], *options: str, name: str, gpus_per_node: int) -> list[str]:
+        """srun with one task on each of ``nodes``, which has all the CPUs that the job has there."""
+        size = len(nodes)
+        return [
+            *("srun", f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"),
+            *(f"--cpus-per-task={self.cluster.cpus_per_node}", f"--cpu-bind={self.options.cpu_bind}"),
+            # The lease keeps launches apart. SLURM would let none start on nodes of a step that lost another node, for
+            # minutes: to it that step still holds them.
+            "--overlap",
+            # A node that fails must not take the others' last words with it.
+            *("--export=ALL", "--kill-on-bad-exit=0", *options),
+            *self._generic_resources(gpus_per_node),
+            f"--job-name={name}",
+            *self.options.srun,
+        ]
+
+    def environment(self, worker: Mapping[str, str]) -> dict[str, str]:
+        """srun's own, where its tasks are to have the ``worker``'s."""
+        environment = controller.step_environment(worker)
+        if not self.on_cpu:
+            environment.pop(VISIBLE, None)
+        return environment
+
+    def variables(self, worker: Mapping[str, str], record: str = "") -> dict[str, str]:
+        """What of the ``worker``'s was set by us, and what changes speed of the caller's; said past any container."""
+        own = {name: value for name, value in worker.items() if os.environ.get(name) != value}
+        found = {**passed_on(dict(os.environ)), **own}
+        if not self.on_cpu:
+            found.pop(VISIBLE, None)  # SLURM sets it, on each node its own
+            found = {**RECORDING, **({RECORD: record} if record else {}), **found}
+        if self.options.scratch:
+            found[SCRATCH] = self.options.scratch
+        return found
+
+    def _generic_resources(self, gpus_per_node: int) -> list[str]:
+        if not any(node.granted_gpus for node in self.cluster.nodes):
+            return []  # SLURM gives whole nodes here, and knows nothing of GPUs
+        return ["--gres=none"] if self.on_cpu else [f"--gres=gpu:{gpus_per_node}"]
+
+
+_PORTS = range(20000, 32000)  # below the ports that Linux hands out by itself
+
+
+def endpoint(first: NodeFacts, folder: Path) -> str:
+    """Where the nodes meet: on the first one, at a port of this launch's own, seen free if that node is this one."""
+    start = zlib.crc32(str(folder).encode()) % len(_PORTS)
+    candidates = [_PORTS[(start + step) % len(_PORTS)] for step in range(50)]
+    is_here = first.host == socket.gethostname() or first.host.split(".")[0] == socket.gethostname().split(".")[0]
+    port = next((port for port in candidates if not is_here or _is_free(port)), candidates[0])
+    return f"{controller.address(first.node)}:{port}"
+
+
+def _is_free(port: int) -> bool:
+    with suppress(OSError), socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("", port))
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    # In one piece: several nodes write to the same pipe.
+    os.write(sys.stdout.fileno(), f"{MARK}{json.dumps(asdict(find_facts()))}\n".encode())

@@ -29,20 +29,20 @@ def end_time(job_id: str) -> float | None:
 
     Asked anew each time: a limit may be changed while the job runs.
     """
-    found = _field(_job(job_id), "EndTime")
-    try:
-        return datetime.strptime(found, "%Y-%m-%dT%H:%M:%S").timestamp()  # noqa: DTZ007 - SLURM tells local time
-    except ValueError:
-        return None
+    return _time(job_id, "EndTime")
 
 
 def start_time(job_id: str) -> float:
     """When the job began, after its last requeue; now, where nobody knows."""
-    found = _field(_job(job_id), "StartTime")
+    return _time(job_id, "StartTime") or time.time()
+
+
+def _time(job_id: str, name: str) -> float | None:
     try:
-        return datetime.strptime(found, "%Y-%m-%dT%H:%M:%S").timestamp()  # noqa: DTZ007 - SLURM tells local time
+        found = datetime.strptime(_field(_job(job_id), name), "%Y-%m-%dT%H:%M:%S")  # noqa: DTZ007 - local time
     except ValueError:
-        return time.time()
+        return None
+    return found.timestamp()
 
 
 def restarts(job_id: str) -> int | None:

@@ -10,28 +10,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from pytest_llmperf.launch import process
-from pytest_llmperf.launch.disk_space import means_no_room
-from pytest_llmperf.launch.forked_agent import ColdStartError
-from pytest_llmperf.launch.leases import lease_nodes
-from pytest_llmperf.launch.local import (
+from pytest_llmperf.launch.machine import lease_nodes
+from pytest_llmperf.launch.request import (
+    REFUSALS,
     LaunchRequest,
-    lifeline,
+    refused,
     torchrun_command,
-    with_phases,
     worker_environment,
     write_request,
 )
-from pytest_llmperf.launch.progress_reader import ProgressReader
+from pytest_llmperf.launch.site import OutOfTimeError, SiteError
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import Placement, listed, place
-from pytest_llmperf.launch.slurm.cluster import answer
-from pytest_llmperf.launch.slurm.lost_nodes import unreachable
-from pytest_llmperf.launch.slurm.node_info import NodeFacts
-from pytest_llmperf.launch.slurm.node_servers import NodeServers
-from pytest_llmperf.launch.slurm.rendezvous import endpoint
-from pytest_llmperf.launch.slurm.srun import Srun
-from pytest_llmperf.launch.slurm.step_outcome import Aftermath, cold_starts, gather, has_lost_server
-from pytest_llmperf.launch.slurm.warm_offer import Offer
+from pytest_llmperf.launch.slurm.cluster import NodeFacts, Srun, answer, endpoint
+from pytest_llmperf.launch.slurm.node_servers import NodeServers, Offer
+from pytest_llmperf.launch.slurm.step_outcome import Aftermath, cold_starts, gather, has_lost_server, unreachable
+from pytest_llmperf.launch.watch import ProgressReader, with_phases
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 
@@ -45,15 +39,6 @@ _CONTROLLER_SECONDS, _ASK_AGAIN_SECONDS = 120.0, 2.0
 _MARGIN_SECONDS = 30.0
 # What a launch is taken to need before one was seen.
 _UNKNOWN_SECONDS = 60.0
-
-
-class OutOfTimeError(Exception):
-    """The job's time, or its budget, is over: what is not launched yet must wait for another."""
-
-    def __init__(self, message: str, *, over_budget: bool) -> None:
-        super().__init__(message)
-        self.over_budget = over_budget
-        """Whether another start of the job would change nothing."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +73,7 @@ class SlurmLauncher:
         self._walls: dict[str, float] = {}
 
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure:
-        """See ``Launcher``. A launch that its nodes broke is tried once more on others, where there are any.
+        """See ``Site``. A launch that its nodes broke is tried once more on others, where there are any.
 
         A failure names the nodes that are lost to the job where the case could run with them.
 
@@ -140,7 +125,7 @@ class SlurmLauncher:
     def _attempt(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch | Failure | Aftermath:
         placement = self._placement(request)
         if placement is None:
-            return self._for_want_of_nodes(_refused(request, self._what_is_left(request)), request)
+            return self._for_want_of_nodes(refused(request, SiteError(self._what_is_left(request))), request)
         names = [node.node for node in self._cluster.nodes if node.node not in self._lost]
         try:
             with ExitStack() as stack:
@@ -149,11 +134,8 @@ class SlurmLauncher:
                     held = stack.enter_context(lease)
                 nodes = tuple(node for node in self._cluster.nodes if node.node in held)
                 return self._run(request, nodes, placement, watch)
-        except ColdStartError as error:
-            return _refused(request, str(error))
-        except OSError as error:
-            refused = _refused(request, f"the launch could not be started ({error})")
-            return replace(refused, kind="unwritable") if means_no_room(error) else refused
+        except REFUSALS as error:
+            return refused(request, error)
 
     def _run(
         self,
@@ -176,7 +158,7 @@ class SlurmLauncher:
         write_request(request)
         ended = None
         try:
-            with lifeline(folder) as line, request.meter.running() as lap:
+            with process.lifeline(folder) as line, request.meter.running() as lap:
                 if self._servers is not None:
                     begun = time.monotonic()
                     warm = self._servers.offer(request, [node.node for node in nodes], left)
@@ -262,9 +244,7 @@ class SlurmLauncher:
 
     def _command(self, request: LaunchRequest, step: _Step, environment: Mapping[str, str]) -> list[str]:
         python = self._srun.python(request.python)
-        variables = self._srun.variables(environment)
-        if not self._srun.on_cpu:
-            variables.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(request.folder / "trace-rank-"))
+        variables = self._srun.variables(environment, record=str(request.folder / "trace-rank-"))
         agent = [
             *(python, "-m", "pytest_llmperf.launch.slurm.node_agent", str(request.folder), f"{step.seconds:.0f}"),
             *(step.warm.words() if step.warm else []),
@@ -303,7 +283,3 @@ def places(nodes: Sequence[NodeFacts], placement: Placement) -> dict[str, str]:
     names = " ".join(node.node for node in nodes)
     found = {"slurm_nodes": names, "ranks_per_node": str(placement.ranks_per_node)}
     return found | ({"slurm_switches": " ".join(switches)} if switches else {})
-
-
-def _refused(request: LaunchRequest, message: str) -> Failure:
-    return Failure(kind="never-started", message=message, tail=(), folder=str(request.folder))

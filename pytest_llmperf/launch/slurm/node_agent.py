@@ -21,7 +21,8 @@ from typing import Any
 
 import psutil
 
-from pytest_llmperf.launch import hang_report, process
+from pytest_llmperf.launch import process
+from pytest_llmperf.launch.device import Gpu, shown
 from pytest_llmperf.launch.forked_agent import (
     ColdStartError,
     Conversation,
@@ -31,19 +32,18 @@ from pytest_llmperf.launch.forked_agent import (
     NoAnswerError,
     kill_with_children,
 )
-from pytest_llmperf.launch.health import HealthWatch
-from pytest_llmperf.launch.local import BEFORE_WORDS, OTHER_PATH, package_path
-from pytest_llmperf.launch.machine import Gpu, find_machine
-from pytest_llmperf.launch.progress_reader import ProgressReader
+from pytest_llmperf.launch.machine import find_machine
+from pytest_llmperf.launch.process import package_path
+from pytest_llmperf.launch.request import BEFORE_WORDS, OTHER_PATH
 from pytest_llmperf.launch.scratch import scratch
-from pytest_llmperf.launch.slurm.node_info import node_name, switch
-from pytest_llmperf.launch.slurm.server_socket import connected, process_namespace
-from pytest_llmperf.launch.slurm.warm_offer import Offer
+from pytest_llmperf.launch.slurm.cluster import node_name, switch
+from pytest_llmperf.launch.slurm.node_server import connected, process_namespace
+from pytest_llmperf.launch.slurm.node_servers import Offer
+from pytest_llmperf.launch.slurm.step_outcome import UNWRITABLE
+from pytest_llmperf.launch.watch import HealthWatch, ProgressReader
 from pytest_llmperf.support.files import write_text
 
 TIMED_OUT = 124
-UNWRITABLE = 74
-"""A word that cannot be left in the folder is told by the exit code, the only other way to the launcher."""
 _ENDED_BY_SIGNAL = 143
 # Imports on the first node of a night take minutes; the server itself gives up before.
 _FORK_SECONDS = 330.0
@@ -114,7 +114,7 @@ def _run(part: _Part, offer: Offer | None, seconds: float) -> dict[str, Any]:
                 timeout_seconds=seconds - (time.monotonic() - start),
                 pid_files=lambda: (),  # of ranks on all nodes: their pids mean nothing here, our own are our children
                 poll=lambda: watched.look(progress.poll()),
-                at_timeout=lambda torchrun: hang_report.ask(part.folder, torchrun, part.node),
+                at_timeout=lambda torchrun: process.ask_ranks(part.folder, torchrun, part.node),
             )
             # A signal's number is none that an exit code can hold.
             answer["returncode"] = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
@@ -149,10 +149,9 @@ def _forked(
         homes = [package_path(), str(part.folder / OTHER_PATH)]
         conversation.send({**use, "homes": homes, "processes": process_namespace()})
         # By their names of everywhere: the server's step may number them otherwise.
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in part.gpus)}
         order = LaunchOrder(
             torchrun=part.command[BEFORE_WORDS:],
-            environment={**part.environment, **visible},
+            environment={**part.environment, **shown(part.gpus)},
             needs=offer.needs,
             log=part.log,
         )

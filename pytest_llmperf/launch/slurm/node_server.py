@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -19,13 +20,76 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.launch.forked_agent import WAITS, ColdStartError, ForkedAgent, LaunchOrder
-from pytest_llmperf.launch.local import package_path, server_pool
+import psutil
+
+from pytest_llmperf.launch.device import OF_A_STEP, RECORD
+from pytest_llmperf.launch.fork_servers import ServerKey, ServerPool
+from pytest_llmperf.launch.forked_agent import WAITS, ColdStartError, ForkedAgent, LaunchOrder, LostServerError
+from pytest_llmperf.launch.process import package_path
+from pytest_llmperf.launch.request import server_pool
 from pytest_llmperf.launch.scratch import scratch
-from pytest_llmperf.launch.server_pool import ServerKey, ServerPool
-from pytest_llmperf.launch.slurm.node_info import node_name
-from pytest_llmperf.launch.slurm.server_socket import accepted, listening, process_namespace
+from pytest_llmperf.launch.slurm.cluster import node_name
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
+
+# Source: unix(7), SO_PEERCRED: process, user and group.
+_CREDENTIALS = struct.Struct("3i")
+
+
+def listening(name: str) -> socket.socket:
+    """The server's end.
+
+    Raises:
+        OSError: somebody else has that name.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0{name}")
+    listener.listen()
+    return listener
+
+
+def accepted(listener: socket.socket) -> Channel | None:
+    """Who has come; ``None``: it was another user's process, or is gone again."""
+    with suppress(OSError):
+        end, _ = listener.accept()
+        if _is_ours(end):
+            return Channel(end)
+        end.close()
+    return None
+
+
+def connected(name: str) -> tuple[Channel, psutil.Process | None]:
+    """A launch's end, and the server; ``None`` where a container hides it.
+
+    Raises:
+        ColdStartError: it is not ours.
+        LostServerError: nobody is there.
+    """
+    end = socket.socket(socket.AF_UNIX)
+    try:
+        end.connect(f"\0{name}")
+    except OSError as error:
+        end.close()
+        raise LostServerError(f"its fork server is gone ({error})") from None
+    if not _is_ours(end):
+        end.close()
+        raise ColdStartError("another user's process has the name of its fork server")
+    pid, _ = _credentials(end)
+    return Channel(end), psutil.Process(pid) if pid > 0 and psutil.pid_exists(pid) else None
+
+
+def process_namespace() -> str:
+    """Within which a pid means one process: a container may have its own."""
+    return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - it points to nothing
+
+
+def _is_ours(end: socket.socket) -> bool:
+    return _credentials(end)[1] == os.getuid()
+
+
+def _credentials(end: socket.socket) -> tuple[int, int]:
+    pid, user, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
+
 
 # A SIGTERM waits for no longer until it is looked at.
 _LOOK_SECONDS = 1.0
@@ -38,11 +102,8 @@ _GRACE_SECONDS = 35.0
 
 # Of a step, a node or a launch; what a spec sets is not among them.
 _PASSING = ("SLURM", "SRUN_", "PMI", "TORCHELASTIC_")
-_OF_A_LAUNCH = frozenset(
-    # What SLURM may set of a step's GPUs, and where compilers keep what they made, below the step's TMPDIR.
-    "TMPDIR TORCH_NCCL_DEBUG_INFO_TEMP_FILE CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL ROCR_VISIBLE_DEVICES "
-    "ZE_AFFINITY_MASK TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR".split()
-)
+# Compilers keep what they made below the step's TMPDIR.
+_OF_A_LAUNCH = frozenset({"TMPDIR", RECORD, *OF_A_STEP, "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"})
 
 
 class _NobodyError(Exception):

@@ -8,17 +8,18 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.forked_agent import ColdStartError
-from pytest_llmperf.launch.local import LaunchRequest, lasting_environment, needs, package_path
+from pytest_llmperf.launch.process import package_path, python_path
+from pytest_llmperf.launch.request import LaunchRequest, lasting_environment, needs
 from pytest_llmperf.launch.slurm import controller
 from pytest_llmperf.launch.slurm.allocation import listed
-from pytest_llmperf.launch.slurm.node_failures import ended_nodes, word
-from pytest_llmperf.launch.slurm.srun import Srun
-from pytest_llmperf.launch.slurm.step_outcome import wait_for
-from pytest_llmperf.launch.slurm.warm_offer import Offer
+from pytest_llmperf.launch.slurm.cluster import Srun
+from pytest_llmperf.launch.slurm.step_outcome import ended_nodes, wait_for, word
 
 # A node takes seconds to start a step; the first of a night, from a shared file system, more.
 _BEGIN_SECONDS = 60.0
@@ -26,6 +27,30 @@ _BEGIN_SECONDS = 60.0
 _END_SECONDS = 30.0
 # After so many there is something about this site that somebody has to look at.
 _MOST_STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """From what the nodes of a launch may fork their parts of it."""
+
+    name: str
+    """By which they find their servers."""
+    needs: tuple[str, ...]
+    """See ``LaunchOrder``."""
+    is_required: bool
+    """Whether a node that has to begin cold must not begin."""
+
+    def words(self) -> list[str]:
+        """For a command line."""
+        return ["warm" if self.is_required else "auto", self.name, *self.needs]
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Offer | None:
+        """What ``words`` were made from; of none there is none."""
+        if not words:
+            return None
+        start, name, *needs = words
+        return cls(name=name, needs=tuple(needs), is_required=start == "warm")
 
 
 class NodeServers:
@@ -107,10 +132,9 @@ class _Step:
         self._folder, self._log = folder, folder / "srun.log"
         self._until = time.monotonic() + _BEGIN_SECONDS
         environment = lasting_environment(os.environ, {})
-        path = [package_path(), *filter(None, [environment.get("PYTHONPATH")])]
-        environment |= {"PYTHONPATH": os.pathsep.join(path)}
+        environment |= python_path(package_path(), environment)
         if srun.on_cpu:
-            environment |= {"CUDA_VISIBLE_DEVICES": ""}
+            environment |= NO_GPU
         command = [
             # Each lasts for itself: neither a node nor a server that fails ends the others.
             *srun.words(nodes, "--wait=0", "--no-kill", name=self.name, gpus_per_node=srun.cluster.gpus_per_node),

@@ -1,28 +1,127 @@
 """What became of a launch on several nodes: whose word is missing decides, logs are only quoted.
 
 The shared file system may show files late, some only after the folder was listed anew: what must come is waited for.
+When SLURM gives one node of a step up, it kills the ranks on the others at once: the node that went silent may be a
+healthy one, and the broken one, where nobody can kill anything, may even have left its last word.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.launch import outcome
-from pytest_llmperf.launch.health import sum_of_known
+from pytest_llmperf.launch.device import NETWORK
 from pytest_llmperf.launch.process import Ended
-from pytest_llmperf.launch.slurm import controller, node_failures
-from pytest_llmperf.launch.slurm.allocation import listed
-from pytest_llmperf.launch.slurm.node_agent import UNWRITABLE
+from pytest_llmperf.launch.slurm import controller
+from pytest_llmperf.launch.slurm.allocation import AllocationError, expand_nodes, listed
+from pytest_llmperf.launch.watch import sum_of_known
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.redaction import without_secrets
+
+_FAILED = re.compile(r"srun: error: .*(?:Node failure on|failed on node) ([^\s:]+)")
+_TASK_ENDED = re.compile(r"srun: error: ([^\s:]+): tasks? [\d,-]+:")
+# From here on srun ends what still runs.
+_SRUN_ENDS = re.compile(r"First task exited|Terminat\w* StepId|Job step aborted|forcing job termination")
+
+_GONE = re.compile(r"down|not_responding|\*|unknown")
+# An administrator may have said so of a node that still works.
+_LEAVING = re.compile(r"drain|fail")
+
+# Ends what srun says, after what it means.
+_NO_REASON = re.compile(r'srun: error: \S+: tasks? [\d,-]+: Exited with|Try "srun --help"')
+
+
+def failed_nodes(log: str) -> set[str]:
+    """Nodes that srun says have failed."""
+    return _nodes(_FAILED.findall(log))
+
+
+def ended_nodes(log: str) -> set[str]:
+    """Nodes whose task srun says has ended badly."""
+    return _nodes(_TASK_ENDED.findall(log))
+
+
+def is_gone(state: str) -> bool:
+    """Whether SLURM calls a node so that it cannot work."""
+    return bool(_GONE.search(state))
+
+
+def broken(nodes: Sequence[str], silent: Collection[str], states: Mapping[str, str], log: str) -> list[str]:
+    """Those of a launch's ``nodes`` that broke it; ``silent`` left no last word, ``states`` are SLURM's."""
+    failed = failed_nodes(log)
+    gone = [
+        node
+        for node in nodes
+        if node in failed or is_gone(states.get(node, "")) or (node in silent and _LEAVING.search(states.get(node, "")))
+    ]
+    ended_by_themselves = _nodes(_TASK_ENDED.findall(_SRUN_ENDS.split(log)[0])) & {*silent}
+    return gone or [node for node in nodes if node in (ended_by_themselves or silent)]
+
+
+def word(lines: Iterable[str]) -> str:
+    """srun's last word that gives a reason; else its last; empty where it said nothing."""
+    said = [line.strip() for line in lines if line.strip()]
+    return ([line for line in said if not _NO_REASON.match(line)] or said or [""])[-1]
+
+
+def _nodes(lists: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for text in lists:
+        try:
+            found |= {*expand_nodes(text)}
+        except AllocationError:
+            continue
+    return found
+
+
+# srun tells of a node whose slurmd is gone after 11 s; of one that hangs, never.
+_ASK_SECONDS = 90.0
+_STEP = "llmperf-alive"
+
+
+def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``nodes`` that fail at a step which needs nothing: no container, no Python, no shared folder.
+
+    A node that starts it is as good as another start of the job would find it.
+    """
+    states = controller.node_states(nodes) if nodes else {}
+    gone = {node for node in nodes if is_gone(states.get(node, ""))}
+    asked = [node for node in nodes if node not in gone]  # for a step with one that is down, srun would wait
+    silent = _unanswered(asked)
+    return tuple(node for node in nodes if node in gone or node in silent)
+
+
+def _unanswered(nodes: Sequence[str]) -> set[str]:
+    if not nodes:
+        return set()
+    size = len(nodes)
+    command = [
+        *("srun", f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"),
+        *("--overlap", "--input=none", f"--job-name={_STEP}", "--cpu-bind=none", "--kill-on-bad-exit=0"),
+        *("printenv", "SLURMD_NODENAME"),
+    ]
+    try:
+        done = controller.run_step(command, _ASK_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        controller.cancel_step(os.environ.get("SLURM_JOB_ID", ""), _STEP)
+        return {*nodes} - {*(error.stdout or b"").decode(errors="replace").split()}
+    except OSError:
+        return set()  # nobody could be asked
+    return failed_nodes(done.stderr)
+
+
+#: Exit code of a node's agent that could not leave its word in the folder: the only other way to tell.
+UNWRITABLE = 74
 
 # What was written must come: attributes may be cached for a minute. What may never have been written gets less.
 LATE_SECONDS = 90.0
@@ -43,7 +142,7 @@ class Aftermath:
     @property
     def said(self) -> str:
         """srun's last word."""
-        return node_failures.word(self.failure.tail) or "it did not say why"
+        return word(self.failure.tail) or "it did not say why"
 
 
 def gather(
@@ -73,7 +172,9 @@ def gather(
         message = f"{result.message} within {LATE_SECONDS:.0f} s; all nodes must share the file system of its folder"
         return replace(result, message=message)
     if timed_out:
-        return replace(result, message=result.message + _silent(nodes, ends))
+        silent = [node for node in nodes if node not in ends]
+        but = f"; no word from {listed(silent)}" if silent and ends else ""
+        return replace(result, message=result.message + but)
     return _broken(folder, nodes, ends, result, ended.returncode)
 
 
@@ -81,15 +182,16 @@ def _broken(
     folder: Path, nodes: Sequence[str], ends: Mapping[str, Any], failure: Failure, returncode: int
 ) -> Failure | Aftermath:
     """Whether the nodes or their work broke the launch."""
-    log = _text(folder / "srun.log")
+    log = "\n".join(outcome.lines_of(folder / "srun.log"))
+    tail = outcome.tidy(log.splitlines())[-6:]
     if failure.kind == "unwritable":
         return failure  # a node that cannot leave its word looks like one that went silent
     if f"exit code {UNWRITABLE}" in f"{log}\nexit code {returncode}":
         message = f"{folder} could not be written to on a node; {failure.message}"
-        return replace(failure, kind="unwritable", message=message, tail=_last_lines(log))
+        return replace(failure, kind="unwritable", message=message, tail=tail)
     lost = _lost(folder, nodes, ends, log)
     if lost:
-        failure = replace(failure, kind="node-failure", message="; ".join([*lost.values()][:4]), tail=_last_lines(log))
+        failure = replace(failure, kind="node-failure", message="; ".join([*lost.values()][:4]), tail=tail)
         nobody_began = not any((folder / f"node-{node}.json").exists() for node in nodes)
         return Aftermath(failure, lost, nobody_began)
     return _reworded(folder, failure, ends, nodes)
@@ -142,11 +244,11 @@ def worst(healths: Any) -> Health:
 def _lost(folder: Path, nodes: Sequence[str], ends: Mapping[str, Any], log: str) -> dict[str, str]:
     """Nodes that broke the launch, each with what is told of it; none where all left their last words."""
     silent = [node for node in nodes if node not in ends]
-    if not silent and node_failures.failed_nodes(log).isdisjoint(nodes):
+    if not silent and failed_nodes(log).isdisjoint(nodes):
         return {}
     states = controller.node_states(nodes)
     told = {}
-    for node in node_failures.broken(nodes, silent, states, log):
+    for node in broken(nodes, silent, states, log):
         what = "went silent" if (folder / f"node-{node}.json").exists() else "did not begin"
         what = what if node in silent else "was given up"
         told[node] = f"node {node} {what}" + (f" (SLURM: {states[node]})" if states.get(node) else "")
@@ -167,15 +269,10 @@ def _reworded(folder: Path, failure: Failure, ends: Mapping[str, Any], nodes: Se
     if len(nodes) > 1 and not any(folder.glob("rank-*.pid")):
         message = (
             f"no rank began: {listed(nodes)} did not meet; can they reach the first one's address and port, "
-            "and is NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME) the right network?"
+            f"and is {NETWORK} the right network?"
         )
         return replace(failure, kind="rendezvous", message=message)
     return failure
-
-
-def _silent(nodes: Sequence[str], ends: Mapping[str, Any]) -> str:
-    silent = [node for node in nodes if node not in ends]
-    return f"; no word from {listed(silent)}" if silent and len(silent) < len(nodes) else ""
 
 
 def _join_logs(folder: Path, nodes: Sequence[str]) -> None:
@@ -185,18 +282,6 @@ def _join_logs(folder: Path, nodes: Sequence[str]) -> None:
         for part in parts:
             if part.exists():
                 joined.write(part.read_bytes())
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _last_lines(log: str) -> tuple[str, ...]:
-    lines = map(without_secrets, log.splitlines())  # what is cut is no longer known for a secret
-    return tuple("".join(c for c in line if c.isprintable())[:160] for line in lines if line.strip())[-6:]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def finish(session: PerfSession, pytest_session: pytest.Session) -> None:
         session.config.workeroutput["llmperf"] = session.coverage.to_dict()
         session.config.workeroutput["llmperf_collected"] = sorted(session.collected)
         return
-    if session.job is not None:
+    if session.in_job:
         session.job.note_spent()
     if session.ends_with:
         pytest_session.exitstatus = session.ends_with

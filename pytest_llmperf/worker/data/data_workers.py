@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pytest_llmperf.worker.warm import lineage
+from pytest_llmperf.worker.warm import linux
 
 # Its end is a matter of milliseconds after that of its pipe.
 _SECONDS = 1.0
@@ -34,18 +34,18 @@ def bind(loader: Any) -> None:
 
 
 def _begin(rank: int, own: Callable[[int], None] | None, number: int) -> None:
-    lineage.die_with(rank, signal.SIGKILL)
+    linux.die_with(rank, signal.SIGKILL)
     if own is not None:
         own(number)
 
 
-def seen(loader: Any, device_type: str) -> dict[str, Any]:
+def seen(loader: Any, *, on_gpu: bool) -> dict[str, Any]:
     """What of fetching ``loader`` really has, for the evidence."""
     return {
         "data_workers": loader.num_workers,
         "data_prefetch": loader.prefetch_factor,
         # Without an accelerator PyTorch pins nothing, whatever it is asked for.
-        "data_pinned": bool(loader.pin_memory) and device_type == "cuda",
+        "data_pinned": bool(loader.pin_memory) and on_gpu,
     }
 
 

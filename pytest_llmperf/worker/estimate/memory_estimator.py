@@ -37,7 +37,7 @@ from pytest_llmperf.worker.build import (
     replicas_and_shards,
 )
 from pytest_llmperf.worker.estimate.caching_allocator import GRANULE, Recording, parts_at_peak
-from pytest_llmperf.worker.estimate.cuda_emulation import CudaFunctions, as_on_cuda
+from pytest_llmperf.worker.estimate.gpu_emulation import GpuFunctions, as_on_gpu
 from pytest_llmperf.worker.estimate.operator_counter import Counter, OperatorCounter, on_this_rank
 
 # FSDP on one rank of many that are not there: accelerate and FSDP divide a model of fake tensors as they do on GPUs.
@@ -126,7 +126,7 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
         ranks = stack.enter_context(among_ranks(spec)) if sharded else None
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         called = operators.called if operators else _nobody
-        stack.enter_context(as_on_cuda(liger=spec.liger, masks=attention == spec.attention, called=called))
+        stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=called))
         model = AutoModelForCausalLM.from_config(
             hf_config, dtype=DTYPES[spec.model_precision], attn_implementation=attention
         )
@@ -145,7 +145,7 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
     return parts
 
 
-def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], CudaFunctions]) -> None:
+def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], GpuFunctions]) -> None:
     """Recomputation and Liger, as the Trainer switches them on."""
     if spec.gradient_checkpointing:
         kwargs = {"use_reentrant": False, "context_fn": partial(_recomputation, spec, functions)}
@@ -159,7 +159,7 @@ def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], CudaFunctions]
 _Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
-def _recomputation(spec: TrainSpec, functions: Callable[[], CudaFunctions]) -> _Contexts:
+def _recomputation(spec: TrainSpec, functions: Callable[[], GpuFunctions]) -> _Contexts:
     """What a layer's first pass and its second one run in: the second is computed as the first."""
     first, second = nullcontext(), nullcontext()
     if spec.checkpointing_policy == "selective":
@@ -246,10 +246,10 @@ def _update(optimizer: torch.optim.Optimizer, counter: Counter) -> None:
     optimizer.zero_grad()
 
 
-def _functions(spec: TrainSpec, counter: Counter) -> Callable[[], CudaFunctions]:
+def _functions(spec: TrainSpec, counter: Counter) -> Callable[[], GpuFunctions]:
     called = counter.operators.called if counter.operators else _nobody
     fused = spec.sdpa_backend != "math"
-    return partial(CudaFunctions, _autocast(spec), counter.vocabulary_size, fused=fused, called=called)
+    return partial(GpuFunctions, _autocast(spec), counter.vocabulary_size, fused=fused, called=called)
 
 
 def _nobody(_name: str) -> None:

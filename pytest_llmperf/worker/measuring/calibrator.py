@@ -11,10 +11,9 @@ import operator
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,6 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pytest_llmperf.observe import device as gpu
+from pytest_llmperf.observe.instruments import Clock
 from pytest_llmperf.records.calibration import (
     ALL_REDUCE,
     BF16_PRODUCT,
@@ -35,16 +36,7 @@ from pytest_llmperf.records.calibration import (
 from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.json_fields import typed
-from pytest_llmperf.worker.environment import device_name, driver
-from pytest_llmperf.worker.measuring.instruments import (
-    Clock,
-    CudaClock,
-    GpuSensors,
-    HostClock,
-    disturbances,
-    mean,
-    sensors,
-)
+from pytest_llmperf.worker.environment import device_name
 
 # The file that keeps a device's calibration from launch to launch of a day.
 
@@ -159,7 +151,7 @@ def calibrated(
     """
     file = f"{_name(device)}.json"
     paths = [each / file for each in (folder, of_run) if each is not None]
-    with sensors(device) as sensed:
+    with gpu.sensors(device) as sensed:
         limit = sensed.power_limit_watts
     today, versions, boot = time.strftime("%Y-%m-%d", time.gmtime()), _versions(device), boot_id()
     kept = (each for each in map(read, paths) if each and each.serves(today, boot, limit, versions))
@@ -179,12 +171,9 @@ def calibrated(
 
 def _has_room(device: torch.device) -> bool:
     """On the devices of all ranks: one that waits for an exchange with one that has none would wait for ever."""
-    if device.type != "cuda":
+    if not gpu.is_gpu(device):
         return True
-    free, total = torch.cuda.mem_get_info(device)
-    # A limit that the run was given is a share of the device, of which some may be taken.
-    allowed = torch.cuda.get_per_process_memory_fraction(device) * total - torch.cuda.memory_reserved(device)
-    return not _of_all(float(min(free, allowed) < _ROOM_BYTES), device)
+    return not _of_all(float(gpu.available_bytes(device) < _ROOM_BYTES), device)
 
 
 def calibrate(device: torch.device) -> Calibration:
@@ -193,18 +182,18 @@ def calibrate(device: torch.device) -> Calibration:
     All ranks of a process group have to call it together.
     """
     made_at = time.strftime(TIME_FORMAT, time.gmtime())
-    sizes = _GPU if device.type == "cuda" else _CPU
+    sizes = _GPU if gpu.is_gpu(device) else _CPU
     random = torch.Generator(device)  # its own: the training's numbers are those that it would have had
     random.manual_seed(_SEED)
     steady: dict[str, Sequence[float]] = {}
-    with sensors(device) as sensed:
+    with gpu.sensors(device) as sensed:
 
         def measure(name: str, make: Callable[[], Work]) -> None:
             steady[name] = _steady(make, device, sizes, name, sensed)
 
         measure(BF16_PRODUCT, lambda: _product(torch.bfloat16, sizes, device, random))
         loaded = tuple(sensed.looks)
-        with _without_tf32():
+        with gpu.without_tf32():
             measure(FP32_PRODUCT, lambda: _product(torch.float32, sizes, device, random))
         measure(COPY, lambda: _copy(sizes, device))
         if _world_size() > 1:
@@ -214,18 +203,18 @@ def calibrate(device: torch.device) -> Calibration:
         made_at=made_at,
         seconds={name: fmean(times) for name, times in steady.items()},
         versions=_versions(device),
-        sm_clock_mhz=round(mean([look.clock_mhz for look in loaded]), 1),
-        power_watts=round(mean([look.milliwatts for look in loaded]) / 1000, 1),
+        sm_clock_mhz=round(gpu.mean([look.clock_mhz for look in loaded]), 1),
+        power_watts=round(gpu.mean([look.milliwatts for look in loaded]) / 1000, 1),
         temperature_celsius=max((look.temperature or 0.0 for look in loaded), default=0.0),
         power_limit_watts=limit,
-        trouble="; ".join([*disturbances(looks), *unsteady(_judged(steady, device))]),
+        trouble="; ".join([*gpu.disturbances(looks), *unsteady(_judged(steady, device))]),
         procedure=PROCEDURE,
     )
 
 
 def _judged(steady: Mapping[str, Sequence[float]], device: torch.device) -> Mapping[str, Sequence[float]]:
     """The work that has to be steady: a CPU's times are noise, and an exchange waits for others."""
-    return {name: times for name, times in steady.items() if device.type == "cuda" and name != ALL_REDUCE}
+    return {name: times for name, times in steady.items() if gpu.is_gpu(device) and name != ALL_REDUCE}
 
 
 def unsteady(steady: Mapping[str, Sequence[float]]) -> list[str]:
@@ -252,10 +241,10 @@ def _tapered_mean(times: Sequence[float]) -> float:
 
 
 def _steady(
-    make: Callable[[], Work], device: torch.device, sizes: _Sizes, name: str, sensed: GpuSensors
+    make: Callable[[], Work], device: torch.device, sizes: _Sizes, name: str, sensed: gpu.GpuSensors
 ) -> list[float]:
     """Seconds of one repetition in each batch of the steady part; what the work has held is freed."""
-    clock: Clock[Any] = CudaClock() if device.type == "cuda" else HostClock()
+    clock = gpu.clock_of(device)
     length, batch, work = sizes.lengths[name], sizes.batch_seconds, make()
     work()
     clock.wait()
@@ -281,8 +270,7 @@ def _steady(
     clock.wait()
     times = [clock.between(a, b) / repeats for a, b in zip(marks[num_warm:], marks[num_warm + 1 :], strict=False)]
     del work
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # the training's peak is its own, and what it finds is as if nothing had been here
+    gpu.give_back(device)
     return times
 
 
@@ -310,24 +298,6 @@ def _exchange(sizes: _Sizes, device: torch.device) -> Work:
     return lambda: dist.all_reduce(values)
 
 
-@contextmanager
-def _without_tf32() -> Iterator[None]:
-    """fp32 products are fp32 inside, and what they were after it."""
-    products = torch.backends.cuda.matmul
-    precision = getattr(products, "fp32_precision", None)  # since torch 2.9
-    try:
-        allowed = products.allow_tf32
-    except RuntimeError:  # it was set in the newer way alone, and the older one must not be asked
-        allowed = False
-    products.allow_tf32 = False
-    try:
-        yield
-    finally:
-        products.allow_tf32 = allowed
-        if precision is not None:
-            products.fp32_precision = precision
-
-
 def _world_size() -> int:
     return int(dist.get_world_size()) if dist.is_initialized() else 1
 
@@ -343,8 +313,8 @@ def _of_all(value: float, device: torch.device) -> float:
 
 def _name(device: torch.device) -> str:
     """What tells the device apart, and how many work beside it: each width has its own exchange, power and air."""
-    if device.type == "cuda":
-        name = str(torch.cuda.get_device_properties(device).uuid)
+    if gpu.is_gpu(device):
+        name = gpu.gpu_uuid(device)
     else:
         # Ranks share the CPU, and each has its own calibration.
         rank = f" rank {dist.get_rank()}" if _world_size() > 1 else ""
@@ -354,15 +324,4 @@ def _name(device: torch.device) -> str:
 
 def _versions(device: torch.device) -> dict[str, str]:
     versions = {"torch": str(torch.__version__)}
-    if device.type != "cuda":
-        return versions
-    cublas = filter(None, map(_distribution, ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu11")))
-    known = {"cuda": torch.version.cuda, "cublas": next(cublas, ""), "driver": driver()}
-    return versions | {name: str(version) for name, version in known.items() if version}
-
-
-def _distribution(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
+    return versions | gpu.product_versions() if gpu.is_gpu(device) else versions

@@ -12,6 +12,8 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from pytest_llmperf.observe import device as gpu
+
 _BATCHES, _WARM_BATCHES = 3, 1
 
 
@@ -21,8 +23,7 @@ def sing(device: torch.device) -> dict[str, float]:
     A copied byte counts twice, read and written; all-reduce by its bus bandwidth, 2·(n-1)/n of its bytes.
     """
     rates = _rates(device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # the training's peak is its own
+    gpu.give_back(device)
     return {name: round(rate, -6) for name, rate in rates.items()}
 
 
@@ -32,9 +33,9 @@ def slowest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _rates(device: torch.device) -> dict[str, float]:
-    cuda = device.type == "cuda"
-    size, elements, repeats = (8192, 2**28, 10) if cuda else (512, 2**21, 5)
-    dtype = torch.bfloat16 if cuda else torch.float32
+    on_gpu = gpu.is_gpu(device)
+    size, elements, repeats = (8192, 2**28, 10) if on_gpu else (512, 2**21, 5)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
     a, b = torch.ones(size, size, dtype=dtype, device=device), torch.ones(size, size, dtype=dtype, device=device)
     out = torch.empty_like(a)
     rates = {"matmul_flops": 2 * size**3 / _seconds(lambda: torch.matmul(a, b, out=out), device, repeats)}
@@ -53,15 +54,10 @@ def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> 
     """Of one repetition: the median of a few batches, after one that warms up."""
     batches = []
     for _ in range(_WARM_BATCHES + _BATCHES):
-        _wait(device)
+        gpu.wait(device)
         start = time.perf_counter()
         for _ in range(repeats):
             work()
-        _wait(device)
+        gpu.wait(device)
         batches.append((time.perf_counter() - start) / repeats)
     return median(batches[_WARM_BATCHES:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

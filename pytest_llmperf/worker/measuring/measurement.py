@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, Trainer
 
+from pytest_llmperf.observe.instruments import Clock, Instant, Memory
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, looks, why_end
@@ -26,7 +27,6 @@ from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import DTYPES
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.data.training_data import TrainingData
-from pytest_llmperf.worker.measuring.instruments import Clock, Instant, Memory
 from pytest_llmperf.worker.request import Later, Trained
 
 # Stopping: ends a launch once more steps would say nothing that matters, every rank at the same step.

@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
+from pytest_llmperf.observe.device import is_gpu
 from pytest_llmperf.settings.small_spec import SEQUENCES
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.units import GIB
@@ -313,7 +314,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
             seen=seen,
         )
         seen.decaying = frozenset(map(plain_name, trainer.get_decay_parameter_names(model)))
-        if device.type == "cuda":
+        if is_gpu(device):
             force_tf32(spec)
         trainer.train()
     return seen

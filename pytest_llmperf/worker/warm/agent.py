@@ -13,14 +13,15 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.worker.warm import lineage
-from pytest_llmperf.worker.warm.resident_pages import Run, read_pages
+from pytest_llmperf.worker.warm import linux
+from pytest_llmperf.worker.warm.gpu_answers import no_gpus
+from pytest_llmperf.worker.warm.linux import Run, read_pages
 
 # torchrun asks ten times a second by itself; a rank that has ended waits for that.
 _MONITOR_SECONDS = 0.05
@@ -46,7 +47,7 @@ class Order:
 def run_agent(order: Order, log: int, server: int) -> int:
     """Run torchrun in this process, which ``server`` forked, with its output in ``log``; torchrun's exit code."""
     os.setsid()
-    lineage.die_with(server, signal.SIGTERM)
+    linux.die_with(server, signal.SIGTERM)
     _redirect(log)
     os.environ.clear()
     os.environ.update(order.environment)
@@ -60,7 +61,7 @@ def run_agent(order: Order, log: int, server: int) -> int:
         _tell_error()
         return 1
     finally:
-        _flush()
+        flush()
 
 
 def _redirect(log: int) -> None:
@@ -98,25 +99,9 @@ def _torchrun(order: Order) -> None:
         arguments.rdzv_id = str(uuid.uuid4())
     _hurry(alone=arguments.standalone)
     _end_with_the_ranks()
-    with _no_cuda():
+    with no_gpus():
         config, _, _ = run.config_from_args(arguments)
     record(lambda: elastic_launch(config, run_rank)(order, os.getpid()))()
-
-
-@contextmanager
-def _no_cuda() -> Iterator[None]:
-    """torchrun asks whether there are GPUs, which would initialise CUDA in the parent of the ranks.
-
-    It asks for the sake of a binding to NUMA nodes, which only ``--numa-binding`` switches on outside of Meta.
-    """
-    import torch  # noqa: PLC0415
-
-    own = torch.cuda.is_available
-    torch.cuda.is_available = lambda: False
-    try:
-        yield
-    finally:
-        torch.cuda.is_available = own
 
 
 def _hurry(*, alone: bool) -> None:
@@ -160,7 +145,7 @@ def run_rank(order: Order, agent: int) -> None:
 
     os.setsid()  # as torchrun gives each command one
     # Sooner than the heartbeat would see it, and without a reason left behind that is none.
-    lineage.die_with(agent, signal.SIGKILL)
+    linux.die_with(agent, signal.SIGKILL)
     for number in _TORCHRUNS_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -173,7 +158,7 @@ def run_rank(order: Order, agent: int) -> None:
         main(Path(order.folder))
     except KeyboardInterrupt:  # torch takes it for a good end
         _tell_error()
-        _flush()
+        flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except SystemExit:
@@ -182,8 +167,9 @@ def run_rank(order: Order, agent: int) -> None:
         _tell_error()  # here, while standard error is the rank's own log
         raise
     finally:
-        _exit_handlers()
-        _flush()
+        run_handlers: Any = atexit._run_exitfuncs  # noqa: SLF001 - a fork runs none at its end, and there is no other way
+        run_handlers()
+        flush()
 
 
 def _close_torchruns() -> None:
@@ -201,13 +187,8 @@ def _tell_error() -> None:
         sys.excepthook(kind, error, trace)
 
 
-def _exit_handlers() -> None:
-    """What a fresh interpreter does at its end, and a forked one does not."""
-    run_all: Any = atexit._run_exitfuncs  # noqa: SLF001 - there is no public way
-    run_all()
-
-
-def _flush() -> None:
+def flush() -> None:
+    """Leave nothing in this process that a fork would write too."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -1,6 +1,6 @@
 """``python -m pytest_llmperf.worker.warm.fork_server FD PARENT``: it has imported everything, and forks launches.
 
-It trains nothing, initialises no CUDA and has one thread, so that what it forks begins as a fresh process does. It is
+It trains nothing, initialises no GPU and has one thread, so that what it forks begins as a fresh process does. It is
 told what to do over the socket pair at FD, by messages of JSON, and ends with whoever is at the other end:
 
     to it    {"do": "branch", "needs": ["family:llama", "liger"]} and the branch's own socket: a fork that imports these
@@ -24,19 +24,58 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.machinery import ExtensionFileLoader, SourceFileLoader
+from types import ModuleType
 from typing import Any, NoReturn
 
 from pytest_llmperf.support.channel import Channel, ChannelClosedError, Message
 from pytest_llmperf.support.garbage import uncollected
 from pytest_llmperf.worker import installed
-from pytest_llmperf.worker.warm import cuda_answers, lineage, preload
-from pytest_llmperf.worker.warm.agent import Order, run_agent
-from pytest_llmperf.worker.warm.cuda_answers import CudaAnswers, NoAnswersError
-from pytest_llmperf.worker.warm.import_watch import ImportWatch
-from pytest_llmperf.worker.warm.resident_pages import Run, resident_runs
+from pytest_llmperf.worker.warm import gpu_answers, linux, preload
+from pytest_llmperf.worker.warm.agent import Order, flush, run_agent
+from pytest_llmperf.worker.warm.gpu_answers import GpuAnswers, NoAnswersError
+from pytest_llmperf.worker.warm.linux import Run, resident_runs
+
+
+class ImportWatch:
+    """Looks after each module's code has run; the innermost module is the one to be named."""
+
+    def __init__(self, is_unfit: Callable[[], bool]) -> None:
+        self._is_unfit = is_unfit
+        self.culprit = ""
+        """The module whose code made this process unfit, while it is; empty where no module's did."""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While this lasts. Loaders are what they were afterwards: no module keeps a trace of it."""
+        before = {kind: vars(kind).get("exec_module") for kind in (SourceFileLoader, ExtensionFileLoader)}
+        for kind in before:
+            setattr(kind, "exec_module", self._watched(kind.exec_module))  # noqa: B010 - to mypy a method stays
+        try:
+            yield
+        finally:
+            for kind, own in before.items():
+                if own is None:
+                    delattr(kind, "exec_module")
+                else:
+                    setattr(kind, "exec_module", own)  # noqa: B010
+
+    def _watched(self, execute: Any) -> Any:
+        def exec_module(loader: Any, module: ModuleType) -> None:
+            was_unfit = self._is_unfit()  # before anything was watched, or by nobody's code
+            try:
+                execute(loader, module)
+            finally:
+                if not self._is_unfit():
+                    self.culprit = ""  # what it started has ended again
+                elif not self.culprit and not was_unfit:
+                    self.culprit = module.__name__
+
+        return exec_module
+
 
 # As long as torchrun gives its ranks, and a little.
 _GRACE_SECONDS = 35.0
@@ -47,7 +86,7 @@ _POLL_SECONDS = 0.02
 class _Imported:
     """What this process has by imports."""
 
-    answers: CudaAnswers | None = None
+    answers: GpuAnswers | None = None
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables that imports have set, or removed."""
     pages: frozenset[Run] = frozenset()
@@ -67,9 +106,9 @@ class ForkServer:
     def serve(self, needs: Sequence[str] | None) -> NoReturn:
         """Import (``None``: what every rank does), tell of it, and do what is asked until nobody asks any more."""
         try:
-            lineage.adopt_orphans()
+            linux.adopt_orphans()
             self._channel.send(self._imports(needs))
-            lineage.outlive_parent()  # from here on the channel tells that nobody is there, and agents are ended first
+            linux.outlive_parent()  # from here on the channel tells that nobody is there, and agents are ended first
             while True:
                 select.select([self._channel.fileno(), self._children.fileno()], [], [])
                 self._reap()
@@ -88,7 +127,7 @@ class ForkServer:
                 stack.enter_context(uncollected())
                 if needs is None:
                     importlib.import_module("torch")  # it asks nothing, and is there to be answered for only then
-                    self._imported.answers = CudaAnswers.asked()
+                    self._imported.answers = GpuAnswers.asked()
                 if self._imported.answers is not None:
                     stack.enter_context(self._imported.answers.given())
                 with self._imported.watch.watching():
@@ -108,7 +147,7 @@ class ForkServer:
         if refused:
             return {"refused": refused}
         self._imported.variables = {**self._imported.variables, **_changed(before, os.environ)}
-        if not cuda_answers.sees_gpus():  # else memory is the card's
+        if not gpu_answers.sees_gpus():  # else memory is the card's
             self._imported.pages |= frozenset(resident_runs())
         # Or each rank's first collection, which is the Trainer's, before its first step, would look through all of it
         # and copy each page that holds an object. What imports left as garbage, some thousand objects, stays with them:
@@ -144,7 +183,7 @@ class ForkServer:
         with self._fork() as (parent, pid):
             if not pid:
                 channel = Channel(socket.socket(fileno=message.files[0]))
-                lineage.die_with(parent, signal.SIGTERM)
+                linux.die_with(parent, signal.SIGTERM)
                 ForkServer(channel, self._imported).serve(message.content["needs"])
         self._branches.add(pid)
 
@@ -168,7 +207,7 @@ class ForkServer:
     @contextlib.contextmanager
     def _fork(self) -> Iterator[tuple[int, int]]:
         """Of the process that forks its pid, and ``os.fork``'s answer; in the fork nothing of the server is open."""
-        _flush()
+        flush()
         parent = os.getpid()
         # Until its handlers are its own: a signal meant for the fork must not wake the parent.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
@@ -245,10 +284,8 @@ class _Children:
 
 def _unfit() -> str:
     """What makes this process one that must not be forked; empty where nothing does."""
-    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    knows = hasattr(cuda, "is_initialized")  # not while torch itself is imported
-    if cuda_answers.is_initialised() or (knows and cuda.is_initialized()):
-        return "CUDA was initialised"
+    if gpu_answers.is_initialised():
+        return gpu_answers.INITIALISED
     if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - after each of thousands of imports
         return f"a thread was started{_of_threads()}"
     return ""
@@ -274,17 +311,11 @@ def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str
     return {name: now.get(name) for name in names if before.get(name) != now.get(name)}
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-
-
 def main(arguments: Sequence[str]) -> NoReturn:
     """See above. PARENT is 0 where the thread that starts this process may end before it."""
     channel, parent = Channel(socket.socket(fileno=int(arguments[0]))), int(arguments[1])
     if parent:  # a hanging import looks at no channel
-        lineage.die_with(parent, signal.SIGTERM)
+        linux.die_with(parent, signal.SIGTERM)
     ForkServer(channel, _Imported()).serve(None)
 
 

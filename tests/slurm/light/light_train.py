@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
+from pytest_llmperf.observe.instruments import HostClock
 from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.measuring.instruments import HostClock
 from pytest_llmperf.worker.request import Request, Trained
 from pytest_llmperf.worker.step_marks import Burner
 from tests.fakes import evidence_of

@@ -16,7 +16,7 @@ from pytest_llmperf.cli.bisect.command import page
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.engine.bisection import Bisection
 from pytest_llmperf.judge.yardstick import Yardstick
-from pytest_llmperf.launch.candidates import version_history
+from pytest_llmperf.launch import histories
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.run.findings import Findings
@@ -39,7 +39,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     install()
     # The fake launcher knows sides by their interpreter, which has its version in its name.
-    monkeypatch.setattr(version_history.CommandHistory, "python", lambda _, candidate: f"python-{candidate.name}")
+    monkeypatch.setattr(histories.CommandHistory, "python", lambda _, candidate: f"python-{candidate.name}")
     yield
     mock.patch.stopall()
 
@@ -169,7 +169,7 @@ def test_a_checkout_that_is_not_as_committed_is_told(capsys: pytest.CaptureFixtu
     for text in ("one", "two"):
         subprocess.run([*who, "commit", "-q", "--allow-empty", "-m", text], cwd="project", check=True)
     Path("project/mine.py").write_text("")
-    with mock.patch("pytest_llmperf.launch.candidates.git_history.GitHistory.python", lambda _, one: one.name):
+    with mock.patch("pytest_llmperf.launch.histories.GitHistory.python", lambda _, one: one.name):
         assert bisect("--project", "project", "--good", "HEAD~1", "--bad", "HEAD", "--by", "counts") == 1
     assert "1 files of " in capsys.readouterr().err
 

@@ -20,8 +20,8 @@ from pytest_llmperf.cli.plan.command import Prediction, document, page, predicti
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import Named, named
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.launch import memory_estimate, prediction_process
-from pytest_llmperf.launch.memory_estimate import PredictionError
+from pytest_llmperf.launch import prediction as prediction_module
+from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.report.text import ASCII
 from tests.fakes import Fake, launch_of
 
@@ -156,7 +156,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         code = main(["plan", "--perf-baselines", str(BASELINES), *words])
         return code, *capsys.readouterr()
 
-    monkeypatch.setattr(memory_estimate, "predictions", predictions)
+    monkeypatch.setattr(prediction_module, "predictions", predictions)
     return called
 
 
@@ -228,7 +228,7 @@ tell(2)
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
 
-    monkeypatch.setattr(prediction_process, "started", started)
+    monkeypatch.setattr(prediction_module, "started", started)
     found = predictions([Named(TrainSpec(model="llama-tiny", micro_batch_size=size)) for size in (1, 2, 3, 4)])
     first = next(found)
     (tmp_path / "read").touch()

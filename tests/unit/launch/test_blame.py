@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.launch.slurm import node_failures
+from pytest_llmperf.launch.slurm import step_outcome
 
 GIVEN_UP = """\
 srun: cluster configuration lacks support for cpu binding
@@ -61,12 +61,12 @@ NODES = ("n1", "n2")
 def test_the_node_that_broke_is_blamed_and_not_one_that_was_ended_for_it(
     silent: list[str], states: dict[str, str], log: str, expected: list[str]
 ) -> None:
-    assert node_failures.broken(NODES, silent, states, log) == expected
+    assert step_outcome.broken(NODES, silent, states, log) == expected
 
 
 @given(silent=st.sets(st.sampled_from(NODES), min_size=1), log=st.text(), state=st.text())
 def test_whatever_srun_prints_somebody_is_blamed_whom_the_launch_had(silent: set[str], log: str, state: str) -> None:
-    found = node_failures.broken(NODES, silent, dict.fromkeys(NODES, state), f"srun: error: {log}\n{log}")
+    found = step_outcome.broken(NODES, silent, dict.fromkeys(NODES, state), f"srun: error: {log}\n{log}")
     assert found
     assert {*found} <= {*NODES}
 
@@ -81,4 +81,4 @@ def test_whatever_srun_prints_somebody_is_blamed_whom_the_launch_had(silent: set
     ],
 )
 def test_sruns_last_word_is_the_one_that_gives_a_reason(said: str, expected: str) -> None:
-    assert node_failures.word(said.splitlines()).endswith(expected)
+    assert step_outcome.word(said.splitlines()).endswith(expected)

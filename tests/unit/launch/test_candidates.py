@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.launch.candidates import git_history, place, version_history
-from pytest_llmperf.launch.candidates.errors import HistoryError, NoRoomError, NotMadeError
-from pytest_llmperf.launch.candidates.git_history import GitHistory
-from pytest_llmperf.launch.candidates.version_history import CommandHistory, PackageHistory
+from pytest_llmperf.launch import candidates, histories
+from pytest_llmperf.launch.candidates import HistoryError, NoRoomError, NotMadeError
+from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory
 from pytest_llmperf.records.candidate import Candidate
 
 # Each asks git, pip or an interpreter.
@@ -25,8 +24,8 @@ pytestmark = pytest.mark.processes
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    monkeypatch.setattr(git_history, "probed", lambda python: python)
-    monkeypatch.setattr(version_history, "probed", lambda python: python)
+    monkeypatch.setattr(histories, "probed", lambda python: python)
+    monkeypatch.setattr(histories, "probed", lambda python: python)
 
 
 class Project:
@@ -136,7 +135,7 @@ class TestGit:
     ) -> None:
         project.commit("one")
         project.commit("two")
-        monkeypatch.setattr(git_history, "_HAS_SAFE_PATH", False)
+        monkeypatch.setattr(histories, "_HAS_SAFE_PATH", False)
         history = GitHistory(project.folder)
         assert history.span("HEAD~1", "HEAD").candidates
         (project.folder / "below").mkdir()
@@ -224,7 +223,7 @@ class TestVersions:
 
     def test_the_index_lists_them_where_nobody_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         said = "transformers (5.0.0)\nAvailable versions: 5.0.0, 4.56.0, 4.55.0, 4.54.0\n  INSTALLED: 5.0.0\n"
-        monkeypatch.setattr(version_history, "run", lambda *_: said)
+        monkeypatch.setattr(histories, "run", lambda *_: said)
         span = PackageHistory("transformers").span("4.54.0", "5.0.0")
         assert [one.name for one in span.candidates] == ["4.55.0", "4.56.0", "5.0.0"]
         assert PackageHistory("transformers").span("4.54.0", "4.56.0").notes == ()
@@ -235,7 +234,7 @@ class TestVersions:
         def fails(*_: object) -> str:
             raise NotMadeError("pip: no network")
 
-        monkeypatch.setattr(version_history, "run", fails)
+        monkeypatch.setattr(histories, "run", fails)
         with pytest.raises(HistoryError, match=r"pip lists no versions, name them by --versions \(pip: no network\)"):
             PackageHistory("transformers").span("4.54.0", "5.0.0")
 
@@ -340,24 +339,24 @@ class TestCommands:
 
 class TestProbing:
     def test_one_without_torch_is_told(self, tmp_path: Path) -> None:
-        python = place.script(tmp_path / "python", ['echo \'["torch", "accelerate"]\''])
+        python = candidates.script(tmp_path / "python", ['echo \'["torch", "accelerate"]\''])
         with pytest.raises(NotMadeError, match=r"its Python has no torch$"):
-            place.probed(python)
+            candidates.probed(python)
 
     def test_one_that_has_all_is_taken(self, tmp_path: Path) -> None:
-        python = place.script(tmp_path / "python", ["echo '[]'"])
-        assert place.probed(python) == python
+        python = candidates.script(tmp_path / "python", ["echo '[]'"])
+        assert candidates.probed(python) == python
 
     @pytest.mark.parametrize("line", ["echo 'sh: no such image' >&2; exit 1", "exit 1"])
     def test_one_that_does_not_run_is_told(self, tmp_path: Path, line: str) -> None:
         why = "no such image" if "image" in line else "exit code 1"
         with pytest.raises(NotMadeError, match=rf"its Python does not run \(.*{why}\)"):
-            place.probed(place.script(tmp_path / "python", [line]))
+            candidates.probed(candidates.script(tmp_path / "python", [line]))
         with pytest.raises(NotMadeError, match="its Python does not run"):
-            place.probed(str(tmp_path / "none"))
+            candidates.probed(str(tmp_path / "none"))
 
     def test_it_asks_what_a_launch_imports(self) -> None:
-        said = subprocess.run([sys.executable, "-c", place._PROBE], capture_output=True, text=True, check=True)
+        said = subprocess.run([sys.executable, "-c", candidates._PROBE], capture_output=True, text=True, check=True)
         assert set(json.loads(said.stdout)) <= {"torch", "transformers", "accelerate"}
 
 
@@ -376,22 +375,22 @@ class TestPlaces:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            place.made("git", ["a"], broken)
-        folder = place.made("git", ["a"], lambda folder: (folder / "whole").touch())
+            candidates.made("git", ["a"], broken)
+        folder = candidates.made("git", ["a"], lambda folder: (folder / "whole").touch())
         assert sorted(path.name for path in folder.iterdir()) == ["complete", "whole"]
         # One that was killed leaves no mark either.
         (folder / "complete").unlink()
-        assert (place.made("git", ["a"], lambda folder: None) / "complete").exists()
+        assert (candidates.made("git", ["a"], lambda folder: None) / "complete").exists()
         assert not (folder / "whole").exists()
 
     def test_what_takes_too_long_ends_with_all_that_it_has_started(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(place, "_LONGEST", 0.5)
+        monkeypatch.setattr(candidates, "_LONGEST", 0.5)
         begun = time.monotonic()
         # The shell's child holds its output: whoever ends the shell alone waits for it.
         with pytest.raises(NotMadeError, match="took more than"):
-            place.run(["sh", "-c", "sleep 60 & echo $! > pid; wait"], cwd=tmp_path)
+            candidates.run(["sh", "-c", "sleep 60 & echo $! > pid; wait"], cwd=tmp_path)
         assert time.monotonic() - begun < 30
         child = int((tmp_path / "pid").read_text())
         while _runs(child):
@@ -401,11 +400,11 @@ class TestPlaces:
     @pytest.mark.parametrize("said", ["fatal: write error: No space left on device", "ok\nerror: Disk quota exceeded"])
     def test_a_full_disk_is_told_apart_whoever_met_it(self, said: str) -> None:
         with pytest.raises(NoRoomError):
-            place.run(["sh", "-c", f"printf '{said}' >&2; exit 1"])
+            candidates.run(["sh", "-c", f"printf '{said}' >&2; exit 1"])
 
     def test_a_full_cache_is_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(folder: Path) -> None:
             raise OSError(28, os.strerror(28))
 
         with pytest.raises(NoRoomError, match=r"cannot be made \(No space left on device\)$"):
-            place.made("git", ["a"], full)
+            candidates.made("git", ["a"], full)

@@ -13,9 +13,9 @@ from unittest import mock
 
 import pytest
 
-from pytest_llmperf.launch import disk_space, local, outcome
-from pytest_llmperf.launch.local import LaunchRequest
+from pytest_llmperf.launch import local, outcome, scratch
 from pytest_llmperf.launch.process import Ended
+from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
@@ -53,9 +53,9 @@ def test_a_launch_that_cannot_begin_for_want_of_room_says_so(tmp_path: Path, num
 
 
 def test_a_folder_with_room_has_nothing_to_tell_and_keeps_nothing(tmp_path: Path) -> None:
-    assert disk_space.unwritable(tmp_path) == ""
+    assert scratch.unwritable(tmp_path) == ""
     with room_for(100):
-        assert disk_space.unwritable(tmp_path) == f"{tmp_path} cannot be written to (File too large)"
+        assert scratch.unwritable(tmp_path) == f"{tmp_path} cannot be written to (File too large)"
     assert [*tmp_path.iterdir()] == []
 
 

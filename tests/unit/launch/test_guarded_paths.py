@@ -14,9 +14,8 @@ import pytest
 
 from pytest_llmperf.judge import store as store_module
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.launch import leases
-from pytest_llmperf.launch.candidates import place
-from pytest_llmperf.launch.candidates.errors import NotMadeError
+from pytest_llmperf.launch import candidates, machine
+from pytest_llmperf.launch.candidates import NotMadeError
 from pytest_llmperf.launch.scratch import remove_of_job, scratch
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.folders import new_run_folder
@@ -68,7 +67,7 @@ def refused(error: type[Exception], do: Callable[[], object], *words: str) -> No
 
 
 def lease() -> None:
-    with leases.lease_cpu(print):
+    with machine.lease_cpu(print):
         pass
 
 
@@ -95,8 +94,8 @@ class TestLeasesOfTwoUsers:
     @pytest.fixture(autouse=True)
     def folder(self, ground: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv("LLMPERF_LEASE_DIR", raising=False)
-        monkeypatch.setattr(leases, "_FOLDER", str(ground / "leases"))
-        monkeypatch.setattr(leases, "_POLL_SECONDS", 0.02)
+        monkeypatch.setattr(machine, "_FOLDER", str(ground / "leases"))
+        monkeypatch.setattr(machine, "_POLL_SECONDS", 0.02)
         return ground / "leases"
 
     def test_they_meet_in_a_sticky_folder_and_leave_nothing(self, folder: Path) -> None:
@@ -113,20 +112,20 @@ class TestLeasesOfTwoUsers:
             raise WaitedError(line)
 
         def wait() -> None:
-            with pytest.raises(WaitedError, match=rf"the CPU: in use by pid {holder} of root "), leases.lease_cpu(say):
+            with pytest.raises(WaitedError, match=rf"the CPU: in use by pid {holder} of root "), machine.lease_cpu(say):
                 pass
 
         holder = os.getpid()
-        with leases.lease_cpu(print, shared=shared):
+        with machine.lease_cpu(print, shared=shared):
             assert mode(folder / "cpu.lock") == 0o644
             as_user(ALICE, wait)
             if shared:
-                as_user(ALICE, lambda: leases.lease_cpu(say, shared=True).__enter__())
+                as_user(ALICE, lambda: machine.lease_cpu(say, shared=True).__enter__())
         as_user(ALICE, lease)
 
     def test_a_lock_that_its_owner_left_serves_others(self, folder: Path) -> None:
         def leave() -> None:
-            with leases.lease_cpu(print, shared=True):
+            with machine.lease_cpu(print, shared=True):
                 pass
 
         as_user(MALLORY, leave)
@@ -150,7 +149,7 @@ class TestLeasesOfTwoUsers:
         puts[kind]()
 
         def take() -> None:
-            with leases.lease_cpu(print, shared=shared):
+            with machine.lease_cpu(print, shared=shared):
                 pass
 
         as_user(ALICE, lambda: refused(OSError, take, "cpu.lock", "plain file", "LLMPERF_LEASE_DIR"))
@@ -184,7 +183,7 @@ class TestLeasesOfTwoUsers:
         assert mode(named) == 0o1777
 
     def test_a_lock_that_its_holder_removes_meanwhile_is_taken_anew(self, folder: Path) -> None:
-        with leases.lease_cpu(print):
+        with machine.lease_cpu(print):
             waiting = os.open(folder / "cpu.lock", os.O_RDONLY)
         fcntl.flock(waiting, fcntl.LOCK_EX)  # of a file that is no more
         lease()
@@ -264,7 +263,7 @@ class TestWhatOthersPrepared:
 def test_an_interpreter_that_others_made_is_not_run(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMPERF_CACHE_DIR", str(ground))
     prepared(ground / "candidates", "folder", ground)
-    make = lambda: place.made("venv", ["torch"], lambda _folder: None)  # noqa: E731
+    make = lambda: candidates.made("venv", ["torch"], lambda _folder: None)  # noqa: E731
     as_user(ALICE, lambda: refused(NotMadeError, make, f"belongs to user {MALLORY}"))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -20,11 +20,9 @@ from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.launch.slurm import allocation, controller
-from pytest_llmperf.launch.slurm.cluster import Cluster
-from pytest_llmperf.launch.slurm.site_options import SlurmOptions
-from pytest_llmperf.launch.slurm.srun import Srun
+from pytest_llmperf.launch.slurm.slurm_site import SlurmSite
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.run import slurm_job
+from pytest_llmperf.run import job as jobs
 from pytest_llmperf.run.journal import Journal, Kept
 from pytest_llmperf.support import signals
 from tests.fakes import Fake, launch_of
@@ -135,26 +133,26 @@ def clock() -> Iterator[Clock]:
         return told.start
 
     with (
-        mock.patch.object(slurm_job, "time", told),
+        mock.patch.object(jobs, "time", told),
         mock.patch.object(controller, "start_time", start_time),
-        mock.patch.object(slurm_job, "SlurmLauncher", lambda *_, budget_ends, **__: budget_ends),
     ):
         yield told
 
 
-def job_of(folder: Path, gpus: int, restarts: int = 0) -> slurm_job.Job:
-    job = slurm_job.Job(
-        folder, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}, (f"gpus{gpus}",), resume=True
+def job_of(folder: Path, gpus: int, restarts: int = 0) -> jobs.Job:
+    wanted: Any = None
+    site = SlurmSite(wanted, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)})
+    vars(site)["cluster"] = SimpleNamespace(
+        allocation=SimpleNamespace(job_id="7"), machine=SimpleNamespace(gpus=range(gpus))
     )
-    job.holds(gpus)
+    job = jobs.Job(folder, site, (f"gpus{gpus}",), resume=True)
+    job.charge()
     return job
 
 
-def budget_ends(job: slurm_job.Job, budget: float) -> float:
+def budget_ends(job: jobs.Job, budget: float) -> float:
     """In hours since the epoch."""
-    srun = Srun(cluster=cast("Cluster", SimpleNamespace(lost=())), options=SlurmOptions(), on_cpu=False)
-    ends = job.launcher(srun, None, budget_gpu_hours=budget, say=lambda _: None)
-    return cast("float", ends) / 3600
+    return cast("float", job.budget_ends(budget, lambda _: None)) / 3600
 
 
 class TestSpent:

@@ -22,9 +22,12 @@ import psutil
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch import health, leases, machine, outcome, process
-from pytest_llmperf.launch.local import LaunchRequest, LocalLauncher, worker_environment
-from pytest_llmperf.launch.machine import Gpu, Machine, select
+from pytest_llmperf.launch import device, machine, outcome, process
+from pytest_llmperf.launch.device import Gpu, select
+from pytest_llmperf.launch.local import LocalLauncher
+from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch.request import LaunchRequest, worker_environment
+from pytest_llmperf.launch.watch import HealthWatch
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.boot_id import boot_id
@@ -100,7 +103,7 @@ class TestMachine:
 
         monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=fail))
         assert machine.find_machine().gpus == ()
-        assert machine.foreign_processes(GPUS) == ()
+        assert device.foreign_processes(GPUS) == ()
 
     def test_no_nvml_package_means_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", None)
@@ -171,9 +174,9 @@ class TestMemoryErrors:
         self, monkeypatch: pytest.MonkeyPatch, uncorrected: list[int | None], rows: list[Any], new: int
     ) -> None:
         nvml = FakeNvml(list(uncorrected), list(rows))
-        monkeypatch.setattr(health, "nvml_session", lambda: nullcontext(nvml))
-        monkeypatch.setattr(health, "foreign_processes", lambda _: ())
-        with health.HealthWatch(GPUS[:1], list) as watch:
+        monkeypatch.setattr(device, "session", lambda: nullcontext(nvml))
+        monkeypatch.setattr(device, "foreign_processes", lambda _: ())
+        with HealthWatch(GPUS[:1], list) as watch:
             assert watch.health().memory_errors == new
 
 
@@ -192,20 +195,20 @@ class TestWhatWasSeenOfTheChip:
             nvmlDeviceGetTemperature=lambda *_: 60,
             nvmlDeviceGetCurrentClocksEventReasons=lambda _: 0x04 if clock.watts > 500 else 0x01,
         )
-        monkeypatch.setattr(health, "nvml_session", lambda: nullcontext(chip))
-        monkeypatch.setattr(health, "foreign_processes", lambda _: ())
+        monkeypatch.setattr(device, "session", lambda: nullcontext(chip))
+        monkeypatch.setattr(device, "foreign_processes", lambda _: ())
         monkeypatch.setattr(time, "time", lambda: clock.now)
         monkeypatch.setattr(time, "monotonic", lambda: clock.now)
         return clock
 
     @staticmethod
-    def _spend(clock: SimpleNamespace, watch: health.HealthWatch, progress: Progress, seconds: int) -> None:
+    def _spend(clock: SimpleNamespace, watch: HealthWatch, progress: Progress, seconds: int) -> None:
         for _ in range(seconds):
             watch.look(progress)
             clock.now, clock.joules = clock.now + 1, clock.joules + clock.watts
 
     def test_is_the_training_alone_though_its_end_is_told_late(self, clock: SimpleNamespace) -> None:
-        with health.HealthWatch(GPUS[:1], list) as watch:
+        with HealthWatch(GPUS[:1], list) as watch:
             self._spend(clock, watch, Progress(phase="building"), 3)
             self._spend(clock, watch, self.TRAINING, 10)
             ended, clock.watts, clock.mhz = clock.now - 0.5, 100.0, 345
@@ -215,12 +218,12 @@ class TestWhatWasSeenOfTheChip:
         assert (seen.power_watts, seen.sm_clock_mhz, seen.clock_reasons) == (600.0, 1500, {"power limit": 1.0})
 
     def test_is_all_of_it_where_nobody_tells_its_end(self, clock: SimpleNamespace) -> None:
-        with health.HealthWatch(GPUS[:1], list) as watch:
+        with HealthWatch(GPUS[:1], list) as watch:
             self._spend(clock, watch, self.TRAINING, 4)
             assert watch.health().power_watts == 600.0
 
     def test_is_nothing_before_the_first_step(self, clock: SimpleNamespace) -> None:
-        with health.HealthWatch(GPUS[:1], list) as watch:
+        with HealthWatch(GPUS[:1], list) as watch:
             self._spend(clock, watch, Progress(phase="training", step=0), 4)
             assert (watch.health().power_watts, watch.health().clock_reasons) == (0.0, {})
 
@@ -229,10 +232,10 @@ class TestLeases:
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "leases"))
-        monkeypatch.setattr(leases, "_POLL_SECONDS", 0.02)
+        monkeypatch.setattr(machine, "_POLL_SECONDS", 0.02)
 
     def test_two_leases_share_no_gpu(self) -> None:
-        with leases.lease_gpus(2, GPUS, print) as mine, leases.lease_gpus(2, GPUS, print) as theirs:
+        with machine.lease_gpus(2, GPUS, print) as mine, machine.lease_gpus(2, GPUS, print) as theirs:
             assert not set(mine) & set(theirs)
 
     def test_a_busy_gpu_is_waited_for_with_a_message_and_freed_by_a_kill(self) -> None:
@@ -248,7 +251,7 @@ class TestLeases:
                 assert holder.pid is not None
                 os.kill(holder.pid, signal.SIGKILL)
 
-            with leases.lease_gpus(1, GPUS, say) as mine:
+            with machine.lease_gpus(1, GPUS, say) as mine:
                 assert len(mine) == 1
         finally:
             holder.kill()
@@ -259,12 +262,12 @@ class TestLeases:
         def foreign(gpus: Any) -> tuple[str, ...]:
             return tuple("GPU 0: pid 7 (python)" for gpu in gpus if gpu.index == 0)
 
-        monkeypatch.setattr(leases, "foreign_processes", foreign)
+        monkeypatch.setattr(machine, "foreign_processes", foreign)
         said: list[str] = []
-        with leases.lease_gpus(3, GPUS, said.append) as mine:
+        with machine.lease_gpus(3, GPUS, said.append) as mine:
             assert [gpu.index for gpu in mine] == [1, 2, 3]
             assert said == []
-            with leases.lease_gpus(1, GPUS, said.append):
+            with machine.lease_gpus(1, GPUS, said.append):
                 assert "pid 7" in said[0]
 
     def test_what_nobody_times_shares_and_what_is_timed_waits_for_the_last_of_them(self) -> None:
@@ -275,15 +278,15 @@ class TestLeases:
             raise WaitedError(line)
 
         one = GPUS[:1]
-        with leases.lease_gpus(1, one, say, shared=True) as mine:
-            with leases.lease_gpus(1, one, say, shared=True) as theirs:
+        with machine.lease_gpus(1, one, say, shared=True) as mine:
+            with machine.lease_gpus(1, one, say, shared=True) as theirs:
                 assert mine == theirs == one
-            with pytest.raises(WaitedError, match=r"waiting for 1 GPU"), leases.lease_gpus(1, one, say):
+            with pytest.raises(WaitedError, match=r"waiting for 1 GPU"), machine.lease_gpus(1, one, say):
                 pass
         with (
-            leases.lease_gpus(1, one, say),
+            machine.lease_gpus(1, one, say),
             pytest.raises(WaitedError, match=r"waiting for 1 GPU"),
-            leases.lease_gpus(1, one, say, shared=True),
+            machine.lease_gpus(1, one, say, shared=True),
         ):
             pass
 
@@ -295,21 +298,21 @@ class TestLeases:
             raise WaitedError(line)
 
         with (
-            leases.lease_cpu(say, shared=True),
-            leases.lease_cpu(say, shared=True),
+            machine.lease_cpu(say, shared=True),
+            machine.lease_cpu(say, shared=True),
             pytest.raises(WaitedError, match="waiting for the CPU"),
-            leases.lease_cpu(say),
+            machine.lease_cpu(say),
         ):
             pass
 
     @pytest.mark.parametrize(("pid", "first"), [(8, 0), (9, 1), (11, 3)])
     def test_those_who_share_begin_with_other_gpus(self, monkeypatch: pytest.MonkeyPatch, pid: int, first: int) -> None:
         monkeypatch.setattr(os, "getpid", lambda: pid)
-        with leases.lease_gpus(2, GPUS, print, shared=True) as mine:
+        with machine.lease_gpus(2, GPUS, print, shared=True) as mine:
             assert {gpu.index for gpu in mine} == {first, (first + 1) % 4}
 
     def test_more_than_there_are_is_an_error(self) -> None:
-        with pytest.raises(ValueError, match="5 GPUs asked for, 4 visible"), leases.lease_gpus(5, GPUS, print):
+        with pytest.raises(ValueError, match="5 GPUs asked for, 4 visible"), machine.lease_gpus(5, GPUS, print):
             pass
 
     def test_cpu_runs_take_turns(self) -> None:
@@ -322,28 +325,28 @@ class TestLeases:
             raise WaitedError(line)
 
         with (
-            leases.lease_cpu(said.append),
+            machine.lease_cpu(said.append),
             pytest.raises(WaitedError, match="waiting for the CPU"),
-            leases.lease_cpu(say),
+            machine.lease_cpu(say),
         ):
             pass
-        with leases.lease_cpu(said.append):
+        with machine.lease_cpu(said.append):
             assert said == []
 
     def test_a_folder_that_cannot_be_used_is_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "file"))
-        with pytest.raises(OSError, match="LLMPERF_LEASE_DIR"), leases.lease_cpu(print):
+        with pytest.raises(OSError, match="LLMPERF_LEASE_DIR"), machine.lease_cpu(print):
             pass
 
-    @pytest.mark.parametrize("lease", [leases.lease_cpu, lambda say: leases.lease_gpus(1, GPUS, say)])
+    @pytest.mark.parametrize("lease", [machine.lease_cpu, lambda say: machine.lease_gpus(1, GPUS, say)])
     def test_a_lock_that_cannot_be_opened_is_one_line_that_names_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: Callable[[Any], Any]
     ) -> None:
         def refuse(*_: Any) -> int:
             raise PermissionError(errno.EACCES, "Permission denied")
 
-        monkeypatch.setattr(leases, "open_shared", refuse)
+        monkeypatch.setattr(machine, "open_shared", refuse)
         with (
             pytest.raises(OSError, match=r"leases cannot be kept in .*\.lock .*Permission denied") as error,
             lease(print),
@@ -355,12 +358,12 @@ class TestLeases:
         folder = tmp_path / "leases"
         folder.mkdir(mode=0o750)
         folder.chmod(0o750)
-        with leases.lease_cpu(print):
+        with machine.lease_cpu(print):
             pass
         assert folder.stat().st_mode & 0o777 == 0o750
 
     def test_a_folder_that_was_made_here_is_everyones(self, tmp_path: Path) -> None:
-        with leases.lease_cpu(print):
+        with machine.lease_cpu(print):
             pass
         assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o1777
 
@@ -368,9 +371,9 @@ class TestLeases:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("LLMPERF_LEASE_DIR")
-        monkeypatch.setattr(leases, "_FOLDER", str(tmp_path / "default"))
+        monkeypatch.setattr(machine, "_FOLDER", str(tmp_path / "default"))
         (tmp_path / "default").mkdir(mode=0o700)
-        with leases.lease_cpu(print):
+        with machine.lease_cpu(print):
             pass
         assert stat.S_IMODE((tmp_path / "default").stat().st_mode) == 0o1777
 
@@ -380,11 +383,11 @@ class TestLeases:
 
         monkeypatch.setattr(fcntl, "flock", refuse)
         with pytest.raises(OSError, match="locks only what may be written, and this is another user's"):
-            leases.lease_cpu(print).__enter__()
+            machine.lease_cpu(print).__enter__()
 
 
 def _hold(num_gpus: int) -> None:
-    with leases.lease_gpus(num_gpus, GPUS, print):
+    with machine.lease_gpus(num_gpus, GPUS, print):
         (Path(os.environ["LLMPERF_LEASE_DIR"]) / "held").touch()
         time.sleep(60)
 
@@ -463,7 +466,7 @@ class TestOutcomes:
         assert (failure.kind, failure.rank) == (kind, rank)
 
     def test_one_that_failed_tells_who_else_was_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(health, "foreign_processes", lambda _: ("GPU 0: pid 7",))
+        monkeypatch.setattr(device, "foreign_processes", lambda _: ("GPU 0: pid 7",))
         failure = run("sys.exit(1)", tmp_path / "run")
         assert isinstance(failure, Failure)
         assert failure.health.foreign_processes == ("GPU 0: pid 7",)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.launch.compiled_files import drop_half_files, drop_unfinished
-from pytest_llmperf.launch.scratch import remove_of_job, scratch
+from pytest_llmperf.launch.scratch import drop_half_files, drop_unfinished, remove_of_job, scratch
 from pytest_llmperf.run.folders import new_run_folder
 from pytest_llmperf.support.files import mark, write_text
 
@@ -167,6 +166,6 @@ class TestCompiledFiles:
     ) -> None:
         (tmp_path / "half.o").write_bytes(b"")
         gone = [tmp_path / "gone.o", tmp_path / "half.o"]
-        monkeypatch.setattr("pytest_llmperf.launch.compiled_files._compiled", lambda _: iter(gone))
+        monkeypatch.setattr("pytest_llmperf.launch.scratch._compiled", lambda _: iter(gone))
         drop_unfinished(tmp_path, time.time() - 60)
         assert list(tmp_path.iterdir()) == []

@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.launch import stopwatch
-from pytest_llmperf.launch.local import with_phases
-from pytest_llmperf.launch.progress_reader import ProgressReader
-from pytest_llmperf.launch.stopwatch import Lap, Meter
+from pytest_llmperf.launch import watch
+from pytest_llmperf.launch.watch import Lap, Meter, ProgressReader, with_phases
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import FAILED, HELD, OTHER, WAITING, accounted, phases_of, summed, total
@@ -166,7 +164,7 @@ class TestTold:
 
     def test_a_meter_counts_the_wait_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = iter([10.0, 15.0, 20.0, 22.0])
-        monkeypatch.setattr(stopwatch, "time", SimpleNamespace(time=time.time, monotonic=lambda: next(clock)))
+        monkeypatch.setattr(watch, "time", SimpleNamespace(time=time.time, monotonic=lambda: next(clock)))
         meter = Meter()
         with meter.waiting():
             pass

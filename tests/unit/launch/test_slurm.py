@@ -15,19 +15,19 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.launch.local import LaunchRequest, WarmStart, package_path, server_pool
-from pytest_llmperf.launch.process import Ended
-from pytest_llmperf.launch.progress_reader import ProgressReader
+from pytest_llmperf.launch.process import Ended, package_path
+from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
+from pytest_llmperf.launch.site import OutOfTimeError
 from pytest_llmperf.launch.slurm import launcher as slurm_module
 from pytest_llmperf.launch.slurm import step_outcome
 from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, Placement, expand_nodes, job_key, place
-from pytest_llmperf.launch.slurm.cluster import find_cluster, passed_on
+from pytest_llmperf.launch.slurm.cluster import Srun, find_cluster, passed_on
 from pytest_llmperf.launch.slurm.controller import step_environment
-from pytest_llmperf.launch.slurm.launcher import OutOfTimeError, SlurmLauncher
+from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
 from pytest_llmperf.launch.slurm.node_server import server_key
 from pytest_llmperf.launch.slurm.node_servers import NodeServers
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
-from pytest_llmperf.launch.slurm.srun import Srun
+from pytest_llmperf.launch.watch import ProgressReader
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
 from tests.slurm.fakes import FakeSlurm

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.launch import hang_report, outcome
+from pytest_llmperf.launch import last_words, outcome, process
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -39,7 +39,7 @@ def test_the_rank_that_is_elsewhere_comes_first(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         written(tmp_path, rank, WAITING)
     written(tmp_path, 2, LOST)
-    hang = hang_report.read(tmp_path)
+    hang = last_words.read(tmp_path)
     assert hang is not None
     assert hang.message == "rank 2 in next_batch (loader.py:7); ranks 0 to 1, 3 in all_reduce (c10d.py:40)"
     assert (hang.rank, hang.stack) == (2, ("/my/loader.py:7 in next_batch", "/train.py:9 in main"))
@@ -48,7 +48,7 @@ def test_the_rank_that_is_elsewhere_comes_first(tmp_path: Path) -> None:
 def test_of_two_the_one_that_waits_inside_torch_comes_last(tmp_path: Path) -> None:
     written(tmp_path, 0, WAITING)
     written(tmp_path, 1, LOST)
-    hang = hang_report.read(tmp_path)
+    hang = last_words.read(tmp_path)
     assert hang is not None
     assert hang.rank == 1
 
@@ -63,7 +63,7 @@ def test_ranks_that_did_not_answer_come_before_all_that_did(tmp_path: Path) -> N
     written(tmp_path, 1, LOST)
     for rank in (2, 3):
         silent(tmp_path, rank, "n2", "disk-sleep")
-    hang = hang_report.read(tmp_path)
+    hang = last_words.read(tmp_path)
     assert hang is not None
     assert hang.message == (
         "ranks 2 to 3 on node n2 did not answer (disk-sleep); rank 1 in next_batch (loader.py:7); "
@@ -84,7 +84,7 @@ def test_where_nobody_answered_the_last_lines_are_the_ranks(tmp_path: Path) -> N
 
 def test_a_stopped_rank_is_told_with_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes that take themselves for ranks, each with a data worker, which looks as it does; one is stopped."""
-    monkeypatch.setattr(hang_report, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(process, "_ANSWER_SECONDS", 1.0)
     processes = []
     with ExitStack() as started:
         for rank in ("0", "1"):
@@ -102,8 +102,8 @@ def test_a_stopped_rank_is_told_with_its_state(tmp_path: Path, monkeypatch: pyte
         while len([*tmp_path.glob("rank-*.pid")]) < 2:
             time.sleep(0.05)
         processes[1].send_signal(signal.SIGSTOP)
-        hang_report.ask(tmp_path, os.getpid(), "n2")
-    hang = hang_report.read(tmp_path)
+        process.ask_ranks(tmp_path, os.getpid(), "n2")
+    hang = last_words.read(tmp_path)
     assert hang is not None
     assert hang.message.startswith("rank 1 on node n2 did not answer (stopped); rank 0 in <module> (")
 
@@ -111,25 +111,25 @@ def test_a_stopped_rank_is_told_with_its_state(tmp_path: Path, monkeypatch: pyte
 def test_many_places_fit_a_line(tmp_path: Path) -> None:
     for rank in range(9):
         written(tmp_path, rank, ("/a.py", rank, "f"))
-    hang = hang_report.read(tmp_path)
+    hang = last_words.read(tmp_path)
     assert hang is not None
     assert hang.message.endswith("; rank 2 in f (a.py:2); 6 other places")
 
 
 def test_nobody_who_answered_is_no_hang(tmp_path: Path) -> None:
-    assert hang_report.read(tmp_path) is None
+    assert last_words.read(tmp_path) is None
     (tmp_path / "stacks-rank-0.txt").write_text("")
-    assert hang_report.read(tmp_path) is None
+    assert last_words.read(tmp_path) is None
 
 
 def test_of_more_threads_than_are_written_none_is_taken_for_the_main_one(tmp_path: Path) -> None:
     written(tmp_path, 0, LOST)
     with (tmp_path / "stacks-rank-0.txt").open("a") as file:
         file.write("  ...\n")
-    assert hang_report.read(tmp_path) is not None, "a deep stack is cut like this, a line further in"
+    assert last_words.read(tmp_path) is not None, "a deep stack is cut like this, a line further in"
     with (tmp_path / "stacks-rank-0.txt").open("a") as file:
         file.write("...\n")
-    assert hang_report.read(tmp_path) is None
+    assert last_words.read(tmp_path) is None
 
 
 def test_what_this_python_writes_is_read(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_what_this_python_writes_is_read(tmp_path: Path) -> None:
     finally:
         leave.set()
         other.join()
-    hang = hang_report.read(tmp_path)
+    hang = last_words.read(tmp_path)
     assert hang is not None
     assert "in test_what_this_python_writes_is_read (test_stacks.py:" in hang.message
 

@@ -17,17 +17,18 @@ from unittest import mock
 
 import pytest
 
-from pytest_llmperf.launch import server_pool as pool_module
+from pytest_llmperf.launch import fork_servers as pool_module
+from pytest_llmperf.launch.fork_servers import ServerKey
 from pytest_llmperf.launch.forked_agent import ColdStartError, LaunchOrder
-from pytest_llmperf.launch.local import server_key, server_pool
-from pytest_llmperf.launch.server_pool import ServerKey
-from pytest_llmperf.launch.slurm import node_servers
+from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch.request import server_key, server_pool
+from pytest_llmperf.launch.slurm import controller, slurm_site
+from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.settings import Settings
-from pytest_llmperf.run.warm_starts import WarmStarts
 from pytest_llmperf.support.channel import Channel, ChannelClosedError
-from pytest_llmperf.worker.warm import cuda_answers
-from pytest_llmperf.worker.warm.cuda_answers import CudaAnswers, NoAnswersError
-from pytest_llmperf.worker.warm.import_watch import ImportWatch
+from pytest_llmperf.worker.warm import gpu_answers
+from pytest_llmperf.worker.warm.fork_server import ImportWatch
+from pytest_llmperf.worker.warm.gpu_answers import GpuAnswers, NoAnswersError
 
 
 class TestChannel:
@@ -163,7 +164,7 @@ class Driver:
         return 1 if attribute == 50 else 0
 
 
-class TestCudaAnswers:
+class TestGpuAnswers:
     @pytest.fixture
     def cuda(self, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         torch, cuda = ModuleType("torch"), ModuleType("torch.cuda")
@@ -173,7 +174,7 @@ class TestCudaAnswers:
         return cuda
 
     def test_questions_are_answered_and_who_took_one_by_name_has_torchs_own_afterwards(self, cuda: Any) -> None:
-        with CudaAnswers(SNAPSHOT).given():
+        with GpuAnswers(SNAPSHOT).given():
             taken = [cuda.is_available, cuda.get_device_capability, cuda.get_device_properties, cuda.device_count]
             assert [cuda.is_available(), cuda.device_count(), cuda.current_device()] == [True, 2, 0]
             assert cuda.get_device_capability() == (9, 0)
@@ -189,38 +190,38 @@ class TestCudaAnswers:
         own = cuda.is_available
         cuda.get_device_name = print
         named = r"torch\.cuda\.get_device_name cannot be answered for"
-        with pytest.raises(NoAnswersError, match=named), CudaAnswers(SNAPSHOT).given():
+        with pytest.raises(NoAnswersError, match=named), GpuAnswers(SNAPSHOT).given():
             pass
         assert own() == "torch's own"
 
     def test_where_no_gpu_is_to_be_seen_nobody_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cuda_answers, "_driver", lambda: None)
-        assert CudaAnswers.asked() is None
-        monkeypatch.setattr(cuda_answers, "_driver", object)
+        monkeypatch.setattr(gpu_answers, "_driver", lambda: None)
+        assert GpuAnswers.asked() is None
+        monkeypatch.setattr(gpu_answers, "_driver", object)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        assert CudaAnswers.asked() is None
+        assert GpuAnswers.asked() is None
 
     def test_a_driver_tells_what_torchs_properties_would(self) -> None:
-        answered = CudaAnswers(cuda_answers.snapshot(Driver()))
+        answered = GpuAnswers(gpu_answers.snapshot(Driver()))
         assert answered.num_devices == 2
         found = answered.properties("cuda:1")
         assert (found.name, found.total_memory, found.major, found.minor) == ("H200 1", 150 * 10**9, 75, 76)
         assert not hasattr(found, "pci_domain_id"), "this driver does not know it"
 
     def test_a_driver_without_a_device_tells_of_none(self) -> None:
-        assert CudaAnswers(cuda_answers.snapshot(SimpleNamespace(cuInit=lambda _: 100))).num_devices == 0
+        assert GpuAnswers(gpu_answers.snapshot(SimpleNamespace(cuInit=lambda _: 100))).num_devices == 0
 
     def test_a_driver_that_breaks_off_is_an_error(self) -> None:
         with pytest.raises(OSError, match="cuDeviceGetCount: CUDA's error 999"):
-            cuda_answers.snapshot(SimpleNamespace(cuInit=lambda _: 0, cuDeviceGetCount=lambda _: 999))
+            gpu_answers.snapshot(SimpleNamespace(cuInit=lambda _: 0, cuDeviceGetCount=lambda _: 999))
 
     @pytest.mark.parametrize(("answer", "is_initialised"), [(3, False), (0, True), (100, True)])
     def test_the_driver_says_whether_anybody_has_initialised_cuda(
         self, monkeypatch: pytest.MonkeyPatch, answer: int, is_initialised: bool
     ) -> None:
-        monkeypatch.setattr(cuda_answers, "_driver", lambda: SimpleNamespace(cuDeviceGetCount=lambda _: answer))
+        monkeypatch.setattr(gpu_answers, "_driver", lambda: SimpleNamespace(cuDeviceGetCount=lambda _: answer))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        assert cuda_answers.is_initialised() == is_initialised
+        assert gpu_answers.is_initialised() == is_initialised
 
 
 class FakeServer:
@@ -328,50 +329,65 @@ class TestServerPool:
         assert server_key("other", {}, on_gpu=False) != self.key()
 
 
-class TestWarmStarts:
-    def starts(self, tmp_path: Path, *, srun: object = None, **settings: Any) -> WarmStarts:
-        context: Any = SimpleNamespace(
-            settings=Settings(baselines=tmp_path, **settings), srun=srun, on_cpu=True, run_folder=tmp_path
+class TestWarmSites:
+    """What launches begin from, here and on a job's nodes."""
+
+    def context(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slurm: bool, **settings: Any) -> Context:
+        if slurm:
+            monkeypatch.setenv("SLURM_JOB_ID", "7")
+        launcher = "slurm" if slurm else "local"
+        context = Context(Settings(baselines=tmp_path, launcher=launcher, gpus=0, **settings), rootdir=tmp_path)
+        vars(context)["_found"] = Machine(gpus=(), cpu_name="EPYC", cores=2), ""
+        vars(context.site)["cluster"] = SimpleNamespace(
+            allocation=SimpleNamespace(job_id="7"), machine=SimpleNamespace(gpus=())
         )
-        return WarmStarts(context)
+        return context
 
     @pytest.fixture(autouse=True)
     def _fakes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         FakeServer.started = []
         monkeypatch.setattr(pool_module, "ServerProcess", FakeServer)
+        monkeypatch.setattr(controller, "start_time", lambda _: 0.0)
 
-    def test_each_interpreter_has_a_server_that_ends_with_the_run(self, tmp_path: Path) -> None:
-        starts = self.starts(tmp_path, against="/old/bin/python")
-        starts.prepare()
+    def test_each_interpreter_has_a_server_that_ends_with_the_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        context = self.context(tmp_path, monkeypatch, slurm=False, against="/old/bin/python")
+        context.begin()
         assert [server.python for server in FakeServer.started] == [sys.executable, "/old/bin/python"]
-        starts.close()
+        context.close()
         assert all(server.is_over for server in FakeServer.started)
 
+    @pytest.mark.parametrize("slurm", [False, True])
     @pytest.mark.parametrize("settings", [{"dry_run": True}, {"update": "prune"}, {"start": "cold"}])
     def test_what_launches_nothing_here_or_begins_cold_starts_none(
-        self, tmp_path: Path, settings: dict[str, Any]
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], slurm: bool
     ) -> None:
-        for srun in (None, "a job's srun"):
-            starts = self.starts(tmp_path, srun=srun, **settings)
-            starts.prepare()
-            starts.close()
+        nodes = mock.Mock()
+        monkeypatch.setattr(slurm_site, "NodeServers", nodes)
+        context = self.context(tmp_path, monkeypatch, slurm=slurm, **settings)
+        context.begin()
+        context.close()
         assert FakeServer.started == []
+        assert not nodes.called
 
     def test_in_a_job_the_nodes_have_them_and_not_this_process(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         nodes = mock.Mock()
-        monkeypatch.setattr(node_servers, "NodeServers", mock.Mock(return_value=nodes))
-        starts = self.starts(tmp_path, srun="a job's srun")
-        starts.prepare()
-        starts.close()
-        assert starts.on_nodes is nodes
+        monkeypatch.setattr(slurm_site, "NodeServers", mock.Mock(return_value=nodes))
+        context = self.context(tmp_path, monkeypatch, slurm=True)
+        context.begin()
+        context.close()
         assert [call[0] for call in nodes.method_calls] == ["prepare", "close"]
         assert FakeServer.started == []
 
-    def test_launches_that_begin_cold_have_no_warm_start(self, tmp_path: Path) -> None:
-        cold = self.starts(tmp_path, srun="a job's srun", start="cold")
-        assert (cold.start(print), cold.on_nodes) == (None, None)
-        start = self.starts(tmp_path, start="warm").start(print)
+    @pytest.mark.parametrize("slurm", [False, True])
+    def test_launches_that_begin_cold_have_no_warm_start(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm: bool
+    ) -> None:
+        cold = self.context(tmp_path, monkeypatch, slurm=slurm, start="cold").site
+        assert cold.warm_start(print) is None
+        start = self.context(tmp_path, monkeypatch, slurm=slurm, start="warm").site.warm_start(print)
         assert start is not None
         assert start.is_required

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.engine import runner as runner_module
 from pytest_llmperf.engine.baseline_comparison import BaselineComparison
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.runner import Runner
@@ -25,8 +24,12 @@ from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Rule
-from pytest_llmperf.launch.local import LaunchRequest
-from pytest_llmperf.launch.machine import Gpu, Machine
+from pytest_llmperf.launch import local
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.launch.site import Wanted
+from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.plugin.console import Console
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, Progress
@@ -35,6 +38,7 @@ from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.folders import prune
+from pytest_llmperf.run.job import NoJob
 from pytest_llmperf.run.model_flops import ModelFlops
 from tests.fakes import launch_of
 
@@ -213,23 +217,31 @@ class TestRunner:
 
     @staticmethod
     def runner(home: Path, show: Saying, launch: Callable[[LaunchRequest], Launch]) -> Runner:
-        class Launcher:
-            def launch(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> Launch:
+        class Site(local.LocalSite):
+            def launch(self, request: LaunchRequest, *_: object) -> Launch:
                 return launch(request)
+
+        wanted = Wanted(
+            launcher="local",
+            gpus=0,
+            start="cold",
+            slurm=SlurmOptions(),
+            folder=lambda: home,
+            budget_ends=lambda _: None,
+        )
 
         session: Any = SimpleNamespace(
             run_folder=home,
             on_cpu=True,
-            cluster=None,
-            job=None,
+            site=Site(wanted),
+            job=NoJob(),
             settings=SimpleNamespace(launches=1, memory_limit_bytes=0, trace=True),
             launch_seconds=1.0,
-            warm_starts=SimpleNamespace(start=lambda say: None),
             settle=lambda _spec: None,
         )
         shown: Any = show
         caller = Caller(context=session, terms=CaseTerms(), findings=Findings(), observer=shown, nodeid="t.py::t")
-        return Runner(caller, Launcher())
+        return Runner(caller)
 
     def test_a_long_model_name_is_shortened_to_what_a_file_system_takes(self, tmp_path: Path) -> None:
         folders = []
@@ -264,7 +276,7 @@ class TestRunner:
             def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> None:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(runner_module, "LocalLauncher", Interrupted)
+        monkeypatch.setattr(local, "LocalLauncher", Interrupted)
         show = Saying()
         with pytest.raises(KeyboardInterrupt):
             self.runner(tmp_path, show, lambda request: launch_of(request.spec)).sizes(SPEC, Search(1), DEADLINE)
@@ -281,7 +293,7 @@ class TestRunner:
                 watch(Progress(phase="training"))
                 return Failure(kind=kind, message="no end", tail=(), folder=str(request.folder))
 
-        monkeypatch.setattr(runner_module, "LocalLauncher", Late)
+        monkeypatch.setattr(local, "LocalLauncher", Late)
         runner = self.runner(tmp_path, Saying(), lambda request: launch_of(request.spec))
         assert runner.sizes(SPEC, Search(1), DEADLINE) == tried
 
@@ -312,7 +324,7 @@ class TestRunner:
             events.append("launched")
             return launch_of(request.spec)
 
-        monkeypatch.setattr(runner_module, "lease_cpu", lease)
+        monkeypatch.setattr(local, "lease_cpu", lease)
         self.runner(tmp_path, Saying(), launch).launch(SPEC, 1)
         assert events == ["leased", "launched", "released"]
 
@@ -363,7 +375,7 @@ def test_figures_that_are_none_are_invalid_on_a_known_chip_too(steps: tuple[floa
         result_cache=SimpleNamespace(launches=[]),
         on_cpu=False,
         machine_kind="m",
-        job=None,
+        job=NoJob(),
         num_gates=1,
         model_flops=ModelFlops(),
     )

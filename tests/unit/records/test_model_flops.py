@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.launch import prediction_process
-from pytest_llmperf.launch.flop_count import CountError, FlopCounts
+from pytest_llmperf.launch import prediction
+from pytest_llmperf.launch.prediction import CountError, FlopCounts
 from pytest_llmperf.run import model_flops
 from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.settings import models
@@ -161,7 +161,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> float
 def test_a_count_that_fails_says_why_in_a_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, said: str
 ) -> None:
-    monkeypatch.setattr(prediction_process, "_SECONDS", 0.3 if "sleep" in script else 60)
+    monkeypatch.setattr(prediction, "_SECONDS", 0.3 if "sleep" in script else 60)
     with pytest.raises(CountError) as caught:
         asked(monkeypatch, tmp_path, script)
     assert str(caught.value) == said

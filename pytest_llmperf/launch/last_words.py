@@ -1,25 +1,18 @@
-"""What the ranks of a launch that came to its time limit were doing: asked before they are reaped, read after it."""
+"""What the ranks of a launch left that tells how it went: where they hung, whether they lacked memory, and remarks."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-import psutil
-
-from pytest_llmperf.support.files import write_text
-
-_ANSWER_SECONDS = 5.0
-_POLL_SECONDS = 0.1
-
-_FORK_SERVER = "pytest_llmperf.worker.warm.fork_server"
+from pytest_llmperf.records.memory_shortage import Room, said
+from pytest_llmperf.support.redaction import without_secrets
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
@@ -36,28 +29,6 @@ class Hang:
     """One of the first."""
     stack: tuple[str, ...]
     """Of the first that answered, its main thread's, innermost frame first."""
-
-
-def ask(folder: Path, torchrun: int, node: str = "") -> None:
-    """Let the ranks of ``torchrun``, a pid, for the launch in ``folder`` write down what they do; a few seconds.
-
-    What is known of one that does not, on ``node``, is left in its place: it may be stopped, or sleep in the kernel.
-    """
-    # Before a rank wrote this file it has no handler, and the signal would end it.
-    ranks = {
-        rank: process for rank, process in _ranks(folder, torchrun).items() if (folder / f"rank-{rank}.pid").exists()
-    }
-    for process in ranks.values():
-        with suppress(psutil.Error):
-            process.send_signal(signal.SIGUSR1)
-    deadline = time.monotonic() + _ANSWER_SECONDS
-    while time.monotonic() < deadline and not all((folder / f"trace-rank-{rank}").exists() for rank in ranks):
-        time.sleep(_POLL_SECONDS)
-    for rank, process in ranks.items():
-        with suppress(OSError, psutil.Error):
-            if not (folder / f"stacks-rank-{rank}.txt").stat().st_size:
-                words = {"node": node, "status": process.status()}
-                write_text(folder / f"silent-rank-{rank}.json", json.dumps(words), lasts=False)
 
 
 def read(folder: Path) -> Hang | None:
@@ -127,23 +98,66 @@ def _listed(ranks: list[int]) -> str:
     return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)
 
 
-def _ranks(folder: Path, torchrun: int) -> dict[str, psutil.Process]:
-    found: dict[str, psutil.Process] = {}
-    with suppress(psutil.Error):
-        for child in psutil.Process(torchrun).children(recursive=True):
-            with suppress(psutil.Error):
-                rank = _rank_of(child, folder)
-                if rank is not None:
-                    found.setdefault(rank, child)  # a rank comes before its data workers, which look as it does
-    return found
+# How a process ends itself, or trips over memory that it was not given. No other signal is of a limit.
+_ITS_OWN = frozenset({"SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGTRAP", ""})
+
+_LAST_WORDS = 20
 
 
-def _rank_of(process: psutil.Process, folder: Path) -> str | None:
-    words = process.cmdline()
-    if _FORK_SERVER not in words:
-        is_rank = words[-2:] == ["pytest_llmperf.worker", str(folder)]
-        return process.environ().get("RANK") if is_rank else None
-    # It has the command line and environment of its server. Pids that ranks wrote may be another node's.
-    opened = (Path(file.path) for file in process.open_files())
-    own = [path.stem for path in opened if path.parent == folder.resolve() and path.match("stacks-rank-*.txt")]
-    return own[0].rpartition("-")[2] if own else None
+def want_of_memory(folder: Path, rank: int, signal: str, words: Sequence[str], oom_kills: int) -> str | None:
+    """How it is known that ``rank`` had no memory left when ``signal`` (empty: its own exit) ended it, or ``None``.
+
+    ``words`` are its last lines, and ``oom_kills`` the processes that the kernel has ended for it meanwhile.
+    """
+    room = _room(folder / f"room-{rank}.json")
+    if signal == "SIGKILL":
+        # A rank on a GPU leaves no file: the host's memory is none of its card's.
+        return f"the kernel ended {oom_kills} for want of memory" if oom_kills and room else None
+    if signal not in _ITS_OWN:
+        return None
+    last = [line for line in words if line.strip()][-_LAST_WORDS:]
+    plain = next((line.strip() for line in last if said(line) == "plainly"), None)
+    if plain is not None:
+        return plain
+    # A library that does not look whether it got the memory it asked for trips over it.
+    hinted = bool(signal) or any(said(line) == "perhaps" for line in last)
+    if room is not None and (room.is_full or (hinted and room.is_tight)):
+        return str(room)
+    return None
+
+
+def _room(path: Path) -> Room | None:
+    try:
+        return Room.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+_WORDS = re.compile(
+    r"\bfall(s|ing|en)?[ -]?back|\bfell back|\bfallback|\bnot installed|\bslow(er|ly)?\b|\bnaive\b|\bunoptimi[sz]ed"
+    r"|\bnot (be )?(available|supported|compiled)|\bcould not (import|load|find)|\bfailed to (import|load)"
+    r"|\bfast path\b|\bwill be disabled\b",
+    re.IGNORECASE,
+)
+
+# torchrun's rank, glog's time and place, logging's level, a warning's file and line: another in each launch.
+_HEAD = re.compile(
+    r"^(\[rank\d+\]:?)?\s*(\[?[WIE]\d{4} [\d:. ]+\S*\s+\S+?\]\s*)?(\[?\d{4}-\d\d-\d\d[ T][\d:,.]+\]?\s*)?"
+    r"(\S+:\d+: \w*Warning: |(WARNING|INFO|ERROR)\S*\s+)?"
+)
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+_MOST_LINES, _MOST, _WIDTH = 20_000, 5, 240
+
+
+def remarks_in(lines: Iterable[str]) -> tuple[str, ...]:
+    """The first few of ``lines`` that tell of it, each once, without what differs from launch to launch."""
+    plain = (ANSI.sub("", line[: 10 * _WIDTH]) for line in islice(lines, _MOST_LINES))
+    found = dict.fromkeys(_tidy(line) for line in plain if _WORDS.search(line))
+    return tuple(islice(filter(None, found), _MOST))
+
+
+def _tidy(line: str) -> str:
+    plain = "".join(c if c.isprintable() else " " for c in line).strip()
+    plain = without_secrets(_HEAD.sub("", plain))
+    return plain if len(plain) <= _WIDTH else f"{plain[: _WIDTH - 3]}..."

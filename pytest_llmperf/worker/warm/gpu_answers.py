@@ -1,6 +1,6 @@
 """What libraries ask CUDA while they are imported, answered without it: who initialises CUDA cannot fork ranks.
 
-A short-lived process (``python -m pytest_llmperf.worker.warm.cuda_answers``) asks the driver what there is. While its
+A short-lived process (``python -m pytest_llmperf.worker.warm.gpu_answers``) asks the driver what there is. While its
 answers are given in the place of torch's, torch's functions stay the objects that they are and only their code is
 another: whoever takes one by its name meanwhile has torch's own when that is put back.
 """
@@ -21,6 +21,9 @@ from typing import Any
 # A driver that wakes up, on a host of many GPUs.
 _ASK_SECONDS = 120.0
 
+#: Why a process must not be forked.
+INITIALISED = "CUDA was initialised"
+
 # Source: cuda.h, CUresult.
 _NOT_INITIALIZED = 3
 
@@ -29,14 +32,14 @@ class NoAnswersError(RuntimeError):
     """CUDA cannot be asked, or not be answered for."""
 
 
-class CudaAnswers:
+class GpuAnswers:
     """The answers, and where they are given."""
 
     def __init__(self, snapshot: Mapping[str, Any]) -> None:
         self._snapshot = snapshot
 
     @classmethod
-    def asked(cls) -> CudaAnswers | None:
+    def asked(cls) -> GpuAnswers | None:
         """Those of this environment; ``None`` where no GPU is to be seen, and nothing needs an answer.
 
         Raises:
@@ -90,23 +93,23 @@ class CudaAnswers:
         return SimpleNamespace(**self._snapshot["devices"][0 if index is None else index])
 
 
-_current: list[CudaAnswers] = []
+_current: list[GpuAnswers] = []
 
 
-def answers() -> CudaAnswers:
+def answers() -> GpuAnswers:
     """Those that are given now."""
     return _current[-1]
 
 
 # They run with torch's globals, so that each finds this module by itself; the names of arguments are torch's.
 def _is_available() -> Any:
-    from pytest_llmperf.worker.warm.cuda_answers import answers  # noqa: PLC0415
+    from pytest_llmperf.worker.warm.gpu_answers import answers  # noqa: PLC0415
 
     return answers().num_devices > 0
 
 
 def _device_count() -> Any:
-    from pytest_llmperf.worker.warm.cuda_answers import answers  # noqa: PLC0415
+    from pytest_llmperf.worker.warm.gpu_answers import answers  # noqa: PLC0415
 
     return answers().num_devices
 
@@ -116,19 +119,19 @@ def _current_device() -> Any:
 
 
 def _get_device_properties(device: Any = None) -> Any:
-    from pytest_llmperf.worker.warm.cuda_answers import answers  # noqa: PLC0415
+    from pytest_llmperf.worker.warm.gpu_answers import answers  # noqa: PLC0415
 
     return answers().properties(device)
 
 
 def _get_device_name(device: Any = None) -> Any:
-    from pytest_llmperf.worker.warm.cuda_answers import answers  # noqa: PLC0415
+    from pytest_llmperf.worker.warm.gpu_answers import answers  # noqa: PLC0415
 
     return answers().properties(device).name
 
 
 def _get_device_capability(device: Any = None) -> Any:
-    from pytest_llmperf.worker.warm.cuda_answers import answers  # noqa: PLC0415
+    from pytest_llmperf.worker.warm.gpu_answers import answers  # noqa: PLC0415
 
     found = answers().properties(device)
     return found.major, found.minor
@@ -150,11 +153,27 @@ def sees_gpus() -> bool:
 
 
 def is_initialised() -> bool:
-    """Whether anybody has initialised CUDA in this process, by the driver's own word."""
-    driver = _driver()
-    if driver is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return False
-    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
+    """Whether anybody has initialised CUDA in this process, by the driver's own word or by torch's."""
+    if sees_gpus() and _driver().cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED:
+        return True
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return hasattr(cuda, "is_initialized") and cuda.is_initialized()  # it has none while torch itself is imported
+
+
+@contextmanager
+def no_gpus() -> Iterator[None]:
+    """torchrun asks whether there are GPUs, which would initialise CUDA in the parent of the ranks.
+
+    It asks for the sake of a binding to NUMA nodes, which only ``--numa-binding`` switches on outside of Meta.
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    own = torch.cuda.is_available
+    torch.cuda.is_available = lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = own
 
 
 @cache

@@ -1,15 +1,44 @@
-"""Resident pages of files: a fork begins without those that its parent has read, a fresh process has read them itself.
+"""What Linux knows of a fork: what becomes of it when its parent ends, who takes orphans, and which pages it lacks.
 
-On the CPU a rank's memory is what becomes resident in it, so a fork reads them before that is counted.
+A fork begins without the pages of files that its parent has read, a fresh process has read them itself. On the CPU a
+rank's memory is what becomes resident in it, so a fork reads them before that is counted.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from signal import Signals
+
+# Source: linux/prctl.h.
+_SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
+
+
+def die_with(parent: int, signal: Signals) -> None:
+    """Get ``signal`` as soon as the thread of ``parent`` that forked this process ends; at once where it has."""
+    _prctl(_SET_PDEATHSIG, signal)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal)
+
+
+def outlive_parent() -> None:
+    """Take ``die_with`` back."""
+    _prctl(_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what descends from here and has lost its own: whoever reaps them is known then."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
 
 # Source: asm-generic/mman-common.h; Linux 5.14. An older one leaves the pages to be read when they are needed.
 _MADV_POPULATE_READ = 22

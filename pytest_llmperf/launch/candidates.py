@@ -1,4 +1,7 @@
-"""Place: a folder of the cache that is made once, by one process, and is complete or made anew."""
+"""Candidates: interpreters of other environments, each in a folder of the cache that one process makes once.
+
+A folder is complete or made anew. ``histories`` says which candidates there are.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,66 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from filelock import FileLock
 
-from pytest_llmperf.launch.candidates.errors import NoRoomError, NotMadeError
-from pytest_llmperf.launch.disk_space import means_no_room
+from pytest_llmperf.launch.scratch import means_no_room
+from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.folders import cache_folder
 from pytest_llmperf.support.guarded_paths import refuse_others_folder
+
+
+class HistoryError(Exception):
+    """No candidates can be told from what was given."""
+
+
+class NotMadeError(Exception):
+    """This candidate has no interpreter: it could not be checked out, installed or asked."""
+
+
+class NoRoomError(NotMadeError):
+    """The same for a disk that is full: no other candidate would be made either."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What lies between two ends."""
+
+    good: Candidate
+    candidates: tuple[Candidate, ...]
+    """After the good end, each after its parents; the last is the bad end."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of them."""
+
+
+class History(Protocol):
+    """Where candidates come from."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What makes its interpreters other than those of the same names elsewhere."""
+
+    def span(self, good: str, bad: str) -> Span:
+        """What is between the ends that were named.
+
+        Raises:
+            HistoryError: they are none, or not in this order.
+        """
+
+    def python(self, candidate: Candidate) -> str:
+        """An interpreter that has it.
+
+        Raises:
+            NotMadeError: there is none.
+        """
+
+    def further(self, candidate: Candidate) -> str:
+        """A command that shows what is in it."""
+
 
 # A wheel of torch is fetched and unpacked within that, seconds; a project is built.
 _LONGEST = 3600.0

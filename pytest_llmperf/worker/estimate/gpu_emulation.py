@@ -44,7 +44,7 @@ _MASK_POSITION = 3
 _WAITS = {torch.Tensor.item: "aten::item", torch.Tensor.__bool__: "aten::is_nonzero"}
 
 
-class CudaFunctions(TorchFunctionMode):
+class GpuFunctions(TorchFunctionMode):
     """Functions that keep other tensors on CUDA than on a CPU, under ``autocast``.
 
     ``fused``: whether attention is one kernel that keeps no matrix of scores. ``called`` is told by name of what is
@@ -161,7 +161,7 @@ class _Dropout(torch.autograd.Function):
 
 
 @contextmanager
-def as_on_cuda(*, liger: bool, masks: bool = True, called: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+def as_on_gpu(*, liger: bool, masks: bool = True, called: Callable[[str], None] = lambda _: None) -> Iterator[None]:
     """Let transformers take fake tensors as it does real ones, and Liger's kernels be launched by nobody.
 
     ``masks``: whether what SDPA cannot say otherwise, as a sliding window, becomes one. Other kernels are told of it.

@@ -1,0 +1,265 @@
+"""The GPUs of this host as NVML has them: the one file of those that launch that names CUDA, NCCL or NVML.
+
+Another vendor's is a second file with the same names.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from pytest_llmperf.support.units import GIB
+
+#: Says which GPUs a process sees, by index or uuid.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+NO_GPU: Mapping[str, str] = {VISIBLE: ""}
+
+#: What SLURM may set of a step's GPUs: each of its steps has them by names of its own.
+OF_A_STEP = (VISIBLE, "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+#: Begin the names of variables that change what a GPU's libraries do; those that a node of a job needs said again.
+PREFIXES = ("CUDA_", "CUBLAS_", "NCCL_")
+PASSED_ON = ("CUDA_", "NCCL_")
+
+#: Tell exchanges between hosts which network is theirs.
+NETWORK = "NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME)"
+
+#: Let torch ask NVML and not CUDA whether there are GPUs, in a process that is to be forked.
+ASK_WITHOUT_A_CONTEXT: Mapping[str, str] = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+#: Let NCCL remember what it was doing, for a rank that hangs; the file that it then writes is named by ``RECORD``.
+RECORDING: Mapping[str, str] = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+RECORD = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+
+#: Where somebody looks who misses a GPU.
+LOOK_AT = f"nvidia-smi and {VISIBLE}"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU."""
+
+    index: int
+    """NVML's, which is the PCI order."""
+    uuid: str
+    name: str
+    memory_bytes: int
+    power_limit_watts: int = 0
+    """Where somebody has set less than the chip's own default; 0: that default, or nobody tells."""
+
+
+#: One of which nothing is known, and on which nothing can run; no case is too large for it.
+UNKNOWN = Gpu(index=-1, uuid="", name="unknown", memory_bytes=2**60)
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """Those that this process may use.
+
+    Raises:
+        ValueError: see ``select``.
+    """
+    with session() as nvml:
+        if nvml is None:
+            return ()
+        try:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            gpus = [
+                Gpu(
+                    index,
+                    _text(nvml.nvmlDeviceGetUUID(handle)),
+                    _text(nvml.nvmlDeviceGetName(handle)),
+                    int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    _lowered_limit(nvml, handle),
+                )
+                for index, handle in enumerate(handles)
+            ]
+        except nvml.NVMLError:
+            return ()
+    return select(gpus, os.environ.get(VISIBLE))
+
+
+def select(gpus: Sequence[Gpu], visible: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; ``None`` leaves all.
+
+    As CUDA does: indices or UUIDs (also abbreviated), and the list ends at the first entry that names no GPU.
+
+    Raises:
+        ValueError: an entry names a MIG slice.
+    """
+    if visible is None:
+        return tuple(gpus)
+    chosen: list[Gpu] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.startswith("MIG"):
+            raise ValueError(f"{VISIBLE}={visible}: MIG slices are not supported; name whole GPUs")
+        found = _named(gpus, entry)
+        if found is None or found in chosen:
+            break
+        chosen.append(found)
+    return tuple(chosen)
+
+
+def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
+    if entry.isdigit():
+        return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
+    matches = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def shown(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """The variable that shows a process ``gpus`` alone."""
+    return {VISIBLE: ",".join(gpu.uuid for gpu in gpus)}
+
+
+def foreign_processes(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """Compute processes on these GPUs, on which nothing of ours runs yet; one line each."""
+    with sensors(gpus) as known:
+        return tuple(line for one in known for line in one.processes().values())
+
+
+def driver_version() -> str:
+    """Of the GPUs; empty where it cannot be asked."""
+    with session() as nvml:
+        if nvml is None:
+            return ""
+        try:
+            return str(nvml.nvmlSystemGetDriverVersion())
+        except nvml.NVMLError:
+            return ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at one GPU; ``None`` is what it did not tell."""
+
+    time: float
+    """Seconds since 1970, the clock that the ranks tell their end by."""
+    reasons: int | None
+    """Why its clocks are lower than they could be: bits of ``records/clock_reasons``."""
+    clock_mhz: float | None
+    temperature: float | None
+    joules: float | None
+    """Since the driver was loaded."""
+
+
+class Sensors:
+    """What one GPU tells while something runs on it; a container, a virtual GPU or an old driver may not tell all."""
+
+    def __init__(self, nvml: Any, gpu: Gpu) -> None:
+        self._nvml, self.gpu = nvml, gpu
+        self._handle = self._ask("nvmlDeviceGetHandleByUUID", gpu.uuid)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it can be asked at all."""
+        return self._handle is not None
+
+    def sample(self) -> Sample:
+        """Look now."""
+        millijoules = self._of("nvmlDeviceGetTotalEnergyConsumption")
+        reasons = self._of("nvmlDeviceGetCurrentClocksEventReasons")
+        # Its name before driver 535.
+        reasons = self._of("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
+        return Sample(
+            time=time.time(),
+            reasons=None if reasons is None else int(reasons),
+            clock_mhz=self._of("nvmlDeviceGetClockInfo", 1),  # NVML_CLOCK_SM
+            temperature=self._of("nvmlDeviceGetTemperature", 0),  # NVML_TEMPERATURE_GPU
+            joules=None if millijoules is None else millijoules / 1000,
+        )
+
+    def power_limit_watts(self) -> float | None:
+        """The one in force."""
+        limit = self._of("nvmlDeviceGetEnforcedPowerLimit")
+        return None if limit is None else limit / 1000
+
+    def memory_errors(self) -> tuple[int | None, ...]:
+        """Uncorrected ECC errors since boot, and rows remapped or about to be for such errors; ``None``: not told."""
+        uncorrected = self._of("nvmlDeviceGetTotalEccErrors", 1, 0)  # uncorrected, volatile
+        _, *rows = self._of("nvmlDeviceGetRemappedRows") or (None, None, None, None)
+        return uncorrected, *rows
+
+    def processes(self) -> dict[int, str]:
+        """Compute processes on it, by pid, a line for people each: where, who and how much it holds."""
+        lines = {}
+        for process in self._of("nvmlDeviceGetComputeRunningProcesses") or []:
+            size = f" holds {process.usedGpuMemory / GIB:.1f} GiB" if process.usedGpuMemory else ""
+            try:
+                name = str(psutil.Process(process.pid).name())
+            except psutil.Error:
+                name = "not visible from here"
+            lines[process.pid] = f"GPU {self.gpu.index}: pid {process.pid} ({name}){size}"
+        return lines
+
+    def others(self, own: frozenset[int]) -> list[str]:
+        """The lines of those that are none of ``own``."""
+        running = self.processes()
+        others = [line for pid, line in running.items() if pid not in own]
+        # A container may show its own ranks under pids of the host: then one stranger is our rank.
+        return others if len(others) < len(running) or len(others) > 1 else []
+
+    def _of(self, name: str, *arguments: Any) -> Any:
+        return None if self._handle is None else self._ask(name, self._handle, *arguments)
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._nvml, name)(*arguments)
+        except (AttributeError, ValueError):
+            return None
+        except Exception as error:
+            if type(error).__name__.startswith("NVMLError"):  # the package gives each code a class of its own
+                return None
+            raise
+
+
+@contextmanager
+def sensors(gpus: Sequence[Gpu]) -> Iterator[tuple[Sensors, ...]]:
+    """Those of ``gpus`` that can be asked."""
+    if not gpus:
+        yield ()
+        return
+    with session() as nvml:
+        yield tuple(one for one in (Sensors(nvml, gpu) for gpu in gpus) if one.is_known)
+
+
+@contextmanager
+def session() -> Iterator[Any]:
+    """The NVML module, initialised, or ``None`` where there is no package, no library or no driver."""
+    try:
+        import pynvml as nvml  # noqa: PLC0415 - a CPU run may do without it
+    except ImportError:
+        yield None
+        return
+    try:
+        nvml.nvmlInit()
+    except (nvml.NVMLError, OSError):
+        yield None
+        return
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
+
+
+# Of the default: a limit that differs by less changes nothing that could be measured.
+_LOWERED = 0.98
+
+
+def _lowered_limit(nvml: Any, handle: Any) -> int:
+    try:
+        # What somebody has set: what is enforced may be less for reasons that come and go.
+        limit = nvml.nvmlDeviceGetPowerManagementLimit(handle)
+        default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
+    except nvml.NVMLError:  # a chip, or a container's driver, that does not tell
+        return 0
+    return round(limit / 1000) if limit < _LOWERED * default else 0
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value  # before nvidia-ml-py 12

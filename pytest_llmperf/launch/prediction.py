@@ -1,0 +1,274 @@
+"""What is known of a spec or a model without a GPU: told by ``worker.estimate``, a process that imports torch beside
+this one, which does not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any
+
+from pytest_llmperf.launch.device import NO_GPU
+from pytest_llmperf.launch.process import package_path, python_path
+from pytest_llmperf.records.static_step import StaticStep
+from pytest_llmperf.settings.models import Model
+from pytest_llmperf.settings.train_spec import TrainSpec
+
+# Without a word from it, imports before the first answer and one prediction that hangs, which it ends itself, included.
+_SECONDS = 300
+_END_SECONDS = 1.0
+# Where the process ended before it could say what is wrong: a traceback's last word, which advice may follow.
+_ERROR = re.compile(r"^[\w.]+(?:Error|Exception): (.*)$", re.MULTILINE)
+
+
+class PredictionProcess:
+    """Answers by number, in the order of what was asked; it is started by the first question."""
+
+    def __init__(self, niceness: int = 0) -> None:
+        """``niceness`` is above 0 where others train beside it."""
+        self._niceness = niceness
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process, which close() ends
+        self._asked = 0
+        self._unsent, self._rest = b"", b""
+        self._is_open = True
+        self._known: dict[int, Mapping[str, Any]] = {}
+
+    def ask(self, request: Mapping[str, Any]) -> int:
+        """The number of the answer to ``request``, as ``worker.estimate`` has them."""
+        if self._process is None:
+            self._process = started(self._errors, self._niceness)
+        self._unsent += json.dumps(request).encode() + b"\n"
+        self._asked += 1
+        self._exchange(0.0)
+        return self._asked - 1
+
+    def end_of_questions(self) -> None:
+        """What runs may end once it has answered."""
+        self._is_open = False
+        if self._process is not None:
+            self._exchange(0.0)
+
+    def answer(self, number: int) -> Mapping[str, Any]:
+        """What was answered; ``{"error": why}`` where nothing was."""
+        while number not in self._known and self._exchange(_SECONDS):
+            pass
+        return self._known.get(number) or {"error": self._why_none(), "is_lost": True}
+
+    def close(self) -> None:
+        """End it, with all that it has forked."""
+        process, self._process = self._process, None
+        if process is None:
+            self._errors.close()
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # where it has ended and was reaped, no such group is left
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        self._errors.close()
+
+    def _exchange(self, seconds: float) -> bool:
+        """Send what waits and read what is there; whether there was anything in time."""
+        process = self._process
+        if process is None or process.stdout is None:
+            return False
+        sends = [process.stdin] if process.stdin is not None and not process.stdin.closed and self._unsent else []
+        readable, writable, _ = select.select([process.stdout], sends, [], max(0.0, seconds))
+        if writable and process.stdin is not None:
+            try:
+                self._unsent = self._unsent[os.write(process.stdin.fileno(), self._unsent[:4096]) :]
+            except BrokenPipeError:  # it ended: its answers, or their absence, say so
+                self._unsent = b""
+        if not self._is_open and not self._unsent and process.stdin is not None and not process.stdin.closed:
+            process.stdin.close()
+        if not readable:
+            return bool(writable)
+        read = os.read(process.stdout.fileno(), 2**16)
+        *lines, self._rest = (self._rest + read).split(b"\n")
+        for line in lines:
+            with suppress(ValueError):  # a library may print, too
+                value = json.loads(line)
+                if isinstance(value, dict) and "number" in value:
+                    self._known[value["number"]] = value
+        return bool(read)
+
+    def _why_none(self) -> str:
+        if self._process is None:
+            return "its process was ended"
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"no answer after {_SECONDS} s"
+        self._errors.seek(0)
+        said: list[str] = _ERROR.findall(self._errors.read().decode(errors="replace"))
+        return (said or [f"it ended with exit code {code} and said nothing"])[-1]
+
+
+def started(errors: Any, niceness: int = 0) -> subprocess.Popen[bytes]:
+    """The process."""
+    # A GPU that happens to be here would only be woken up. A prediction uses one core.
+    fixed = {**python_path(package_path(), os.environ), **NO_GPU, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest_llmperf.worker.estimate"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env={**os.environ, **fixed},
+        start_new_session=True,  # it is ended with all that it has forked
+    )
+    if niceness:
+        with suppress(OSError):  # it may have ended
+            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
+    return process
+
+
+# A list of all that transformers knows is no answer.
+_LONGEST_ERROR, _LONGEST_COUNT_ERROR = 300, 200
+
+
+class PredictionError(Exception):
+    """A spec's memory cannot be predicted: one line."""
+
+    is_lost = False
+    """Whether whoever predicts has ended: it is not the spec's doing that nobody knows."""
+
+
+def predictions(specs: Sequence[TrainSpec]) -> Generator[Mapping[str, int] | PredictionError, None, None]:
+    """For each of ``specs``, in their order and each as soon as it is known, why there is none, or bytes of one rank at
+    its peak by part."""
+    process = PredictionProcess()
+    try:
+        numbers = [process.ask(step_request(spec)) if why_none(spec) is None else None for spec in specs]
+        process.end_of_questions()
+        for spec, number in zip(specs, numbers, strict=True):
+            if number is None:
+                yield prediction_error(spec, why_none(spec) or "")
+                continue
+            answer = process.answer(number)
+            known = "parts" in answer
+            yield dict(answer["parts"]) if known else prediction_error(spec, str(answer.get("error")))
+    finally:
+        process.close()
+
+
+def step_request(spec: TrainSpec, *, operators: bool = False) -> dict[str, Any]:
+    """A question for bytes by part, and for ``operators`` with their arithmetic where these are wanted."""
+    request = {"spec": spec.to_dict(), "model_config": dict(spec.architecture.config)}
+    return request | ({"operators": True} if operators else {})
+
+
+def why_none(spec: TrainSpec) -> str | None:
+    """Why ``spec`` cannot be predicted in this environment, where that is known without asking."""
+    if spec.liger and importlib.util.find_spec("liger_kernel") is None:
+        return "Liger is not installed; pip install 'pytest-llmperf[liger]'"
+    return None
+
+
+def prediction_error(spec: TrainSpec, why: str, what: str = "its memory cannot be predicted") -> PredictionError:
+    """In one line of a length that somebody reads."""
+    return PredictionError(f"{spec.id}: {what}: {_shortened(why, _LONGEST_ERROR)}")
+
+
+def _shortened(why: str, most: int) -> str:
+    return why if len(why) <= most else f"{why[:most]}..."
+
+
+# None of them is imported here, and the process that predicts imports all.
+_NEEDED = ("torch", "transformers", "accelerate")
+_WHAT = "its step cannot be told without a launch"
+
+
+class StaticSteps:
+    """Of one run."""
+
+    def __init__(self) -> None:
+        self._process = PredictionProcess()
+        self._numbers: dict[TrainSpec, int] = {}
+
+    def check(self) -> None:
+        """Refuse an interpreter that can tell of no spec.
+
+        Raises:
+            PredictionError: it lacks what every training needs, in one line.
+        """
+        missing = [name for name in _NEEDED if find_spec(name) is None]
+        if missing:
+            raise PredictionError(
+                f"{sys.executable} has no {', '.join(missing)}, so it can judge no step; "
+                "run this with the Python that trains"
+            )
+
+    def ask(self, specs: Iterable[TrainSpec]) -> None:
+        """Let them be predicted beside what this process does."""
+        for spec in specs:
+            if spec not in self._numbers and why_none(spec) is None:
+                self._numbers[spec] = self._process.ask(step_request(spec, operators=True))
+
+    def of(self, spec: TrainSpec) -> StaticStep | PredictionError:
+        """The step of ``spec``, or why there is none."""
+        why = why_none(spec)
+        if why is not None:
+            return prediction_error(spec, why, _WHAT)
+        self.ask([spec])
+        answer = self._process.answer(self._numbers[spec])
+        if "parts" not in answer:
+            error = prediction_error(spec, str(answer.get("error")), _WHAT)
+            error.is_lost = bool(answer.get("is_lost"))
+            return error
+        return StaticStep(
+            operators=answer["operators"],
+            flops=answer["flops"],
+            memory=answer["parts"],
+            versions=answer["versions"],
+        )
+
+    def close(self) -> None:
+        """End what predicts."""
+        self._process.close()
+
+
+# Others may train beside it, on this host's other GPUs.
+_NICENESS = 10
+
+
+class CountError(Exception):
+    """A model's FLOPs cannot be counted: one line."""
+
+
+class FlopCounts:
+    """Asked as soon as a model is known, and read when its count is wanted."""
+
+    def __init__(self) -> None:
+        self._process = PredictionProcess(_NICENESS)
+
+    def ask(self, model: Model, sequence_length: int) -> int:
+        """The number of the count: training FLOPs of ``model`` for one token of a full sequence."""
+        return self._process.ask({"model_config": dict(model.config), "sequence_length": sequence_length})
+
+    def answer(self, number: int) -> float:
+        """What was counted, once it is.
+
+        Raises:
+            CountError: transformers does not have the model, or its code does not run on tensors without content.
+        """
+        answer = self._process.answer(number)
+        if "flops_per_token" in answer:
+            return float(answer["flops_per_token"])
+        raise CountError(_shortened(str(answer.get("error")), _LONGEST_COUNT_ERROR))
+
+    def close(self) -> None:
+        """End what counts."""
+        self._process.close()

@@ -1,0 +1,203 @@
+"""A launch as it is asked for: what to train, on what and for how long; its files, command and environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_llmperf.launch.device import VISIBLE, Gpu, shown
+from pytest_llmperf.launch.fork_servers import ServerKey, ServerPool
+from pytest_llmperf.launch.forked_agent import ColdStartError
+from pytest_llmperf.launch.process import package_path, python_path
+from pytest_llmperf.launch.scratch import means_no_room
+from pytest_llmperf.launch.watch import Meter
+from pytest_llmperf.records.batch_size_search import Search
+from pytest_llmperf.records.failure import Failure
+from pytest_llmperf.records.launch_end import PassingRanges
+from pytest_llmperf.records.parity_order import ParityOrder
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.files import write_text
+
+_PACKAGE = Path(__file__).parents[1]
+#: In a launch's folder, where another Python than this one finds this package.
+OTHER_PATH = "path"
+# What an enclosing launch, torchrun or scheduler step set for its own ranks.
+_NOT_INHERITED = frozenset(
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE GROUP_WORLD_SIZE "
+    "MASTER_ADDR MASTER_PORT LLMPERF_LAUNCHER_BOOT".split()
+)
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """From what a launch may begin warm, and what becomes of one that cannot."""
+
+    servers: ServerPool | None
+    """This machine's; ``None`` where a site has others on its nodes."""
+    say: Callable[[str], None]
+    """Told why a launch begins cold, once for each reason."""
+    is_required: bool = False
+    """Whether a launch that cannot begin warm fails."""
+    said: set[str] = field(default_factory=set, compare=False)
+
+    def tell(self, why: str) -> None:
+        """Say why a launch begins cold."""
+        if why not in self.said:
+            self.said.add(why)
+            self.say(f"launches begin cold: {why}")
+
+    def cold(self, why: str) -> None:
+        """A launch has to begin cold.
+
+        Raises:
+            ColdStartError: it must not.
+        """
+        if self.is_required:
+            raise ColdStartError(f"--perf-start warm: it can only begin cold: {why}")
+        self.tell(why)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """What to launch, on what, and where to leave its files."""
+
+    spec: TrainSpec
+    folder: Path
+    """Made by the launcher; holds request, logs and records."""
+    gpus: tuple[Gpu, ...]
+    """Leased for this launch; empty is the CPU."""
+    timeout_seconds: float
+    python: str = sys.executable
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for this launch alone."""
+    memory_limit_bytes: int = 0
+    """What each rank may hold, where that is less than the card's."""
+    search: Search | None = None
+    """For ``sizes``: where the search for the largest micro-batch stands."""
+    passing: PassingRanges | None = None
+    """With which step times it passes, so that it may end; ``None``: its median has to be known."""
+    all_steps: bool = False
+    """Whether it takes all its steps, whatever is known before."""
+    trace: bool = True
+    """Whether a few steps are traced after those that are timed."""
+    inspect: bool = True
+    """Whether one step more is looked at in full, for whether training learns."""
+    calibrations: Path | None = None
+    """Where the GPUs' calibrations are kept; ``None``: none is asked for."""
+    parity: ParityOrder | None = None
+    """For ``training_errors``: which small trainings to make."""
+    meter: Meter = field(default_factory=Meter, compare=False)
+    """Counts while processes of this launch run, and apart from that while it waits for hardware."""
+    warm: WarmStart | None = field(default=None, compare=False)
+    """``None``: it begins cold."""
+
+
+#: ``python -m torch.distributed.run``: what follows are torchrun's words.
+BEFORE_WORDS = 3
+
+
+def torchrun_command(request: LaunchRequest) -> list[str]:
+    """torchrun on one machine: a rendezvous of its own on a free port, each rank's output in its own file."""
+    return [
+        *(request.python, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"),
+        *(f"--nproc-per-node={request.spec.gpus}", "--max-restarts=0"),
+        *(f"--log-dir={request.folder / 'logs'}", "--redirects=3"),
+        *("-m", "pytest_llmperf.worker", str(request.folder)),
+    ]
+
+
+#: Why a launch could not be started, where that is no failure of what it runs.
+REFUSALS = (ColdStartError, OSError)
+
+
+def refused(request: LaunchRequest, why: Exception) -> Failure:
+    """Of a launch that could not be started."""
+    kind, message = "never-started", str(why)
+    if isinstance(why, OSError):
+        kind = "unwritable" if means_no_room(why) else kind
+        message = f"the launch could not be started ({why})"
+    return Failure(kind=kind, message=message, tail=(), folder=str(request.folder))
+
+
+def needs(spec: TrainSpec) -> tuple[str, ...]:
+    """What ``spec`` makes a rank import beyond what all import."""
+    wanted = {
+        "liger": spec.liger,
+        "fp8": spec.fp8 != "no",
+        "flash_attention_2": spec.attention == "flash_attention_2",
+        "text": spec.data == "text",
+    }
+    return (f"family:{spec.architecture.config['model_type']}", *(name for name in wanted if wanted[name]))
+
+
+def server_key(
+    python: str, inherited: Mapping[str, str], *, on_gpu: bool, variables: Mapping[str, str] | None = None
+) -> ServerKey:
+    """Of the server from which a launch of this process may begin."""
+    folder = os.getcwd()  # noqa: PTH109 - a string is wanted
+    return ServerKey.of(python, lasting_environment(inherited, variables or {}), folder, on_gpu=on_gpu)
+
+
+def server_pool(folder: Callable[[], Path], marks: Mapping[str, str] | None = None) -> ServerPool:
+    """One for a run; ``folder`` is made when the first server starts. See ``ServerPool`` for ``marks``."""
+    return ServerPool(folder, _home, marks)
+
+
+def _home(python: str, folder: Path) -> str:
+    """What ``PYTHONPATH`` needs first so that ``python`` finds this package, and nothing else of ours beside it."""
+    if python == sys.executable:
+        return package_path()
+    place = folder / OTHER_PATH
+    if not place.exists():
+        place.mkdir()
+        (place / _PACKAGE.name).symlink_to(_PACKAGE)
+    return str(place)
+
+
+def worker_environment(request: LaunchRequest, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of torchrun and its ranks: what was inherited, and what this launch fixes."""
+    environment = lasting_environment(inherited, request.variables)
+    # An uninstalled checkout works too. Another Python finds this package and nothing else of ours beside it. What the
+    # user put on the path is no part of either environment: a fault that hides there must not hit one side alone.
+    home = package_path() if request.python == sys.executable else str(request.folder / OTHER_PATH)
+    return shown(request.gpus) | environment | python_path(home, environment)
+
+
+def lasting_environment(inherited: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """What of it is the same for all launches with these ``variables``, whatever their hardware and folder."""
+    environment = {
+        name: value
+        for name, value in inherited.items()
+        if name not in _NOT_INHERITED and not name.startswith("TORCHELASTIC_")
+    }
+    environment.pop(VISIBLE, None)
+    environment["PYTHONUNBUFFERED"] = "1"
+    # More threads than cores slow a CPU run down by themselves; on a GPU the host needs few.
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    environment.setdefault("HF_HUB_OFFLINE", "1")
+    return environment | dict(variables)
+
+
+def write_request(request: LaunchRequest) -> None:
+    """Make the run folder and leave in it what the worker needs."""
+    request.folder.mkdir(parents=True)
+    _home(request.python, request.folder)
+    spec = request.spec
+    content = {
+        "spec": spec.to_dict(),
+        "model_config": dict(spec.architecture.config),
+        "memory_limit_bytes": request.memory_limit_bytes,
+        "search": request.search and request.search.to_dict(),
+        "passing": request.passing and request.passing.to_dict(),
+        "all_steps": request.all_steps,
+        "trace": request.trace,
+        "inspect": request.inspect,
+        "calibrations": str(request.calibrations or ""),
+        "parity": request.parity and request.parity.to_dict(),
+    }
+    write_text(request.folder / "request.json", json.dumps(content, indent=1), lasts=False)

@@ -1,0 +1,119 @@
+"""Site: where the launches of a run go. This machine (``local``) and a SLURM job's nodes (``slurm/``) are two; whatever
+else schedules work is one more class with these methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pytest_llmperf.launch.device import Gpu
+    from pytest_llmperf.launch.machine import Machine
+    from pytest_llmperf.launch.outcome import Tried
+    from pytest_llmperf.launch.request import LaunchRequest, WarmStart
+    from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+    from pytest_llmperf.records.failure import Failure, Progress
+    from pytest_llmperf.records.launch import Launch
+    from pytest_llmperf.records.training_errors import TrainingErrors
+
+Say = Callable[[str], None]
+
+
+class SiteError(ValueError):
+    """Nothing can be launched here, or no figure may come from here; in one line."""
+
+
+class AllNodesLostError(SiteError):
+    """Nothing of it starts any more: another start of the job gets others."""
+
+
+class OutOfTimeError(Exception):
+    """The site's time, or the run's budget, is over: what is not launched yet must wait for another start."""
+
+    def __init__(self, message: str, *, over_budget: bool) -> None:
+        super().__init__(message)
+        self.over_budget = over_budget
+        """Whether another start of the job would change nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a run asks of its site."""
+
+    launcher: str
+    """``auto``, ``local`` or ``slurm``."""
+    gpus: int | None
+    """At most; 0 is the CPU, ``None``: all that there are."""
+    start: str
+    """``auto``, ``warm`` or ``cold``."""
+    slurm: SlurmOptions
+    folder: Callable[[], Path]
+    """Where a run's files are; made when it is first asked for."""
+    budget_ends: Callable[[Say], float | None]
+    """When the GPU-hours are used up, in seconds since the epoch; ``None``: never."""
+
+
+class Site(Protocol):
+    """One run's."""
+
+    is_here: bool
+    """Whether it is this machine: here launches may run side by side, try sizes in one process, and compare small
+    trainings."""
+    key: str
+    """Names the run's job through restarts; empty: the run ends for good."""
+    restarts: int
+    """How often the job has begun anew."""
+    for_more: str
+    """What somebody does who needs more GPUs."""
+
+    @property
+    def where(self) -> str:
+        """For a sentence: ``in SLURM job 7``."""
+
+    def machine(self) -> Machine:
+        """All of it as one machine; asked once.
+
+        Raises:
+            SiteError: it cannot serve.
+            AllNodesLostError: it could.
+            ValueError: GPUs are named that cannot be used.
+        """
+
+    def began(self) -> float:
+        """When its GPUs began to count, in seconds since the epoch."""
+
+    def words_for_as_much(self, variables: Mapping[str, str]) -> list[str]:
+        """Before a command line: what takes as many nodes and GPUs again; ``variables`` are this process's."""
+
+    def prepare(self, pythons: Sequence[str], *, on_cpu: bool) -> None:
+        """Let servers begin their imports, so that they run beside what comes before the first launch."""
+
+    def warm_start(self, say: Say) -> WarmStart | None:
+        """How a launch begins warm; ``None``: it begins cold. ``say`` hears why, where it was to be warm."""
+
+    def lease(
+        self, num_gpus: int, gpus: Sequence[Gpu], say: Say, *, shared: bool, wait: Callable[[str], None]
+    ) -> AbstractContextManager[tuple[Gpu, ...]]:
+        """Hold so many of ``gpus``, none is the CPU; nothing where each launch finds its own. See ``leases``."""
+
+    def launch(self, request: LaunchRequest, watch: Callable[[Progress], None], say: Say) -> Launch | Failure:
+        """The record, or why there is none; ``watch`` hears of progress while it runs.
+
+        Raises:
+            OutOfTimeError: too little time is left for it.
+        """
+
+    def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[Tried] | Failure:
+        """The micro-batch sizes that one process tried as ``request.search`` asks; where the site ``is_here``."""
+
+    def training_errors(
+        self, request: LaunchRequest, watch: Callable[[Progress], None]
+    ) -> list[TrainingErrors] | Failure:
+        """What the small trainings of ``request.parity`` did; where the site ``is_here``."""
+
+    def close(self) -> None:
+        """End what runs beside the launches."""

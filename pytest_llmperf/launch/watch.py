@@ -1,0 +1,216 @@
+"""What the process that waits for a launch sees meanwhile: its time, its progress, and what happens on its GPUs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import TypeVar
+
+from pytest_llmperf.launch import device
+from pytest_llmperf.launch.device import Gpu
+from pytest_llmperf.records.clock_reasons import CLOCK_REASONS
+from pytest_llmperf.records.failure import Progress
+from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.records.phases import phases_of
+
+
+@dataclass
+class Lap:
+    """One attempt at a launch."""
+
+    began: float
+    """In seconds since 1970, as other hosts tell their times."""
+    seconds: float = 0.0
+    """From its start to its end; 0 while it runs."""
+
+
+class Meter:
+    """Counts the seconds between the start and the end of what runs under it, failed attempts too."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.waited_seconds = 0.0
+        """Before, until there was hardware for it."""
+
+    @contextmanager
+    def running(self) -> Iterator[Lap]:
+        """Count for as long as this lasts, however it ends."""
+        lap, start = Lap(time.time()), time.monotonic()
+        try:
+            yield lap
+        finally:
+            lap.seconds = time.monotonic() - start
+            self.seconds += lap.seconds
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count for as long as this lasts as the wait for hardware, however it ends."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_seconds += time.monotonic() - start
+
+
+_READ_SECONDS = 0.25
+
+
+class ProgressReader:
+    """Tells ``watch`` of every change, at most four times a second."""
+
+    def __init__(self, path: Path, watch: Callable[[Progress], None]) -> None:
+        self.last = Progress(phase="starting")
+        self._path, self._watch = path, watch
+        self._next = 0.0
+        self._marks: list[tuple[float, int]] = []
+
+    def poll(self) -> Progress:
+        """Look, unless it was just looked; a file that is absent or broken is no news."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _READ_SECONDS
+            self._watch(self.read())
+        return self.last
+
+    def read(self) -> Progress:
+        """Look now, and tell nobody."""
+        try:
+            beat = json.loads(self._path.read_text(encoding="utf-8"))
+            reached = {str(phase): _finite(at) for phase, at in beat["reached"].items()}
+            self.last = Progress(
+                phase=str(beat["phase"]),
+                step=int(beat["step"]),
+                steps=int(beat["steps"]),
+                tokens_per_second=self._rate(float(beat["time"]), int(beat["step"]), int(beat["tokens_per_step"])),
+                reserved_bytes=int(beat["reserved_bytes"]),
+                reached=reached,
+                phase_seconds=max(0.0, float(beat["time"]) - reached.get(str(beat["phase"]), math.inf)),
+                compiles=bool(beat["compiles"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        return self.last
+
+    def _rate(self, now: float, step: int, tokens_per_step: int) -> float:
+        if step > 0 and (not self._marks or step > self._marks[-1][1]):
+            self._marks = [*self._marks[-8:], (now, step)]  # the recent past: the first step would weigh on it for long
+        if len(self._marks) < 2 or self._marks[-1][0] <= self._marks[0][0]:  # noqa: PLR2004 - two ends of a span
+            return 0.0
+        (start, first), (end, last) = self._marks[0], self._marks[-1]
+        return (last - first) * tokens_per_step / (end - start)
+
+
+def _finite(value: object) -> float:
+    seconds = float(str(value))
+    if not math.isfinite(seconds):
+        raise ValueError(f"{seconds} is no time")
+    return seconds
+
+
+_Number = TypeVar("_Number", int, float)
+
+_LOOK_SECONDS = 0.5
+
+
+class HealthWatch:
+    """Watches the GPUs of one launch; where they cannot be asked, or on the CPU, it sees nothing: zeros."""
+
+    def __init__(self, gpus: Sequence[Gpu], pid_files: Callable[[], Iterable[Path]]) -> None:
+        self._gpus, self._pid_files = gpus, pid_files
+        self._stack = ExitStack()
+        self._sensors: tuple[device.Sensors, ...] = ()
+        self._seen: dict[int, list[device.Sample]] = {gpu.index: [] for gpu in gpus}
+        self._foreign: dict[str, None] = {}
+        self._errors: list[tuple[int | None, ...]] = []
+        self._next = 0.0
+        self._trained_until = math.inf
+
+    def __enter__(self) -> HealthWatch:  # noqa: PYI034 - typing has no Self before Python 3.11
+        self._sensors = self._stack.enter_context(device.sensors(self._gpus))
+        self._foreign |= dict.fromkeys(device.foreign_processes(self._gpus))
+        self._errors = [sensors.memory_errors() for sensors in self._sensors]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def look(self, progress: Progress) -> None:
+        """Look at the GPUs now, unless they were just looked at or no rank trains."""
+        # Told some time after it came true: by then the chip has been looked at while it rested.
+        self._trained_until = progress.trained_until or math.inf
+        trains = progress.phase == "training" and progress.step
+        if not (trains and self._sensors) or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _LOOK_SECONDS
+        own = frozenset(self._own_pids())
+        for sensors in self._sensors:
+            self._seen[sensors.gpu.index].append(sensors.sample())
+            self._foreign |= dict.fromkeys(sensors.others(own))
+
+    def health(self) -> Health:
+        """What was seen while the ranks trained; of several GPUs the worst."""
+        everyone = [[one for one in seen if one.time <= self._trained_until] for seen in self._seen.values()]
+        clocks = [_told(one.clock_mhz for one in seen) for seen in everyone]
+        temperatures = [_told(one.temperature for one in seen) for seen in everyone]
+        now = [sensors.memory_errors() for sensors in self._sensors]
+        return Health(
+            foreign_processes=tuple(self._foreign),
+            clock_reasons=_shares([_told(one.reasons for one in seen) for seen in everyone]),
+            sm_clock_mhz=min((median(told) for told in clocks if told), default=0.0),
+            temperature_celsius=max((max(told) for told in temperatures if told), default=0.0),
+            power_watts=sum_of_known([_power(seen) for seen in everyone]),
+            power_limit_watts=min(_told(sensors.power_limit_watts() for sensors in self._sensors), default=0.0),
+            memory_errors=sum(map(_new, self._errors, now)),
+        )
+
+    def _own_pids(self) -> Iterator[int]:
+        yield os.getpid()
+        for path in self._pid_files():
+            with suppress(OSError, ValueError):
+                yield int(path.read_text(encoding="ascii"))
+
+
+def _new(before: Sequence[int | None], after: Sequence[int | None]) -> int:
+    """What was counted in between, of the counters that were told both times; a reset makes nothing new."""
+    pairs = zip(before, after, strict=True)
+    return sum(max(0, int(late) - int(early)) for early, late in pairs if early is not None and late is not None)
+
+
+def _told(values: Iterable[_Number | None]) -> list[_Number]:
+    return [value for value in values if value is not None]
+
+
+def _shares(samples: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Of the samples, by reason; of several GPUs the largest."""
+    found: dict[str, float] = {}
+    for bit, name in CLOCK_REASONS.items():
+        share = max((fmean(bool(bits & bit) for bits in gpu) for gpu in samples if gpu), default=0.0)
+        if share:
+            found[name] = round(share, 3)
+    return found
+
+
+def sum_of_known(watts: Sequence[float]) -> float:
+    """All of them together; 0, which is unknown, where one is not known."""
+    return round(sum(watts), 1) if all(watts) else 0.0
+
+
+def _power(seen: Sequence[device.Sample]) -> float:
+    told = [(one.time, one.joules) for one in seen if one.joules is not None]
+    if len(told) < 2:  # noqa: PLR2004 - two ends of a span
+        return 0.0
+    (start, first), (end, last) = told[0], told[-1]
+    return (last - first) / (end - start) if end > start else 0.0
+
+
+def with_phases(launch: Launch, lap: Lap, progress: Progress) -> Launch:
+    """``launch`` as its launcher timed it, and where in that time its rank 0 said it was."""
+    first_step_seconds = launch.ranks[0].step_seconds[0]
+    phases = phases_of(lap.began, lap.seconds, progress.reached, first_step_seconds)
+    return replace(launch, wall_seconds=round(lap.seconds, 3), phases=phases)

@@ -1,0 +1,384 @@
+"""A rank's GPU as torch and NVML have it: the one file of those that observe a training that names CUDA.
+
+Another vendor's is a second file with the same names. On the CPU each of them says what the host is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from pytest_llmperf.observe.instruments import Clock, HostClock, HostMemory, Memory
+from pytest_llmperf.records.clock_reasons import CLOCK_REASONS, THROTTLES
+from pytest_llmperf.records.trace import Kind
+
+# How Kineto and CUPTI word what the profiler saw: the device's work that is no kernel, the calls of the host.
+WORK_KINDS: tuple[tuple[str, Kind], ...] = (("Memcpy", "copy"), ("Memset", "fill"), ("nccl", "collective"))
+CALLS = re.compile(r"cu(da)?[A-Z]")
+#: Calls in which the host waits for its device, and those that take memory from it or give it back.
+WAITS = re.compile(r"cu(da)?(Device|Stream|Event|Ctx)Synchronize\w*$|cuda(Memcpy|Memset)$")
+ALLOCATIONS = re.compile(r"cuda(Malloc|Free|Host)\w*$|cuMem(Alloc|Free|Host|Map|Unmap|Create|Release)\w*$")
+#: Calls that leave work for the device.
+LAUNCHES = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
+
+#: Fused kernels of PyTorch's attention, each with the switch that allows it.
+SDPA_SWITCHES: Mapping[str, Callable[[bool], None]] = {
+    "flash": torch.backends.cuda.enable_flash_sdp,
+    "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+    "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+    "math": torch.backends.cuda.enable_math_sdp,
+}
+
+
+def own_device() -> torch.device:
+    """This rank's: its GPU, which is made the current one, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def has_gpu() -> bool:
+    """Whether torch sees one."""
+    return torch.cuda.is_available()
+
+
+def collectives(device: torch.device) -> str:
+    """The process group's backend."""
+    return "nccl" if is_gpu(device) else "gloo"
+
+
+def barrier_devices(device: torch.device) -> list[int] | None:
+    """What ``dist.barrier`` needs to know of this rank's device."""
+    return [torch.cuda.current_device()] if is_gpu(device) else None
+
+
+def collectives_record(backend: str) -> str:
+    """The function of torch's ``_distributed_c10d`` that gives the record of recent exchanges; NCCL has its own."""
+    return "_dump_nccl_trace" if backend == "nccl" else "_dump_fr_trace"
+
+
+def profiled(device: torch.device) -> ProfilerActivity:
+    """What a profiler has to follow to see the work."""
+    return ProfilerActivity.CUDA if is_gpu(device) else ProfilerActivity.CPU
+
+
+def gpu_name(device: torch.device) -> str:
+    """``NVIDIA H200``."""
+    return torch.cuda.get_device_name(device)
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """Without its prefix ``GPU-``."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def versions() -> dict[str, str]:
+    """Of what torch was built with; empty where that is nothing for GPUs."""
+    if not torch.version.cuda:
+        return {}
+    return {
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "cudnn": str(torch.backends.cudnn.version()),
+    }
+
+
+def product_versions() -> dict[str, str]:
+    """Of what a matrix product depends on, beside torch, as far as it is known."""
+    cublas = filter(None, map(_version, ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu11")))
+    known = {"cuda": torch.version.cuda, "cublas": next(cublas, ""), "driver": driver()}
+    return {name: str(version) for name, version in known.items() if version}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def driver() -> str:
+    """Version of the GPU's driver; ``unknown`` where it cannot be asked."""
+    nvml = _initialised()
+    if nvml is None:
+        return "unknown"
+    try:
+        return str(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError:
+        return "unknown"
+    finally:
+        nvml.nvmlShutdown()
+
+
+def wait(device: torch.device) -> None:
+    """Until all work that was issued has ended."""
+    if is_gpu(device):
+        torch.cuda.synchronize(device)
+
+
+def give_back(device: torch.device) -> None:
+    """Let the allocator keep nothing: a training's peak is its own, and it finds the device as if nothing had been."""
+    if is_gpu(device):
+        torch.cuda.empty_cache()
+
+
+def still_allocated() -> int:
+    """Bytes in tensors on the GPU, once the allocator has given the rest back; 0 on the CPU."""
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
+
+
+def free_and_total(device: torch.device | None = None) -> tuple[int, int]:
+    """Bytes of the GPU, by the driver; of the current one where none is named.
+
+    Raises:
+        RuntimeError: its context is lost.
+    """
+    return torch.cuda.mem_get_info(device)
+
+
+def allow_share(device: torch.device, share: float) -> None:
+    """Let the allocator take no more than this share of the GPU."""
+    torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def available_bytes(device: torch.device) -> float:
+    """What this rank may still take of the GPU: a limit that it was given is a share, of which some may be taken."""
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = torch.cuda.get_per_process_memory_fraction(device) * total - torch.cuda.memory_reserved(device)
+    return min(free, allowed)
+
+
+def allocator_failures() -> tuple[int, int]:
+    """How often the allocator gave back what it had kept and asked again, and how often it got nothing all the same.
+
+    Raises:
+        RuntimeError: the GPU's context is lost.
+    """
+    counts = torch.cuda.memory_stats()
+    return counts.get("num_alloc_retries", 0), counts.get("num_ooms", 0)
+
+
+def forget_failures() -> None:
+    """Count these anew."""
+    torch.cuda.reset_accumulated_memory_stats()
+
+
+def sdpa_kernels() -> list[str]:
+    """Those that PyTorch's attention may choose from."""
+    found = torch.backends.cuda
+    is_on = {
+        "flash": found.flash_sdp_enabled(),
+        "efficient": found.mem_efficient_sdp_enabled(),
+        "math": found.math_sdp_enabled(),
+        "cudnn": found.cudnn_sdp_enabled(),
+    }
+    return [name for name, on in is_on.items() if on]
+
+
+def allow_tf32(allowed: bool) -> None:
+    """In fp32 products and convolutions."""
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def matmul_precision() -> str:
+    """Of products in fp32; who has set it by PyTorch's new names is refused an answer by the old one."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)
+
+
+def reduced_precision_reduction() -> str:
+    """Whether products in bf16 may be summed in bf16."""
+    return str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction)
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """fp32 products are fp32 inside, and what they were after it."""
+    products = torch.backends.cuda.matmul
+    precision = getattr(products, "fp32_precision", None)  # since torch 2.9
+    try:
+        allowed = products.allow_tf32
+    except RuntimeError:  # it was set in the newer way alone, and the older one must not be asked
+        allowed = False
+    products.allow_tf32 = False
+    try:
+        yield
+    finally:
+        products.allow_tf32 = allowed
+        if precision is not None:
+            products.fp32_precision = precision
+
+
+def clock_of(device: torch.device) -> Clock[Any]:
+    """Whose instants are in the order of the device's work."""
+    return GpuClock() if is_gpu(device) else HostClock()
+
+
+def memory_of(device: torch.device) -> Memory:
+    """Which counts from now on."""
+    return GpuMemory() if is_gpu(device) else HostMemory()
+
+
+class GpuClock(Clock[torch.cuda.Event]):
+    """CUDA events on the current stream: what the GPU did, whatever the host did meanwhile."""
+
+    def instant(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def has_passed(self, instant: torch.cuda.Event) -> bool:
+        return instant.query()
+
+    def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return start.elapsed_time(end) / 1000
+
+    def wait(self) -> None:
+        torch.cuda.synchronize()
+
+
+class GpuMemory(Memory):
+    """The caching allocator's own counters."""
+
+    loss_bytes = 512
+
+    def __init__(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def now(self) -> int:
+        return torch.cuda.memory_reserved()
+
+    def allocated(self) -> int:
+        # ``memory_allocated`` sorts all of the allocator's counters first, which takes the host five times as long.
+        return int(torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"])
+
+    def peak_reserved(self) -> int:
+        return torch.cuda.max_memory_reserved()
+
+    def peak_allocated(self) -> int:
+        return torch.cuda.max_memory_allocated()
+
+
+_SM_CLOCK, _GPU_TEMPERATURE = 1, 0  # NVML's numbers for them
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at the GPU; ``None`` is what it did not tell."""
+
+    clock_mhz: float | None
+    milliwatts: float | None
+    temperature: float | None
+    reasons: int | None
+    num_foreign: int
+
+
+class GpuSensors:
+    """One GPU's; every look is kept."""
+
+    def __init__(self, nvml: Any, device: torch.device) -> None:
+        self._nvml, self._handle = nvml, None
+        self.looks: list[Look] = []
+        if nvml is not None and is_gpu(device):
+            self._handle = self._ask("nvmlDeviceGetHandleByUUID", f"GPU-{gpu_uuid(device)}")
+
+    @property
+    def power_limit_watts(self) -> float:
+        """The one in force; 0 where nobody tells."""
+        return (self._of("nvmlDeviceGetEnforcedPowerLimit") or 0) / 1000
+
+    def look(self) -> None:
+        """Look now."""
+        if self._handle is None:
+            return
+        reasons = self._of("nvmlDeviceGetCurrentClocksEventReasons")
+        # Its name before driver 535.
+        reasons = self._of("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
+        self.looks.append(
+            Look(
+                clock_mhz=self._of("nvmlDeviceGetClockInfo", _SM_CLOCK),
+                milliwatts=self._of("nvmlDeviceGetPowerUsage"),
+                temperature=self._of("nvmlDeviceGetTemperature", _GPU_TEMPERATURE),
+                reasons=reasons,
+                num_foreign=self._num_foreign(),
+            )
+        )
+
+    def _num_foreign(self) -> int:
+        running = self._of("nvmlDeviceGetComputeRunningProcesses") or []
+        others = [process for process in running if process.pid != os.getpid()]
+        # A container may show this process under its pid of the host: then one stranger is ourselves.
+        return len(others) if len(others) < len(running) else max(0, len(others) - 1)
+
+    def _of(self, name: str, *arguments: Any) -> Any:
+        return None if self._handle is None else self._ask(name, self._handle, *arguments)
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """NVML's answer, or ``None``: a container, a virtual GPU or an old driver may not tell everything."""
+        try:
+            return getattr(self._nvml, name)(*arguments)
+        except (AttributeError, ValueError, self._nvml.NVMLError):
+            return None
+
+
+@contextmanager
+def sensors(device: torch.device) -> Iterator[GpuSensors]:
+    """Those of ``device``; they tell nothing of a CPU, and where there is no package, no library or no driver."""
+    nvml = _initialised() if is_gpu(device) else None
+    try:
+        yield GpuSensors(nvml, device)
+    finally:
+        if nvml is not None:
+            nvml.nvmlShutdown()
+
+
+def _initialised() -> Any:
+    try:
+        import pynvml as nvml  # noqa: PLC0415 - another environment may have the training's own packages alone
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except (nvml.NVMLError, OSError):
+        return None
+    return nvml
+
+
+def mean(values: Sequence[float | None]) -> float:
+    """Of those that were told; 0, which is unknown, where none was."""
+    told = [value for value in values if value is not None]
+    return fmean(told) if told else 0.0
+
+
+def disturbances(looks: Sequence[Look]) -> list[str]:
+    """What makes figures of that time the room's, the board's or a neighbour's: a line for each."""
+    lines = []
+    most = max((look.num_foreign for look in looks), default=0)
+    if most:
+        lines.append(f"{most} other process(es) on the GPU")
+    bits = 0
+    for look in looks:
+        bits |= look.reasons or 0
+    reasons = [name for bit, name in CLOCK_REASONS.items() if bits & bit and name in THROTTLES]
+    return lines + [f"clocks were lowered by {name}" for name in reasons]
