@@ -3,7 +3,7 @@
 Two launches of one spec with the same versions run the same kernels the same number of times on every host of a machine
 kind (docs/measurements/traces.md: how often that was seen). So one launch decides. What costs time and is easily
 written by mistake - a wait for the device, a copy, a broken graph - is ``regressed``; another number of kernels at the
-same speed is ``changed`` (docs/decisions/0029).
+same speed is ``changed`` (decision 29).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Phase checks: how long a launch took before and beside its steps, held against the baseline's launches. Pure.
 
 Start, imports, the model, a checkpoint: each twice as long and some seconds more is a loss, never by one launch
-(docs/decisions/0031). Only like is compared with like: a warm launch imports nothing, and what its start takes is what
+(decision 31). Only like is compared with like: a warm launch imports nothing, and what its start takes is what
 was left of a fork server's imports; a cold one reads a model family's code while it builds the model.
 """
 

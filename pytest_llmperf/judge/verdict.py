@@ -144,7 +144,7 @@ def highest(name: str, baseline: Baseline, policy: Policy) -> float:
 
 #: The reason of a case that nothing is stored of.
 NEW = "no baseline yet"
-#: Launches: one alone condemns nobody (docs/decisions/0009).
+#: Launches: one alone condemns nobody (decision 9).
 CONFIRMED_BY = 2
 #: What is said of a figure that one alone has shown.
 OF_ONE_LAUNCH = "of one launch alone"

@@ -13,17 +13,17 @@ from tools.documentation.blocks import REPOSITORY, SHELLS, Block, blocks_of, ste
 from tools.documentation.blocks import pages as all_pages
 from tools.documentation.printed import differences, folder_for_commands, printed_by, without_figures
 
-PAGES = [REPOSITORY / "docs" / "tutorial" / f"first-{name}.md" for name in ("case", "failure", "change")]
+PAGE = REPOSITORY / "docs" / "tutorial.md"
 #: A launch of the tiny model takes ten seconds on two quiet cores.
 SECONDS = 240
-#: What the page about failures does to a training.
+#: What the page does to a training for its first failure.
 SLOWED = "LLMPERF_INJECT=slow"
 
 
 @pytest.mark.torchrun
 @pytest.mark.slow
 def test_the_tutorial_goes_as_it_says(tmp_path: Path) -> None:
-    for block in (each for page in PAGES for each in blocks_of(page) if each.origin == "tutorial"):
+    for block in (each for each in blocks_of(PAGE) if each.origin == "tutorial"):
         if block.language in SHELLS:
             _follow(block, tmp_path)
         else:
@@ -33,7 +33,7 @@ def test_the_tutorial_goes_as_it_says(tmp_path: Path) -> None:
 
 
 def test_the_tutorial_has_no_other_page() -> None:
-    assert {block.page for path in all_pages() for block in blocks_of(path) if block.origin == "tutorial"} == set(PAGES)
+    assert {block.page for path in all_pages() for block in blocks_of(path) if block.origin == "tutorial"} == {PAGE}
 
 
 def _follow(block: Block, folder: Path) -> None:

@@ -4,7 +4,7 @@ A block names its language; a comment on the line above it names its origin, whe
 
     <!-- from: run -->                            the tests run its commands and compare what they print
     <!-- from: run torch -->                      the same, where torch is
-    <!-- from: tutorial -->                       so they do, with torch: one page after the other in one folder
+    <!-- from: tutorial -->                       so they do, with torch: one block after the other in one folder
     <!-- from: tutorial fails -->                 the last of its commands ends with another code than 0
     <!-- from: tutorial NAME -->                  not a command: the file of that name in that folder
     <!-- from: measured 2026-11-21, one H200 -->  printed by a machine that CI does not have
@@ -57,9 +57,8 @@ class Block(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """What people read: the site, README and CONTRIBUTING. Decisions and changes are told once, when they are made."""
-    site = (path for path in (REPOSITORY / "docs").rglob("*.md") if "decisions" not in path.parts)
-    return [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(site)]
+    """What people read: the site, README and CONTRIBUTING; not the changelog."""
+    return [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 def blocks_of(page: Path) -> Iterator[Block]:

@@ -1,6 +1,6 @@
 """Checks of a static step against a stored one: exact with the same versions, news with others. Pure.
 
-What follows from a figure that moved is ``docs/decisions/0030``'s.
+Decision 30 says what follows from a figure that moved.
 """
 
 from __future__ import annotations
