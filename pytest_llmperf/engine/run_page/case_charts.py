@@ -23,7 +23,6 @@ from pytest_llmperf.report.page.page_model import (
 )
 from pytest_llmperf.report.time_spent import parts_of_a_run
 from pytest_llmperf.support import formats
-from pytest_llmperf.support.units import GIB
 
 _MOST_CASES, _MOST_LAUNCHES = 16, 6
 _MOST_STEPS = 400
@@ -214,12 +213,15 @@ def _longest(documents: Sequence[RunDocument]) -> StackChart | None:
         for launch in (*result.launches_before, *result.launches)
         if launch.phases
     ]
-    if not launches:
+    # Of one launch the chart of all launches says the same.
+    if len(launches) < 2:  # noqa: PLR2004
         return None
     longest = sorted(launches, key=lambda named: -total(named[1]))[:_TIME_CHARTS_MOST_LAUNCHES]
     names = list(dict.fromkeys(name for _, phases in longest for name in phases))
     return StackChart(
-        title=f"The longest {len(longest)} of {len(launches)} launches",
+        title=f"The longest {len(longest)} of {len(launches)} launches"
+        if len(longest) < len(launches)
+        else f"Each of the {len(launches)} launches",
         says=f"Phases of the longest launches; {longest[0][0]} took {formats.seconds(total(longest[0][1]))}.",
         axis="seconds",
         stacks=tuple(
@@ -250,10 +252,15 @@ _NEGLIGIBLE = 0.001
 def memory_parts(result: Result, stored: StoredFigures) -> Mapping[str, int]:
     """Bytes at the predicted peak, by part; nothing where none are stored of this case."""
     baseline = stored.of(result.machine, result.text("digest"))
-    if baseline is None or baseline.static is None:
+    if baseline is None or baseline.static is None or is_on_cpu(result):
         return {}
     parts = baseline.static.step.memory
     return {name: parts[name] for name in (*PARTS, *sorted({*parts} - {*PARTS})) if parts.get(name)}
+
+
+def is_on_cpu(result: Result) -> bool:
+    """Whether it was launched beside no GPU: what is predicted is a GPU's memory, and no CPU's."""
+    return result.machine.startswith("cpu-")
 
 
 def memory_table(result: Result, parts: Mapping[str, int]) -> Table | None:
@@ -278,12 +285,13 @@ def memory_section(results: Sequence[Result], stored: StoredFigures) -> Section 
     shown = told[:_MEMORY_CHARTS_MOST_CASES]
     left = f"{len(told) - len(shown)} more: each case below opens to its own." if len(told) > len(shown) else ""
     names = [name for name in PARTS if any(parts.get(name) for _, parts in shown)]
+    size, unit = formats.unit_of_memory(max(sum(parts.values()) for _, parts in shown))
     chart = StackChart(
         title="Predicted by part, and measured",
         says=f"Memory of {len(shown)} cases at the predicted peak, by part, beside what launches took.",
-        axis="GiB",
+        axis=unit,
         note=left,
-        stacks=tuple(_stack(result, parts) for result, parts in shown),
+        stacks=tuple(_stack(result, parts, size) for result, parts in shown),
         table=Table(
             headings=("case", *names, "predicted", "allocated", "reserved"),
             rows=tuple(
@@ -301,12 +309,12 @@ def memory_section(results: Sequence[Result], stored: StoredFigures) -> Section 
     return Section(anchor="memory", title="Memory", charts=(chart,))
 
 
-def _stack(result: Result, parts: Mapping[str, int]) -> Stack:
+def _stack(result: Result, parts: Mapping[str, int], unit: float) -> Stack:
     total = sum(parts.values())
     marks = ((_MEASURED, result.figure(_ALLOCATED).value), (_RESERVED, result.figure(MEMORY).value))
     return Stack(
         label=result.id,
         told=formats.memory(total),
-        parts=tuple((name, size / GIB) for name, size in parts.items() if size > _NEGLIGIBLE * total),
-        marks=tuple((name, size / GIB) for name, size in marks if size is not None),
+        parts=tuple((name, size / unit) for name, size in parts.items() if size > _NEGLIGIBLE * total),
+        marks=tuple((name, size / unit) for name, size in marks if size is not None),
     )

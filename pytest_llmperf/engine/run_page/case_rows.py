@@ -19,6 +19,7 @@ from pytest_llmperf.engine.run_page.run_document import Figure, Result, RunDocum
 from pytest_llmperf.engine.run_page.stored_figures import MEMORY, RATE, StoredFigures
 from pytest_llmperf.engine.run_page.trace_charts import trace_tables
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.trace import COUNTED
 from pytest_llmperf.report.page.page_model import Case, Cell, Chart, Details, Table
 from pytest_llmperf.report.results_json import TEST
 from pytest_llmperf.support import formats
@@ -101,6 +102,11 @@ _CELLS: Mapping[str, Callable[[Result], Cell]] = {
 }
 
 
+#: The columns that a phone has room for.
+MAIN = ("tokens/s/GPU", "change", "peak memory")
+
+_EXACT = {*COUNTED, "graph_breaks", "recompilations", "allocator_retries", "flops_per_step"}
+
 # More cases than these show their figures, and no picture of their steps.
 _MOST_CHARTS = 40
 # More are no page.
@@ -130,7 +136,7 @@ def _case(  # noqa: PLR0913 - a row's facts
         verdict=result.verdict if result.verdict.isalpha() else "unknown",
         reason=clipped(_reason(result)),
         cells=cells(document, result, names),
-        command=clipped(command(document, result)),
+        commands=commands(document, result),
         short=_short(result),
         details=_details(result, stored, [steps] if steps else []),
     )
@@ -145,6 +151,22 @@ def _reason(result: Result) -> str:
 def clipped(text: str, most: int = _LONGEST_LINE) -> str:
     """``text`` as far as a row has room for it."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], ...]:
+    """What runs its test again, and what accepts its figures where they are not the baseline's."""
+    again = command(document, result)
+    if not again:
+        return ()
+    if result.verdict == "new":
+        record = " --update-baselines=new"
+    elif result.verdict in ("regressed", "improved", "changed") or (
+        result.verdict == "pass" and result.lines("changed")
+    ):
+        record = " --update-baselines" + ("" if result.verdict == "improved" else ' --perf-reason "why"')
+    else:
+        return (("Run it again", clipped(again)),)
+    return (("Run it again", clipped(again)), ("Accept it", clipped(f"{again}{record}")))
 
 
 def command(document: RunDocument, result: Result) -> str:
@@ -171,7 +193,9 @@ _MOST_SHORT = 6
 def _details(result: Result, stored: StoredFigures, charts: Sequence[Chart]) -> Details:
     parts = memory_parts(result, stored)
     memory = memory_table(result, parts)
+    counts = _counts(result)
     tables = [
+        *((("Exact counts", counts),) if counts.rows else ()),
         *((("Figures", _figures(result)),) if result.figures else ()),
         *((("Launches", _launches(result)),) if result.launches else ()),
         *((("Memory", memory),) if memory and parts else ()),
@@ -199,6 +223,21 @@ def _written(result: Result) -> list[str]:
 def _some(told: Sequence[str]) -> tuple[str, ...]:
     more = (f"and {len(told) - _MOST_LINES} more",) if len(told) > _MOST_LINES else ()
     return (*(clipped(line) for line in told[:_MOST_LINES]), *more)
+
+
+def _counts(result: Result) -> Table:
+    """What has no noise: one more than its limit is told by one launch."""
+    found = [figure for name, figure in result.figures.items() if name in _EXACT]
+    return Table(
+        headings=("exact count", "was", "now", "limit"),
+        rows=tuple(
+            (
+                formats.label(one.metric),
+                *(formats.figure(one.metric, value, one.unit) for value in (one.baseline, one.value, one.limit)),
+            )
+            for one in found
+        ),
+    )
 
 
 def _figures(result: Result) -> Table:

@@ -13,7 +13,6 @@ from pytest_llmperf.engine.run_page.run_document import Result
 from pytest_llmperf.engine.run_page.stored_figures import MEMORY, RATE, StoredFigures, stored_figure
 from pytest_llmperf.report.page.page_model import Bar, BarChart, Chart, Line, LineChart, Section, Table
 from pytest_llmperf.support import formats
-from pytest_llmperf.support.units import GIB
 
 # More are no picture.
 _MOST_RUNGS, _MOST_CHARTS = 24, 18
@@ -140,8 +139,7 @@ def _charts(where: str, steps: Sequence[_Step]) -> list[Chart]:
             num_words=2,
         ),
     )
-    # A tiny model's on the CPU is thousandths of a GiB.
-    size, unit = (GIB, "GiB") if any((step.memory or 0) >= GIB for step in steps) else (GIB / 1024, "MiB")
+    size, unit = formats.unit_of_memory(max((step.memory or 0.0 for step in steps), default=0.0))
     memory = BarChart(
         title=f"{where}: peak memory",
         says=f"Peak memory of each rung of {where}, reserved by the worst rank.",

@@ -210,6 +210,18 @@ class RunDocument:
         return tuple((name, without_name(name, why)) for name, why in told)
 
     @property
+    def commit(self) -> str:
+        """With what was changed in the tree; empty outside of version control."""
+        revision = mapping(self.values.get("revision"))
+        changed = number(revision.get("changed"))
+        return text(revision.get("commit")) + (f" + {changed:g} changed" if changed else "")
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of a run that launched nothing."""
+        return {str(name): text(value) for name, value in mapping(self.values.get("versions")).items()}
+
+    @property
     def schema(self) -> object:
         return self.values.get("schema")
 

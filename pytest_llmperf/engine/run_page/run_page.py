@@ -13,7 +13,7 @@ from pathlib import Path
 from pytest_llmperf.analysis import ladder
 from pytest_llmperf.engine.history.run_histories import RunHistories
 from pytest_llmperf.engine.run_page.case_charts import change_section, memory_section, time_section, urgency
-from pytest_llmperf.engine.run_page.case_rows import MOST_CASES, clipped, headings, rows
+from pytest_llmperf.engine.run_page.case_rows import MAIN, MOST_CASES, clipped, headings, rows
 from pytest_llmperf.engine.run_page.ladder_charts import ladder_section, scaling_section
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, items, lines, mapping, number, text
 from pytest_llmperf.engine.run_page.stored_figures import RATE, StoredFigures
@@ -30,6 +30,7 @@ from pytest_llmperf.support import formats
 from pytest_llmperf.support.files import write_text
 
 _MOST_SKIPPED = 200
+_MOST_HOSTS = 4
 
 
 def page_of(
@@ -56,6 +57,7 @@ def page_of(
         ),
         remarks=_remarks(results),
         columns=headings(documents),
+        main=MAIN,
         cases=rows(documents, stored),
         sections=tuple(_sections(documents, _newest(results), stored, histories)),
         skipped=tuple((clipped(name), clipped(why)) for name, why in skipped[:_MOST_SKIPPED]),
@@ -100,9 +102,14 @@ def _facts(document: RunDocument) -> tuple[tuple[str, str], ...]:
     began = [launch.started_at for result in document.results for launch in result.launches]
     spent = sum(document.spent.values())
     first = next((launch for result in document.results for launch in result.launches), None)
-    versions = first.environment.versions if first else {}
+    versions = first.environment.versions if first else document.versions
+    hosts = sorted({rank.host for result in document.results for one in result.launches for rank in one.ranks})
     told = {
         "run": document.source,
+        "project": text(document.values.get("project")).rpartition("/")[2],
+        "commit": document.commit,
+        "host": ", ".join(hosts[:_MOST_HOSTS]) + (f" and {len(hosts) - _MOST_HOSTS} more" * (len(hosts) > _MOST_HOSTS)),
+        "command": text(document.values.get("command")),
         "machine": f"{document.machine}, {_hardware(document)}",
         "began": f"{min(began).replace('T', ' ').removesuffix('Z')} UTC" if began else "",
         "launches": f"{launches} in {formats.seconds(spent)}" if spent else str(launches or ""),

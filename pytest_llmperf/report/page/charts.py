@@ -121,16 +121,14 @@ def _y() -> _Spec:
     return {"field": "row", "type": "ordinal", "axis": None, "scale": {"padding": 0}}
 
 
-def _x(title: str, most: float = 0.0, **more: Any) -> _Spec:
-    """``most``: the largest figure there. Long ones would stand in each other."""
-    told = more.pop("format", _THREE_DIGITS if most >= _LARGE else "")
-    axis = {"tickCount": 5, "title": title, **({"format": told} if told else {})}
-    return {"type": "quantitative", "axis": axis, **more}
+def _x(title: str, most: float = 0.0, **axis: Any) -> _Spec:
+    """``most``: the largest figure there. Long ones would stand in each other. ``axis``: what else Vega has of it."""
+    short = {"format": _THREE_DIGITS} if most >= _LARGE else {}
+    return {"type": "quantitative", "axis": {"tickCount": 5, "title": title, **short, **axis}}
 
 
-def _labels(x: _Spec, rows: Sequence[Mapping[str, Any]]) -> list[_Spec]:
+def _labels(rows: Sequence[Mapping[str, Any]]) -> list[_Spec]:
     """Above each bar what it is, at the left, and its figure, at the right."""
-    _ = x
     data = {"values": [{name: row[name] for name in ("row", "label", "told")} for row in rows]}
     text = {"type": "text", "baseline": "middle", "yOffset": _ABOVE, "fontSize": 13, "color": "var(--ink)"}
     return [
@@ -193,7 +191,7 @@ def _bars(chart: BarChart) -> _Spec:
         },
     }
     marks = [*_mark(rows, "baseline", "baseline", x), *_mark(rows, "published", "published", x)]
-    return _rows([bar_layer, *marks, *_labels(x, rows)], len(rows))
+    return _rows([bar_layer, *marks, *_labels(rows)], len(rows))
 
 
 def _stacks(chart: StackChart) -> _Spec:
@@ -230,7 +228,7 @@ def _stacks(chart: StackChart) -> _Spec:
         for name, colour in zip(chart.marks, ("baseline", "published", "now"), strict=False)
         for mark in _mark(rows, name, colour, x)
     ]
-    return _rows([layer, *marks, *_labels(x, rows)], len(rows))
+    return _rows([layer, *marks, *_labels(rows)], len(rows))
 
 
 def _intervals(chart: IntervalChart) -> _Spec:
@@ -247,7 +245,9 @@ def _intervals(chart: IntervalChart) -> _Spec:
         }
         for index, one in enumerate(chart.intervals)
     ]
-    x = _x("change of tokens/s/GPU since the baseline", format="+.0%", scale={"zero": True})
+    # A change of nothing has no sign.
+    signed = "datum.value == 0 ? '0 %' : format(datum.value * 100, '+~r') + ' %'"
+    x = {**_x("change of tokens/s/GPU since the baseline", labelExpr=signed), "scale": {"zero": True}}
     colour = {"field": "colour", "type": "nominal", "scale": None, "legend": None}
     span = {
         "mark": {"type": "rule", "strokeWidth": 3, "yOffset": _BELOW, "opacity": 0.6},
@@ -257,14 +257,11 @@ def _intervals(chart: IntervalChart) -> _Spec:
         "mark": {"type": "point", "filled": True, "size": 70, "yOffset": _BELOW, "opacity": 1},
         "encoding": {"y": _y(), "x": {**x, "field": "change"}, "color": colour},
     }
-    zero = {
-        "data": {"values": [{"x": 0}]},
-        "mark": {"type": "rule", "color": "var(--quiet)", "strokeWidth": 1},
-        "encoding": {"x": {**x, "field": "x"}},
-    }
     data = {"values": rows}
-    layers = [zero, {"data": data, **span}, {"data": data, **point}]
-    return _rows([*layers, *_mark(rows, "limit", "limit", x), *_labels(x, rows)], len(rows))
+    layers = [{"data": data, **span}, {"data": data, **point}]
+    # Of each row its own: one line through all of them would cross their names.
+    zero = _mark([{**row, "zero": 0} for row in rows], "zero", "quiet", x)
+    return _rows([*zero, *layers, *_mark(rows, "limit", "limit", x), *_labels(rows)], len(rows))
 
 
 def _ticks(chart: LineChart, xs: Sequence[Any]) -> _Spec:

@@ -161,8 +161,8 @@ class Case:
     reason: str
     cells: tuple[Cell, ...]
     """One for each of ``Page.columns``."""
-    command: str
-    """That runs it again; empty where that is not known."""
+    commands: tuple[tuple[str, str], ...]
+    """What each does, and the command: one that runs the case again, one that accepts its figures."""
     short: str
     """What it opens to where there is no room for more: a line."""
     details: Details
@@ -180,6 +180,8 @@ class Page:
     remarks: tuple[str, ...] = ()
     """What a verdict does not say where it was reached."""
     columns: tuple[str, ...] = ()
+    main: tuple[str, ...] = ()
+    """The columns that a phone shows, too."""
     cases: tuple[Case, ...] = ()
     sections: tuple[Section, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()

@@ -30,6 +30,7 @@ from pytest_llmperf.report.page.page_model import (
     StackChart,
 )
 from pytest_llmperf.report.results_json import document
+from pytest_llmperf.support import formats
 from tests.examples import examples
 from tests.runs import LADDER, MACHINE, WIDTHS, ladder_run, launches_at, result_of, stored_at, stored_figures
 from tests.shelf import keep
@@ -181,9 +182,13 @@ def test_the_runs_time_is_told_by_phase(page: Page) -> None:
     }
 
 
+def again(one: Case) -> str:
+    return dict(one.commands)["Run it again"]
+
+
 def test_a_row_opens_to_its_launches_differences_and_command(page: Page) -> None:
     one = case(page, "sdpa-mbs7")
-    assert one.command == f"pytest 'perf_tests/test_ladder.py::test_rung[{one.name}]' --gpus 8"
+    assert dict(one.commands)["Run it again"] == f"pytest 'perf_tests/test_ladder.py::test_rung[{one.name}]' --gpus 8"
     assert ("Different from the baseline's environment", ("torch: 2.11.0 -> 2.12.0",)) in one.details.lists
     assert len(dict(one.details.tables)["Launches"].rows) == 2
 
@@ -200,9 +205,9 @@ def test_every_chart_has_a_sentence_and_a_table_with_all_of_its_rows(page: Page)
 def test_a_document_that_does_not_say_how_it_was_run_offers_what_its_ids_tell() -> None:
     values = ladder_run()
     del values["rerun"]
-    assert case(of_run(values), "gpus4").command.endswith("gpus4]' --gpus 4")
+    assert again(case(of_run(values), "gpus4")).endswith("gpus4]' --gpus 4")
     values["machine"] = {"kind": "cpu-x", "gpus": []}
-    assert case(of_run(values), "gpus4").command.endswith(" --gpus 0")
+    assert again(case(of_run(values), "gpus4")).endswith(" --gpus 0")
 
 
 def test_a_run_that_was_ended_says_so_first() -> None:
@@ -248,7 +253,7 @@ def test_an_empty_run_is_a_page_too() -> None:
 def test_a_case_without_figures_or_launches_is_a_row() -> None:
     bare = CaseResult(id="x", digest="", nodeid="t.py::t", machine="m", verdict="invalid", reason="it broke")
     (one,) = of_run(document({}, [bare])).cases
-    assert (one.name, one.reason, one.command) == ("x", "it broke", "pytest t.py::t --gpus 0")
+    assert (one.name, one.reason, again(one)) == ("x", "it broke", "pytest t.py::t --gpus 0")
     assert one.cells == ()
     values = ladder_run()
     values["results"].append({"id": "y", "nodeid": "t.py::y", "verdict": "pass"})
@@ -402,3 +407,64 @@ def test_an_id_tells_its_model_and_its_gpus(rung: Any) -> None:
 @given(st.text())
 def test_whatever_an_id_is_its_name_is_found(text: str) -> None:
     assert CaseName.of(text).training is not None
+
+
+def test_the_head_names_project_commit_host_and_command() -> None:
+    facts = {"project": "github.com/acme/train", "revision": {"commit": "0123", "changed": 2}, "command": "pytest p"}
+    told = dict(of_run(ladder_run() | facts).runs[0])
+    assert (told["project"], told["commit"], told["command"]) == ("train", "0123 + 2 changed", "pytest p")
+    assert told["host"]
+
+
+def test_a_run_without_launches_has_the_versions_of_its_document() -> None:
+    values = {"schema": 1, "machine": {"kind": "static"}, "results": [], "versions": {"torch": "2.13.0"}}
+    assert dict(of_run(values).runs[0])["versions"] == "torch 2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "flags"),
+    [
+        ("regressed", ' --update-baselines --perf-reason "why"'),
+        ("improved", " --update-baselines"),
+        ("new", " --update-baselines=new"),
+    ],
+)
+def test_a_case_offers_to_be_accepted(verdict: str, flags: str) -> None:
+    values = ladder_run()
+    values["results"][0]["verdict"] = verdict
+    one = case(of_run(values), values["results"][0]["id"])
+    assert dict(one.commands)["Accept it"] == again(one) + flags
+
+
+def test_a_case_that_holds_has_nothing_to_accept() -> None:
+    values = ladder_run()
+    values["results"][0] |= {"verdict": "pass", "changed": []}
+    assert len(case(of_run(values), values["results"][0]["id"]).commands) == 1
+
+
+def test_exact_counts_are_a_table_of_their_own() -> None:
+    values = ladder_run()
+    values["results"][0]["metrics"]["copies_per_step"] = {"value": 7, "unit": "1", "baseline": 4, "limit": 4}
+    tables = dict(case(of_run(values), values["results"][0]["id"]).details.tables)
+    assert tables["Exact counts"].rows == (("copies a step", "4", "7", "4"),)
+
+
+def test_a_cpus_memory_is_not_held_against_a_gpus_prediction() -> None:
+    values = ladder_run()
+    values["machine"]["kind"] = "cpu-x-8c"
+    stored = stored_figures()
+    moved = {("cpu-x-8c", digest): one for (_, digest), one in stored.baselines.items()}
+    page = page_of([RunDocument(values)], replace(stored, baselines=moved))
+    assert "memory" not in [each.anchor for each in page.sections]
+
+
+def test_one_launch_is_not_the_longest_of_one() -> None:
+    values = ladder_run()
+    values["results"] = values["results"][:1]
+    values["results"][0]["launches"] = values["results"][0]["launches"][:1]
+    assert [one.title for one in section(of_run(values), "time").charts] == ["All launches"]
+
+
+@pytest.mark.parametrize(("most", "unit"), [(3 * 2**30, "GiB"), (40 * 2**20, "MiB"), (900, "KiB")])
+def test_an_axis_of_memory_has_the_unit_of_its_size(most: float, unit: str) -> None:
+    assert formats.unit_of_memory(most)[1] == unit
