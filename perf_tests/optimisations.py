@@ -38,7 +38,7 @@ _LAYERS = replace(
     torch_compile=True,
     torch_compile_scope="layers",
 )
-# Beyond rung 15.9: the fastest configurations of one H200 (docs/measurements/optimisations.md).
+# Beyond rung 15.9: the fastest configurations of one H200 (docs/explanation/ladder.md).
 _LARGE: dict[str, Any] = {"optimizer": "adamw_torch_fused", "micro_batch_size": 90}
 
 _ILLEGAL = "torch 2.11 with liger-kernel 0.8.5: an illegal memory access in the first step"

@@ -1,21 +1,23 @@
 """How often a bisection by speed names the right revision, and what it costs: simulated, with a GPU's noise.
 
-    python tools/bisect_rates.py [SEARCHES]
+    python -m tools.bisect_rates [SEARCHES] [--write]
 
 It uses the rules that `llmperf bisect` uses, on launches that have a step time and nothing else.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.yardstick import Lineage, Side, compared_ends, most_steps, side_of
 from pytest_llmperf.records.candidate import Candidate
+from tools import tables
 
 _POLICY = Policy.for_gpu()
 _PAIRS, _ALPHA = 8, 0.05
@@ -65,20 +67,25 @@ def _search(num: int, change: float, chance: random.Random) -> tuple[str, int]:
     return ("found" if len(names) == 1 else "range"), launches
 
 
-def main() -> None:
+def rates(searches: int) -> Iterator[tuple[str, ...]]:
     """A row for each number of revisions and each change."""
-    searches = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    print("revisions  change   found  range    tie  wrong  launches (median, most)")
+    yield ("revisions", "change", "found", "range", "tie", "wrong", "launches (median, most)")
     for num in _REVISIONS:
         for change in _CHANGES:
             chance = random.Random(f"{num} {change}")  # noqa: S311 - a simulation
             ended = [_search(num, change, chance) for _ in range(searches)]
-            share = {
-                what: sum(one == what for one, _ in ended) / searches for what in ("found", "range", "tie", "wrong")
-            }
+            shares = (sum(one == what for one, _ in ended) / searches for what in ("found", "range", "tie", "wrong"))
             spent = sorted(launches for _, launches in ended)
-            cells = "  ".join(f"{100 * value:3.1f} %" for value in share.values())
-            print(f"{num:9}  {100 * change:.1f} %  {cells}  {spent[len(spent) // 2]}, {spent[-1]}")
+            cells = (f"{100 * share:.1f} %" for share in shares)
+            yield (str(num), f"{100 * change:.1f} %", *cells, f"{spent[len(spent) // 2]}, {spent[-1]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("searches", nargs="?", type=int, default=1000)
+    tables.add_option(parser)
+    options = parser.parse_args()
+    tables.table(rates(options.searches), "bisect" * options.write)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Launches with and without injected slowdowns, on every visible GPU at once: raw data of docs/measurements/verdicts/.
+"""Launches with and without injected slowdowns, on every visible GPU at once: raw data of docs/explanation/noise.md.
 
     python tools/collect_injections.py --minutes 9 --out launches.jsonl
 

@@ -1,4 +1,4 @@
-"""The tables of docs/measurements/history.md: false and missed change points, beside Apache Otava's.
+"""The tables of docs/explanation/history.md: false and missed change points, beside Apache Otava's.
 
     python -m tools.history_replay simulate baselines/nvidia-h200-140gib --histories 50   # several minutes
     python -m tools.history_replay replay baselines/nvidia-h200-140gib                    # one minute
@@ -28,7 +28,7 @@ from pytest_llmperf.judge.history.histories import Scattering, histories
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
-from tools.verdicts import table
+from tools import tables
 
 #: Fractions by which a case is slower from some night on.
 ADDED = (0.01, 0.02, 0.03, 0.05)
@@ -336,6 +336,7 @@ def main() -> None:
     parser.add_argument("--histories", type=int, default=50, help="of each kind; default: %(default)s")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--store", type=Path, help="of the example: made anew")
+    tables.add_option(parser)
     arguments = parser.parse_args()
     folder: Path = arguments.baselines
     cases = BaselineStore(folder.parent).launches(folder.name)
@@ -351,7 +352,7 @@ def main() -> None:
         rows = simulated(knowledge.model, known, arguments.histories, arguments.seed)
     else:
         rows = replayed(cases, known, arguments.seed)
-    table(rows)
+    tables.table(rows, f"history-{arguments.what}" * arguments.write)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of docs/measurements/learning.md: twenty faults, what tells of each and when, what a loss curve shows.
+"""The tables of docs/explanation/learning.md: twenty faults, what tells of each and when, what a loss curve shows.
 
     python -m tools.learning_faults           # some minutes on two cores
 
@@ -27,7 +27,7 @@ from tests.worker.learning_faults import FAULTS, LLAMA, SPEC, TRAINER, WRONG_GRA
 from tests.worker.own_faults import OWN_FAULTS
 from tests.worker.parity import Plain
 from tests.worker.parity_faults import FAULTS as OF_PARITY
-from tools.verdicts import table
+from tools.tables import table
 
 STEPS, SEEDS, QUARTERS, SDS = 120, 8, 4, 3.0
 

@@ -1,4 +1,4 @@
-"""False alarms of loss curves, and which faults they tell, from real trainings: docs/measurements/loss-curves.md.
+"""False alarms of loss curves, and which faults they tell, from real trainings: docs/explanation/learning.md.
 
     python -m tools.loss_curves train sound.json --seeds 64                  # llama-tiny on the text that ships
     python -m tools.loss_curves train slow.json --seeds 5 --fault "learning rate -10 %"

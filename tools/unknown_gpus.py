@@ -1,4 +1,4 @@
-"""The tables of docs/measurements/verdicts/unknown-gpus.md: by replay of stored launches, and by simulation.
+"""The tables of docs/explanation/unknown-gpus.md: by replay of stored launches, and by simulation.
 
     python -m tools.unknown_gpus replay baselines/nvidia-h200-140gib                  # several minutes
     python -m tools.unknown_gpus simulate baselines/nvidia-h200-140gib --nights 200   # the same
@@ -43,7 +43,8 @@ from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Health, Launch, Place, host_of, site_of
 from pytest_llmperf.records.steady_state import robust_sd
 from pytest_llmperf.support.one_thread import one_thread
-from tools.verdicts import POLICY, RATE, table
+from tools import tables
+from tools.verdicts import POLICY, RATE
 
 RULE = Rule()
 
@@ -885,6 +886,7 @@ def main() -> None:
         command = commands.add_parser(name)
         command.add_argument("baselines", type=Path)
         command.add_argument("--seed", type=int, default=1)
+        tables.add_option(command)
         if name != "replay":
             command.add_argument("--nights", type=int, default=100)
     options = parser.parse_args()
@@ -892,15 +894,16 @@ def main() -> None:
     with one_thread():
         if options.command == "replay":
             results = {what: replay(records, what, options.seed) for what in ("GPU", "host")}
-            for number, rows in enumerate((prediction_rows, verdict_rows, common_rows)):
-                print("\n" * (number > 0), end="")
-                table(rows(results))
+            for name, rows in (("predictions", prediction_rows), ("verdicts", verdict_rows), ("common", common_rows)):
+                print()
+                tables.table(rows(results), f"unknown-gpus-{name}" * options.write)
             return
         model = learn(observations_of(_launches(records)))
         if model is None:
             raise SystemExit(f"{options.baselines}: too little is stored to tell GPUs and cases apart")
         made = {"simulate": simulate, "nights": nights, "young": young}[options.command]
-        table(made(options.nights, model, options.seed))
+        name = {"simulate": "unknown-gpus-simulated"}.get(options.command, options.command)
+        tables.table(made(options.nights, model, options.seed), name * options.write)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of docs/measurements/verdicts/: how often a verdict is wrong, by simulation, and by replay of launches.
+"""The tables of docs/explanation/noise.md: how often a verdict is wrong, by simulation, and by replay of launches.
 
     python tools/verdicts.py simulate --gates 2000      # virtual nights, several minutes
     python tools/verdicts.py replay docs/data/*.jsonl   # launches measured on H200, some with injected slowdowns
@@ -27,6 +27,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Rule, decide
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.steady_state import find_steady
+from tools import tables
 
 RATE = "tokens_per_second_per_gpu"
 
@@ -423,29 +424,24 @@ def main() -> None:
     simulating.add_argument("--seed", type=int, default=1)
     for name in ("replay", "pack"):
         commands.add_parser(name).add_argument("files", nargs="+", type=Path)
+    for command in commands.choices.values():
+        tables.add_option(command)
     options = parser.parse_args()
     if options.command == "pack":
         print(*pack(options.files), sep="\n")
         return
     if options.command == "simulate":
-        table(simulate(options.gates, options.seed))
+        tables.table(simulate(options.gates, options.seed), "simulated-cases" * options.write)
         return
     result = replay(read(options.files))
-    table(replay_rows(result))
+    name = "-".join(["replay", *(path.stem for path in options.files)])
+    tables.table(replay_rows(result), name * options.write)
     if not result.launches:
         return
     print(
         f"\nunchanged, same GPU: decided in {median(result.launches):.0f} launch (median), "
         f"{sum(result.launches) / len(result.launches):.2f} (mean)"
     )
-
-
-def table(rows: Iterable[tuple[str, ...]]) -> None:
-    """Print them in Markdown."""
-    for number, row in enumerate(rows):
-        print("| " + " | ".join(row) + " |", flush=True)
-        if number == 0:
-            print("|" + "---|" * len(row))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Exact counts: what a step does, held against the baseline's without tolerance. Pure.
 
 Two launches of one spec with the same versions run the same kernels the same number of times on every host of a machine
-kind (docs/measurements/traces.md: how often that was seen). So one launch decides. What costs time and is easily
+kind (docs/explanation/traces.md: how often that was seen). So one launch decides. What costs time and is easily
 written by mistake - a wait for the device, a copy, a broken graph - is ``regressed``; another number of kernels at the
 same speed is ``changed`` (decision 29).
 """

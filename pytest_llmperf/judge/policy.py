@@ -74,7 +74,7 @@ def _seconds_in(phase: str, slack: float) -> Metric:
 
 #: Of a launch that told how long it was in each of its phases; ``phase_checks.py`` says which are alike. The best
 #: launch says what the code takes: file systems are cold, hosts busy, and a second launch finds files where the first
-#: had to fetch them. What is less than the slack is the machine's (docs/explanation/verdicts/within-a-launch.md).
+#: had to fetch them. What is less than the slack is the machine's (docs/explanation/noise.md).
 PHASES: Mapping[str, Metric] = {
     "start_seconds": _seconds_in(START, slack=10.0),
     "imports_seconds": _seconds_in(IMPORTS, slack=15.0),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 
-#: Bytes a step that are no leak: what a trainer notes of a step takes a tenth (docs/measurements/verdicts/index.md).
+#: Bytes a step that are no leak: what a trainer notes of a step takes a tenth (docs/explanation/noise.md).
 MOST_GROWTH = 64 * 1024
 
 # Standard deviations of the rank statistic: what only varies from step to step shows no growth.

@@ -15,7 +15,7 @@ from typing import Any
 from pytest_llmperf.records.launch import Place, host_of, site_of
 from pytest_llmperf.records.steady_state import Steady, find_steady
 
-#: Launches of one spec scatter by 0.3 % and more (docs/measurements/verdicts): a median known to this adds little.
+#: Launches of one spec scatter by 0.3 % and more (docs/explanation/noise.md): a median known to this adds little.
 ENOUGH = 0.002
 
 # A launch that still drifts by more is not yet at its steady state.

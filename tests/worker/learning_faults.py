@@ -25,7 +25,7 @@ LLAMA = "transformers.models.llama.modeling_llama"
 
 @dataclass(frozen=True)
 class Fault:
-    """Its number in docs/measurements/learning.md, and how it is brought about."""
+    """Its number in docs/explanation/learning.md, and how it is brought about."""
 
     number: int
     spec: TrainSpec

@@ -11,11 +11,14 @@ A block names its language; a comment on the line above it names its origin, whe
     <!-- from: file PATH -->                      lines of a file of this repository
     <!-- from: drawing -->                        nothing printed it: a diagram, a formula
 
-A table below ``docs/measurements/`` has such a comment too, or one of these::
+A table below ``docs/explanation/`` has such a comment too, or one of these::
 
     <!-- from: run COMMAND -->                    the tests run it and compare
     <!-- from: computed COMMAND -->               it prints it, and takes minutes
-    <!-- from: page PAGE -->                      figures of that page's tables
+    <!-- from: data FILE -->                      rows and columns of that file of docs/data/tables/
+    <!-- from: rule -->                           nothing was measured: what the code does, or a word means
+
+A page shows a file of ``docs/data/tables/`` by a directive of Sphinx, ``csv-table``, which has such a comment as well.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ SHELLS = ("bash", "console")
 
 _FENCE = re.compile(r"(?m)^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2[ ]*$", re.DOTALL)
 _TABLE = re.compile(r"(?m)^( *)\|.*\n *\|[ :|-]*--[ :|-]*\n(?: *\|.*\n?)*")
+_SHOWN = re.compile(r"(?m)^```\{csv-table\}\n:file: (\S+)\n(?::.*\n)*```$")
 _ORIGIN = re.compile(r"<!-- from: (\w+) ?(.*?) -->\n\s*\Z")
 
 
@@ -86,6 +90,16 @@ def tables_of(page: Path) -> Iterator[Block]:
         yield Block(
             page, before.count("\n") + 1, "table", inside, origin[1] if origin else "", origin[2] if origin else ""
         )
+
+
+def data_tables_of(page: Path) -> Iterator[Block]:
+    """Each file of ``docs/data/`` that ``page`` shows as a table; its text is the file's, its language ``csv``."""
+    text = page.read_text(encoding="utf-8")
+    for match in _SHOWN.finditer(text):
+        before = text[: match.start()]
+        origin = _ORIGIN.search(before)
+        rows = (page.parent / match[1]).read_text(encoding="utf-8")
+        yield Block(page, before.count("\n") + 1, "csv", rows, origin[1] if origin else "", origin[2] if origin else "")
 
 
 def steps(block: Block) -> list[tuple[str, str]]:

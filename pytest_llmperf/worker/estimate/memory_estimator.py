@@ -3,7 +3,7 @@
 The real model takes a training step on fake tensors, which have sizes and no content, and every storage is recorded
 from its birth to its death. It runs as on a CPU; what CUDA keeps differently is put in its place: the types that its
 autocast works in, the attention kernels' and dropout's saved tensors, Liger's kernels. What was recorded is given to
-an allocator like CUDA's, for a few steps. docs/measurements/memory.md says how well.
+an allocator like CUDA's, for a few steps. docs/explanation/memory.md says how well.
 """
 
 from __future__ import annotations

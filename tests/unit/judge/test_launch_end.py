@@ -241,8 +241,8 @@ class TestMeasured:
             assert decided["differ"] == "0", decided
             assert int(decided["set aside"]) <= int(known["set aside"])
             assert int(decided["steps"]) <= int(known["steps"])
-        # On other hosts, where nothing changed (docs/measurements): a fifth, and of rung 15.8 29 %. Its newest launches
-        # settled later than the first ones.
+        # On other hosts, where nothing changed (docs/explanation/noise.md): a fifth, and of rung 15.8 more. Its newest
+        # launches settled later than the first ones.
         assert int(cells[1]["steps"]) < 0.82 * int(cells[0]["steps"])
         assert int(cells[1]["of rung 15.8"]) < 0.72 * int(cells[0]["of rung 15.8"])
 

@@ -108,7 +108,7 @@ def test_how_many_are_put_off_is_told_by_the_one_they_are_like() -> None:
 
 @pytest.mark.parametrize("choice", [{"compile": "model"}, {"attention": "flash"}], ids=str)
 def test_one_choice_that_hangs_takes_the_time_of_one_trial(choice: dict[str, str]) -> None:
-    """The table of docs/measurements/tuning.md has more worlds."""
+    """The table of docs/explanation/tuning.md has more worlds."""
     found = [searched(seed, has(**choice), 300.0, tells=True) for seed in range(8)]
     assert sum(late for _, late in found) <= 10
     assert sum(gap < 0.01 for gap, _ in found) >= 6

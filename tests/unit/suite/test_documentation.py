@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import inspect
 import re
 import subprocess
@@ -14,7 +15,17 @@ import pytest
 
 from pytest_llmperf import Perf, TrainSpec
 from pytest_llmperf.settings.space import read_axes
-from tools.documentation.blocks import REPOSITORY, SHELLS, Block, blocks_of, pages, steps, tables_of
+from tools import tables
+from tools.documentation.blocks import (
+    REPOSITORY,
+    SHELLS,
+    Block,
+    blocks_of,
+    data_tables_of,
+    pages,
+    steps,
+    tables_of,
+)
 from tools.documentation.commands import troubles
 from tools.documentation.printed import differences, folder_for_commands, printed_by
 
@@ -106,13 +117,20 @@ def test_what_is_of_a_file_stands_there(block: Block) -> None:
     assert block.text in (REPOSITORY / block.detail).read_text(encoding="utf-8")
 
 
-TABLES = [table for page in PAGES if "measurements" in page.parts for table in tables_of(page)]
-_OF_TABLES = {"run": r"python -m .+", "computed": r"(?:python -m|llmperf) .+", "page": r"\S+\.md", "measured": ""}
+_EXPLAINED = [page for page in PAGES if "explanation" in page.parts]
+TABLES = [table for page in _EXPLAINED for table in (*tables_of(page), *data_tables_of(page))]
+_OF_TABLES = {
+    "run": r"python -m .+",
+    "computed": r"(?:python -m|llmperf) .+",
+    "data": r"docs/data/tables/\S+\.csv",
+    "rule": r"",
+    "measured": "",
+}
 
 
 def table_trouble(table: Block) -> str:
     """What is missing of where a table of measurements comes from; empty: nothing."""
-    pattern = _OF_TABLES.get(table.origin, "(?!)") or _ORIGINS[table.origin]
+    pattern = _OF_TABLES.get(table.origin, "(?!)") or _ORIGINS.get(table.origin, "")
     if not re.fullmatch(pattern, table.detail):
         return f"nothing says where its figures come from: {table.origin} {table.detail}; see CONTRIBUTING.md"
     if table.origin == "measured":
@@ -125,8 +143,6 @@ def test_a_table_of_measurements_says_where_it_comes_from(table: Block, pytestco
     assert not table_trouble(table)
     if table.origin in ("run", "computed"):
         assert not list(troubles(table.detail, pytestconfig._parser))
-    if table.origin == "page":
-        assert list(tables_of(table.page.parent / table.detail))
 
 
 @pytest.mark.processes
@@ -135,7 +151,46 @@ def test_a_table_that_is_run_is_what_is_printed(table: Block) -> None:
     words = [sys.executable, *table.detail.split()[1:]]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     printed = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert table.text.splitlines() == printed
+    if table.language == "csv":
+        assert rows_of(table.text) == [tables.cells(line) for line in (printed[0], *printed[2:])]
+    else:
+        assert table.text.splitlines() == printed
+
+
+def rows_of(text: str) -> list[tuple[str, ...]]:
+    """Of a data file; the first is its header."""
+    return [tuple(row) for row in csv.reader(text.splitlines())]
+
+
+@pytest.mark.parametrize("table", [each for each in TABLES if each.origin == "data"], ids=lambda table: table.place)
+def test_rows_of_a_data_file_stand_there(table: Block) -> None:
+    header, _, *lines = map(tables.cells, table.text.splitlines())
+    names, *rows = rows_of((REPOSITORY / table.detail).read_text(encoding="utf-8"))
+    places = [names.index(name) for name in header]
+    there = {tuple(row[place] for place in places) for row in rows}
+    assert [line for line in lines if line not in there] == []
+
+
+def test_each_made_table_is_shown_by_one_page() -> None:
+    shown = [table.text for table in TABLES if table.language == "csv"]
+    made = [path.read_text(encoding="utf-8") for path in tables.FOLDER.glob("*.csv")]
+    assert len(made) >= 5
+    assert sorted(shown) == sorted(made)
+    assert all(len({len(row) for row in rows_of(text)}) == 1 for text in made)
+    for page in _EXPLAINED:
+        text = page.read_text(encoding="utf-8")
+        for file in re.findall(r"(?m)^:file: (\S+)$", text):
+            assert f"]({file})" in text, "GitHub shows no such table, but the link to it"
+
+
+def test_a_table_that_is_written_is_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    rows = [("world", "launches (median, mean)"), ("a, b", "1, 1.00")]
+    tables.table(rows, "some")
+    assert rows_of((tmp_path / "some.csv").read_text(encoding="utf-8")) == rows
+    assert [tables.cells(line) for line in capsys.readouterr().out.splitlines()][::2] == rows
 
 
 INLINE = [
@@ -244,6 +299,9 @@ class TestOfTheRule:
             ("measured", "some day", False),
             ("measured", "2026-11-21, one H200", True),
             ("computed", "python -m tools.verdicts simulate --gates 4000", True),
+            ("page", "noise.md", False),
+            ("data", "docs/data/tables/nights.csv", True),
+            ("rule", "", True),
         ],
     )
     def test_a_table_has_an_origin(self, origin: str, detail: str, is_said: bool) -> None:

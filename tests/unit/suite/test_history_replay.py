@@ -1,4 +1,4 @@
-"""The tool behind the tables of docs/measurements/history.md."""
+"""The tool behind the tables of docs/explanation/history.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches of what an H200 was measured to do, in 100 random orders: figures of docs/measurements/tuning.md."""
+"""Searches of what an H200 was measured to do, in 100 random orders: figures of docs/explanation/tuning.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of docs/measurements/verdicts/unknown-gpus.md: the tool that makes them, on small worlds."""
+"""The figures of docs/explanation/unknown-gpus.md: the tool that makes them, on small worlds."""
 
 from __future__ import annotations
 

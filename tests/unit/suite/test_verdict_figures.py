@@ -1,4 +1,4 @@
-"""The figures of docs/measurements/verdicts/, computed again: from launches measured on H200, and by simulation."""
+"""The figures of docs/explanation/noise.md, computed again: from launches measured on H200, and by simulation."""
 
 from __future__ import annotations
 
