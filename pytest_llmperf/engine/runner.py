@@ -19,8 +19,7 @@ from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import host_memory_bytes
 from pytest_llmperf.launch.outcome import LONGER, broken_off, sizes_so_far
 from pytest_llmperf.launch.request import LaunchRequest
-from pytest_llmperf.launch.site import OutOfTimeError
-from pytest_llmperf.launch.slurm.allocation import listed
+from pytest_llmperf.launch.site import OutOfTimeError, listed
 from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed, Progress

@@ -103,22 +103,18 @@ def made(kind: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
         refuse_others_folder(folder)
         with FileLock(f"{folder}.lock"):
             if not (folder / _COMPLETE).exists():
-                _fill(folder, make)
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                try:
+                    make(folder)
+                    write_text(folder / _COMPLETE, "")
+                except BaseException:  # Ctrl-C too: half of an environment would train something else
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
     except OSError as error:
         failed = NoRoomError if means_no_room(error) else NotMadeError
         raise failed(f"{folder} cannot be made ({error.strerror or error})") from error
     return folder
-
-
-def _fill(folder: Path, make: Callable[[Path], None]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        make(folder)
-        write_text(folder / _COMPLETE, "")
-    except BaseException:  # Ctrl-C too: half of an environment would train something else
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def run(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> str:

@@ -197,7 +197,7 @@ class Sensors:
             lines[process.pid] = f"GPU {self.gpu.index}: pid {process.pid} ({name}){size}"
         return lines
 
-    def others(self, own: frozenset[int]) -> list[str]:
+    def others(self, own: set[int]) -> list[str]:
         """The lines of those that are none of ``own``."""
         running = self.processes()
         others = [line for pid, line in running.items() if pid not in own]

@@ -179,7 +179,6 @@ class ForkedAgent:
         return self._returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """See ``Started``."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (returncode := self.poll()) is None:
             left = _POLL_SECONDS if deadline is None else deadline - time.monotonic()

@@ -64,7 +64,6 @@ class GitHistory:
         return ("git", "safe path", str(self.root), self.build, *self.paths)
 
     def span(self, good: str, bad: str) -> Span:
-        """See ``History``."""
         if not _HAS_SAFE_PATH and Path.cwd().resolve().is_relative_to(self.root.resolve()):
             raise HistoryError(
                 f"in {self.root} Python before 3.11 would import the checkout in place of each revision: run it in "
@@ -81,10 +80,12 @@ class GitHistory:
             raise HistoryError(f"--good {good} is no ancestor of --bad {bad}{hint}")
         candidates = self._listed(f"{first}..{last}")
         (begin,) = self._listed("-1", first)
-        return Span(Candidate(begin.name, (), begin.subject, begin.author, begin.date, True), candidates, self._notes())
+        changed = (self._git("status", "--porcelain") or "").splitlines()
+        note = f"{len(changed)} files of {self.root} are not as committed; commits alone are compared"
+        good_end = Candidate(begin.name, (), begin.subject, begin.author, begin.date, True)
+        return Span(good_end, candidates, (note,) if changed else ())
 
     def python(self, candidate: Candidate) -> str:
-        """See ``History``."""
 
         def make(folder: Path) -> None:
             tree = folder / "tree"
@@ -113,7 +114,6 @@ class GitHistory:
         return probed(str(made("git", (*self.key, candidate.name, sys.executable), make) / "python"))
 
     def further(self, candidate: Candidate) -> str:
-        """See ``History``."""
         return shlex.join(["git", "-C", str(self.root), "show", candidate.shown])
 
     def _commit(self, option: str, name: str) -> str:
@@ -133,12 +133,6 @@ class GitHistory:
                 known = tuple(parents.split()[:1] if self.first_parent else parents.split())
                 found.append(Candidate(name, known, subject, author, date, is_commit=True))
         return tuple(found)
-
-    def _notes(self) -> tuple[str, ...]:
-        changed = (self._git("status", "--porcelain") or "").splitlines()
-        if not changed:
-            return ()
-        return (f"{len(changed)} files of {self.root} are not as committed; commits alone are compared",)
 
     def _git(self, *arguments: str) -> str | None:
         """What git prints; ``None`` where it fails."""
@@ -189,7 +183,6 @@ class PackageHistory:
         return ("package", self.package, sys.prefix)
 
     def span(self, good: str, bad: str) -> Span:
-        """See ``History``."""
         for option, version in (("--good", good), ("--bad", bad)):
             _version(option, version)
         if _version("--good", good) == _version("--bad", bad):
@@ -211,7 +204,6 @@ class PackageHistory:
         return replace(_line([good, *map(str, within), bad]), notes=(note,) if beyond and self.versions else ())
 
     def python(self, candidate: Candidate) -> str:
-        """See ``History``."""
 
         def make(folder: Path) -> None:
             home = folder / "venv"
@@ -229,7 +221,6 @@ class PackageHistory:
         return probed(str(made("package", (*self.key, candidate.name), make) / "venv" / "bin" / "python"))
 
     def further(self, candidate: Candidate) -> str:
-        """See ``History``."""
         return f"its release notes, or: pip download --no-deps {self.package}=={candidate.name}"
 
     def _of_the_index(self) -> list[str]:
@@ -267,7 +258,6 @@ class CommandHistory:
         return ("command", self.command, str(Path.cwd()))
 
     def span(self, good: str, bad: str) -> Span:
-        """See ``History``."""
         for option, version in (("--good", good), ("--bad", bad)):
             if version not in self.versions:
                 known = ",".join(self.versions)
@@ -280,7 +270,6 @@ class CommandHistory:
         return _line(self.versions[first : last + 1])
 
     def python(self, candidate: Candidate) -> str:
-        """See ``History``."""
         words = [word.replace(PLACE, candidate.name) for word in shlex.split(self.command)]
 
         def make(folder: Path) -> None:
@@ -289,7 +278,6 @@ class CommandHistory:
         return probed(str(made("command", (*self.key, candidate.name), make) / "python"))
 
     def further(self, candidate: Candidate) -> str:
-        """See ``History``."""
         return f"{self.command.replace(PLACE, candidate.name)} -m pip list"
 
 

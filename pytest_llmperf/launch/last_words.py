@@ -39,7 +39,8 @@ def read(folder: Path) -> Hang | None:
             frames = _main_thread(path.read_text(encoding="utf-8", errors="replace"))
             if frames:
                 stacks[int(path.stem.rpartition("-")[2])] = frames
-    places = _grouped({rank: f"in {_place(frames[0])}" for rank, frames in stacks.items()})
+    at = {rank: frames[0] for rank, frames in stacks.items()}
+    places = _grouped({rank: f"in {f['function']} ({Path(f['file']).name}:{f['line']})" for rank, f in at.items()})
     silent = _grouped({rank: words for rank, words in _silent(folder).items() if rank not in stacks})
     if not places and not silent:
         return None
@@ -83,10 +84,6 @@ def _main_thread(text: str) -> list[Mapping[str, str]]:
     return [match.groupdict() for match in _FRAME.finditer(_THREAD.split(text)[-1])]
 
 
-def _place(frame: Mapping[str, str]) -> str:
-    return f"{frame['function']} ({Path(frame['file']).name}:{frame['line']})"
-
-
 def _listed(ranks: list[int]) -> str:
     """``0 to 3, 7``."""
     spans: list[list[int]] = []
@@ -109,7 +106,9 @@ def want_of_memory(folder: Path, rank: int, signal: str, words: Sequence[str], o
 
     ``words`` are its last lines, and ``oom_kills`` the processes that the kernel has ended for it meanwhile.
     """
-    room = _room(folder / f"room-{rank}.json")
+    room: Room | None = None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        room = Room.from_dict(json.loads((folder / f"room-{rank}.json").read_text(encoding="utf-8")))
     if signal == "SIGKILL":
         # A rank on a GPU leaves no file: the host's memory is none of its card's.
         return f"the kernel ended {oom_kills} for want of memory" if oom_kills and room else None
@@ -124,13 +123,6 @@ def want_of_memory(folder: Path, rank: int, signal: str, words: Sequence[str], o
     if room is not None and (room.is_full or (hinted and room.is_tight)):
         return str(room)
     return None
-
-
-def _room(path: Path) -> Room | None:
-    try:
-        return Room.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 _WORDS = re.compile(

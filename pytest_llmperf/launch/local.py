@@ -107,7 +107,6 @@ class LocalSite:
         self._said: set[str] = set()
 
     def machine(self) -> Machine:
-        """See ``Site``."""
         return machines.find_machine()
 
     def began(self) -> float:
@@ -115,7 +114,6 @@ class LocalSite:
         return time.time()
 
     def words_for_as_much(self, variables: Mapping[str, str]) -> list[str]:  # noqa: ARG002 - as everywhere
-        """See ``Site``."""
         return []
 
     def prepare(self, pythons: Sequence[str], *, on_cpu: bool) -> None:
@@ -124,16 +122,12 @@ class LocalSite:
             self._servers.prepare(server_key(python, os.environ, on_gpu=not on_cpu))
 
     def warm_start(self, say: Say) -> WarmStart | None:
-        """See ``Site``."""
-        if self._wanted.start == "cold":
-            return None
-        return WarmStart(self._servers, say, is_required=self._wanted.start == "warm", said=self._said)
+        return WarmStart.of(self._wanted.start, self._servers, say, self._said)
 
     @contextmanager
     def lease(
         self, num_gpus: int, gpus: Sequence[Gpu], say: Say, *, shared: bool, wait: Callable[[str], None]
     ) -> Iterator[tuple[Gpu, ...]]:
-        """See ``Site``."""
         if gpus:
             with lease_gpus(num_gpus, gpus, say, shared=shared, wait=wait) as leased:
                 yield leased
@@ -142,21 +136,17 @@ class LocalSite:
                 yield ()
 
     def launch(self, request: LaunchRequest, watch: Callable[[Progress], None], say: Say) -> Launch | Failure:  # noqa: ARG002 - ``warm`` has its own
-        """See ``Site``."""
         return LocalLauncher().launch(request, watch)
 
     def sizes(self, request: LaunchRequest, watch: Callable[[Progress], None]) -> list[outcome.Tried] | Failure:
-        """See ``Site``."""
         return LocalLauncher().sizes(request, watch)
 
     def training_errors(
         self, request: LaunchRequest, watch: Callable[[Progress], None]
     ) -> list[TrainingErrors] | Failure:
-        """See ``Site``."""
         return LocalLauncher().training_errors(request, watch)
 
     def close(self) -> None:
-        """See ``Site``."""
         self._servers.close()
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -179,19 +180,14 @@ def lease_gpus(
         # One process gathers at a time: those that wait do so in turn, and two half-gathered sets never wait for
         # each other.
         with _acquired(folder.lock("queue"), "a place in the queue", say, wait):
-            chosen: list[Gpu] = []
+            first = os.getpid() % len(gpus)  # another in each process, so that those who share do not all share one
+
+            def left(taken: Sequence[Gpu]) -> list[Gpu]:
+                others = [gpu for gpu in (*gpus[first:], *gpus[:first]) if gpu not in taken]
+                return others if shared else undisturbed_first(others)
+
             waiting = _Waiting(f"{num_gpus} GPU(s)", say, wait)
-            while True:
-                for gpu in _in_turn(gpus, chosen) if shared else undisturbed_first(set(gpus) - set(chosen)):
-                    lock = folder.lock(gpu.uuid, shared=shared)
-                    if lock.is_acquired():
-                        held.callback(lock.release)
-                        chosen.append(gpu)
-                    if len(chosen) == num_gpus:
-                        break
-                if len(chosen) == num_gpus:
-                    break
-                waiting.tick([folder.path / f"{gpu.uuid}.lock" for gpu in gpus if gpu not in chosen])
+            chosen = _gathered(num_gpus, left, lambda gpu: folder.lock(gpu.uuid, shared=shared), waiting, held)
         for line in [] if shared else foreign_processes(chosen):
             say(f"warning: another process is on the GPU leased for this launch: {line}")
         yield tuple(sorted(chosen, key=lambda gpu: gpu.index))
@@ -225,17 +221,13 @@ def lease_nodes(num_nodes: int, job_id: str, nodes: Sequence[str], say: Callable
     job = f"slurm-{job_id}"
     with _folder() as folder, ExitStack() as held:
         with _acquired(folder.lock(f"{job}-queue"), "a place in the queue", say):
-            chosen: list[str] = []
-            waiting = _Waiting(f"{num_nodes} node(s)", say)
-            while True:
-                for node in nodes:
-                    lock = folder.lock(f"{job}-{node}")
-                    if len(chosen) < num_nodes and node not in chosen and lock.is_acquired():
-                        held.callback(lock.release)
-                        chosen.append(node)
-                if len(chosen) == num_nodes:
-                    break
-                waiting.tick([folder.path / f"{job}-{node}.lock" for node in nodes if node not in chosen])
+            chosen = _gathered(
+                num_nodes,
+                lambda taken: [node for node in nodes if node not in taken],
+                lambda node: folder.lock(f"{job}-{node}"),
+                _Waiting(f"{num_nodes} node(s)", say),
+                held,
+            )
         yield sorted(chosen, key=list(nodes).index)
 
 
@@ -244,10 +236,29 @@ def undisturbed_first(gpus: Iterable[Gpu]) -> list[Gpu]:
     return sorted(gpus, key=lambda gpu: (bool(foreign_processes([gpu])), gpu.index))
 
 
-def _in_turn(gpus: Sequence[Gpu], but: Sequence[Gpu]) -> list[Gpu]:
-    """Another one first in each process, so that those who share do not all share one."""
-    first = os.getpid() % len(gpus)
-    return [gpu for gpu in (*gpus[first:], *gpus[:first]) if gpu not in but]
+_Held = TypeVar("_Held", Gpu, str)
+
+
+def _gathered(
+    number: int,
+    left: Callable[[Sequence[_Held]], list[_Held]],
+    lock_of: Callable[[_Held], _Lock],
+    waiting: _Waiting,
+    held: ExitStack,
+) -> list[_Held]:
+    """So many of what is ``left`` beside those that are taken, each locked until ``held`` is left."""
+    chosen: list[_Held] = []
+    while True:
+        for one in left(chosen) if len(chosen) < number else ():
+            lock = lock_of(one)
+            if lock.is_acquired():
+                held.callback(lock.release)
+                chosen.append(one)
+            if len(chosen) == number:
+                break
+        if len(chosen) == number:
+            return chosen
+        waiting.tick(lock_of(one).path for one in left(chosen))
 
 
 @contextmanager

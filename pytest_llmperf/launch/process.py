@@ -78,7 +78,9 @@ def python_path(first: str, environment: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([first, *filter(None, [environment.get("PYTHONPATH")])])}
 
 
-def start(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Started:
+def start(
+    command: Sequence[str], *, environment: Mapping[str, str], log: Path, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
     """Start ``command`` with its output in ``log``.
 
     Raises:
@@ -88,7 +90,7 @@ def start(command: Sequence[str], *, environment: Mapping[str, str], log: Path) 
         return subprocess.Popen(
             command,
             env=dict(environment),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C at the terminal reaches us alone, and we end the tree in order

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,11 @@ class WarmStart:
     is_required: bool = False
     """Whether a launch that cannot begin warm fails."""
     said: set[str] = field(default_factory=set, compare=False)
+
+    @classmethod
+    def of(cls, start: str, servers: ServerPool | None, say: Callable[[str], None], said: set[str]) -> WarmStart | None:
+        """For ``--perf-start``; ``None`` where launches begin cold."""
+        return None if start == "cold" else cls(servers, say, is_required=start == "warm", said=said)
 
     def tell(self, why: str) -> None:
         """Say why a launch begins cold."""
@@ -102,10 +107,15 @@ BEFORE_WORDS = 3
 
 def torchrun_command(request: LaunchRequest) -> list[str]:
     """torchrun on one machine: a rendezvous of its own on a free port, each rank's output in its own file."""
+    return torchrun_words(request, ["--standalone", "--nnodes=1"], request.spec.gpus, "logs")
+
+
+def torchrun_words(request: LaunchRequest, meeting: Sequence[str], ranks: int, logs: str) -> list[str]:
+    """torchrun with so many ``ranks`` here, which meets its like by the options ``meeting``; ``logs``: a folder."""
     return [
-        *(request.python, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"),
-        *(f"--nproc-per-node={request.spec.gpus}", "--max-restarts=0"),
-        *(f"--log-dir={request.folder / 'logs'}", "--redirects=3"),
+        *(request.python, "-m", "torch.distributed.run", *meeting),
+        *(f"--nproc-per-node={ranks}", "--max-restarts=0"),
+        *(f"--log-dir={request.folder / logs}", "--redirects=3"),
         *("-m", "pytest_llmperf.worker", str(request.folder)),
     ]
 

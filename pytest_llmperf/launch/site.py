@@ -40,6 +40,12 @@ class OutOfTimeError(Exception):
         """Whether another start of the job would change nothing."""
 
 
+def listed(names: Sequence[str]) -> str:
+    """Names for a line, the first few of many."""
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"  # noqa: PLR2004 - what fits a line
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What a run asks of its site."""

@@ -148,7 +148,10 @@ class HealthWatch:
         if not (trains and self._sensors) or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _LOOK_SECONDS
-        own = frozenset(self._own_pids())
+        own = {os.getpid()}
+        for path in self._pid_files():
+            with suppress(OSError, ValueError):
+                own.add(int(path.read_text(encoding="ascii")))
         for sensors in self._sensors:
             self._seen[sensors.gpu.index].append(sensors.sample())
             self._foreign |= dict.fromkeys(sensors.others(own))
@@ -168,12 +171,6 @@ class HealthWatch:
             power_limit_watts=min(_told(sensors.power_limit_watts() for sensors in self._sensors), default=0.0),
             memory_errors=sum(map(_new, self._errors, now)),
         )
-
-    def _own_pids(self) -> Iterator[int]:
-        yield os.getpid()
-        for path in self._pid_files():
-            with suppress(OSError, ValueError):
-                yield int(path.read_text(encoding="ascii"))
 
 
 def _new(before: Sequence[int | None], after: Sequence[int | None]) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_llmperf.launch.site import SiteError
@@ -97,7 +97,8 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     Raises:
         AllocationError: it is no node list.
     """
-    names = [name for part in _parts(text) for name in _expand(part)]
+    parts = filter(None, re.split(r",(?![^\[]*\])", text))  # at the commas that are outside brackets
+    names = [name for part in parts for name in _expand(part)]
     if not names or not all(names) or any(set(name) & set("[]") for name in names):
         raise AllocationError(f"SLURM_JOB_NODELIST={text}: not a list of nodes, expected e.g. n[1-2,05]")
     return tuple(names)
@@ -112,11 +113,6 @@ def expand_counts(text: str) -> tuple[int, ...]:
             return ()
         found += [int(match[1])] * int(match[2] or 1)
     return tuple(found)
-
-
-def _parts(text: str) -> list[str]:
-    """Split at the commas that are outside brackets."""
-    return [part for part in re.split(r",(?![^\[]*\])", text) if part]
 
 
 def _expand(part: str) -> list[str]:
@@ -136,12 +132,6 @@ def _numbers(text: str) -> list[str]:
         # Leading zeros belong to the name.
         found += [f"{n:0{len(first)}d}" for n in range(int(first), int(last or first) + 1)]
     return found
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names for a line, the first few of many."""
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"  # noqa: PLR2004 - what fits a line
 
 
 # The step of `salloc`'s shell, from which further steps may start, unlike from any other.

@@ -25,8 +25,9 @@ from pytest_llmperf.launch.device import RECORD, RECORDING, VISIBLE, Gpu
 from pytest_llmperf.launch.machine import Machine, find_machine
 from pytest_llmperf.launch.process import package_path
 from pytest_llmperf.launch.scratch import SCRATCH
+from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
-from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, NoNodeAnswersError, listed
+from pytest_llmperf.launch.slurm.allocation import Allocation, AllocationError, NoNodeAnswersError
 from pytest_llmperf.launch.slurm.controller import has_gpus_to_give, run_step
 from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.launch.slurm.step_outcome import word

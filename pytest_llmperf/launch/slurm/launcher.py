@@ -15,13 +15,13 @@ from pytest_llmperf.launch.request import (
     REFUSALS,
     LaunchRequest,
     refused,
-    torchrun_command,
+    torchrun_words,
     worker_environment,
     write_request,
 )
-from pytest_llmperf.launch.site import OutOfTimeError, SiteError
+from pytest_llmperf.launch.site import OutOfTimeError, SiteError, listed
 from pytest_llmperf.launch.slurm import controller
-from pytest_llmperf.launch.slurm.allocation import Placement, listed, place
+from pytest_llmperf.launch.slurm.allocation import Placement, place
 from pytest_llmperf.launch.slurm.cluster import NodeFacts, Srun, answer, endpoint
 from pytest_llmperf.launch.slurm.node_servers import NodeServers, Offer
 from pytest_llmperf.launch.slurm.step_outcome import Aftermath, cold_starts, gather, has_lost_server, unreachable
@@ -250,7 +250,15 @@ class SlurmLauncher:
             *(step.warm.words() if step.warm else []),
             "--",
         ]
-        torchrun = torchrun_words(replace(request, python=python), step.placement, step.endpoint)
+        meeting = ["--standalone", "--nnodes=1"]
+        if step.placement.num_nodes > 1:
+            meeting = [
+                *(f"--nnodes={step.placement.num_nodes}", f"--rdzv-conf=join_timeout={_JOIN_SECONDS}"),
+                *("--rdzv-backend=c10d", f"--rdzv-endpoint={step.endpoint}", f"--rdzv-id={request.folder.name}"),
+            ]
+        asked = replace(request, python=python)
+        # ``@node@`` becomes the node's name.
+        torchrun = torchrun_words(asked, meeting, step.placement.ranks_per_node, "logs/@node@")
         return [
             *self._srun.words(
                 [node.node for node in step.nodes],
@@ -260,21 +268,6 @@ class SlurmLauncher:
             ),
             *self._srun.options.wrapped([*agent, *torchrun], variables),
         ]
-
-
-def torchrun_words(request: LaunchRequest, placement: Placement, where: str) -> list[str]:
-    """torchrun as each node starts it; one node needs no meeting place. ``@node@`` becomes the node's name."""
-    folder = request.folder
-    if placement.num_nodes == 1:
-        return [word.replace(f"{folder}/logs", f"{folder}/logs/@node@") for word in torchrun_command(request)]
-    return [
-        *(request.python, "-m", "torch.distributed.run", f"--nnodes={placement.num_nodes}"),
-        *(f"--nproc-per-node={placement.ranks_per_node}", "--max-restarts=0"),
-        *("--rdzv-backend=c10d", f"--rdzv-endpoint={where}", f"--rdzv-id={folder.name}"),
-        f"--rdzv-conf=join_timeout={_JOIN_SECONDS}",
-        *(f"--log-dir={folder}/logs/@node@", "--redirects=3"),
-        *("-m", "pytest_llmperf.worker", str(folder)),
-    ]
 
 
 def places(nodes: Sequence[NodeFacts], placement: Placement) -> dict[str, str]:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.launch import process
 from pytest_llmperf.launch.device import NO_GPU
 from pytest_llmperf.launch.forked_agent import ColdStartError
 from pytest_llmperf.launch.process import package_path, python_path
 from pytest_llmperf.launch.request import LaunchRequest, lasting_environment, needs
+from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
-from pytest_llmperf.launch.slurm.allocation import listed
 from pytest_llmperf.launch.slurm.cluster import Srun
 from pytest_llmperf.launch.slurm.step_outcome import ended_nodes, wait_for, word
 
@@ -146,15 +147,8 @@ class _Step:
                 srun.variables(environment),
             ),
         ]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                env=srun.environment(environment),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C at the terminal reaches us alone
-            )
+        environment = srun.environment(environment)
+        self._process = process.start(command, environment=environment, log=self._log, stdin=subprocess.PIPE)
         self._lifeline: Any = self._process.stdin
 
     @property

@@ -11,9 +11,9 @@ from typing import NoReturn
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart
-from pytest_llmperf.launch.site import AllNodesLostError, Say, SiteError, Wanted
+from pytest_llmperf.launch.site import AllNodesLostError, Say, SiteError, Wanted, listed
 from pytest_llmperf.launch.slurm import controller
-from pytest_llmperf.launch.slurm.allocation import Allocation, NoNodeAnswersError, job_key, listed
+from pytest_llmperf.launch.slurm.allocation import Allocation, NoNodeAnswersError, job_key
 from pytest_llmperf.launch.slurm.cluster import Cluster, Srun, find_cluster
 from pytest_llmperf.launch.slurm.launcher import SlurmLauncher
 from pytest_llmperf.launch.slurm.node_servers import NodeServers
@@ -71,15 +71,12 @@ class SlurmSite:
         return f"in SLURM job {self.cluster.allocation.job_id}"
 
     def machine(self) -> Machine:
-        """See ``Site``."""
         return self.cluster.machine
 
     def began(self) -> float:
-        """See ``Site``."""
         return controller.start_time(self.cluster.allocation.job_id)
 
     def words_for_as_much(self, variables: Mapping[str, str]) -> list[str]:
-        """See ``Site``."""
         cluster = self.cluster
         words = [f"--nodes={len(cluster.allocation.nodes)}", f"--ntasks-per-node={cluster.tasks_per_node}"]
         words += [f"{option}={variables[name]}" for option, name in _ASKED.items() if variables.get(name)]
@@ -96,15 +93,11 @@ class SlurmSite:
         return None if self._wanted.start == "cold" else NodeServers(self._srun, self._wanted.folder)
 
     def prepare(self, pythons: Sequence[str], *, on_cpu: bool) -> None:  # noqa: ARG002 - a node has one for itself
-        """See ``Site``."""
         if self._servers is not None:
             self._servers.prepare()
 
     def warm_start(self, say: Say) -> WarmStart | None:
-        """See ``Site``."""
-        if self._wanted.start == "cold":
-            return None
-        return WarmStart(None, say, is_required=self._wanted.start == "warm", said=self._said)
+        return WarmStart.of(self._wanted.start, None, say, self._said)
 
     @contextmanager
     def lease(self, *_: object, **__: object) -> Iterator[tuple[Gpu, ...]]:
@@ -121,15 +114,12 @@ class SlurmSite:
         return self._launcher.launch(request, watch)
 
     def sizes(self, *_: object, **__: object) -> NoReturn:
-        """See ``Site``."""
         raise SiteError("sizes are tried on this machine alone")
 
     def training_errors(self, *_: object, **__: object) -> NoReturn:
-        """See ``Site``."""
         raise SiteError("small trainings are launched on this machine alone")
 
     def close(self) -> None:
-        """See ``Site``."""
         servers = self.__dict__.get("_servers")  # asked for only where it was
         if servers is not None:
             servers.close()

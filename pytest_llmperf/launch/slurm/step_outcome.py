@@ -21,8 +21,9 @@ from typing import Any
 from pytest_llmperf.launch import outcome
 from pytest_llmperf.launch.device import NETWORK
 from pytest_llmperf.launch.process import Ended
+from pytest_llmperf.launch.site import listed
 from pytest_llmperf.launch.slurm import controller
-from pytest_llmperf.launch.slurm.allocation import AllocationError, expand_nodes, listed
+from pytest_llmperf.launch.slurm.allocation import AllocationError, expand_nodes
 from pytest_llmperf.launch.watch import sum_of_known
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
@@ -97,13 +98,11 @@ def unreachable(nodes: Sequence[str]) -> tuple[str, ...]:
     states = controller.node_states(nodes) if nodes else {}
     gone = {node for node in nodes if is_gone(states.get(node, ""))}
     asked = [node for node in nodes if node not in gone]  # for a step with one that is down, srun would wait
-    silent = _unanswered(asked)
+    silent = _unanswered(asked) if asked else set()
     return tuple(node for node in nodes if node in gone or node in silent)
 
 
 def _unanswered(nodes: Sequence[str]) -> set[str]:
-    if not nodes:
-        return set()
     size = len(nodes)
     command = [
         *("srun", f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"),
@@ -159,7 +158,10 @@ def gather(
         LATE_SECONDS if clean else _LAST_WORDS_SECONDS,
     )
     ends = {node: end for node in nodes if (end := _read(folder / f"node-{node}.end.json"))}
-    _join_logs(folder, nodes)
+    # What torchrun said on each node in one file, the name by which ``outcome`` knows it.
+    parts = [folder / "srun.log", *(folder / f"torchrun-{node}.log" for node in nodes)]
+    with suppress(OSError), (folder / "torchrun.log").open("wb") as joined:
+        joined.writelines(part.read_bytes() for part in parts if part.exists())
     timed_out = ended.timed_out or any(end["timed_out"] for end in ends.values())
     health = worst(Health(**end["health"]) for end in ends.values())
     where = next((f" on node {node}" for node, end in ends.items() if end["returncode"] == ended.returncode), "")
@@ -273,15 +275,6 @@ def _reworded(folder: Path, failure: Failure, ends: Mapping[str, Any], nodes: Se
         )
         return replace(failure, kind="rendezvous", message=message)
     return failure
-
-
-def _join_logs(folder: Path, nodes: Sequence[str]) -> None:
-    """What torchrun said on each node in one file, the name by which ``outcome`` knows it."""
-    parts = [folder / "srun.log", *(folder / f"torchrun-{node}.log" for node in nodes)]
-    with suppress(OSError), (folder / "torchrun.log").open("wb") as joined:
-        for part in parts:
-            if part.exists():
-                joined.write(part.read_bytes())
 
 
 def _read(path: Path) -> dict[str, Any]:

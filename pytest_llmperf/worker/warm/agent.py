@@ -48,7 +48,11 @@ def run_agent(order: Order, log: int, server: int) -> int:
     """Run torchrun in this process, which ``server`` forked, with its output in ``log``; torchrun's exit code."""
     os.setsid()
     linux.die_with(server, signal.SIGTERM)
-    _redirect(log)
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is wanted
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
     os.environ.clear()
     os.environ.update(order.environment)
     tempfile.tempdir = None  # what was found by another environment
@@ -62,14 +66,6 @@ def run_agent(order: Order, log: int, server: int) -> int:
         return 1
     finally:
         flush()
-
-
-def _redirect(log: int) -> None:
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is wanted
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 def _forget_randomness() -> None:

@@ -146,7 +146,8 @@ class ForkServer:
         refused = self._why_not()
         if refused:
             return {"refused": refused}
-        self._imported.variables = {**self._imported.variables, **_changed(before, os.environ)}
+        changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
+        self._imported.variables = {**self._imported.variables, **{name: os.environ.get(name) for name in changed}}
         if not gpu_answers.sees_gpus():  # else memory is the card's
             self._imported.pages |= frozenset(resident_runs())
         # Or each rank's first collection, which is the Trainer's, before its first step, would look through all of it
@@ -286,17 +287,13 @@ def _unfit() -> str:
     """What makes this process one that must not be forked; empty where nothing does."""
     if gpu_answers.is_initialised():
         return gpu_answers.INITIALISED
-    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - after each of thousands of imports
-        return f"a thread was started{_of_threads()}"
-    return ""
-
-
-def _of_threads() -> str:
+    if len(os.listdir("/proc/self/task")) == 1:  # noqa: PTH208 - after each of thousands of imports
+        return ""
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
             of = getattr(getattr(thread, "_target", None), "__module__", None) or type(thread).__module__
-            return f" ({thread.name}, of {of})"
-    return ""
+            return f"a thread was started ({thread.name}, of {of})"
+    return "a thread was started"
 
 
 def _environment_at_start() -> dict[str, str]:
@@ -304,11 +301,6 @@ def _environment_at_start() -> dict[str, str]:
     with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - bytes, and of no size
         pairs = (os.fsdecode(word).partition("=") for word in file.read().split(b"\0"))
         return {name: value for name, separator, value in pairs if separator}
-
-
-def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
-    names = {*before, *now}
-    return {name: now.get(name) for name in names if before.get(name) != now.get(name)}
 
 
 def main(arguments: Sequence[str]) -> NoReturn:

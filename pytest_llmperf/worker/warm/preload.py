@@ -47,24 +47,12 @@ def _liger(_: str) -> None:
     _ = importlib.import_module("liger_kernel.transformers")._apply_liger_kernel_to_instance  # noqa: SLF001
 
 
-def _flash_attention(_: str) -> None:
-    importlib.import_module("flash_attn.flash_attn_interface")
-
-
-def _fp8(_: str) -> None:
-    importlib.import_module("torchao.float8")
-
-
-def _text(_: str) -> None:
-    importlib.import_module("datasets")
-
-
-_IMPORTS: Mapping[str, Callable[[str], None]] = {
+_IMPORTS: Mapping[str, Callable[[str], object]] = {
     "family": _family,
     "liger": _liger,
-    "flash_attention_2": _flash_attention,
-    "fp8": _fp8,
-    "text": _text,
+    "flash_attention_2": lambda _: importlib.import_module("flash_attn.flash_attn_interface"),
+    "fp8": lambda _: importlib.import_module("torchao.float8"),
+    "text": lambda _: importlib.import_module("datasets"),
 }
 
 
