@@ -8,17 +8,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from pytest_llmperf.plugin.facts import is_active, on_cpu
     from pytest_llmperf.plugin.outcomes import DidNotTrain
     from pytest_llmperf.plugin.perf import Perf
+    from pytest_llmperf.plugin.waiting import is_active, on_cpu
     from pytest_llmperf.records.result import CaseResult, Reference
+    from pytest_llmperf.settings.train_spec import TrainSpec
     from pytest_llmperf.support.units import GIB
 
 __all__ = ["GIB", "CaseResult", "DidNotTrain", "Perf", "Reference", "TrainSpec", "is_active", "on_cpu"]
-__version__ = "0.1.0"
 
 # Found when they are asked for: the worker imports this package too, and knows no pytest.
 _HOMES = {
@@ -27,8 +27,9 @@ _HOMES = {
     "GIB": "support.units",
     "Perf": "plugin.perf",
     "Reference": "records.result",
-    "is_active": "plugin.facts",
-    "on_cpu": "plugin.facts",
+    "TrainSpec": "spec.train_spec",
+    "is_active": "plugin.waiting",
+    "on_cpu": "plugin.waiting",
 }
 
 

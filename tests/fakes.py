@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,6 +173,8 @@ class FakeLauncher:
         watch(Progress(phase="training", step=1, steps=request.spec.steps, tokens_per_second=1000.0))
         if fake.fail == "interrupt":
             raise KeyboardInterrupt
+        if fake.fail == "SIGTERM":
+            signal.raise_signal(signal.SIGTERM)
         kind = fake.fail or ("oom" if 0 < fake.most < request.spec.micro_batch_size else "")
         if kind:
             return Failure(

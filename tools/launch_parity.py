@@ -23,9 +23,8 @@ from typing import Any
 
 from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.spec_arguments import named
-from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.caller import Caller, CaseTerms
 from pytest_llmperf.engine.runner import Runner, Turn
-from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.check.terminal import Terminal
-from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.engine.caller import Caller, CaseTerms
 from pytest_llmperf.engine.tuning.forecast import StepPredictions, counted_prior
 from pytest_llmperf.engine.tuning.trials import Trials
 from pytest_llmperf.records.trial import Trial

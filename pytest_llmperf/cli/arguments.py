@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pytest_llmperf import __version__
 from pytest_llmperf.cli.command_parser import CommandParser
+from pytest_llmperf.report.table import FORMATS
+from pytest_llmperf.run.options import BISECT, STORED, TUNE, Option, add_to_command, only, table
+from pytest_llmperf.run.settings import Settings
+from pytest_llmperf.support import quantities
+from pytest_llmperf.support.version import MADE_BY
 
 
 class _Command(NamedTuple):
@@ -40,10 +43,48 @@ _COMMANDS = {
 }
 
 
+# Of several commands, and of no run's settings.
+_OF_COMMANDS = (
+    Option(
+        flag="--json",
+        is_switch=True,
+        help="one JSON document instead of a page",
+        fronts=only(TUNE, BISECT, "history", plan={"help": "one JSON document a line"}),
+    ),
+    Option(
+        flag="--format",
+        choices=FORMATS,
+        fronts=only(
+            plan={"help": "a table, predicted beside measured; left out: a page for each"},
+            report={"default": "text", "help": "of the answer"},
+        ),
+    ),
+    Option(
+        flag="--minutes",
+        parse=quantities.positive,
+        expected="a time in minutes above 0",
+        metavar="M",
+        help="for all of it",
+        fronts=only(tune={"default": 10.0}, bisect={"default": 60.0}),
+    ),
+    Option(
+        flag="--mail",
+        default="",
+        parse=quantities.mail,
+        expected="an address, or several with commas; none begins with -",
+        metavar="ADDRESS",
+        fronts=only(
+            merge={"help": "send the summary there, by the program mail"},
+            nights={"help": "with --newer-than: mail it there, by the program mail"},
+        ),
+    ),
+)
+
+
 def arguments_parser() -> argparse.ArgumentParser:
     """Its namespace has ``answer``, what gives it, and often ``usage``: what was given may still be no use together."""
     parser = CommandParser(prog="llmperf", description="Look into what pytest-llmperf keeps.")
-    parser.add_argument("--version", action="version", version=f"pytest-llmperf {__version__}")
+    parser.add_argument("--version", action="version", version=MADE_BY)
     rooms = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
         module = f"pytest_llmperf.cli.{name}.command"
@@ -53,9 +94,12 @@ def arguments_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def add_shared(parser: Any, front: str, *flags: str) -> None:
+    """Add the options that ``front`` has together with others, or ``flags`` of them, to a parser or a group of it."""
+    add_to_command(parser, (one for _, one in table(Settings)), front, flags)
+    add_to_command(parser, _OF_COMMANDS, front, flags, has_defaults=True)
+
+
 def add_place(parser: argparse.ArgumentParser) -> None:
     """Where baselines are looked for."""
-    parser.add_argument("--machine", metavar="KIND", help="only baselines of this machine kind")
-    parser.add_argument(
-        "--perf-baselines", metavar="DIR", type=Path, default=Path("baselines"), help="default: %(default)s, here"
-    )
+    add_shared(parser, STORED)

@@ -1,20 +1,37 @@
-"""Caller: who asks for cases, a test or a command: on which terms, where findings go, who is told meanwhile."""
+"""Caller: who asks for cases, a test or a command: on which terms, where findings go, who sees what happens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pytest_llmperf.engine.case import Case
-from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.judge.gain import Terms
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.records.result import CaseResult, Check, Verdict
+from pytest_llmperf.records.result import CaseResult, Check, Reference, Verdict
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.observer import Observer
 from pytest_llmperf.settings.train_spec import TrainSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseTerms:
+    """What a test's markers say, or whoever else asks for a case."""
+
+    rung: str = ""
+    reference: Reference | None = None
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    """By metric."""
+    oom_below_gib: float | None = None
+    inactive: frozenset[str] = frozenset()
+    efficiency: Terms = field(default_factory=Terms)
+    parity: bool = False
+    """Whether what it trains is held beside its plain form first."""
+    loss_curve: int = 0
+    """Of how many seeds its loss curve is held against those before; 0: of none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.caller import Caller, CaseTerms
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.conclusion import Conclusion, Conclusions
 from pytest_llmperf.engine.dry_run import Planner
 from pytest_llmperf.engine.learning_checks import small_case
-from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.engine.tuning.recheck import tuned_case
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llmperf.plugin.session import SESSION
+from pytest_llmperf.plugin.reports import FINDINGS
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 from pytest_llmperf.report.text import leaving
+from pytest_llmperf.run.findings import Findings
+
+if TYPE_CHECKING:
+    from pytest_llmperf.engine.case_check import CaseChecks
+    from pytest_llmperf.engine.static_check import StaticChecks
+    from pytest_llmperf.plugin.session import PerfSession
+
+
+def cases_of(item: pytest.Item, run: PerfSession) -> CaseChecks | StaticChecks:
+    """What a test may ask of its run, which this console shows."""
+    from pytest_llmperf.plugin.markers import terms_of
+
+    console = Console(item.config, lambda: run.progress.line if run.progress else "")
+    return run.cases(item.nodeid, console, terms_of(item), item.stash.setdefault(FINDINGS, Findings()))
 
 
 class Console:
@@ -20,11 +34,11 @@ class Console:
     A worker of pytest-xdist has none, and its stderr is the controller's: there it tells why it waits, and no more.
     """
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
+    def __init__(self, config: pytest.Config, run: Callable[[], str] = str) -> None:
+        """``run`` says how far the run is."""
+        self._config, self._run = config, run
         self._reporter: Any = config.pluginmanager.getplugin("terminalreporter")
         self._capture: Any = config.pluginmanager.getplugin("capturemanager")
-        self._session = config.stash.get(SESSION, None)
         self._worker: str = getattr(config, "workerinput", {}).get("workerid", "")
         self._quiet = self._reporter is None or bool(self._worker) or config.get_verbosity() < 0
         self.is_live = not self._quiet and bool(self._reporter.isatty)
@@ -51,7 +65,7 @@ class Console:
             Numbered(spec_id, number, launches),
             say=say,
             write=self.write if self.is_live else None,
-            run=self._run_progress,
+            run=self._run,
         )
         try:
             yield lines
@@ -92,10 +106,6 @@ class Console:
     @property
     def _terminal(self) -> Any:
         return self._config.get_terminal_writer()
-
-    def _run_progress(self) -> str:
-        progress = self._session.progress if self._session is not None else None
-        return "" if progress is None else progress.line
 
     def _uncaptured(self) -> AbstractContextManager[None]:
         if self._capture is None:

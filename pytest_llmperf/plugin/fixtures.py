@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llmperf.plugin.outcomes import failed
-from pytest_llmperf.plugin.session import SESSION
-from pytest_llmperf.settings.train_spec import TrainSpec, precision_fields
+from pytest_llmperf.plugin.waiting import session_of
 
 if TYPE_CHECKING:
     from pytest_llmperf.plugin.perf import Perf
+    from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 @pytest.fixture
 def model(request: pytest.FixtureRequest) -> str:
     """A built-in name, the path of a configuration, or a cached hub name."""
-    session = request.config.stash[SESSION]
+    session = session_of(request.config)
     with session.outcomes():
         return "llama-tiny" if session.on_cpu else "llama-3.2-1b"
 
@@ -63,7 +62,10 @@ def train_spec(  # noqa: PLR0913, PLR0917 - one argument for each setting that a
     gpus: int,
 ) -> TrainSpec:
     """The case composed from the six settings, short on the CPU; an impossible one is one line, not a traceback."""
-    session = request.config.stash[SESSION]
+    from pytest_llmperf.plugin.outcomes import failed
+    from pytest_llmperf.settings.train_spec import TrainSpec, precision_fields
+
+    session = session_of(request.config)
     with session.outcomes():
         on_cpu = session.on_cpu  # few tokens and steps there, so that trying a test takes seconds
     try:
@@ -86,4 +88,4 @@ def perf(request: pytest.FixtureRequest) -> Perf:
     """Measures, judges and asserts: ``perf.check(train_spec)``."""
     from pytest_llmperf.plugin.perf import Perf
 
-    return Perf(request, request.config.stash[SESSION])
+    return Perf(request, session_of(request.config))

@@ -6,11 +6,10 @@ import os
 
 import pytest
 
-from pytest_llmperf.plugin.options.static_options import without_effect
-from pytest_llmperf.plugin.options.width_options import is_case
-from pytest_llmperf.plugin.second import first, told
+from pytest_llmperf.plugin import command_line, is_case
 from pytest_llmperf.plugin.session import PerfSession
 from pytest_llmperf.run.errors import UsageError
+from pytest_llmperf.run.reading import without_effect
 
 #: Under which a worker of xdist leaves its controller the line of a usage error.
 REFUSED = "llmperf_refused"
@@ -27,8 +26,8 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
     if session.settings.static:
         where = "nothing is launched"
     baselines = os.path.relpath(session.settings.baselines, session.config.invocation_params.dir)
-    found = None if session.settings.against else first(session.config)
-    ignored = without_effect(session.config)
+    found = None if session.settings.against else command_line.baselines_further_up(session.config)
+    ignored = without_effect(session.config.option) if session.settings.static else ""
     progress = session.progress
     takes = progress.whole if progress is not None else ""
     # Who has just begun would take a screen of failures for a fault.
@@ -38,7 +37,7 @@ def header(session: PerfSession, items: list[pytest.Item]) -> list[str]:
         ", ".join(filter(None, parts)),
         *([f"llmperf: {_FIRST}"] if is_first else []),
         *([f"llmperf: {ignored}"] if ignored else []),
-        *([f"llmperf: {told(session.config, found)}"] if found else []),
+        *([f"llmperf: {command_line.further_up_line(session.config, found)}"] if found else []),
     ]
 
 

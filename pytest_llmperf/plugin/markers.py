@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.engine.learning_checks import SEEDS
-from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.evidence_checks import declarable
 from pytest_llmperf.judge.gain import Terms
 from pytest_llmperf.judge.loss_curves import FEWEST_SEEDS
-from pytest_llmperf.plugin.options.run_options import tolerance_metric
 from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.records.result import Reference
+from pytest_llmperf.run.settings import TOLERANCES
 from pytest_llmperf.support.quantities import A_TOLERANCE, is_positive, is_tolerance
 from pytest_llmperf.support.suggestions import hint
 from pytest_llmperf.support.units import GIB
@@ -53,9 +53,9 @@ def _keyword(item: pytest.Item, marker: str, name: str, default: Any) -> Any:
 def _tolerances(item: pytest.Item) -> dict[str, float]:
     found: dict[str, float] = {}
     for mark in reversed(list(item.iter_markers("perf_tolerance"))):  # the closest one wins
-        _keywords_only(mark, ("throughput", "memory"))
+        _keywords_only(mark, tuple(TOLERANCES))
         for word, value in mark.kwargs.items():
-            found[tolerance_metric(word)] = _tolerance(mark.name, word, value)
+            found[TOLERANCES[word]] = _tolerance(mark.name, word, value)
     return found
 
 

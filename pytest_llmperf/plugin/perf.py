@@ -1,4 +1,7 @@
-"""The ``perf`` fixture: what a test asks of the engine, and pytest's outcome of what that concludes."""
+"""The ``perf`` fixture: what a test asks of the run, and pytest's outcome of what that concludes.
+
+Test files import the class for its name: what launches and judges is loaded by the first test that asks.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,19 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
 
-from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.case_check import CaseChecks
-from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.preconditions import (
-    need_a_narrower_training,
-    need_nats,
-    need_specs,
-    need_the_same_tokens,
-    need_the_same_training,
-    tuning_space,
-)
-from pytest_llmperf.engine.static_check import StaticChecks
-from pytest_llmperf.judge.gain import Bounds
-from pytest_llmperf.plugin import benchmark, commands
-from pytest_llmperf.plugin.console import Console
-from pytest_llmperf.plugin.markers import terms_of
 from pytest_llmperf.plugin.outcomes import failed
-from pytest_llmperf.plugin.reports import FINDINGS
-from pytest_llmperf.plugin.session import PerfSession
-from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import PLANNED, CaseResult
-from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.run.errors import DidNotTrainError
-from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.settings.train_spec import TrainSpec
+
+if TYPE_CHECKING:
+    from pytest_llmperf.engine.conclusion import Conclusion
+    from pytest_llmperf.plugin.session import PerfSession
+    from pytest_llmperf.records.launch import Launch
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -59,16 +46,11 @@ class Perf:
     """What a test calls. One test may check several specs."""
 
     def __init__(self, request: pytest.FixtureRequest, session: PerfSession) -> None:
+        from pytest_llmperf.plugin.console import cases_of
+
         self._request, self._session = request, session
         self._item: pytest.Item = request.node
-        caller = Caller(
-            context=session,
-            terms=terms_of(self._item),
-            findings=self._item.stash.setdefault(FINDINGS, Findings()),
-            observer=Console(self._item.config),
-            nodeid=self._item.nodeid,
-        )
-        self._cases = StaticChecks(caller) if session.settings.static else CaseChecks(caller)
+        self._cases = cases_of(self._item, session)
 
     @_asked
     def measure(self, spec: TrainSpec) -> tuple[Launch, ...]:
@@ -76,6 +58,8 @@ class Perf:
 
         A launch that yields no record fails the test with ``DidNotTrain``.
         """
+        from pytest_llmperf.engine.preconditions import need_specs
+
         with self._outcomes():
             need_specs("measure", spec)
             return self._cases.measure(spec)
@@ -90,6 +74,8 @@ class Perf:
         A run that launches nothing returns a result without figures, whose verdict is ``planned``, so that the test
         goes on to its next spec.
         """
+        from pytest_llmperf.engine.preconditions import need_a_narrower_training, need_specs
+
         with self._outcomes():
             need_specs("check", spec, *([] if scaled_from is None else [scaled_from]))
             if scaled_from is not None and scaled_from.digest == spec.digest:
@@ -118,6 +104,9 @@ class Perf:
         ``loss_within`` (nats) bounds how far apart the losses of any step may be, of two specs that take the same
         tokens a step.
         """
+        from pytest_llmperf.engine.preconditions import need_nats, need_specs, need_the_same_tokens
+        from pytest_llmperf.judge.gain import Bounds
+
         with self._outcomes():
             need_nats(loss_within)
             try:
@@ -140,6 +129,8 @@ class Perf:
         A fresh launch has trained it, and another has run out of memory with one sequence more. The size that
         ``spec`` has is where the search begins if its memory cannot be predicted.
         """
+        from pytest_llmperf.engine.preconditions import need_specs
+
         with self._outcomes():
             need_specs("max_micro_batch", spec)
             return self._told(self._cases.max_micro_batch(spec))
@@ -152,6 +143,8 @@ class Perf:
         gradient and each update may be no further from those in double precision than rounding takes the plain form's.
         Precision, batch and the number of GPUs may differ. It needs no baseline.
         """
+        from pytest_llmperf.engine.preconditions import need_specs, need_the_same_training
+
         with self._outcomes():
             specs = (spec,) if other is None else (spec, other)
             need_specs("same_training", *specs)
@@ -168,6 +161,8 @@ class Perf:
         turns with it, ``runners_up`` at most. One that is shown to be faster by more than 1 %, on a CPU by
         the case's tolerance, makes the case ``improved``, which fails under ``--perf-strict``. It needs no baseline.
         """
+        from pytest_llmperf.engine.preconditions import need_specs, tuning_space
+
         with self._outcomes():
             need_specs("tune", spec)
             space = tuning_space(spec, over, runners_up)
@@ -182,6 +177,8 @@ class Perf:
             except DidNotTrainError as error:
                 if not error.may_train_again:
                     raise
+                from pytest_llmperf.plugin import commands
+
                 again = f"run it again: {commands.rerun(self._item, self._session)}"
                 raise DidNotTrainError(f"{error}\n{again}") from None
 
@@ -190,13 +187,11 @@ class Perf:
         result = conclusion.result
         if result.verdict == PLANNED:
             return result
+        from pytest_llmperf.plugin import benchmark, commands
+
         benchmark.record(self._request, result)
         if conclusion.fails:
-            rerun, accept = commands.rerun(self._item, self._session), ""
-            if conclusion.is_acceptable:
-                accept = commands.accept(self._item, self._session, result)
-            message = failure_message(result, rerun=rerun, accept=accept, baseline=conclusion.held_against)
-            raise failed("\n".join(filter(None, [message, conclusion.refused])))
+            raise failed(commands.failure(self._item, self._session, conclusion))
         if conclusion.refused:
             raise failed(f"{result.id}: {conclusion.refused}")
         return result

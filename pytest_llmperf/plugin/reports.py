@@ -1,14 +1,22 @@
-"""What a test's report says of its findings: how much of what it runs it has told, and what was withheld from it."""
+"""What a test's report carries of its findings, and the reports of what fails a run and is no test's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
-from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.plugin import is_case
+from pytest_llmperf.plugin.outcomes import cause
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.report.text import one_line
+from pytest_llmperf.report.text import leaving, one_line
 from pytest_llmperf.run.coverage import ALL, SOME, STOPPED
 from pytest_llmperf.run.findings import Findings
+
+if TYPE_CHECKING:
+    from pytest_llmperf.engine.run import Run
+    from pytest_llmperf.engine.run_end import Trouble
 
 #: Of the item that finds.
 FINDINGS = pytest.StashKey[Findings]()
@@ -16,13 +24,42 @@ FINDINGS = pytest.StashKey[Findings]()
 # One line is a message; more are a traceback, whose last line tells.
 _SHORT = 1
 
+# They remember what failed in order to run it again, and a trouble of the run is no test.
+_REMEMBERING = ("lfplugin", "stepwiseplugin")
 
-def ended(findings: Findings, call: pytest.CallInfo[None]) -> None:
-    """Take note of how a phase of the test ended."""
+
+def attach(
+    run: Run, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, findings: Findings
+) -> None:
+    """Let ``report`` carry what was found in this phase of the test, as plain data that xdist sends on."""
     findings.cut |= call.excinfo is not None and not findings.stopped
+    crash = getattr(report.longrepr, "reprcrash", None) if report.failed else None
+    if crash is not None and len(findings.results) == 1:
+        crash.message = cause(crash.message, findings.results[0].id)
+    if report.failed and report.when != "teardown" and not findings.results:
+        findings.results.append(_unjudged(run, item.nodeid, report.longreprtext))
+    if is_case(item) and report.when == "call" and report.passed and not findings.named:
+        report.llmperf_idle = True  # type: ignore[attr-defined]
+    if findings.results:
+        from pytest_llmperf.report.consumers.documents import properties
+        from pytest_llmperf.report.consumers.exported_run import ExportedCase
+
+        # Of this report and those that follow JUnit's reporter takes the last one's.
+        for result in findings.results:
+            item.user_properties += properties(ExportedCase.of(result))
+        report.user_properties = list(item.user_properties)
+    # What ended the run says it of no test. A fixture may judge too.
+    report.llmperf = findings.take("" if run.unfinished else _said(findings, report))  # type: ignore[attr-defined]
 
 
-def said(findings: Findings, report: pytest.TestReport) -> str:
+def forget_properties(item: pytest.Item) -> None:
+    """What an attempt before this one found."""
+    from pytest_llmperf.report.consumers.documents import PREFIX
+
+    item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith(PREFIX)]
+
+
+def _said(findings: Findings, report: pytest.TestReport) -> str:
     """How much of what it runs the test has said; empty where it is too early to tell."""
     if report.when != "call" and report.passed:
         return ""
@@ -62,7 +99,7 @@ def outcome(report: pytest.TestReport) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:
+def _unjudged(run: Run, nodeid: str, message: str) -> CaseResult:
     """A perf test that failed before anything was judged: it too must be seen by who reads only the results."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     reason = lines[-1] if len(lines) > _SHORT else (lines or ["failed"])[0]
@@ -70,7 +107,54 @@ def unjudged(session: PerfSession, nodeid: str, message: str) -> CaseResult:
         id=nodeid.rpartition("::")[2],
         digest="",
         nodeid=nodeid,
-        machine=session.machine_kind,
+        machine=run.machine_kind,
         verdict="invalid",
         reason=reason,
     )
+
+
+# What such a plugin makes of the outcome of an attempt that another one follows.
+_RERUN = "rerun"
+_TOLD = ("results", "planned", "skipped")
+
+
+class Attempts:
+    """Those before the last of tests that another plugin runs again: each counts once, as its last attempt ended."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, list[str]] = {}
+
+    def last_of(self, report: pytest.TestReport, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What counts of what a report brought: of an attempt before the last, what it cost.
+
+        The last one's results say what came before: whatever it found, it is not all that was found.
+        """
+        if report.outcome == _RERUN:
+            verdicts = [f"{result['id']} was {result['verdict']}" for result in values["results"]]
+            self._before.setdefault(report.nodeid, []).extend(verdicts)
+            return {**values, **dict.fromkeys(_TOLD, ()), "said": ""}
+        before = self._before.get(report.nodeid)
+        if not before:
+            return values
+        note = f"the test was run again: {', '.join(before)} before"
+        return {**values, "results": [{**result, "notes": (*result["notes"], note)} for result in values["results"]]}
+
+
+def tell(config: pytest.Config, trouble: Trouble) -> None:
+    """Have every reporter count it as an error of the run's end: an exit code under a green line explains nothing.
+
+    Must run before any of them ends: in a ``pytest_sessionfinish`` that comes first, and in the controller alone.
+    """
+    report = pytest.TestReport(
+        nodeid=f"llmperf::{trouble.name}",
+        location=("llmperf", None, f"the run: {trouble.name}"),
+        keywords={},
+        outcome="failed",
+        longrepr=leaving("\n".join(trouble.lines)),
+        when="teardown",
+    )
+    report.llmperf_trouble = ""  # type: ignore[attr-defined]
+    plugins = config.pluginmanager
+    without = [plugin for name in _REMEMBERING if (plugin := plugins.get_plugin(name)) is not None]
+    plugins.subset_hook_caller("pytest_runtest_logreport", without)(report=report)
+    report.llmperf_trouble = "ERROR"  # type: ignore[attr-defined]

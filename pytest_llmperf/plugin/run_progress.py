@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llmperf.plugin.known_specs import specs_of
-from pytest_llmperf.plugin.options.width_options import is_case
+from pytest_llmperf.plugin import is_case
+from pytest_llmperf.plugin.items import specs_of
+from pytest_llmperf.run.context import Context
 from pytest_llmperf.support import formats
-
-if TYPE_CHECKING:
-    from pytest_llmperf.plugin.session import PerfSession
 
 # A file for each case: of more of them somebody would wait for a guess.
 _MOST = 500
@@ -35,12 +32,12 @@ class RunProgress:
         self._now, self._begun = "", 0.0
 
     @classmethod
-    def of(cls, session: PerfSession, items: Iterable[pytest.Item]) -> RunProgress:
+    def of(cls, run: Context, items: Iterable[pytest.Item]) -> RunProgress:
         """What the baselines of this machine kind tell of ``items``."""
         cases = [item for item in items if is_case(item)]
-        reads = len(cases) <= _MOST and not (session.settings.static or session.settings.dry_run)
-        expected = {item.nodeid: _expected(session, item) if reads else None for item in cases}
-        return cls(expected, sum(_is_tiny(session, item) for item in cases) if reads and session.on_cpu else 0)
+        reads = len(cases) <= _MOST and not (run.settings.static or run.settings.dry_run)
+        expected = {item.nodeid: _expected(run, item) if reads else None for item in cases}
+        return cls(expected, sum(_is_tiny(run, item) for item in cases) if reads and run.on_cpu else 0)
 
     def begin(self, nodeid: str) -> None:
         """A test begins, a case or not."""
@@ -94,25 +91,25 @@ class RunProgress:
         return here + sum(seconds for nodeid, seconds in each.items() if self._places[nodeid] > place)
 
 
-def _is_tiny(session: PerfSession, item: pytest.Item) -> bool:
+def _is_tiny(run: Context, item: pytest.Item) -> bool:
     """Whether all that it launches is of a model that a CPU trains in a second, and can run here."""
-    from pytest_llmperf.settings.requirements import why_skip  # noqa: PLC0415 - only a perf test pays for it
+    from pytest_llmperf.settings.requirements import why_skip
 
-    specs, cores = list(specs_of([item])), session.machine.cores
+    specs, cores = list(specs_of([item])), run.machine.cores
     return bool(specs) and all(
         spec.model.endswith("-tiny") and not why_skip(spec, num_gpus=0, num_cores=cores) for spec in specs
     )
 
 
-def _expected(session: PerfSession, item: pytest.Item) -> float | None:
-    from pytest_llmperf.judge.baseline_file import BaselineError  # noqa: PLC0415 - only a perf test pays for it
-    from pytest_llmperf.judge.store import BaselineStore  # noqa: PLC0415
+def _expected(run: Context, item: pytest.Item) -> float | None:
+    from pytest_llmperf.judge.baseline_file import BaselineError
+    from pytest_llmperf.judge.store import BaselineStore
 
-    specs, store = list(specs_of([item])), BaselineStore(session.settings.baselines)
+    specs, store = list(specs_of([item])), BaselineStore(run.settings.baselines)
     seconds = []
     for spec in specs:
         try:
-            baseline = store.load(session.machine_kind, spec)
+            baseline = store.load(run.machine_kind, spec)
         except (BaselineError, OSError, ValueError):  # its own test says what is wrong
             return None
         if baseline is None:

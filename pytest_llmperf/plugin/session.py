@@ -1,30 +1,29 @@
-"""PerfSession: one pytest process's run, and what it has found so far.
+"""PerfSession: one pytest process's run.
 
 Under pytest-xdist every worker has one, and what they found reaches the controller's on the test reports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_llmperf.engine.run import Run
+from pytest_llmperf.plugin import command_line, items
 from pytest_llmperf.plugin.outcomes import did_not_train, failed
 from pytest_llmperf.report.text import leaving
-from pytest_llmperf.run.context import Context
-from pytest_llmperf.run.coverage import Coverage
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
-from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_llmperf.engine.whole_run import WholeRun
     from pytest_llmperf.plugin.run_progress import RunProgress
 
 
-class PerfSession(Context):
+class PerfSession(Run):
     """The run of one pytest process."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
@@ -38,20 +37,39 @@ class PerfSession(Context):
             shared_gpus=(worker or {}).get("llmperf_gpus", ()),
             is_worker=worker is not None,
         )
-        self.config = config
-        self.findings = Findings()
-        self.outcomes_of_tests: dict[tuple[str, str], dict[str, str]] = {}
-        """By node id and phase; of a test that is run again its last attempt's."""
-        self.whole_run: WholeRun | None = None
-        """What its cases say of each other, once it is over."""
+        self.config, self.has_suite = config, True
         self.progress: RunProgress | None = None
         """How far it is; ``None``: it has no cases, or is a worker of others."""
         self.could_not_collect = False
-        self.collected: set[str] = set()
-        """Every perf test of the files that were looked at, chosen or not."""
-        self.idle: list[str] = []
-        """Tests that passed, take ``perf`` and called nothing of it."""
-        self.coverage = Coverage(width=settings.width.gpus if settings.width else None)
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> PerfSession:
+        """What ``config`` was asked for.
+
+        Raises:
+            pytest.UsageError: an option that cannot be used.
+        """
+        settings = command_line.settings_of(config)
+        if settings.update in {"new", "all"}:
+            command_line.refuse_second_baselines(config)
+        return cls(config, settings)
+
+    def rerun_words(self) -> list[str]:
+        from pytest_llmperf.plugin.commands import rerun_words
+
+        return rerun_words(self, self.config)
+
+    def rerun_of(self, nodes: Sequence[str]) -> str:
+        from pytest_llmperf.report.results_json import TEST
+
+        words = self.rerun_words()
+        at = next(place for place, word in enumerate(words) if TEST in word)
+        named = [words[at].replace(TEST, node) for node in nodes]
+        return shlex.join([*words[:at], *named, *words[at + 1 :]])
+
+    def note_selection(self, recorded_by: Sequence[str]) -> None:
+        self.coverage.parts |= set(items.partly(self.config))
+        self.coverage.gaps |= set(items.gaps(self.config, self.settings.baselines, recorded_by))
 
     @contextmanager
     def outcomes(self) -> Iterator[None]:
@@ -70,6 +88,3 @@ class PerfSession(Context):
             if self.is_worker:
                 pytest.skip(str(error))  # the controller of a parallel run would take an exit for a crash
             pytest.exit(leaving(str(error)), returncode=error.exit_code)
-
-
-SESSION = pytest.StashKey[PerfSession]()

@@ -1,4 +1,4 @@
-"""Context: what one run has to run with: settings, hardware, its SLURM job, the folder of its launches.
+"""Context: what one run has to run with: settings, hardware, its SLURM job, its folder; and what it has found.
 
 What costs time is found on first use. Nothing here knows who asked for the run.
 """
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_llmperf.launch.slurm.allocation import job_key, uses_slurm
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT
+from pytest_llmperf.run.coverage import Coverage
 from pytest_llmperf.run.errors import RunEndedError, UsageError
+from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.folders import new_run_folder
 from pytest_llmperf.run.revision import Revision, find_revision
 from pytest_llmperf.run.settings import Settings
@@ -70,6 +72,16 @@ class Context:
         self.settings, self.rootdir, self.arguments = settings, rootdir, tuple(arguments)
         self.shared_gpus, self.is_worker = tuple(shared_gpus), is_worker
         self.notes: list[str] = []
+        self.findings = Findings()
+        self.coverage = Coverage(width=settings.width.gpus if settings.width else None)
+        self.has_suite = False
+        """Whether cases are collected from a suite of tests, of which a baseline that none asks for is a leftover."""
+        self.collected: set[str] = set()
+        """Every perf test of the files that were looked at, chosen or not."""
+        self.tests: dict[tuple[str, str], dict[str, str]] = {}
+        """How tests ended, by node id and phase; of one that is run again its last attempt."""
+        self.idle: list[str] = []
+        """Tests that passed, take ``perf`` and called nothing of it."""
         self.num_gates = 1
         self.has_floors = False
         """Whether a case may be held by its efficiency over the launches of another."""
@@ -83,6 +95,17 @@ class Context:
         """What ended this run before its end."""
         self.ends_with = 0
         """The exit code for that, where none that the run has anyway tells enough."""
+
+    def rerun_words(self) -> list[str]:
+        """The command that runs any test of this run again, with ``TEST`` for it; empty: there are no tests."""
+        return []
+
+    def rerun_of(self, _nodes: Sequence[str]) -> str:
+        """The command that runs these tests again; empty: there are no tests."""
+        return ""
+
+    def note_selection(self, recorded_by: Sequence[str]) -> None:
+        """Add to ``coverage`` what options left out; these test files recorded baselines."""
 
     @cached_property
     def result_cache(self) -> ResultCache:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.launch.device import UNKNOWN
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.site import Site
@@ -42,6 +41,8 @@ def _with_assumed(machine: Machine, settings: Settings, gpus: int, have: str) ->
     Raises:
         UsageError: a budget is to be kept, and no baseline can tell what a case takes.
     """
+    from pytest_llmperf.judge.store import BaselineStore
+
     missing = gpus - len(machine.gpus)
     like = machine.gpus[0] if machine.gpus else UNKNOWN
     kinds = [kind for kind in BaselineStore(settings.baselines).machines() if "cpu" not in kind.split("-")]

@@ -23,7 +23,7 @@ def end_on(signals: tuple[Signals, ...], ended_by: Callable[[str], None]) -> Cal
         for known in minded:
             signal.signal(known, signal.SIG_IGN)  # SLURM repeats itself, and the ending must come to its end
         ended_by(Signals(number).name)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(Signals(number).name)
 
     minded = [known for known in signals if signal.getsignal(known) is signal.SIG_DFL]
     try:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.engine import launch_retry
-from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.caller import Caller, CaseTerms
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.static_check import StaticChecks
-from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.launch import local, machine, prediction
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.failure import Progress

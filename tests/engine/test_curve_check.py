@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.curves.curve_store import CurveStore
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.results_json import document

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.request import LaunchRequest

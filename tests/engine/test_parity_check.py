@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.engine import dry_run
-from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.parity_order import SEEDS

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.engine.tuning import final as final_stage
 from pytest_llmperf.engine.tuning import forecast, recheck, trial_stage
 from pytest_llmperf.engine.tuning.final import Final, Knowledge

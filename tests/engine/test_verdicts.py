@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineChangedError

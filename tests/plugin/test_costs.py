@@ -115,11 +115,14 @@ def test_a_cpu_has_no_gpu_hours(project: Project) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--perf-price", "free"], "*'free' is not a price of a GPU-hour, e.g. 2.10"),
-        (["--perf-price=-1"], "*'-1' is not a price*"),
+        (["--perf-price", "free"], "*'free': expected a price of a GPU-hour, e.g. 2.10"),
+        (["--perf-price=-1"], "*'-1': expected a price*"),
         (["--perf-currency", "EUR"], "*--perf-currency says what --perf-price is in; give a price too*"),
-        (["-o", "perf_price=inf"], "*ini perf_price, perf_currency: 'inf' is not a price*"),
-        (["-o", "perf_price=2", "-o", "perf_currency=two words"], "*'two words' is not a currency, e.g. EUR"),
+        (["-o", "perf_price=inf"], "*ini perf_price = inf: expected a price*"),
+        (
+            ["-o", "perf_price=2", "-o", "perf_currency=two words"],
+            "*ini perf_currency = two words: expected a currency*",
+        ),
     ],
 )
 def test_a_price_that_is_none_is_a_usage_error(project: Project, options: list[str], said: str) -> None:

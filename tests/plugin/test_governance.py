@@ -70,7 +70,7 @@ class TestLaunches:
         project.pytester.makeini(f"[pytest]\nperf_alarms_per_month = {alarms}\n")
         result = project.run()
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["*perf_alarms_per_month*must be a number of alarms above 0*"])
+        result.stderr.fnmatch_lines(["*perf_alarms_per_month*expected a number of alarms above 0*"])
 
 
 class TestUnused:

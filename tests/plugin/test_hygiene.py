@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import FOUR_LINES, REPOSITORY, Project
 
 HEAVY = ("torch", "transformers", "accelerate", "liger_kernel", "flash_attn", "datasets", "pyarrow")
 
@@ -31,18 +34,71 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     assert pytester.runpython_c(script).stdout.str().strip() == "[]"
 
 
-def test_a_run_without_a_perf_test_loads_little(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMPERF_TEST_FRESH", "1")
-    ours = [f"pytest_llmperf.{name}" for name in ("judge", "launch.slurm.launcher", "run.job", "plugin.perf")]
-    late = ["numpy", "scipy", "rich", "psutil", "filelock", *ours]
-    code = (
-        f"import sys\ndef pytest_unconfigure(): print('loaded:', [name for name in {late!r} if name in sys.modules])\n"
-    )
-    pytester.makeconftest(code)
+THIRD_PARTIES = ["numpy", "scipy", "rich", "pynvml", "torch", "psutil", "filelock"]
+
+#: Tells at its end how many modules of ours were loaded, which others, and the CPU seconds that it took.
+LOADED = f"""
+import json, sys, time
+
+def pytest_unconfigure():
+    ours = [name for name in sys.modules if name.partition(".")[0] == "pytest_llmperf"]
+    print()
+    print(json.dumps([len(ours), [name for name in {THIRD_PARTIES} if name in sys.modules], time.process_time()]))
+"""
+
+
+def loaded(pytester: pytest.Pytester, *options: str) -> tuple[int, set[str], float]:
+    """By an interpreter with no plugin but ours: how many modules of ours, which third parties, CPU seconds."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "LLMPERF_"))}
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "-s", "-q", *options],
+        cwd=pytester.path,
+        env={**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    number, others, seconds = json.loads(told.splitlines()[-1])
+    return number, set(others), seconds
+
+
+PLUGIN = ("-p", "pytest_llmperf.plugin.hooks")
+
+
+@pytest.fixture
+def alone(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project without a perf test."""
+    pytester.makeconftest(LOADED)
     pytester.makepyfile("def test_other(): pass\n")
-    result = pytester.runpytest_subprocess("-p", "no:randomly")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["plugins:*llmperf*", "loaded: []"])
+    return pytester
+
+
+def test_a_session_without_a_perf_test_loads_little(alone: pytest.Pytester) -> None:
+    number, others, _ = loaded(alone, *PLUGIN)
+    assert number <= 16
+    assert others == set()
+
+
+def test_nor_does_one_whose_ini_file_names_its_machine(alone: pytest.Pytester) -> None:
+    alone.makeini("[pytest]\nperf_machine = mine\n")
+    number, others, _ = loaded(alone, *PLUGIN)
+    assert number <= 28
+    assert others == set()
+
+
+def test_a_session_without_a_perf_test_pays_little_for_the_plugin(alone: pytest.Pytester) -> None:
+    loaded(alone, *PLUGIN)  # writes what Python compiles
+    # The least of three: whatever else runs here lengthens each.
+    with_it = min(loaded(alone, *PLUGIN)[2] for _ in range(3))
+    without = min(loaded(alone)[2] for _ in range(3))
+    assert with_it - without < 0.15, "on an idle machine it is 0.02 s"
+
+
+def test_collecting_perf_tests_loads_nothing_that_launches_or_judges(alone: pytest.Pytester) -> None:
+    alone.makepyfile(test_mine=FOUR_LINES)
+    number, others, _ = loaded(alone, *PLUGIN, "--collect-only")
+    assert 16 < number < 100
+    assert not {"numpy", "scipy", "rich", "torch"} & others
 
 
 def test_a_log_says_at_once_what_is_running(project: Project) -> None:

@@ -151,7 +151,7 @@ def test_an_ini_tolerance_in_per_cent_is_a_usage_error(project: Project, name: s
     result = project.run("-o", f"{name}={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     expected = "a positive fraction of at most 1, e.g. 0.03 for 3 %, or per cent with their sign, e.g. 3 %"
-    said = f"ERROR: ini {name} = {value}: must be {expected}"
+    said = f"ERROR: ini {name} = {value}: expected {expected}"
     assert [line for line in result.stderr.lines if line.strip()] == [said]
     assert project.launches == []
 

@@ -142,8 +142,8 @@ def test_in_turns_a_stored_width_is_none_to_hold_a_floor_over(project: Project) 
 def test_a_run_knows_whether_cases_are_held_by_others_launches(project: Project, mark: bool) -> None:
     case = FLOOR.format(floor=0.1).replace("train_spec)", "train_spec, pytestconfig)", 1)
     case = case if mark else case.replace("@pytest.mark.perf_scaling", "#")
-    look = f"assert pytestconfig.stash[SESSION].has_floors is {mark}"
-    project.pytester.makepyfile(test_mine=f"from pytest_llmperf.plugin.session import SESSION\n{case}    {look}\n")
+    look = f"assert session_of(pytestconfig).has_floors is {mark}"
+    project.pytester.makepyfile(test_mine=f"from pytest_llmperf.plugin.waiting import session_of\n{case}    {look}\n")
     project.run("--update-baselines").assert_outcomes(passed=2)
 
 

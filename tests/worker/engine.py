@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.caller import Caller, CaseTerms
 from pytest_llmperf.engine.case_check import CaseChecks
-from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings

@@ -17,7 +17,7 @@ from _pytest.config.argparsing import (
 import pytest_llmperf
 from pytest_llmperf.cli.arguments import arguments_parser
 from pytest_llmperf.plugin import hooks
-from pytest_llmperf.plugin.options.run_options import add_options
+from pytest_llmperf.plugin.hooks import add_options
 
 #: What stands for an argument that argparse leaves out of its help.
 _HIDDEN = argparse.SUPPRESS

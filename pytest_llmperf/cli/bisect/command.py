@@ -13,24 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.answer import Answer, CaseError
-from pytest_llmperf.cli.arguments import add_place
+from pytest_llmperf.cli.arguments import add_shared
+from pytest_llmperf.cli.asked_run import asked_run, usage_errors
 from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.screen import Screen, facts, plain, table
 from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.engine.bisection import Bisection, BisectionOrder, Change, Step
 from pytest_llmperf.engine.bisector import Bisector
-from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.engine.run import Run
 from pytest_llmperf.judge.yardstick import CRITERIA, Yardstick
 from pytest_llmperf.launch.candidates import History, HistoryError, Span
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
-from pytest_llmperf.run.context import Context
-from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
+from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.settings import STARTS, Settings
+from pytest_llmperf.run.options import BISECT
 from pytest_llmperf.settings.requirements import why_skip
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats, quantities
@@ -154,12 +153,10 @@ def _shown(change: Change | None) -> str:
 NODEID = "llmperf bisect"
 
 _OF_GIT = ("path", "build", "first_parent", "project")
-_INTERRUPTED = 130
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Of ``llmperf bisect``."""
-    add_place(parser)
     add = parser.add_argument
     add("specs", metavar="CASE", nargs="+", help="the id of a stored case, or one spec in key=value pairs")
     add("--good", required=True, metavar="REV", help="a revision, or version, in which it was as it should be")
@@ -175,15 +172,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "compare what this command runs in place of revisions, e.g. 'apptainer exec torch-{version}.sif python'"
     add("--python", metavar="COMMAND", help=what)
     add("--by", choices=CRITERIA, help="what tells bad from good; default: the first in which the ends differ")
-    add("--gpus", type=argument(quantities.whole, "a number of GPUs, 0 (the CPU) or more"), metavar="N")
-    minutes = argument(quantities.positive, "a time in minutes above 0")
-    add("--minutes", type=minutes, default=60.0, metavar="M", help="for all of it; default: %(default)g")
     number = argument(quantities.count, "a number of pairs, 1 or more")
     add("--max-pairs", type=number, default=8, metavar="N", help="of one comparison; default: %(default)s")
-    add("--json", action="store_true", help="one JSON document instead of a page")
-    seconds = argument(quantities.positive, "a time in seconds above 0")
-    add("--perf-timeout", type=seconds, default=1800.0, metavar="SECONDS", help="per launch; default: %(default)g")
-    add("--perf-start", choices=STARTS, default="auto", help="how a launch begins; default: %(default)s")
+    add_shared(parser, BISECT)
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 
@@ -193,7 +184,7 @@ class Bisect:
 
     arguments: argparse.Namespace
     spec: TrainSpec
-    context: Context
+    run: Run
     history: History
     span: Span
     troubles: list[str]
@@ -213,31 +204,20 @@ class Bisect:
             span = history.span(arguments.good, arguments.bad)
         except HistoryError as error:
             raise CaseError(str(error)) from error
-        settings = Settings(
-            gpus=arguments.gpus,
-            baselines=arguments.perf_baselines.absolute(),
-            start=arguments.perf_start,
-            calibration=False,
-            timeout_seconds=arguments.perf_timeout,
-            max_launches=arguments.max_pairs,
-            machine=arguments.machine or "",
-        )
-        context = Context(settings, rootdir=Path.cwd())
-        try:
-            _ = context.machine_kind
-            if not context.site.is_here:
+        run = asked_run(arguments, BISECT, calibration=False, max_launches=arguments.max_pairs)
+        with usage_errors(arguments):
+            _ = run.machine_kind
+            if not run.site.is_here:
                 raise CaseError("in a SLURM job with srun, other interpreters cannot be launched; leave it out")
-            why = why_skip(specs[0], num_gpus=context.num_gpus, num_cores=context.machine.cores)
+            why = why_skip(specs[0], num_gpus=run.num_gpus, num_cores=run.machine.cores)
             if why:
                 raise CaseError(why)
-        except UsageError as error:
-            arguments.usage(str(error))
-        return cls(arguments, specs[0], context, history, span, [])
+        return cls(arguments, specs[0], run, history, span, [])
 
     def lines(self, screen: Screen) -> Iterator[str]:
         """What was found, at its end."""
         terminal, findings = Terminal(), Findings()
-        caller = Caller(context=self.context, terms=CaseTerms(), findings=findings, observer=terminal, nodeid=NODEID)
+        caller = self.run.caller(NODEID, terminal, findings=findings)
         order = BisectionOrder(
             good=self.arguments.good,
             bad=self.arguments.bad,
@@ -253,20 +233,20 @@ class Bisect:
         except (CaseFailedError, RunEndedError) as error:
             self.troubles.append(str(error).splitlines()[0])
         finally:
-            self.context.close()
+            self.run.finish(0, terminal)
 
     def _told(self, found: Bisection, spent: Spent, screen: Screen) -> Iterator[str]:
         first_bad = found.first_bad
         further = self.history.further(first_bad) if first_bad else ""
         if self.arguments.json:
-            yield json.dumps(document(self.spec, found, spent, further, self.context.machine_document()), indent=1)
+            yield json.dumps(document(self.spec, found, spent, further, self.run.machine_document()), indent=1)
         else:
             yield from page(self.spec, found, spent, further, screen)
-        self.troubles += _troubles(found, on_cpu=self.context.on_cpu)
+        self.troubles += _troubles(found, on_cpu=self.run.on_cpu)
         if found.ended == "interrupted":
             for line in self.troubles:
                 print(f"llmperf: {one_line(line)}", file=sys.stderr)
-            raise SystemExit(_INTERRUPTED)
+            raise KeyboardInterrupt  # the exit code is that of a command that was
 
 
 def _troubles(found: Bisection, *, on_cpu: bool) -> list[str]:

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pytest_llmperf.cli.answer import Answer, CaseError
+from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.history.documents import history_document
 from pytest_llmperf.cli.history.pages import case_page, list_page
 from pytest_llmperf.cli.screen import Screen
@@ -18,8 +19,8 @@ from pytest_llmperf.engine.history.history import History, of_project
 from pytest_llmperf.engine.history.machine_noise import scattering
 from pytest_llmperf.judge.history.histories import histories
 from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.run.reading import usual_history
 from pytest_llmperf.run.revision import project_of
-from pytest_llmperf.run.usual_history import usual_history
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.suggestions import nearest
 
@@ -34,11 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("case", metavar="CASE", nargs="?", help="an id, a part of one, a pattern such as '*liger*', or a digest")
     what = "stores, --perf-json files, or folders of them; default: the store to which runs add"
     add("--from", dest="sources", metavar="PATH", type=Path, nargs="+", help=what)
-    add("--machine", metavar="KIND", help="only on this machine kind")
     add("--since", metavar="DAY", type=_since, help="only runs since that UTC day, or of the last 30d")
-    add("--json", action="store_true", help="the same for programs")
-    what = "where baselines tell how launches scatter; default: %(default)s, here"
-    add("--perf-baselines", metavar="DIR", type=Path, default=Path("baselines"), help=what)
+    add_shared(parser, "history")
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_llmperf.cli import option_types
 from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.left_out_widths import left_out
 from pytest_llmperf.cli.merge import night_results
 from pytest_llmperf.cli.merge.notice import Notice
@@ -25,13 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--markdown", metavar="FILE", type=Path)
     text = "add a line to this file; inside of a SLURM job, make it the job's comment too"
     add("--nights", metavar="FILE", type=Path, help=text)
-    add(
-        "--mail",
-        metavar="ADDRESS",
-        type=option_types.mail,
-        default="",
-        help="send the summary there, by the program mail",
-    )
+    add_shared(parser, "merge")
     add("--name", default="llmperf-nightly", help="of the night, for the mail's subject; default: %(default)s")
     parser.set_defaults(answer=_answer, usage=parser.error)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pytest_llmperf.cli import option_types
 from pytest_llmperf.cli.answer import Answer, CommandError
+from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.merge.notice import Notice
 from pytest_llmperf.cli.nights import night_log
 from pytest_llmperf.cli.nights.night_log import LoggedNight
@@ -25,8 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(".llmperf/nightly"), help=text)
     text = "exit code 1 unless a night was merged within this time, green or red; for cron and monitoring, e.g. 26h"
     add("--newer-than", metavar="TIME", type=option_types.duration, help=text)
-    text = "with --newer-than: mail it there, by the program mail"
-    add("--mail", metavar="ADDRESS", type=option_types.mail, default="", help=text)
+    add_shared(parser, "nights")
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 

@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 from pytest_llmperf.analysis import formulas
 from pytest_llmperf.analysis.formulas import MemoryPlan
 from pytest_llmperf.cli.answer import Answer, CaseError
-from pytest_llmperf.cli.arguments import add_place
+from pytest_llmperf.cli.arguments import add_place, add_shared
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.screen import Screen, table
 from pytest_llmperf.cli.spec_arguments import Named, all_stored, named
 from pytest_llmperf.launch import prediction
 from pytest_llmperf.launch.prediction import PredictionError
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.report.table import FORMATS, Column, markdown
+from pytest_llmperf.report.table import Column, markdown
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats
@@ -117,8 +117,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("specs", metavar="SPEC", nargs="*", help="ids of stored cases, or one spec in key=value pairs")
     parser.add_argument("--stored", action="store_true", help="every stored case")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="one JSON document a line")
-    how.add_argument("--format", choices=FORMATS, help="a table, predicted beside measured; left out: a page for each")
+    add_shared(how, "plan", "--json", "--format")
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 

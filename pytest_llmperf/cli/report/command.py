@@ -7,24 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf import __version__
 from pytest_llmperf.cli.answer import Answer, CaseError
-from pytest_llmperf.cli.arguments import add_place
+from pytest_llmperf.cli.arguments import add_place, add_shared
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.report import ladder_tables, tables
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.engine.run_page.run_document import RunDocument, refused
 from pytest_llmperf.engine.run_page.run_page import write_page
 from pytest_llmperf.report.page.html_page import missing
-from pytest_llmperf.report.table import FORMATS
-from pytest_llmperf.run.usual_history import usual_history
+from pytest_llmperf.run.reading import usual_history
 from pytest_llmperf.support.lenient_json import read_lenient
+from pytest_llmperf.support.version import MADE_BY
 
 # ``llmperf report RESULTS… --html FILE``: runs that are over, as the page that ``--perf-report`` writes.
-
-
-#: On the page.
-MADE_BY = f"pytest-llmperf {__version__}"
 
 
 def written(path: Path, results: Sequence[Path], baselines: Path, history: Path | None = None) -> Answer:
@@ -79,9 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--tables", action="store_true", help="tables 15.1 to 15.9, and 15.10 to 15.12 of several GPUs")
     what.add_argument("--html", metavar="FILE", type=Path, help="the runs of RESULTS as one page that needs no network")
-    help_history = "the store of runs before these, for --html, or off; default: the one to which runs add"
-    parser.add_argument("--perf-history", metavar="FILE|off", help=help_history)
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default: %(default)s")
+    add_shared(parser, "report")
     parser.set_defaults(answer=_answer, usage=parser.error)
 
 

@@ -5,32 +5,32 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pytest_llmperf.cli.answer import Answer, CaseError
+from pytest_llmperf.cli.arguments import add_shared
+from pytest_llmperf.cli.asked_run import asked_run, usage_errors
+from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import settings as named_settings
 from pytest_llmperf.cli.tune.pages import Watcher, document, page
 from pytest_llmperf.cli.tune.test_file import TestFile
-from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.engine.terms import CaseTerms
+from pytest_llmperf.engine.run import Run
 from pytest_llmperf.engine.tuning.trials import Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Tuner
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES
 from pytest_llmperf.report.text import one_line
-from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
-from pytest_llmperf.run.settings import CALIBRATIONS, STARTS, Settings
+from pytest_llmperf.run.options import TUNE
 from pytest_llmperf.settings.axes import default_axes
 from pytest_llmperf.settings.space import Space, read_axes
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import formats, quantities
-from pytest_llmperf.support.quantities import argument
 
 NODEID = "llmperf tune"
 
@@ -41,30 +41,18 @@ _MICRO_BATCH_SIZE, _CPU_LENGTH = 8, 64
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Of ``llmperf tune``."""
     add = parser.add_argument
-    whole = argument(quantities.count, "a whole number above 0")
+    whole = quantities.argument(quantities.count, "a whole number above 0")
     add("model", metavar="MODEL", help="a model's name or path, as a TrainSpec has it")
     what = "what else is fixed, as a TrainSpec has it, e.g. micro_batch_size=8 model_precision=fp32"
     add("fixed", metavar="FIELD=VALUE", nargs="*", help=what)
-    what = "GPUs to train on; 0: the CPU; default: all visible ones, else the CPU"
-    add("--gpus", type=argument(quantities.whole, "a number of GPUs, 0 (the CPU) or more"), metavar="N", help=what)
+    add_shared(parser, TUNE)
     add("--sequence-length", type=whole, metavar="N", help="tokens of a sequence; default: 1024, on a CPU 64")
     add("--global-batch", type=whole, metavar="N", help="sequences of a step on all GPUs, reached by accumulation")
-    minutes = argument(quantities.positive, "a time in minutes above 0")
-    add("--minutes", type=minutes, default=10.0, metavar="M", help="for all of it; default: %(default)g")
-    size = argument(quantities.size_bytes, "a size with its unit, e.g. 24GiB")
-    add("--memory-limit", type=size, default=0, metavar="SIZE", help="what each GPU may hold, e.g. 24GiB")
     add("--objective", choices=tuple(OBJECTIVES), default="throughput", help="default: %(default)s")
     what = "also what trains otherwise: fp8, a precision (bf16-pure) or an optimizer; may be given again"
     add("--allow", action="append", default=[], metavar="WORD", help=what)
     add("--space", type=Path, metavar="FILE.toml", help="a space of one's own, in place of the usual one")
     add("--write", type=Path, metavar="FILE.py", help="a test that holds the winner, which is recorded as a baseline")
-    add("--json", action="store_true", help="one JSON document instead of a page")
-    add("--machine", metavar="KIND", help="a name of one's own for this machine kind")
-    add("--perf-baselines", metavar="DIR", type=Path, default=Path("baselines"), help="default: %(default)s, here")
-    seconds = argument(quantities.positive, "a time in seconds above 0")
-    add("--perf-timeout", type=seconds, default=180.0, metavar="SECONDS", help="per launch; default: %(default)g")
-    add("--perf-start", choices=STARTS, default="auto", help="how a launch begins; default: %(default)s")
-    add("--perf-calibration", choices=CALIBRATIONS, default="no", help="calibrate the GPU; default: %(default)s")
     parser.set_defaults(answer=_answer, usage=parser.error, later_words="fixed")
 
 
@@ -73,7 +61,7 @@ class Tune:
     """One search."""
 
     arguments: argparse.Namespace
-    context: Context
+    run: Run
     order: TuningOrder
     test_file: TestFile | None
     troubles: list[str]
@@ -85,57 +73,40 @@ class Tune:
         Raises:
             CaseError: no such model, setting or space, or a file that is not ours to write.
         """
-        settings = Settings(
-            gpus=arguments.gpus,
-            update="new" if arguments.write else None,
-            reason="",
-            baselines=arguments.perf_baselines.absolute(),
-            start=arguments.perf_start,
-            calibration=arguments.perf_calibration == "auto",
-            timeout_seconds=arguments.perf_timeout,
-            memory_limit_bytes=arguments.memory_limit,
-            machine=arguments.machine or "",
-        )
-        context = Context(settings, rootdir=Path.cwd())
+        run = asked_run(arguments, TUNE, update="new" if arguments.write else None)
         try:
-            _ = context.machine_kind
-            _refuse_untold(arguments, context)
-            space = _space(arguments, context)
+            _refuse_unmeasured(arguments, run)
+            space = _space(arguments, run)
             test_file = TestFile.at(arguments.write) if arguments.write else None
             if test_file is not None:
-                BaselineStore(settings.baselines).check_writable(context.machine_kind, space.base)
-            context.begin([space.base])
-        except UsageError as error:
-            usage: Callable[[str], NoReturn] = arguments.usage
-            usage(str(error))
+                BaselineStore(run.settings.baselines).check_writable(run.machine_kind, space.base)
+            with usage_errors(arguments):
+                run.begin([space.base])
         except ValueError as error:  # SpecError is one
             raise CaseError(str(error)) from error
         order = TuningOrder(space=space, objective=OBJECTIVES[arguments.objective], seconds=60 * arguments.minutes)
-        return cls(arguments, context, order, test_file, [])
+        return cls(arguments, run, order, test_file, [])
 
     def lines(self, screen: Screen) -> Iterator[str]:
         """What was found, at its end."""
         try:
             watcher = Watcher(self.order)
             nodeid = self.test_file.nodeid if self.test_file else NODEID
-            caller = Caller(
-                context=self.context, terms=CaseTerms(), findings=Findings(), observer=watcher, nodeid=nodeid
-            )
+            # What trials find is none of the run's: a search has no results to judge or to write.
+            caller = self.run.caller(nodeid, watcher, findings=Findings())
             tuning = Tuner(caller, self.order, watcher.standing).run()
             yield from self._told(tuning, screen)
-        except (CaseFailedError, UsageError) as error:
-            self.troubles.append(str(error))
-        except RunEndedError as error:
+        except (CaseFailedError, RunEndedError, UsageError) as error:
             self.troubles.append(str(error))
         finally:
-            self.context.close()
+            self.run.finish(0, Terminal())
 
     def _told(self, tuning: Tuning, screen: Screen) -> Iterator[str]:
         if self.arguments.json:
-            yield json.dumps(document(self.order, tuning, self.context.machine_document()), indent=1)
+            yield json.dumps(document(self.order, tuning, self.run.machine_document()), indent=1)
         else:
             yield from page(self.order, tuning, screen)
-            if self.context.on_cpu and tuning.winner is not None:
+            if self.run.on_cpu and tuning.winner is not None:
                 yield "note: a CPU's times are noise, and what is close may be in another order tomorrow"
         if tuning.winner is None:
             self.troubles.append(self._why_none(tuning))
@@ -151,11 +122,11 @@ class Tune:
         if tuning.least is None:
             return f"no configuration was found: {tuning.ended or self._why_none_of(tuning)}"
         spec, needed = tuning.least
-        limit = tuning.limit_bytes or self.context.memory_bytes
+        limit = tuning.limit_bytes or self.run.memory_bytes
         has = formats.memory(limit) if limit else "what this host has"
         if not needed:
             return f"nothing fits: {spec.id} asks for the least, and ran out of {has}"
-        holder = "a rank on this host" if self.context.on_cpu else "a GPU"
+        holder = "a rank on this host" if self.run.on_cpu else "a GPU"
         least = f"{spec.id} with {formats.memory(needed)} predicted"
         return f"nothing fits: the least is {least}, and {holder} may hold {has}"
 
@@ -184,15 +155,15 @@ class Tune:
             self.troubles.append(f"{self.test_file.path}: not written ({error})")
             return
         if not self.arguments.json:
-            gpus = self.context.num_gpus
+            gpus = self.run.num_gpus
             yield f"written: {self.test_file.path}; hold it with: pytest {self.test_file.path} --gpus {gpus}"
             store = BaselineStore(self.arguments.perf_baselines)
             for other in replaced:
-                path = store.path(self.context.machine_kind, other)
+                path = store.path(self.run.machine_kind, other)
                 yield f"in the place of {other.id}, whose baseline can be deleted where no other test has it: {path}"
 
 
-def _space(arguments: argparse.Namespace, context: Context) -> Space:
+def _space(arguments: argparse.Namespace, run: Run) -> Space:
     """What is searched.
 
     Raises:
@@ -202,13 +173,13 @@ def _space(arguments: argparse.Namespace, context: Context) -> Space:
     pairs = named_settings(arguments.fixed)
     if "model" in pairs:
         raise CaseError(f"model={pairs['model']} is given beside {arguments.model}, expected one model")
-    ranks = max(1, context.num_gpus)
+    ranks = max(1, run.num_gpus)
     options = {"gpus": arguments.gpus, "sequence_length": arguments.sequence_length}
     _refuse_twice({name: value for name, value in options.items() if value is not None}, pairs)
     given: dict[str, Any] = {"gpus": ranks, **pairs}
     if arguments.sequence_length is not None:
         given["sequence_length"] = arguments.sequence_length
-    base = TrainSpec(model=arguments.model, **{**_usual(context), **given})
+    base = TrainSpec(model=arguments.model, **{**_usual(run), **given})
     known = {one.name for one in fields(TrainSpec)} & set(given)
     if arguments.space is not None:
         for option, value in (("--global-batch", arguments.global_batch), ("--allow", arguments.allow)):
@@ -224,7 +195,7 @@ def _space(arguments: argparse.Namespace, context: Context) -> Space:
         return Space(base, axes)
     axes = default_axes(
         base,
-        on_cpu=context.on_cpu,
+        on_cpu=run.on_cpu,
         fixed=known,
         allowed=arguments.allow,
         global_batch=arguments.global_batch,
@@ -232,13 +203,13 @@ def _space(arguments: argparse.Namespace, context: Context) -> Space:
     return Space(_nearest(base, axes, arguments.global_batch), axes)
 
 
-def _refuse_untold(arguments: argparse.Namespace, context: Context) -> None:
+def _refuse_unmeasured(arguments: argparse.Namespace, run: Run) -> None:
     """Before minutes are spent on what is not measured here.
 
     Raises:
         CaseError: it is what the best is to have least of.
     """
-    if arguments.objective == "energy" and context.on_cpu:
+    if arguments.objective == "energy" and run.on_cpu:
         raise CaseError("--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective")
 
 
@@ -254,9 +225,9 @@ def _refuse_twice(options: Mapping[str, Any], pairs: Mapping[str, Any]) -> None:
             raise CaseError(f"{name}={pairs[name]} is given beside {option} {value}, expected one of them")
 
 
-def _usual(context: Context) -> dict[str, Any]:
+def _usual(run: Run) -> dict[str, Any]:
     """What a search begins with; a CPU takes short sequences, as the suite's cases for it do."""
-    return {"micro_batch_size": _MICRO_BATCH_SIZE, **({"sequence_length": _CPU_LENGTH} if context.on_cpu else {})}
+    return {"micro_batch_size": _MICRO_BATCH_SIZE, **({"sequence_length": _CPU_LENGTH} if run.on_cpu else {})}
 
 
 def _nearest(base: TrainSpec, axes: Sequence[Any], global_batch: int | None) -> TrainSpec:

@@ -13,8 +13,7 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.check import command
-from pytest_llmperf.engine import whole_run
+from pytest_llmperf.engine import case_check, run_end, whole_run
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.whole_run import WholeRun
 from pytest_llmperf.judge.gpu_effects.later_verdict import CommonChange
@@ -77,7 +76,7 @@ def test_what_all_cases_share_fails_the_command_and_is_in_its_document(
         log=0.03, error=0.002, df=9.0, cases=5, gpus=1, is_known=True, is_calibrated=True, together=1.0
     )
     monkeypatch.setattr(
-        command, "judged_together", lambda _, results: WholeRun(results, change=change, verdict="regressed")
+        run_end, "judged_together", lambda _, results: WholeRun(results, change=change, verdict="regressed")
     )
     assert check("--perf-json", "out.json") == 1
     document = json.loads(Path("out.json").read_text())
@@ -147,7 +146,7 @@ def test_words_of_a_spec_may_stand_after_options(capsys: pytest.CaptureFixture[s
 
 
 def test_a_case_that_is_held_beside_its_plain_form_is_repeated_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with mock.patch.object(command, "CaseChecks") as checks:
+    with mock.patch.object(case_check, "CaseChecks") as checks:
         checks.return_value.check.side_effect = lambda spec: Conclusion(
             result=CaseResult(
                 id=spec.id,

@@ -117,7 +117,7 @@ class TestTheTestFile:
         (["llama-tiny", "8"], "8: expected settings in pairs"),
         (["llama-tiny", "model=opt-tiny"], "model=opt-tiny is given beside llama-tiny"),
         (["llama-tiny", "--objective", "energy"], "no counter tells what a CPU takes; expected a GPU"),
-        (["llama-tiny", "--write", "test_a.py", "--perf-baselines", "/dev/null"], "baselines cannot be recorded here"),
+        (["llama-tiny", "--write", "test_a.py", "--perf-baselines", "/proc/none"], "baselines cannot be recorded here"),
         (["llama-tiny", "--allow", "fp9"], "'fp9', did you mean 'fp8'"),
         (["llama-tiny", "--space", "none.toml"], "none.toml: no space could be read (No such file or directory)"),
         (["llama-tiny", "--write", "mine.py"], "pytest collects files named test_*.py"),
@@ -151,7 +151,7 @@ def test_what_cannot_be_had_is_said_in_one_line_before_a_launch(
     [
         (["--minutes", "0"], "expected a time in minutes above 0"),
         (["--objective", "fame"], "invalid choice: 'fame'"),
-        (["--memory-limit", "24"], "expected a size with its unit"),
+        (["--memory-limit", "24"], "expected a size of memory with its unit"),
         (["--gpus", "4"], "only 0 GPU(s) visible here"),
     ],
 )
@@ -306,7 +306,7 @@ def test_why_there_is_no_winner_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(machine, "find_machine", lambda: MACHINE)
-    monkeypatch.setattr(command, "_refuse_untold", lambda *_: None)
+    monkeypatch.setattr(command, "_refuse_unmeasured", lambda *_: None)
     monkeypatch.setattr(Tuner, "run", lambda _: _tuning(**{"winner": None, **values}))
     assert main(["tune", "llama-tiny", "--gpus", "0", "--objective", objective]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == f"llmperf: no configuration was found: {why}"

@@ -17,10 +17,9 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.engine.baseline_comparison import BaselineComparison
-from pytest_llmperf.engine.caller import Caller
+from pytest_llmperf.engine.caller import Caller, CaseTerms
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.search_deadline import SearchDeadline
-from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Rule

@@ -1,4 +1,4 @@
-"""Why a run's options may have left out tests: what it does not ask for may then be in use all the same."""
+"""The tests of a run: which were chosen, what they will ask about, and why others may have been left out."""
 
 from __future__ import annotations
 
@@ -8,10 +8,50 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.plugin import is_case
+from pytest_llmperf.plugin.outcomes import DidNotTrain
+from pytest_llmperf.run.width import Width
+from pytest_llmperf.settings.train_spec import TrainSpec
+
 # Ini values that, given for one run, change what is collected.
 _COLLECTING = (
     "collect_imported_tests norecursedirs python_classes python_files python_functions pythonpath testpaths".split()
 )
+
+
+def specs_of(items: Iterable[pytest.Item]) -> Iterator[TrainSpec]:
+    """The specs among the parameters of ``items``, or in a field ``spec`` of one, in the order of the tests."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is None or not is_case(item):
+            continue
+        for value in callspec.params.values():
+            spec = value if isinstance(value, TrainSpec) else getattr(value, "spec", None)
+            if isinstance(spec, TrainSpec):
+                yield spec
+
+
+def expect_no_failed_launch(items: Iterable[pytest.Item]) -> None:
+    """Where nothing is launched no launch fails: who expects that of a case would call its pass a surprise."""
+    for item in items:
+        for node in item.listchain():
+            node.own_markers[:] = [mark for mark in node.own_markers if not _is_of_a_launch(mark)]
+
+
+def _is_of_a_launch(mark: pytest.Mark) -> bool:
+    return mark.name == "xfail" and mark.kwargs.get("raises") is DidNotTrain
+
+
+def select(width: Width | None, config: pytest.Config, items: list[pytest.Item]) -> set[str]:
+    """Leave the tests of other widths out of ``items``; the node ids of those left out."""
+    if width is None:
+        return set()
+    kept = {item.nodeid for item in items if width.selects(item.nodeid, is_case=is_case(item))}
+    others = [item for item in items if item.nodeid not in kept]
+    if others:
+        items[:] = [item for item in items if item.nodeid in kept]
+        config.hook.pytest_deselected(items=others)
+    return {item.nodeid for item in others}
 
 
 def partly(config: pytest.Config) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Whether the value of an option of ours moved pytest's rootdir, which it finds before it knows our options."""
+"""What pytest's command line asks for, and whether a value on it moved its rootdir, which pytest finds first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.config.findpaths import determine_setup
+
+if TYPE_CHECKING:
+    from pytest_llmperf.run.settings import Settings
+
+_OURS = ("--perf-", "--gpus", "--update-baselines")
 
 
 @contextmanager
@@ -30,6 +36,9 @@ def guarding(parser: pytest.Parser, config: pytest.Config | None) -> Iterator[No
         yield
         return
     words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+    if not any(word.startswith(_OURS) for word in words):
+        yield
+        return
     before = parser.parse_known_args(words)
     yield
     after = parser.parse_known_args(words)
@@ -74,3 +83,50 @@ def _option(words: Sequence[str], before: Sequence[str], after: Sequence[str]) -
 def _shown(project: _Project) -> str:
     rootdir, ini = project
     return f"rootdir {rootdir}" + (f" by {ini}" if ini and ini.parent != rootdir else f" ({ini.name})" if ini else "")
+
+
+def settings_of(config: pytest.Config) -> Settings:
+    """What this session was asked for.
+
+    Raises:
+        pytest.UsageError: an option that cannot be used, in one line.
+    """
+    from pytest_llmperf.run.errors import UsageError
+    from pytest_llmperf.run.options import PYTEST
+    from pytest_llmperf.run.reading import read_settings
+
+    here, root = config.invocation_params.dir, config.rootpath
+    try:
+        return read_settings(PYTEST, config.option, here=here, rootdir=root, ini=config.getini)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def refuse_second_baselines(config: pytest.Config) -> None:
+    """Before a run records: without an ini file, pytest takes a sub-folder for its rootdir.
+
+    Raises:
+        pytest.UsageError: what it records would be held against nothing of what is there.
+    """
+    found = baselines_further_up(config)
+    if found is not None:
+        why = further_up_line(config, found)
+        raise pytest.UsageError(f"{why}; --perf-baselines=baselines begins a second one here")
+
+
+def baselines_further_up(config: pytest.Config) -> Path | None:
+    """The baselines further up that this run does not see; ``None`` where somebody said what its rootdir is."""
+    from pytest_llmperf.support.folders import baselines_above
+
+    option = config.option
+    if config.inipath is not None or option.perf_baselines or config.getoption("rootdir", default=None):
+        return None
+    return baselines_above(config.rootpath / "baselines")
+
+
+def further_up_line(config: pytest.Config, found: Path) -> str:
+    """One line about them."""
+    return (
+        f"no baselines in {config.rootpath}, which pytest takes for its rootdir, and {found} has some: use them with "
+        f"--rootdir={found.parent} or --perf-baselines={found}"
+    )

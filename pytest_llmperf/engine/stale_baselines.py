@@ -1,0 +1,119 @@
+"""Stale baselines: those that no case of this run uses, listed or removed, and those of a test's former cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_llmperf.judge.acceptance import replaced, replaced_line
+from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.curves.curve_store import CurveStore
+from pytest_llmperf.judge.static.step_store import StepStore
+from pytest_llmperf.judge.store import BaselineStore, Entry
+from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.coverage import ALL, Coverage, file_of, unused_baselines
+from pytest_llmperf.settings.train_spec import TrainSpec
+
+
+def _entries(run: Context) -> list[Entry]:
+    root = run.settings.baselines
+    # What a run without launches judges is of no machine kind, and of all.
+    launched = [] if run.settings.static else BaselineStore(root).entries(run.machine_kind)
+    curves = [] if run.settings.static else CurveStore(root).entries(on_cpu=run.on_cpu)
+    return [*launched, *StepStore(root).entries(on_cpu=run.on_cpu), *curves]
+
+
+def _unused(run: Context, entries: Sequence[Entry]) -> list[Path]:
+    """Baselines that no case of this run has; none where not every case was asked."""
+    return unused_baselines(entries, set(run.findings.digests), _seen(run, entries), run.rootdir)
+
+
+def _seen(run: Context, entries: Sequence[Entry]) -> Coverage:
+    """What this run saw, and what its options may have hidden from it."""
+    run.note_selection([file_of(entry.recorded_by) for entry in entries])
+    return run.coverage
+
+
+def seen(run: Context) -> Coverage:
+    """What this run saw; where its baselines cannot be read, nobody knows which tests recorded them."""
+    try:
+        return _seen(run, _entries(run))
+    except BaselineError:
+        return _seen(run, [])
+
+
+def listed(run: Context) -> list[str]:
+    """A line for each, or for what hinders to know them."""
+    try:
+        entries = _entries(run)
+    except BaselineError as error:
+        return [str(error)]
+    unused = _unused(run, entries)
+    copies = [f"stray copy: {one.path} ({one.copy_of} is what counts); delete it" for one in entries if one.copy_of]
+    what = "delete the file" if run.settings.static else "remove it with --update-baselines=prune"
+    if run.settings.update == "prune":
+        if not run.coverage.doubts():
+            return copies  # they were removed, or named as what would be
+        what = "delete the file"
+    why = f"no case of this run has its settings; if they are gone, {what}"
+    return [*copies, *(f"unused baseline: {path} ({why})" for path in unused)]
+
+
+def prune(run: Context) -> str:
+    """Remove them; why that did not go well, where it did not."""
+    try:
+        unused = _unused(run, _entries(run))
+        doubts = run.coverage.doubts()
+        if doubts:
+            return f"--update-baselines=prune: nothing was removed, {doubts}"
+        if not unused:
+            run.notes.append("--update-baselines=prune: nothing to remove, every baseline is in use")
+        elif run.settings.dry_run:
+            run.notes += [f"--update-baselines=prune would remove: {path}" for path in unused]
+        else:
+            for path in unused:
+                path.unlink()
+                run.notes.append(f"removed baseline: {path}")
+    except (BaselineError, OSError) as error:
+        return f"--update-baselines=prune: {error}"
+    return ""
+
+
+def unexplained(run: Context) -> list[str]:
+    """A line for each former case of a test that was replaced without a reason; its new baseline is taken back.
+
+    Only the end of a run knows which cases its tests still have.
+    """
+    settings, findings = run.settings, run.findings
+    first = [one for one in findings.results if one.updated and one.verdict == "new" and one.launches]
+    if settings.static or not first:
+        return []
+    store = BaselineStore(settings.baselines)
+    stored = store.baselines(run.machine_kind)
+    whole = {node for node, said in run.coverage.said.items() if said == ALL}
+    found = list(replaced(first, stored, set(findings.digests), whole, run.collected))
+    gone = {result.digest: [one.digest for one in formers] for result, formers in found}
+    own = [one for one in stored if one.digest in gone]
+    if settings.reason:
+        return [line for one in own if (line := _explained(store, one, gone[one.digest]))]
+    for one in own:
+        store.path(one.machine, TrainSpec.from_dict(one.spec)).unlink(missing_ok=True)
+    findings.results = [replace(one, updated="") if one.digest in gone else one for one in findings.results]
+    return list(dict.fromkeys(replaced_line(result, formers[0]) for result, formers in found))
+
+
+def _explained(store: BaselineStore, baseline: Baseline, gone: Sequence[str]) -> str:
+    """Keep what was replaced, so that nobody is asked again; why not, where that fails."""
+
+    def change(now: Baseline | None) -> Baseline:
+        now = now or baseline
+        anchor = replace(now.anchor, replaces=tuple(sorted(gone)))
+        return replace(now, anchor=anchor, history=(anchor, *now.history[1:]))
+
+    try:
+        store.update(baseline.machine, TrainSpec.from_dict(baseline.spec), change)
+    except BaselineError as error:
+        return str(error)
+    return ""

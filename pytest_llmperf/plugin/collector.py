@@ -1,0 +1,239 @@
+"""The hooks of a session that has a run: they keep what it finds, and end it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from pytest_llmperf.plugin import benchmark, header, is_case, reports
+from pytest_llmperf.plugin.items import expect_no_failed_launch, select, specs_of
+from pytest_llmperf.plugin.run_progress import RunProgress
+from pytest_llmperf.plugin.session import PerfSession
+from pytest_llmperf.run.context import UNFINISHED
+from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.support import signals
+
+
+class Collector:
+    """Of one session."""
+
+    def __init__(self, session: PerfSession) -> None:
+        self.session = session
+        self._seen: set[str] = set()
+        self._attempts = reports.Attempts()
+        self._minds: tuple[signals.Signals, ...] = ()
+
+    @classmethod
+    def begun(cls, config: pytest.Config) -> Collector:
+        """With a run of what ``config`` was asked for.
+
+        Raises:
+            pytest.UsageError: an option that cannot be used, or hardware that is not there.
+        """
+        session = PerfSession.of(config)
+        settings = session.settings
+        config.add_cleanup(session.close)
+        collector = cls(session)
+        config.pluginmanager.register(collector, "llmperf-collector")
+        with session.outcomes():
+            if session.in_job:
+                collector.mind(signals.OF_A_JOB)
+            if settings.gpus or settings.launcher == "slurm":
+                _ = session.machine  # fewer GPUs than asked for ends the run here, before anything is collected
+        return collector
+
+    def mind(self, wanted: tuple[signals.Signals, ...]) -> None:
+        """Let these signals end the run as Ctrl-C does, unless others do already."""
+        if not self._minds:
+            self._minds = wanted
+            self.session.config.add_cleanup(signals.end_on(wanted, self._ended_by))
+
+    def _ended_by(self, name: str) -> None:
+        self.session.unfinished = name
+        if self.session.in_job:
+            self.session.ends_with = UNFINISHED
+        self.session.notes.append(f"ended by {name}: what was not told until then was not judged")
+
+    def saw(self, made: Iterable[Any]) -> None:
+        """Of a test that is chosen by its parameters the others are made too, and nothing shows them later."""
+        found = (item for item in made if isinstance(item, pytest.Item) and is_case(item))
+        self.session.collected |= {item.nodeid for item in found}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pycollect_makeitem(self) -> Generator[None, Any, Any]:
+        made = yield
+        self.saw(made if isinstance(made, list) else [made])
+        return made
+
+    @pytest.hookimpl
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        if is_case(item):
+            benchmark.prepare(item)
+            self._seen.add(item.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """After -k, -m and others have chosen: what they leave is what the night is of."""
+        self._seen -= select(self.session.settings.width, config, items)
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed:
+            self.session.could_not_collect |= report.failed
+            self.session.coverage.gaps.add(f"{report.nodeid or 'rootdir'}: collection {report.outcome}")
+
+    @pytest.hookimpl(tryfirst=True, specname="pytest_collection_finish")
+    def pytest_refuse_from_worker(self, session: pytest.Session) -> None:
+        """Before the worker's own terminal, whose header nobody sees, asks for the hardware too."""
+        if hasattr(session.config, "workeroutput") and any(map(is_case, session.items)):
+            with self.session.outcomes():
+                header.refuse_from_worker(self.session)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        # Compared, since whoever leaves items out (a plugin that shards, say) may say nothing.
+        cases = {item.nodeid for item in session.items if is_case(item)}
+        left_out, run = len(self._seen - cases), self.session
+        run.coverage.nodes |= cases
+        run.coverage.parts |= {f"{left_out} perf test(s) were left out"} if left_out else set()
+        run.num_gates = len(cases)
+        run.has_floors = any(item.get_closest_marker("perf_scaling") for item in session.items)
+        if cases:  # to a run without any, signals mean what they always meant
+            self.mind(signals.OF_A_HOST)
+        if cases and not session.config.option.collectonly:
+            with run.outcomes():
+                run.begin(specs_of(session.items))
+                if run.settings.static:
+                    expect_no_failed_launch(session.items)
+                    if not run.is_worker:  # each of several asks for its own when it comes to them
+                        run.static_steps.ask(specs_of(session.items))
+
+    @pytest.hookimpl
+    def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
+        with self.session.outcomes():
+            # Here, since the header says how long it takes: pytest asks for it before collection is over for us.
+            if not (self.session.is_worker or self.session.config.option.collectonly) and any(map(is_case, items)):
+                self.session.progress = RunProgress.of(self.session, items)
+            return header.header(self.session, items)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A test that is run again has found nothing yet, and its launches of before are its own."""
+        if self.session.progress is not None:
+            self.session.progress.begin(item.nodeid)
+        if item.stash.get(reports.FINDINGS, None) is not None:
+            del item.stash[reports.FINDINGS]
+            reports.forget_properties(item)
+            self.session.result_cache.begin_again(item.nodeid)
+
+    @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_makereport")
+    def pytest_withhold(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Before anybody else sees the report: to all of them the test was skipped."""
+        report = yield
+        if reports.FINDINGS in item.stash:
+            reports.withhold(item, call, report, item.stash[reports.FINDINGS])
+        return report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if is_case(item):
+            report.llmperf_case = True  # type: ignore[attr-defined]
+            item.stash.setdefault(reports.FINDINGS, Findings())
+        findings = item.stash.get(reports.FINDINGS, None)
+        if findings is not None:
+            with self.session.outcomes():
+                reports.attach(self.session, item, call, report, findings)
+        if self.session.unfinished and hasattr(item.config, "workerinput"):
+            report.llmperf_unfinished = (self.session.unfinished, self.session.ends_with)  # type: ignore[attr-defined]
+            item.session.shouldstop = self.session.unfinished
+        return report
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        run = self.session
+        is_rerun = str(report.outcome) == "rerun"  # of a plugin that tries again
+        if not is_rerun and not hasattr(report, "llmperf_trouble") and (outcome := reports.outcome(report)):
+            run.tests[report.nodeid, str(report.when)] = outcome
+        if run.progress is not None and report.when == "teardown":
+            run.progress.end(report.nodeid)
+        if getattr(report, "llmperf_idle", False):
+            run.idle.append(report.nodeid)
+        run.unfinished, run.ends_with = getattr(report, "llmperf_unfinished", (run.unfinished, run.ends_with))
+        if getattr(report, "llmperf_case", False):
+            self.mind(signals.OF_A_HOST)  # the controller of a parallel run collects nothing itself
+        values: Mapping[str, Any] | None = getattr(report, "llmperf", None)
+        if values is not None:
+            values = self._attempts.last_of(report, values)
+            run.findings.add(values)
+            if values["said"]:
+                run.coverage.note(report.nodeid, values["said"])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """A worker of xdist begins: all of them share this run's GPUs, which the controller chose."""
+        with self.session.outcomes():
+            self.session.charge()
+            node.workerinput["llmperf_gpus"] = self.session.chosen
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker of xdist ended: it collected, and the controller did not."""
+        output = getattr(node, "workeroutput", {})
+        if header.REFUSED in output:
+            raise pytest.UsageError(output[header.REFUSED])
+        if "llmperf" not in output:
+            self.session.coverage.parts.add("a worker of pytest-xdist crashed")  # what it knew is lost
+        elif output["llmperf"] is not None:
+            self.session.coverage.add(output["llmperf"])
+            self.session.collected |= set(output.get("llmperf_collected", ()))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
+        """How a trouble counts: as an error, and by no letter where it is reported, after which 200 % would stand."""
+        word = getattr(report, "llmperf_trouble", None)
+        return None if word is None else ("error", "", word)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        with self.session.outcomes():
+            self._finish(session)
+
+    def _finish(self, session: pytest.Session) -> None:
+        run, config = self.session, session.config
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["llmperf"] = run.coverage.to_dict()
+            config.workeroutput["llmperf_collected"] = sorted(run.collected)
+            return
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED:
+            if run.could_not_collect:  # pytest ends so too, and says it itself
+                run.coverage.parts.add("the run was ended before its end")
+            else:
+                run.unfinished = run.unfinished or "interrupted"
+        from pytest_llmperf.plugin.console import Console
+
+        stopped = bool(session.shouldstop or session.shouldfail)
+        finished = run.finish(int(session.exitstatus), Console(config), stopped=stopped)
+        session.exitstatus = finished.exit_code if finished else run.ends_with or session.exitstatus
+        for trouble in finished.troubles if finished else ():
+            reports.tell(config, trouble)
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.session.is_concerned:
+            return
+        from pytest_llmperf.plugin import summary
+
+        with self.session.outcomes():
+            summary.summarise(self.session, terminalreporter)
+
+    @pytest.hookimpl(wrapper=True, optionalhook=True)
+    def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, list[Any], list[Any]]:
+        groups = yield
+        return benchmark.drop_from_table(config, groups, {result.nodeid for result in self.session.findings.results})

@@ -1,1 +1,0 @@
-"""The end of a run: what it is told by, written to and failed for."""

@@ -1,0 +1,238 @@
+"""Settings, read once of what a front-end was given; what cannot be used ends the run here, in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_llmperf.run.errors import UsageError
+from pytest_llmperf.run.options import CHECK, PYTEST, Option, OptionError, table, why_no_folder
+from pytest_llmperf.run.settings import MAX_LAUNCHES, SLURM_INI, Settings
+from pytest_llmperf.support.files import refused_at
+from pytest_llmperf.support.folders import state_folder
+
+if TYPE_CHECKING:
+    from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+    from pytest_llmperf.run.width import Width
+
+# A Python on a network's file system, at its first start.
+_ASK_SECONDS = 120.0
+
+# In the place of a file of history.
+_OFF = "off"
+
+#: Under a variable of this name GitHub Actions names the file that shows a step's summary.
+_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+
+
+def read_settings(
+    front: str, said: Namespace, *, here: Path, rootdir: Path, ini: Callable[[str], Any] = lambda _: "", **fixed: Any
+) -> Settings:
+    """What ``front`` was asked for, on the command line before its ini file.
+
+    Relative paths are ``here``, those of an ini file under ``rootdir``; ``fixed`` is what nobody can ask otherwise.
+
+    Raises:
+        UsageError: a value that cannot be used.
+    """
+    _refuse_unknown_fault()
+    values: dict[str, Any] = {}
+    for name, option in table(Settings):
+        value, where = _said(option, said, ini)
+        if option.path:
+            value = _path(option, where, value, here if where == option.flag else rootdir, front)
+        elif value is None:
+            value = option.at(front, "default")
+        values[name] = value
+    _refuse_what_does_not_go_together(front, said, values)
+    _refuse_what_cannot_be(front, said, values)
+    most, least = getattr(said, "perf_max_launches", None), values["launches"]
+    values |= {
+        "reason": values["reason"].strip(),
+        "baselines": values["baselines"] or rootdir / "baselines",
+        "max_launches": max(least, MAX_LAUNCHES) if most is None else most,
+        # Nothing is launched, so an allocation is as good as any other place.
+        "launcher": "local" if values["static"] else values["launcher"],
+        "slurm": _slurm(ini),
+        "width": _width(values["width_gpus"], values["plan"]),
+    }
+    if values["price"] is not None:
+        from pytest_llmperf.analysis.cost import Price
+
+        values["price"] = Price(values["price"], values["currency"] or "EUR")
+    if values["against"]:
+        values["against"] = _python(values["against"])
+        values["against_itself"] = _environment(values["against"]) == _environment(sys.executable)
+    if front == PYTEST and (summary := os.environ.get(_STEP_SUMMARY)):
+        values["step_summary"] = Path(summary)
+    return replace(Settings(**values), **fixed)
+
+
+def without_effect(said: Namespace) -> str:
+    """A line about what was said of launches, where there are none; empty: nothing was."""
+    names = [
+        one.flag for _, one in table(Settings) if one.static == "idle" and getattr(said, one.dest, None) is not None
+    ]
+    return f"{', '.join(names)}: without effect, since nothing is launched" if names else ""
+
+
+def usual_history() -> Path:
+    """Where runs keep their history: one file for all projects of a user, since a case is what its settings say."""
+    return state_folder() / "history.sqlite"
+
+
+def _said(option: Option, said: Namespace, ini: Callable[[str], Any]) -> tuple[Any, str]:
+    """The value, ``None`` where nobody said one, and who said it."""
+    value = getattr(said, option.dest, None) if option.flag else None
+    if value is not None:
+        is_text = isinstance(value, str) and (option.keeps_text or option.means)
+        value = option.typed(value) if is_text else value
+        return value, option.flag
+    word = ini(option.ini) if option.ini else ""
+    if isinstance(word, bool) or not str(word).strip():
+        return word or None, option.flag
+    text = str(word).strip()
+    try:
+        return option.typed(text), f"ini {option.ini} ="
+    except OptionError as error:
+        raise UsageError(f"ini {option.ini} = {text}: {error}") from None
+
+
+def _path(option: Option, where: str, value: str | Path | None, home: Path, front: str) -> Path | None:
+    """What ``value`` names from ``home``. Found out now, not after hours of training."""
+    if option.path == "store":
+        if value is None and front in option.fronts:
+            return usual_history()
+        if value == _OFF:
+            return None
+    if value is None:
+        return None
+    if value == "":  # a shell's variable that is not set
+        raise UsageError(f"{where} '': expected a path{f', or {_OFF}' if option.path == 'store' else ''}")
+    path = home / Path(value).expanduser()
+    if option.path == "folder":
+        if why := why_no_folder(path):
+            raise UsageError(f"{where} {why}")
+    elif option.path != "source" and (path.is_dir() or not path.parent.is_dir()):
+        off = f"; or {_OFF}, which keeps no history" if option.path == "store" else ""
+        raise UsageError(f"{where} {path}: not a file in a folder that exists{off}")
+    elif option.path == "file" and (why := refused_at(path)):
+        raise UsageError(f"{where} {path}: cannot be written ({why}); name a file where you may write")
+    return path
+
+
+def _refuse_what_does_not_go_together(front: str, said: Namespace, values: Mapping[str, Any]) -> None:
+    if values["reason"].strip() and values["update"] is None:
+        raise UsageError("--perf-reason says why a baseline changes; it goes with --update-baselines")
+    if values["static"]:
+        named = {one.flag: getattr(said, one.dest, None) for _, one in table(Settings) if one.static == "refused"}
+        refused = [flag for flag, value in named.items() if value]
+        refused += ["--update-baselines=prune"] if values["update"] == "prune" else []
+        if refused:
+            flag = "--static" if front == CHECK else "--perf-static"
+            raise UsageError(f"{flag} launches nothing; it goes with no {refused[0]}")
+    if values["against"] and values["update"] is not None:
+        raise UsageError("--perf-against compares with another environment; it goes with no --update-baselines")
+    if values["plan"] is not None and values["width_gpus"] is None:
+        raise UsageError("--perf-plan tells which tests are of a width; it goes with --perf-width")
+    if getattr(said, "perf_currency", None) is not None and values["price"] is None:
+        raise UsageError("--perf-currency says what --perf-price is in; give a price too, e.g. --perf-price 2.10")
+
+
+def _refuse_what_cannot_be(front: str, said: Namespace, values: Mapping[str, Any]) -> None:
+    least, most = values["launches"], getattr(said, "perf_max_launches", None)
+    if most is not None and least > most:
+        raise UsageError(
+            f"--perf-launches {least} is more than --perf-max-launches {most}; lower the one or raise the other"
+        )
+    machine = values["machine"]
+    if machine and (Path(machine).name != machine or machine.startswith(".")):
+        where = f"ini perf_machine = {machine}" if front == PYTEST else f"--machine {machine}"
+        raise UsageError(f"{where}: it names a folder; use letters, digits and dashes")
+    if values["report"] is not None:
+        from pytest_llmperf.report.page.html_page import missing
+
+        if why := missing():
+            raise UsageError(f"--perf-report {values['report']}: {why}")
+
+
+def _refuse_unknown_fault() -> None:
+    """Found out now, not by the first rank of each case."""
+    if "LLMPERF_INJECT" not in os.environ:
+        return
+    from pytest_llmperf.settings.fault_injection import Injection
+
+    try:
+        Injection.from_environment()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _slurm(ini: Callable[[str], Any]) -> SlurmOptions:
+    from pytest_llmperf.launch.slurm.site_options import SlurmOptions
+
+    words = {name: str(ini(f"perf_slurm_{name}")).strip() for name in SLURM_INI}
+    found = {}
+    for name in ("prefix", "modules", "srun"):
+        try:
+            found[name] = tuple(shlex.split(words[name]))
+        except ValueError as error:
+            raise UsageError(f"ini perf_slurm_{name} = {words[name]}: not words of a shell ({error})") from None
+    cpu_bind = words["cpu_bind"] or SlurmOptions.cpu_bind
+    return SlurmOptions(**found, python=words["python"], scratch=words["scratch"], cpu_bind=cpu_bind)
+
+
+def _width(gpus: int | None, path: Path | None) -> Width | None:
+    if gpus is None:
+        return None
+    from pytest_llmperf.run.coverage import is_whole
+    from pytest_llmperf.run.width import Width
+
+    if path is None:
+        return Width(gpus=gpus)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, int] = {}
+        for case in values["planned"]:
+            nodeid, width = str(case["nodeid"]), int(case["width"])
+            found[nodeid] = max(width, found.get(nodeid, width))
+        return Width(gpus=gpus, plan=found, is_whole=is_whole(values))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"--perf-plan {path}: not a plan ({type(error).__name__}: {error}); "
+            "write one with --perf-dry-run --perf-json FILE"
+        ) from None
+
+
+def _python(path: str) -> str:
+    found = shutil.which(path)
+    if found is None:
+        raise UsageError(f"--perf-against {path}: no such interpreter; expected e.g. old-venv/bin/python")
+    return str(Path(found).absolute())
+
+
+def _environment(python: str) -> str:
+    """What tells its environment from others: one may be reached by several paths, and two may share an interpreter."""
+    script = "import os, sys; print(os.path.realpath(sys.prefix), sys.implementation.cache_tag)"
+    # Isolated, since it is none of this folder's; asked, since a link says nothing of the prefix.
+    command = [python, "-I", "-c", script]
+    try:
+        asked = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_ASK_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"--perf-against {python}: {error}; expected a Python that runs") from error
+    answer = asked.stdout.splitlines()  # whatever the environment prints at its start comes before
+    if asked.returncode or not answer:
+        said = (asked.stderr.splitlines() or ["it did not answer"])[-1]
+        raise UsageError(f"--perf-against {python}: {said}; expected a Python that runs")
+    return answer[-1]

@@ -1,0 +1,192 @@
+"""Each front-end gives the same answer to what it shares with others: options, mistakes and what ends a run early."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from pytest_llmperf.cli import main
+from pytest_llmperf.cli.arguments import add_shared
+from pytest_llmperf.cli.check.terminal import Terminal
+from pytest_llmperf.run.errors import UsageError
+from pytest_llmperf.run.options import BISECT, CHECK, PYTEST, STORED, TUNE, Option, table
+from pytest_llmperf.run.reading import read_settings
+from pytest_llmperf.run.settings import Settings
+from tests.fakes import install, write_fake
+from tests.plugin.conftest import Project
+
+OPTIONS = dict(table(Settings))
+SHARED = [(name, front) for name, one in OPTIONS.items() for front in (CHECK, TUNE, BISECT) if front in one.fronts]
+
+#: A value of each, as typed, and what the run has of it.
+TYPED: dict[str, tuple[str, Any]] = {
+    "gpus": ("0", 0),
+    "update": ("new", "new"),
+    "reason": ("why", "why"),
+    "baselines": ("figures", "figures"),
+    "json": ("out.json", "out.json"),
+    "start": ("cold", "cold"),
+    "trace": ("no", False),
+    "calibration": ("no", False),
+    "all_steps": ("3", 3),
+    "history": ("past.sqlite", "past.sqlite"),
+    "timeout_seconds": ("99", 99.0),
+    "launches": ("2", 2),
+    "max_launches": ("9", 9),
+    "memory_limit_bytes": ("2GiB", 2 * 2**30),
+    "machine": ("mine", "mine"),
+}
+
+
+def parsed(front: str, words: list[str]) -> Namespace:
+    """What ``front`` has of ``words``."""
+    if front == PYTEST:
+        from _pytest.config.argparsing import Parser  # noqa: PLC0415 - private, and pytest's alone
+
+        from pytest_llmperf.plugin.hooks import add_options  # noqa: PLC0415 - the same
+
+        parser = Parser(_ispytest=True)
+        add_options(parser)
+        return parser.parse(words)
+    command = ArgumentParser()
+    add_shared(command, front)
+    return command.parse_args(words)
+
+
+def settings(front: str, words: list[str], here: Path) -> Settings:
+    return read_settings(front, parsed(front, words), here=here, rootdir=here)
+
+
+def words_of(name: str, option: Option, front: str) -> list[str]:
+    more = ["--update-baselines=new"] if name == "reason" else []
+    flag = option.at(front, "flag")
+    return [*more, flag] if option.is_switch else [*more, f"{flag}={TYPED[name][0]}"]
+
+
+@pytest.mark.parametrize(("name", "front"), SHARED)
+def test_a_shared_option_sets_the_same_in_each_front_end(name: str, front: str, tmp_path: Path) -> None:
+    option = OPTIONS[name]
+    found = [getattr(settings(front, words_of(name, option, front), tmp_path), name)]
+    if PYTEST in option.fronts:
+        found.append(getattr(settings(PYTEST, words_of(name, option, PYTEST), tmp_path), name))
+    expected: Any = True if option.is_switch else TYPED[name][1]
+    assert found == [tmp_path / expected if option.path else expected] * len(found)
+
+
+@pytest.mark.parametrize(("name", "front"), SHARED)
+def test_nobody_saying_anything_is_the_default_of_the_table(name: str, front: str, tmp_path: Path) -> None:
+    option, found = OPTIONS[name], settings(front, [], tmp_path)
+    if name == "baselines":
+        assert found.baselines == tmp_path / "baselines"
+    elif name == "history":
+        assert found.history == settings(PYTEST, [], tmp_path).history
+    else:
+        assert getattr(found, name) == option.at(front, "default")
+
+
+MISTAKES = [
+    (["--perf-json=missing/out.json"], (PYTEST, CHECK), "--perf-json .*not a file in a folder that exists"),
+    (["--perf-json=sealed/out.json"], (PYTEST, CHECK), "--perf-json .*cannot be written"),
+    (["--perf-json=folder"], (PYTEST, CHECK), "--perf-json .*not a file in a folder that exists"),
+    (["--perf-history=missing/h"], (PYTEST, CHECK), "--perf-history .*; or off, which keeps no history"),
+    (["--perf-reason=why"], (PYTEST, CHECK), "--perf-reason says why a baseline changes; it goes with"),
+    (["--perf-launches=3", "--perf-max-launches=2"], (PYTEST, CHECK), "--perf-launches 3 is more than"),
+    ([], (PYTEST, CHECK, TUNE, BISECT), "LLMPERF_INJECT='slwo=5': .*did you mean 'slow'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "front", "said"), [(words, front, said) for words, fronts, said in MISTAKES for front in fronts]
+)
+def test_a_mistake_is_the_same_usage_error_before_anything_is_launched(
+    words: list[str], front: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "target").touch()
+    (tmp_path / "sealed").mkdir()
+    monkeypatch.setattr(
+        "pytest_llmperf.run.reading.refused_at", lambda path: "read-only" if path.parent.name == "sealed" else ""
+    )
+    if not words:
+        monkeypatch.setenv("LLMPERF_INJECT", "slwo=5")
+    with pytest.raises(UsageError, match=said) as refused:
+        settings(front, words, tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("front", [CHECK, TUNE, BISECT, STORED, "history"])
+def test_a_file_in_the_place_of_baselines_is_a_usage_error_of_each_command(
+    front: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        parsed(front, [f"--perf-baselines={tmp_path / 'file'}"])
+    assert ended.value.code == 2
+    assert "file: it is a file; name the folder that holds the baselines" in capsys.readouterr().err
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in which commands launch fakes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LLMPERF_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(Terminal, "say", lambda *_: None)
+    install()
+    yield tmp_path
+    mock.patch.stopall()
+
+
+ENDS = [("interrupt", "interrupted", 130), ("SIGTERM", "SIGTERM", 143)]
+
+
+@pytest.mark.parametrize(("fail", "said", "_code"), ENDS)
+def test_what_ends_pytest_early_costs_no_result_that_was_there(
+    project: Project, fail: str, said: str, _code: int
+) -> None:
+    project.fake(sequence=[{}, {"fail": fail}])
+    assert project.run("--perf-json", "out.json").ret == pytest.ExitCode.INTERRUPTED
+    document = json.loads((project.path / "out.json").read_text())
+    assert [result["verdict"] for result in document["results"]] == ["new"]
+    assert (document["unfinished"], document["exit_code"]) == (said, 2)
+
+
+@pytest.mark.parametrize(("fail", "said", "code"), ENDS)
+def test_nor_of_a_command_that_checks(commands: Path, fail: str, said: str, code: int) -> None:
+    spec = ["model=llama-tiny", "sequence_length=64", "steps=20"]
+    assert main(["check", *spec, "--gpus", "0", "--update-baselines"]) == 0
+    (stored,) = Path("baselines").rglob("*.json")
+    (commands / "launches.txt").unlink()
+    write_fake(commands, sequence=[{}, {"fail": fail}])
+    words = [stored.stem, "model=llama-tiny", "sequence_length=32", "--gpus", "0", "--perf-json", "out.json"]
+    assert main(["check", *words]) == code
+    document = json.loads(Path("out.json").read_text())
+    assert [result["verdict"] for result in document["results"]] == ["pass"]
+    assert (document["unfinished"], document["exit_code"]) == (said, code)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "model=llama-tiny"],
+        ["tune", "llama-tiny"],
+        ["bisect", "model=llama-tiny", "--package", "pip", "--versions", "1.0,1.1", "--good", "1.0", "--bad", "1.1"],
+    ],
+)
+def test_a_fault_that_is_misspelt_is_one_line_of_a_command_and_exit_code_2(
+    commands: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLMPERF_INJECT", "slwo=5")
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--gpus", "0"])
+    assert ended.value.code == 2
+    *usage, said = capsys.readouterr().err.splitlines()
+    assert "did you mean 'slow'" in said
+    assert usage[0].startswith("usage: ")
+    assert not (commands / "launches.txt").exists()
