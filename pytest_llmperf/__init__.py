@@ -27,7 +27,7 @@ _HOMES = {
     "GIB": "support.units",
     "Perf": "plugin.perf",
     "Reference": "records.result",
-    "TrainSpec": "spec.train_spec",
+    "TrainSpec": "settings.train_spec",
     "is_active": "plugin.waiting",
     "on_cpu": "plugin.waiting",
 }

@@ -11,7 +11,7 @@ import pytest
 from pytest_llmperf.cli import main
 from pytest_llmperf.judge import acceptance
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.baseline_file import Accepted
+from pytest_llmperf.judge.baseline_file import Accepted, text_of
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.result import CaseResult, Check, Verdict
@@ -76,7 +76,7 @@ def keep(root: Path, *baselines: Baseline) -> Path:
     for baseline in baselines:
         path = BaselineStore(root).path(baseline.machine, TrainSpec.from_dict(baseline.spec))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(baseline.to_json(), encoding="utf-8")
+        path.write_text(text_of(baseline), encoding="utf-8")
     return root
 
 

@@ -22,6 +22,7 @@ from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.machine import find_machine
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure
+from pytest_llmperf.support import codec
 
 # One that the power cap holds back, noisy within a launch, and one that waits for memory, quiet.
 SPECS = (
@@ -75,7 +76,7 @@ def main() -> None:
             if isinstance(outcome, Failure):
                 print(spec.id, share, outcome.message)
             else:
-                write({"injected": share, "launch": outcome.to_dict()})
+                write({"injected": share, "launch": codec.plain(outcome)})
                 print(
                     f"{'-' if gpu is None else gpu.index} {spec.id} {share} {outcome.median_step_seconds:.5f} "
                     f"{len(outcome.step_seconds)} steps {outcome.wall_seconds:.1f} s",

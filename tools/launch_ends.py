@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-from pytest_llmperf.judge import stats
+from pytest_llmperf.judge import baseline_file, stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.early_stop import passing_range, passing_ranges, steps_to_settle
 from pytest_llmperf.judge.noise import Experience, Noise
@@ -301,7 +301,7 @@ def stored(folder: Path, slowdowns: Sequence[float] = (0.0, *_SLOWER)) -> Iterat
         *("pass", "another launch", "other verdicts", "differ"),
     )
     baselines = [
-        Baseline.from_json(path.read_text(encoding="utf-8"), str(path))
+        baseline_file.read(Baseline, path.read_text(encoding="utf-8"), str(path))
         for path in sorted(folder.rglob("*.json"))
         if "capacity" not in path.parts
     ]

@@ -32,6 +32,7 @@ from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
 
 # Of each kind its name and the settings that make it; the first over the second.
@@ -141,7 +142,7 @@ def main(words: Sequence[str]) -> None:
             for pair in in_turns(one.spec, runners, arguments.pairs, until):
                 pairs.append(pair)
                 found[one.spec.id] = compared(one.spec, pairs)
-                records.append({kind: launch.to_dict() for kind, launch in pair.items()})
+                records.append({kind: codec.plain(launch) for kind, launch in pair.items()})
                 if arguments.json:
                     text = json.dumps({"compared": [*found.values()], "launches": records})
                     write_text(arguments.json, text, lasts=True)

@@ -23,12 +23,13 @@ from rich.table import Table
 from pytest_llmperf.judge.baseline import StoredTrace
 from pytest_llmperf.judge.exact import count_checks
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support import codec
 
 
 def launches_of(path: Path) -> Iterator[Launch]:
     """Those of a file that have a trace."""
     for values in _records(json.loads(path.read_text(encoding="utf-8"))):
-        launch = Launch.from_dict(values)
+        launch = codec.read(Launch, values)
         if launch.trace:
             yield launch
 

@@ -27,6 +27,7 @@ from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.trial_store import TrialStore
 from pytest_llmperf.settings.space import Space, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
 
 
@@ -44,7 +45,7 @@ def read(path: Path) -> list[Measured]:
     """A measured grid."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [
-        Measured(TrainSpec.from_dict(row["spec"]), Trial.from_dict(row["trial"]), row.get("counted")) for row in rows
+        Measured(TrainSpec.from_dict(row["spec"]), codec.read(Trial, row["trial"]), row.get("counted")) for row in rows
     ]
 
 
@@ -56,7 +57,7 @@ def _usual(spec: TrainSpec) -> Mapping[str, Any]:
 
 def _line(row: Measured) -> str:
     counted = {} if row.counted is None else {"counted": round(row.counted, 6)}
-    return json.dumps({"spec": _usual(row.spec), "trial": row.trial.to_dict(), **counted}) + "\n"
+    return json.dumps({"spec": _usual(row.spec), "trial": codec.plain(row.trial), **counted}) + "\n"
 
 
 def count(space: Path, out: Path, gpu: str) -> Iterator[str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median, pstdev
 from typing import Any, cast
 
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
 from pytest_llmperf.judge.gpu_effects.later_verdict import common_change, is_laid_to_its_gpu
@@ -271,7 +272,7 @@ def stored_records(folder: Path) -> list[Record]:
     found = []
     for path in sorted(folder.rglob("*.json")):
         if path.parent.name != "capacity":
-            launches = Baseline.from_json(path.read_text(encoding="utf-8"), str(path)).launches
+            launches = baseline_file.read(Baseline, path.read_text(encoding="utf-8"), str(path)).launches
             found += [Record.of(launch) for launch in launches]
     return found
 

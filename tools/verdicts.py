@@ -27,6 +27,7 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Rule, decide
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.steady_state import find_steady
+from pytest_llmperf.support import codec
 from tools import tables
 
 RATE = "tokens_per_second_per_gpu"
@@ -296,7 +297,7 @@ def pack(paths: Iterable[Path]) -> Iterator[str]:
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines():
             values: dict[str, Any] = json.loads(line)
-            launch = Launch.from_dict(values["launch"])
+            launch = codec.read(Launch, values["launch"])
             yield json.dumps(
                 {
                     "spec": launch.spec_id,

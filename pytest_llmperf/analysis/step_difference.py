@@ -59,14 +59,16 @@ def odd_ranks(before: Trace, after: Trace) -> tuple[OddRank, ...]:
     as_before = frozenset[Key]() if before.by_rank else _in_both(before, after)
     for rank, work in enumerate(after.by_rank):
         known = _known(before, rank)
-        new = [(key[1], more) for key, more in work.apart if known.get(key, 0.0) != more and key not in as_before]
+        new = [
+            (key[1], more) for key, more in work.more.items() if known.get(key, 0.0) != more and key not in as_before
+        ]
         if new:
             found.append(OddRank(rank, tuple(sorted(new, key=lambda each: (-abs(each[1]), each[0])))))
     return tuple(found) if 2 * len(found) <= len(after.by_rank) else ()
 
 
 def _known(trace: Trace, rank: int) -> Mapping[Key, float]:
-    return dict(trace.by_rank[rank].apart) if rank < len(trace.by_rank) else {}
+    return trace.by_rank[rank].more if rank < len(trace.by_rank) else {}
 
 
 def _in_both(before: Trace, after: Trace) -> frozenset[Key]:

@@ -180,7 +180,7 @@ def read(path: Path) -> Stored:
     Raises:
         BaselineError: it cannot be read, or cannot serve.
     """
-    baseline = _there(path, store.read(path, Baseline.from_json))
+    baseline = _there(path, store.read(path, Baseline))
     try:
         for launch in baseline.launches:
             launch.differences(baseline.launches[-1])
@@ -198,7 +198,7 @@ def read_capacity(path: Path) -> StoredCapacity:
     Raises:
         BaselineError: it cannot be read, or cannot serve.
     """
-    return StoredCapacity(path, _there(path, store.read(path, CapacityBaseline.from_json)))
+    return StoredCapacity(path, _there(path, store.read(path, CapacityBaseline)))
 
 
 def _there(path: Path, baseline: _Baseline | None) -> _Baseline:
@@ -300,7 +300,7 @@ class CurveShelf:
         stored, broken = list[StoredCurves](), list[str]()
         for path in sorted((root / LOSS_CURVES).glob("*.json")):
             try:
-                found = store.read(path, CurveBaseline.from_json)
+                found = store.read(path, CurveBaseline)
             except BaselineError as error:
                 broken.append(str(error))
             else:

@@ -75,15 +75,15 @@ class BesideGood:
         Raises:
             CaseFailedError: the good end cannot be launched, or the disk is full.
         """
-        kept = self._store.pairs(candidate.name)
+        known = self._store.known(candidate.name)
+        kept = known.pairs
         if kept:
             self._pairs[candidate.name] = kept
             told = decide(kept)
             if not told.goes_on:
                 return self._step(candidate, told, was_kept=True)
-        failure = self._store.failure(candidate.name)
-        if failure and not is_end:
-            return Step(candidate=candidate, side="skipped", reason=failure, was_kept=True)
+        if known.failure and not is_end:
+            return Step(candidate=candidate, side="skipped", reason=known.failure, was_kept=True)
         try:
             return self._launched(candidate, decide, kept)
         except NoRoomError as error:

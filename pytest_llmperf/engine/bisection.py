@@ -7,6 +7,7 @@ from typing import Any
 
 from pytest_llmperf.judge.yardstick import By, Side, Yardstick
 from pytest_llmperf.records.candidate import Candidate
+from pytest_llmperf.support import codec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class Step:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "candidate": self.candidate.to_dict(),
+            "candidate": codec.plain(self.candidate),
             "side": self.side,
             "pairs": self.pairs,
             "change": vars(self.change) if self.change else None,

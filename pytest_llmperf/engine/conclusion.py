@@ -76,7 +76,7 @@ class Recorder:
         Raises:
             BaselineError: it cannot be read.
         """
-        return self._store.load_capacity(self._context.machine_kind, spec)
+        return self._store.capacities.load(self._context.machine_kind, spec)
 
     def prepare(self, spec: TrainSpec, baseline: Baseline | CapacityBaseline | None) -> None:
         """Find out, before GPU time is spent, whether ``spec`` can be recorded if the run asks for it.
@@ -121,7 +121,7 @@ class Recorder:
             return accept_capacity(old, new)
 
         try:
-            old, stored = self._store.update_capacity(self._context.machine_kind, spec, change)
+            old, stored = self._store.capacities.update(self._context.machine_kind, spec, change)
         except BaselineError as error:
             return _not_recorded(result, judged, error)
         return Recorded(replace(result, updated="\n".join(describe_capacity(old, stored))), judged)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pytest_llmperf.records.results_document import Elsewhere, Planned, Skipped
 from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.run.errors import CannotRunError
-from pytest_llmperf.run.findings import Elsewhere, Planned, Skipped
 from pytest_llmperf.run.width import WidthCheck
 from pytest_llmperf.settings.requirements import missing_package, why_skip
 

@@ -12,8 +12,8 @@ from pytest_llmperf.engine.runner import Runner, Turn
 from pytest_llmperf.judge import validity
 from pytest_llmperf.judge.acceptance import refuse_injected
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.curves.curve_store import CurveStore
-from pytest_llmperf.judge.loss_curves import FEWEST_STEPS, CurveBaseline, SeedCurve, judge_curve
+from pytest_llmperf.judge.loss_curves import FEWEST_STEPS, LOSS_CURVES, CurveBaseline, SeedCurve, judge_curve
+from pytest_llmperf.judge.store import Store
 from pytest_llmperf.judge.training_parity import Parity, judge_parity
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
@@ -53,18 +53,18 @@ class CurveCheck:
                 f"{spec.id}: seed={spec.seed} leaves no room below 2**32 for the {len(self._seeds)} seeds of a loss "
                 "curve; take a smaller one"
             )
-        self._store = CurveStore(self._settings.baselines)
-        self._stored = self._store.load(spec)
+        self._store = Store(self._settings.baselines, CurveBaseline)
+        self._stored = self._store.load(LOSS_CURVES, spec)
         self._launches: dict[int, Launch] = {}
         self._judged = known
         self.is_recorded = known is None and self._wanted()
         """Whether all seeds are trained, and become what is held against."""
         if self.is_recorded:
-            self._store.check_writable(spec)
+            self._store.check_writable(LOSS_CURVES, spec)
         elif known is None and self._stored is not None and self._stored.steps != spec.steps:
             raise BaselineError(
-                f"{self._store.path(spec)}: its loss curves are of {self._stored.steps} steps, the spec of {spec.id} "
-                f"says {spec.steps}; record them anew with {_ACCEPT}"
+                f"{self._store.path(LOSS_CURVES, spec)}: its loss curves are of {self._stored.steps} steps, the spec "
+                f"of {spec.id} says {spec.steps}; record them anew with {_ACCEPT}"
             )
 
     @property
@@ -129,7 +129,7 @@ class CurveCheck:
             return result
         judged = self._judged
         if judged is None:
-            why = f"no loss curve is stored, expected one at {self._store.path(self._spec)}; record it"
+            why = f"no loss curve is stored, expected one at {self._store.path(LOSS_CURVES, self._spec)}; record it"
             verdict = worst_of(("new", result.verdict if result.verdict != "planned" else None))
             return replace(result, verdict=verdict, reason=why if verdict == "new" else result.reason)
         result = replace(
@@ -151,7 +151,7 @@ class CurveCheck:
             return result, f"not recorded: loss curve of {self._spec.id}: its case is {result.verdict}"
         try:
             refuse_injected(self._spec.id, tuple(self._launches.values()))
-            path = self._store.record(self._spec, self._stored, self._new())
+            path = self._store.replace(self._spec, self._stored, self._new())
         except BaselineError as error:
             return result, f"not recorded: loss curve of {error}"
         steps, seeds = self._spec.steps, self._seeds

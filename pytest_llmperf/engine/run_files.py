@@ -11,6 +11,7 @@ from typing import Any
 from pytest_llmperf.engine.stale_baselines import seen
 from pytest_llmperf.engine.whole_run import WholeRun
 from pytest_llmperf.launch.slurm.allocation import job_key
+from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.results_json import document, write_json
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.gpu_hours import cost_document, priced
@@ -98,7 +99,7 @@ def write_markdown(run: Context, values: Mapping[str, Any], troubles: Sequence[s
     from pytest_llmperf.report.consumers.exported_run import ExportedRun
 
     settings, refused = run.settings, ""
-    told = ExportedRun.read([{**values, "troubles": list(troubles)}])
+    told = ExportedRun.read([document_of({**values, "troubles": list(troubles)})])
     page = markdown_page(told)
     if settings.markdown is not None:
         try:

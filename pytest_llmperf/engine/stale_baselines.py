@@ -9,20 +9,16 @@ from pathlib import Path
 from pytest_llmperf.judge.acceptance import replaced, replaced_line
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.curves.curve_store import CurveStore
-from pytest_llmperf.judge.static.step_store import StepStore
-from pytest_llmperf.judge.store import BaselineStore, Entry
+from pytest_llmperf.judge.store import BaselineStore, Entry, entries_of_run
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.coverage import ALL, Coverage, file_of, unused_baselines
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 
 def _entries(run: Context) -> list[Entry]:
-    root = run.settings.baselines
     # What a run without launches judges is of no machine kind, and of all.
-    launched = [] if run.settings.static else BaselineStore(root).entries(run.machine_kind)
-    curves = [] if run.settings.static else CurveStore(root).entries(on_cpu=run.on_cpu)
-    return [*launched, *StepStore(root).entries(on_cpu=run.on_cpu), *curves]
+    machine, is_static = "" if run.settings.static else run.machine_kind, run.settings.static
+    return entries_of_run(run.settings.baselines, machine, on_cpu=run.on_cpu, is_static=is_static)
 
 
 def _unused(run: Context, entries: Sequence[Entry]) -> list[Path]:

@@ -24,10 +24,11 @@ from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.launch.prediction import PredictionError, why_none
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import VERDICTS, CaseResult
+from pytest_llmperf.records.results_document import Skipped
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
-from pytest_llmperf.run.findings import Findings, Skipped
+from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.observer import Observer
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
@@ -246,7 +247,7 @@ def _recorded(context: Context, results: Sequence[CaseResult]) -> dict[TrainSpec
     try:
         entries = BaselineStore(context.settings.baselines).entries(context.machine_kind)
         for entry in entries:
-            baseline = read(entry.path, Baseline.from_json) if entry.digest in updated else None
+            baseline = read(entry.path, Baseline) if entry.digest in updated else None
             if baseline is not None and entry.copy_of is None:
                 found[TrainSpec.from_dict(baseline.spec)] = baseline.recorded_by
     except (BaselineError, SpecError):

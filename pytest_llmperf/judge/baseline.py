@@ -5,19 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from pytest_llmperf.judge.baseline_file import (
-    SCHEMA,
-    Accepted,
-    BaselineError,
-    dump,
-    parse,
-    refusing,
-    shared,
-    side_by_side,
-)
+from pytest_llmperf.judge.baseline_file import Accepted, shared, side_by_side
 from pytest_llmperf.judge.integrity import same_anchor, same_figures, same_settings
 from pytest_llmperf.judge.noise import labels
 from pytest_llmperf.judge.static.stored_step import StoredStep
@@ -26,8 +17,8 @@ from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import HELD
 from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.formats import in_sentence
-from pytest_llmperf.support.json_fields import typed
 
 # StoredTrace: the trace that a baseline keeps, of the versions with which it is exact, and its JSON. Pure.
 
@@ -65,30 +56,17 @@ class StoredTrace:
         told = [(name, mine.get(name, "unknown"), theirs.get(name, "unknown")) for name in compared]
         return tuple(f"{name}: {then} -> {now}" for name, then, now in told if then != now or then == "unknown")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, Any]:
         """With a sum over what is exact in it: nobody edits a count by hand unseen."""
-        values = {"versions": dict(self.versions), "counts": dict(self.counts), **self.trace.to_dict()}
-        return {**values, "sum": _sum(self)}
+        values = codec.plain_fields(self)
+        return {**values.pop("trace"), **values, "sum": _sum(self)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> StoredTrace:
-        """As ``to_dict`` wrote it.
-
-        Raises:
-            ValueError: it was not, or it was edited since.
-        """
-        own = ("versions", "counts", "sum")
-        missing = [name for name in own if name not in values]
-        if missing:
-            raise ValueError(f"its trace has no {missing[0]}")
-        trace = Trace.from_dict({name: value for name, value in values.items() if name not in own})
-        try:
-            versions = {str(name): str(version) for name, version in values["versions"].items()}
-            counts = {str(name): float(count) for name, count in values["counts"].items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"its trace cannot be read ({error})") from error
-        stored = cls(trace=trace, versions=versions, counts=counts)
-        if values["sum"] != _sum(stored):
+    def from_plain(cls, values: Mapping[str, Any]) -> StoredTrace:
+        own = {name: value for name, value in values.items() if name in ("versions", "counts")}
+        trace = {name: value for name, value in values.items() if name not in ("versions", "counts", "sum")}
+        stored = codec.read_fields(cls, {**own, "trace": codec.read(Trace, trace)}, "its trace")
+        if values.get("sum") != _sum(stored):
             raise ValueError("its trace was edited: its counts do not have the sum that was written with them")
         return stored
 
@@ -111,6 +89,7 @@ def _sum(stored: StoredTrace) -> str:
 CALIBRATED_SESSIONS = 3
 
 
+@codec.sparse()
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
     """What a case is held against."""
@@ -167,115 +146,86 @@ class Baseline:
         """``provisional``, or ``calibrated`` once three sessions have said how they differ."""
         return "calibrated" if self.sessions >= CALIBRATED_SESSIONS else "provisional"
 
-    def to_json(self) -> str:
-        """Sorted and stable; arrays of numbers on one line, environments once each.
+    noun: ClassVar[str] = "a baseline"
 
-        Raises:
-            BaselineError: a figure that is not finite, which no reader would take back.
-        """
-        environments: dict[str, Any] = {}
-        setups: dict[str, Any] = {}
-        calibrations: dict[str, Any] = {}
-        launches = []
-        for launch in self.launches:
-            record = launch.to_dict()
-            # Of the phases those that decide something. One trace is kept, below.
+    def to_plain(self) -> dict[str, Any]:
+        """Environments, setups and calibrations, which many launches have in common, once each."""
+        environments, setups, calibrations = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        values = codec.plain_fields(self)
+        for record, launch in zip(values["launches"], self.launches, strict=True):
+            # Of the phases those that decide something. One trace is kept, beside the launches.
             held = {name: seconds for name, seconds in launch.phases.items() if name in HELD}
-            record = {name: value for name, value in record.items() if name not in ("phases", "trace")}
-            record |= {"phases": held} if held else {}
+            for name in ("trace", "phases"):
+                record.pop(name, None)
+            record.update({"phases": held} if held else {})
+            record["environment"] = shared(record["environment"], environments)
             if "setup" in record["evidence"]:
-                record["evidence"] |= {"setup": shared(record["evidence"]["setup"], setups)}
-            # One of a day and GPU, and launches of a day are many.
-            record["ranks"] = [_with_reference(rank, calibrations) for rank in record["ranks"]]
-            if (launch.allocated_growth or 0.0) <= MOST_GROWTH:  # a growth that was accepted alone has to be known
-                for rank in record["ranks"]:
+                record["evidence"]["setup"] = shared(record["evidence"]["setup"], setups)
+            for rank in record["ranks"]:
+                if "calibration" in rank:
+                    rank["calibration"] = shared(rank["calibration"], calibrations)
+                if (launch.allocated_growth or 0.0) <= MOST_GROWTH:  # a growth that was accepted alone has to be known
                     rank.pop("allocated_bytes", None)
-            launches.append({**record, "environment": shared(record["environment"], environments)})
-        document = {
-            "schema": SCHEMA,
-            "id": self.id,
-            "digest": self.digest,
-            "machine": self.machine,
-            "spec": dict(self.spec),
-            "recorded_by": self.recorded_by,
-            "anchor": self.anchor.to_dict(),
-            "history": [entry.to_dict() for entry in self.history],
-            "environments": environments,
-            **({"setups": setups} if setups else {}),
-            **({"calibrations": calibrations} if calibrations else {}),
-            "launches": launches,
-            **({"trace": self.trace.to_dict()} if self.trace else {}),
-            **({"static": self.static.to_dict()} if self.static else {}),
-        }
-        try:
-            return dump(document)
-        except ValueError as error:
-            raise BaselineError(f"{self.id}: a figure is not finite ({error}); nothing was recorded") from error
+        shelves = {"environments": environments, "setups": setups, "calibrations": calibrations}
+        return values | {name: shelf for name, shelf in shelves.items() if shelf}
 
     @classmethod
-    def from_json(cls, text: str, source: str) -> Baseline:
-        """The baseline in ``text``; ``source`` names it in errors.
+    def from_plain(cls, values: Mapping[str, Any]) -> Baseline:
+        stored = codec.read(_Stored, {name: values[name] for name in _SHELVES if name in values}, "it")
+        rest = {name: value for name, value in values.items() if name not in _SHELVES}
+        return codec.read_fields(cls, {**rest, "launches": [stored.launch(record) for record in stored.launches]}, "it")
 
-        Raises:
-            BaselineError: empty, truncated, of a newer schema, or not a baseline.
-        """
-        document = parse(text, source)
-        with refusing(source, "a baseline"):
-            environments, setups = document["environments"], document.get("setups", {})
-            calibrations = document.get("calibrations", {})
-            launches = tuple(_launch_of(launch, environments, setups, calibrations) for launch in document["launches"])
-            if not launches or not document["history"]:
-                raise ValueError("it holds no launch, or no history")
-            if {launch.digest for launch in launches} != {document["digest"]}:
-                raise ValueError("its launches are of other settings than its digest")
-            same_settings(document)
-            for line in (line for launch in launches for line in unusable(launch)):
-                raise ValueError(line)
-            history = tuple(Accepted.from_dict(entry) for entry in document["history"])
-            anchor = Accepted.from_dict(document["anchor"])
-            same_anchor(anchor, history)
-            same_figures(launches, history)
-            return cls(
-                **{name: document[name] for name in ("id", "digest", "machine", "recorded_by")},
-                spec=dict(document["spec"]),
-                launches=launches,
-                anchor=anchor,
-                history=history,
-                trace=StoredTrace.from_dict(trace) if (trace := document.get("trace")) else None,
-                static=StoredStep.from_dict(document["static"]) if "static" in document else None,
-            )
+    def check(self) -> None:
+        if not self.launches or not self.history:
+            raise ValueError("it holds no launch, or no history")
+        if {launch.digest for launch in self.launches} != {self.digest}:
+            raise ValueError("its launches are of other settings than its digest")
+        same_settings(self.spec, self.digest)
+        for line in (line for launch in self.launches for line in unusable(launch)):
+            raise ValueError(line)
+        same_anchor(self.anchor, self.history)
+        same_figures(self.launches, self.history)
 
 
-def _with_reference(rank: Mapping[str, Any], calibrations: dict[str, Any]) -> Mapping[str, Any]:
-    calibration = rank.get("calibration")
-    return {**rank, "calibration": shared(calibration, calibrations)} if calibration else rank
-
-
-def _with_calibration(rank: object, calibrations: Mapping[str, Any]) -> object:
-    if not isinstance(rank, Mapping) or "calibration" not in rank:
-        return rank  # of an old file, or none, which whoever reads the launch says
-    key = typed(rank, {"calibration": "str"}, "a rank")["calibration"]
-    return {**rank, "calibration": calibrations[key]}
-
+_SHELVES = ("launches", "environments", "setups", "calibrations")
 
 # What a setup tells by name; all else of it is compared as it is.
-_TOPICS = dict.fromkeys(
-    "config modules dropout buffer_dtypes hooks optimizer torch python step overhead sources".split(),
-    "Mapping[str, Any]",
-)
+_TOPICS = "config modules dropout buffer_dtypes hooks optimizer torch python step overhead sources".split()
 
 
-def _launch_of(
-    values: object, environments: Mapping[str, Any], setups: Mapping[str, Any], calibrations: Mapping[str, Any]
-) -> Launch:
-    kinds = {"environment": "str", "evidence": "Mapping[str, Any]", "ranks": "tuple[Any, ...]"}
-    record = typed(values, kinds, "a launch")
-    if "ranks" in record:
-        record["ranks"] = [_with_calibration(rank, calibrations) for rank in record["ranks"]]
-    evidence = record["evidence"]
-    if "setup" in evidence:
-        evidence = {**evidence, "setup": typed(setups[evidence["setup"]], _TOPICS, "a setup")}
-    return Launch.from_dict({**record, "evidence": evidence, "environment": environments[record["environment"]]})
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """Launches as a file has them, and what they refer to."""
+
+    launches: tuple[Mapping[str, Any], ...]
+    environments: Mapping[str, Mapping[str, Any]]
+    setups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    calibrations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def launch(self, record: Mapping[str, Any]) -> Launch:
+        evidence, ranks = record.get("evidence"), record.get("ranks")
+        found = {**record, "environment": _referred(record, "environment", self.environments)}
+        if isinstance(evidence, Mapping) and "setup" in evidence:
+            setup = _referred(evidence, "setup", self.setups)
+            for topic in _TOPICS:
+                if not isinstance(setup.get(topic, {}), Mapping):
+                    raise ValueError(f"{topic} of a setup is {setup[topic]!r}, expected an object")
+            found["evidence"] = {**evidence, "setup": setup}
+        if isinstance(ranks, (list, tuple)):
+            found["ranks"] = [self._rank(rank) for rank in ranks]
+        return codec.read(Launch, found)
+
+    def _rank(self, rank: object) -> object:
+        if not isinstance(rank, Mapping) or "calibration" not in rank:
+            return rank
+        return {**rank, "calibration": _referred(rank, "calibration", self.calibrations)}
+
+
+def _referred(record: Mapping[str, Any], name: str, shelf: Mapping[str, Any]) -> Any:
+    key = record.get(name)
+    if not isinstance(key, str) or key not in shelf:
+        raise ValueError(f"{name} is {key!r}, expected one of {', '.join(shelf) or 'none'}")
+    return shelf[key]
 
 
 def size_of(baseline: Baseline) -> str:

@@ -6,20 +6,40 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from pytest_llmperf.support.json_fields import fields_of, typed
+from pytest_llmperf.support import codec
 
 SCHEMA = 1
 
-_KINDS = {
-    **dict.fromkeys(("id", "digest", "machine", "recorded_by"), "str"),
-    **dict.fromkeys(("spec", "environments", "setups", "calibrations", "trace", "static"), "Mapping[str, Any]"),
-    **dict.fromkeys(("launches", "history"), "tuple[Any, ...]"),
-}
+T = TypeVar("T", bound="Document")
+
+
+class Document(Protocol):
+    """What a file holds beside its schema."""
+
+    noun: ClassVar[str]
+    """For errors."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def machine(self) -> str: ...
+    @property
+    def recorded_by(self) -> str: ...
+    @property
+    def spec(self) -> Mapping[str, Any]: ...
+
+    def check(self) -> None:
+        """That its parts, which somebody may have edited, belong together.
+
+        Raises:
+            ValueError: they do not.
+        """
 
 
 class BaselineError(Exception):
@@ -38,6 +58,7 @@ class BaselineChangedError(BaselineError):
         )
 
 
+@codec.sparse()
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
     """Figures somebody accepted, when and why."""
@@ -54,25 +75,13 @@ class Accepted:
     replaces: tuple[str, ...] = ()
     """Digests of the cases that its test had before, where a first acceptance took their place."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, Any]:
         # Bytes are whole numbers: as such none of their digits is rounded away.
         metrics = {
             name: int(value) if name.endswith(("_bytes", "_size")) and float(value).is_integer() else value
             for name, value in self.metrics.items()
         }
-        absent = {"revision": "", "uncommitted": False, "replaces": ()}
-        values = {name: value for name, value in asdict(self).items() if name not in absent or value}
-        return {**values, "metrics": metrics}
-
-    @classmethod
-    def from_dict(cls, values: object) -> Accepted:
-        """The acceptance as ``to_dict`` wrote it.
-
-        Raises:
-            ValueError: it is none.
-        """
-        entry = cls(**fields_of(cls, values, "an acceptance"))
-        return replace(entry, metrics={name: float(value) for name, value in entry.metrics.items()})
+        return {**codec.plain_fields(self), "metrics": metrics}
 
 
 def side_by_side(
@@ -106,11 +115,11 @@ def _finite(digits: str) -> float:
     return value if math.isfinite(value) else _refuse(digits)  # 1e999 is infinity too
 
 
-def parse(text: str, source: str) -> dict[str, Any]:
-    """The document in ``text``; ``source`` names it in errors.
+def parsed(text: str, source: str) -> dict[str, Any]:
+    """What is in the ``text`` of a file of any kind, without its schema; ``source`` names it in errors.
 
     Raises:
-        BaselineError: empty, truncated, of another schema, or no document of ours.
+        BaselineError: empty, truncated, of another schema, or no file of ours.
     """
     if not text.strip():
         raise BaselineError(f"{source}: the file is empty, expected a baseline; {WHAT_TO_DO}")
@@ -129,24 +138,24 @@ def parse(text: str, source: str) -> dict[str, Any]:
         )
     if schema != SCHEMA:
         raise BaselineError(f"{source}: unknown schema {schema!r}, expected {SCHEMA}; {WHAT_TO_DO}")
-    with refusing(source, "a baseline"):
-        return typed(document, _KINDS, "it")
+    del document["schema"]
+    return document
 
 
-@contextmanager
-def refusing(source: str, what: str) -> Iterator[None]:
-    """Where the document of ``source`` is made ``what`` it should be.
+def read(kind: type[T], text: str, source: str) -> T:
+    """The document of this ``kind`` in ``text``; ``source`` names it in errors.
 
     Raises:
-        BaselineError: something in it is missing, or makes no sense.
+        BaselineError: empty, truncated, of a newer schema, or of something else.
     """
+    document = parsed(text, source)
     try:
-        yield
-    except KeyError as error:
-        raise BaselineError(f"{source}: it has no {str(error.args[0])!r}, expected one; {WHAT_TO_DO}") from error
+        found = codec.read(kind, document, "it")
+        found.check()
+        return found
     except ValueError as error:
         said = " ".join(str(error).split())  # it may quote the file
-        raise BaselineError(f"{source}: not {what} of schema {SCHEMA} ({said}); {WHAT_TO_DO}") from error
+        raise BaselineError(f"{source}: not {kind.noun} of schema {SCHEMA} ({said}); {WHAT_TO_DO}") from error
 
 
 def shared(values: Mapping[str, Any], kept: dict[str, Any]) -> str:
@@ -156,13 +165,25 @@ def shared(values: Mapping[str, Any], kept: dict[str, Any]) -> str:
     return key
 
 
-def dump(document: Mapping[str, Any]) -> str:
+def text_of(document: Document) -> str:
+    """The text of its file.
+
+    Raises:
+        BaselineError: a figure that is not finite, which no reader would take back.
+    """
+    try:
+        return dump({"schema": SCHEMA, **codec.plain(document)})
+    except ValueError as error:
+        raise BaselineError(f"{document.id}: a figure is not finite ({error}); nothing was recorded") from error
+
+
+def dump(values: Mapping[str, Any]) -> str:
     """Sorted and stable; arrays of numbers on one line.
 
     Raises:
-        ValueError: a figure that is not finite, which no reader would take back.
+        ValueError: a figure that is not finite.
     """
-    return _compact(json.dumps(_rounded(document), indent=1, sort_keys=True, allow_nan=False)) + "\n"
+    return _compact(json.dumps(_rounded(values), indent=1, sort_keys=True, allow_nan=False)) + "\n"
 
 
 # A tenth of what a step's clock resolves, and half the bytes in version control. Of losses, which are exact, as many as

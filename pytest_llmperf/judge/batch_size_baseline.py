@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from pytest_llmperf.judge.baseline_file import SCHEMA, Accepted, BaselineError, dump, parse, refusing, side_by_side
+from pytest_llmperf.judge.baseline_file import Accepted, BaselineError, side_by_side
 from pytest_llmperf.judge.integrity import same_anchor
 from pytest_llmperf.records.result import Check, Verdict
 from pytest_llmperf.support.formats import in_sentence
@@ -33,31 +33,14 @@ class CapacityBaseline:
         """Sequences per rank and forward pass."""
         return int(self.history[-1].metrics[METRIC])
 
-    def to_json(self) -> str:
-        values = asdict(self) | {"anchor": self.anchor.to_dict(), "history": [one.to_dict() for one in self.history]}
-        return dump({"schema": SCHEMA, **values})
+    noun: ClassVar[str] = "a baseline of a largest micro-batch"
 
-    @classmethod
-    def from_json(cls, text: str, source: str) -> CapacityBaseline:
-        """The baseline in ``text``; ``source`` names it in errors.
-
-        Raises:
-            BaselineError: empty, truncated, of a newer schema, or of something else.
-        """
-        document = parse(text, source)
-        with refusing(source, "a baseline of a largest micro-batch"):
-            baseline = cls(
-                **{name: document[name] for name in ("id", "digest", "machine", "recorded_by")},
-                spec=dict(document["spec"]),
-                anchor=Accepted.from_dict(document["anchor"]),
-                history=tuple(Accepted.from_dict(entry) for entry in document["history"]),
-            )
-            if not baseline.history:
-                raise ValueError("it holds no history")
-            same_anchor(baseline.anchor, baseline.history)
-            if not baseline.size >= 1:
-                raise ValueError(f"{METRIC} is {baseline.size}")
-        return baseline
+    def check(self) -> None:
+        if not self.history:
+            raise ValueError("it holds no history")
+        same_anchor(self.anchor, self.history)
+        if not self.history[-1].metrics.get(METRIC, 0.0) >= 1:
+            raise ValueError(f"{METRIC} is {self.history[-1].metrics.get(METRIC)}, expected 1 or more")
 
 
 def describe_capacity(old: CapacityBaseline | None, new: CapacityBaseline) -> list[str]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median_low
+from typing import Any
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.gpu_effects.panel import Unit
@@ -100,7 +101,8 @@ def passing_range(to_come: Launch, difference: Difference, tolerance: float, clo
 def _to_come(launch: Launch, day: str) -> Launch:
     """One of the same site on ``day``, as if its median were known."""
     seconds = (launch.median_step_seconds,) * _STEPS
-    ranks = tuple(replace(rank, step_seconds=seconds, waiting_seconds=(), calibration=None) for rank in launch.ranks)
+    untold: dict[str, Any] = {"waiting_seconds": (), "real_tokens": (), "allocated_bytes": (), "calibration": None}
+    ranks = tuple(replace(rank, step_seconds=seconds, **untold) for rank in launch.ranks)
     return replace(launch, started_at=day, warmup_steps=1, ranks=ranks)
 
 

@@ -18,7 +18,7 @@ from pytest_llmperf.judge.learning_checks import changed_losses
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
 from pytest_llmperf.records.result import Check, Verdict
 from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace
-from pytest_llmperf.support.json_fields import flat
+from pytest_llmperf.support.codec import flat
 
 #: Of which more is a loss, whatever the clock saw.
 COSTLY = frozenset(

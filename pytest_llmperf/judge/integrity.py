@@ -26,18 +26,19 @@ _RAW: Mapping[str, Callable[[Sequence[Launch]], float]] = {
 }
 
 
-def same_settings(document: Mapping[str, Any]) -> None:
-    """That the spec in a file is the one that its digest is of; a user's own file may be gone, or another by now.
+def same_settings(values: Mapping[str, Any], digest: str) -> None:
+    """That the spec of these ``values`` is the one that the ``digest`` is of; a user's own file may be gone, or other
+    by now.
 
     Raises:
         ValueError: it is not.
     """
     try:
-        spec = TrainSpec.from_dict(document["spec"])
+        spec = TrainSpec.from_dict(values)
     except SpecError:
         return
     is_ours = "/" not in spec.model and spec.text is None and spec.tokenizer is None
-    if is_ours and spec.digest != document["digest"]:
+    if is_ours and spec.digest != digest:
         raise ValueError(f"its spec ({spec.id}) is of other settings than its digest")
 
 

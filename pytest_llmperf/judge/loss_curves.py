@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, stdev, variance
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from pytest_llmperf.judge.baseline_file import SCHEMA, BaselineError, dump, parse, refusing
 from pytest_llmperf.judge.integrity import same_settings
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.loss_curve import CurveWord, JudgedCurve, JudgedPart
-from pytest_llmperf.support.json_fields import fields_of
+from pytest_llmperf.support import codec
 
 # Parts: the losses of a training as a few means, each over as many steps as all before it. Pure.
 
@@ -253,7 +252,7 @@ def _beside(part: JudgedPart, of_seeds: str) -> str:
 
 
 #: In place of a machine kind: losses are none of a machine's, to within rounding.
-LOSS_CURVES = "loss-curves"
+LOSS_CURVES: Literal["loss-curves"] = "loss-curves"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +264,7 @@ class SeedCurve:
     """Of each step, in nats a token, as rank 0 printed it."""
 
 
+@codec.sparse("machine", "versions")
 @dataclass(frozen=True, kw_only=True)
 class CurveBaseline:
     """What the loss curve of a spec is held against."""
@@ -277,6 +277,7 @@ class CurveBaseline:
     """UTC, ISO 8601."""
     curves: tuple[SeedCurve, ...]
     """The spec's own seed first."""
+    machine: Literal["loss-curves"] = LOSS_CURVES
     reason: str = ""
     revision: str = ""
     """Commit of the tree that trained; empty where there is none."""
@@ -299,48 +300,17 @@ class CurveBaseline:
         """By seed, in their order."""
         return {curve.seed: curve.losses for curve in self.curves}
 
-    def to_json(self) -> str:
-        """As other baselines are written."""
-        values = {**asdict(self), "schema": SCHEMA, "machine": LOSS_CURVES}
-        return dump({name: value for name, value in values.items() if value not in ("", False)})
+    noun: ClassVar[str] = "loss curves"
 
-    @classmethod
-    def from_json(cls, text: str, source: str) -> CurveBaseline:
-        """The curves in ``text``; ``source`` names it in errors.
-
-        Raises:
-            BaselineError: empty, truncated, of a newer schema, or of something else.
-        """
-        document = parse(text, source)
-        with refusing(source, "loss curves"):
-            if document["machine"] != LOSS_CURVES:
-                raise BaselineError(f"{source}: it is of machine {document['machine']}, expected {LOSS_CURVES}")
-            same_settings(document)
-            own = {name: value for name, value in document.items() if name not in ("schema", "machine")}
-            values = fields_of(cls, own, "it")
-            curves = tuple(_curve(curve) for curve in values["curves"])
-            _check(curves)
-            return cls(**{**values, "spec": dict(values["spec"]), "curves": curves})
-
-
-def _curve(values: object) -> SeedCurve:
-    curve = SeedCurve(**fields_of(SeedCurve, values, "a curve"))
-    return SeedCurve(seed=curve.seed, losses=tuple(map(float, curve.losses)))
-
-
-def _check(curves: Sequence[SeedCurve]) -> None:
-    """That they can be computed with.
-
-    Raises:
-        ValueError: they cannot.
-    """
-    seeds = [curve.seed for curve in curves]
-    if len(set(seeds)) < max(len(seeds), FEWEST_SEEDS):
-        raise ValueError(f"its seeds are {', '.join(map(str, seeds)) or 'none'}, expected {FEWEST_SEEDS} or more")
-    lengths = sorted({len(curve.losses) for curve in curves})
-    if len(lengths) > 1 or lengths[0] < FEWEST_STEPS:
-        raise ValueError(
-            f"its curves are of {', '.join(map(str, lengths))} steps, expected the same {FEWEST_STEPS} or more"
-        )
-    if not all(math.isfinite(loss) for curve in curves for loss in curve.losses):
-        raise ValueError("a loss is no number")
+    def check(self) -> None:
+        same_settings(self.spec, self.digest)
+        seeds = [curve.seed for curve in self.curves]
+        if len(set(seeds)) < max(len(seeds), FEWEST_SEEDS):
+            raise ValueError(f"its seeds are {', '.join(map(str, seeds)) or 'none'}, expected {FEWEST_SEEDS} or more")
+        lengths = sorted({len(curve.losses) for curve in self.curves})
+        if len(lengths) > 1 or lengths[0] < FEWEST_STEPS:
+            raise ValueError(
+                f"its curves are of {', '.join(map(str, lengths))} steps, expected the same {FEWEST_STEPS} or more"
+            )
+        if not all(math.isfinite(loss) for curve in self.curves for loss in curve.losses):
+            raise ValueError("a loss is no number")

@@ -1,4 +1,8 @@
-"""BaselineStore: baselines as files, ``<root>/<machine>/<model>/<spec id>.json``. The only I/O of this room."""
+"""Stores of baselines: a file for each case, ``<root>/<machine>/…/<id>.json``. The only I/O of this room.
+
+Four kinds of file share it: launches and largest micro-batches by machine kind and model, loss curves and the static
+figures of cases without launches in a folder each, which stands in the place of a machine kind.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from filelock import FileLock
 
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.baseline_file import WHAT_TO_DO, BaselineError
+from pytest_llmperf.judge.baseline_file import WHAT_TO_DO, BaselineError, Document
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
+from pytest_llmperf.judge.loss_curves import CurveBaseline
+from pytest_llmperf.judge.static.stored_step import StepBaseline
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
@@ -33,17 +40,10 @@ _LOCK_SECONDS = 60.0
 # File systems allow 255 bytes, and a hash and ``.json`` follow.
 _LONGEST_NAME = 200
 
-
 # Beside a model's other baselines, in a folder that no search of theirs looks into.
 CAPACITY = "capacity"
 
-
-class _Document(Protocol):
-    def to_json(self) -> str: ...
-
-
-_Read = TypeVar("_Read")
-_Written = TypeVar("_Written", bound=_Document)
+T = TypeVar("T", bound=Document)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,43 +58,40 @@ class Entry:
     """The file that counts, where this is a copy of its case that somebody left."""
 
 
-class BaselineStore:
-    """The baselines under one folder."""
+class Store(Generic[T]):
+    """The files of one kind under one folder."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, kind: type[T]) -> None:
+        self.root, self._kind = root, kind
 
     def path(self, machine: str, spec: TrainSpec) -> Path:
-        """Where the baseline of ``spec`` on ``machine`` is, or would be."""
-        return self.root / machine / file_name(spec.architecture.slug) / f"{file_name(spec.id)}.json"
+        """Where the file of ``spec`` on ``machine`` is, or would be."""
+        folder = self.root / machine
+        if self._kind in (Baseline, CapacityBaseline):
+            folder /= file_name(spec.architecture.slug)
+        folder /= CAPACITY if self._kind is CapacityBaseline else ""
+        return folder / f"{file_name(self._case(spec)[0])}.json"
 
-    def load(self, machine: str, spec: TrainSpec) -> Baseline | None:
-        """The baseline, or ``None`` where there is no file.
-
-        Raises:
-            BaselineError: a file that is there and cannot serve.
-        """
-        path = self.path(machine, spec)
-        baseline = read(path, Baseline.from_json)
-        if baseline is not None:
-            _refuse_stray(path, spec.id, (baseline.machine, machine), (baseline.digest, spec.digest))
-        return baseline
-
-    def capacity_path(self, machine: str, spec: TrainSpec) -> Path:
-        """Where the largest micro-batch of ``spec`` on ``machine`` is, or would be."""
-        return self.path(machine, spec).parent / CAPACITY / f"{file_name(spec.capacity_id)}.json"
-
-    def load_capacity(self, machine: str, spec: TrainSpec) -> CapacityBaseline | None:
-        """The largest micro-batch, or ``None`` where there is no file.
+    def load(self, machine: str, spec: TrainSpec) -> T | None:
+        """What is stored, or ``None`` where there is no file.
 
         Raises:
             BaselineError: a file that is there and cannot serve.
         """
-        path = self.capacity_path(machine, spec)
-        baseline = read(path, CapacityBaseline.from_json)
-        if baseline is not None:
-            _refuse_stray(path, spec.capacity_id, (baseline.machine, machine), (baseline.digest, spec.capacity_digest))
-        return baseline
+        path, (case, digest) = self.path(machine, spec), self._case(spec)
+        stored = read(path, self._kind)
+        if stored is not None:
+            for what, found, expected in (("machine", stored.machine, machine), ("digest", stored.digest, digest)):
+                if found != expected:
+                    raise BaselineError(
+                        f"{path}: it is of {what} {found}, expected {expected} for {case}; move it where it belongs, "
+                        "or delete it and record anew with --update-baselines=new"
+                    )
+        return stored
+
+    def _case(self, spec: TrainSpec) -> tuple[str, str]:
+        """By what its file is named and known."""
+        return (spec.capacity_id, spec.capacity_digest) if self._kind is CapacityBaseline else (spec.id, spec.digest)
 
     def check_writable(self, machine: str, spec: TrainSpec) -> None:
         """Find out before a launch whether its figures could be recorded.
@@ -115,27 +112,47 @@ class BaselineStore:
                 "name a folder that can be written with --perf-baselines"
             ) from error
 
-    def update(
-        self, machine: str, spec: TrainSpec, change: Callable[[Baseline | None], Baseline]
-    ) -> tuple[Baseline | None, Baseline]:
-        """Replace the baseline by ``change`` of it, locked against other processes; returns the old and the new.
+    def update(self, machine: str, spec: TrainSpec, change: Callable[[T | None], T]) -> tuple[T | None, T]:
+        """Replace what is stored by ``change`` of it, locked against other processes; returns the old and the new.
 
         The old one is read inside the lock, and the file changes as a whole or not at all.
 
         Raises:
             BaselineError: as ``load``, whatever ``change`` raises, or the file cannot be written.
         """
-        return replace_whole(self.path(machine, spec), lambda: self.load(machine, spec), change)
+        path = self.path(machine, spec)
+        try:
+            with _locked(path):
+                old = self.load(machine, spec)
+                new = change(old)
+                write_text(path, baseline_file.text_of(new))
+        except OSError as error:
+            raise BaselineError(f"{path}: not recorded, nothing was changed ({error.strerror or error})") from error
+        return old, new
 
-    def update_capacity(
-        self, machine: str, spec: TrainSpec, change: Callable[[CapacityBaseline | None], CapacityBaseline]
-    ) -> tuple[CapacityBaseline | None, CapacityBaseline]:
-        """The same for the largest micro-batch.
+    def replace(self, spec: TrainSpec, judged: T | None, new: T) -> Path:
+        """Keep ``new`` in the place of what it was ``judged`` against; the file.
 
         Raises:
-            BaselineError: as ``update``.
+            BaselineError: another run changed what is there, or it cannot be written.
         """
-        return replace_whole(self.capacity_path(machine, spec), lambda: self.load_capacity(machine, spec), change)
+        path = self.path(new.machine, spec)
+
+        def change(old: T | None) -> T:
+            if old != judged:
+                raise BaselineError(f"{spec.id}: another run changed {path} meanwhile; run again to be held against it")
+            return new
+
+        self.update(new.machine, spec, change)
+        return path
+
+
+class BaselineStore(Store[Baseline]):
+    """The baselines under one folder, with the largest micro-batches beside them."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, Baseline)
+        self.capacities = Store(root, CapacityBaseline)
 
     def machines(self) -> list[str]:
         """The machine kinds that have baselines, sorted."""
@@ -147,7 +164,7 @@ class BaselineStore:
         found: dict[Path, Baseline] = {}
         for path in sorted((self.root / machine).glob("*/*.json")):
             with suppress(BaselineError):
-                baseline = read(path, Baseline.from_json)
+                baseline = read(path, Baseline)
                 if baseline is not None:
                     found[path] = baseline
         copies = self.copies(found)
@@ -165,15 +182,12 @@ class BaselineStore:
         """
         found: dict[Path, Baseline | CapacityBaseline] = {}
         for path in sorted((self.root / machine).rglob("*.json")):
-            is_capacity = path.parent.name == CAPACITY
-            baseline = read(path, CapacityBaseline.from_json) if is_capacity else read(path, Baseline.from_json)
+            kind: type[Baseline | CapacityBaseline] = CapacityBaseline if path.parent.name == CAPACITY else Baseline
+            baseline = read(path, kind)
             if baseline is not None:
                 found[path] = baseline
         copies = self.copies(found)
-        return [
-            Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by, copy_of=copies.get(path))
-            for path, one in found.items()
-        ]
+        return [_entry(path, one, copies.get(path)) for path, one in found.items()]
 
     def copies(self, found: Mapping[Path, Baseline | CapacityBaseline]) -> dict[Path, Path]:
         """Of several files of one case all but the one that its case looks for, each with that one."""
@@ -188,16 +202,45 @@ class BaselineStore:
             return paths[0]
         named = [path for path in paths if path.stem == file_name(baseline.id)]
         with suppress(ValueError):  # the settings, or the model's own file, may be none of today's
-            find = self.capacity_path if isinstance(baseline, CapacityBaseline) else self.path
+            find = self.capacities.path if isinstance(baseline, CapacityBaseline) else self.path
             named.insert(0, find(baseline.machine, TrainSpec.from_dict(baseline.spec)))
         return next((path for path in named if path in paths), paths[0])
 
 
-def read(path: Path, parsed: Callable[[str, str], _Read]) -> _Read | None:
-    """What is ``parsed`` of the file, or ``None`` where there is none.
+def entries_of_run(root: Path, machine: str, *, on_cpu: bool, is_static: bool = False) -> list[Entry]:
+    """Every file that a run on ``machine`` may ask for: of the machine kind, and of none where its cases are for the
+    CPU or for GPUs as the run's are. ``is_static``: of a run without launches, which asks for static figures alone.
 
     Raises:
-        BaselineError: it cannot be read, or whatever ``parsed`` raises.
+        BaselineError: a file that cannot be read.
+    """
+    found = [] if is_static else BaselineStore(root).entries(machine)
+    kinds: list[type[StepBaseline | CurveBaseline]] = [StepBaseline] if is_static else [StepBaseline, CurveBaseline]
+    for kind in kinds:
+        for path in sorted((root / kind.machine).glob("*.json")):
+            one = read(path, kind)
+            found += [_entry(path, one)] if one is not None and one.on_cpu == on_cpu else []
+    return found
+
+
+def _entry(path: Path, one: Document, copy_of: Path | None = None) -> Entry:
+    return Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by, copy_of=copy_of)
+
+
+def kind_of(document: Mapping[str, object]) -> type[Baseline | CapacityBaseline | CurveBaseline | StepBaseline]:
+    """Which kind of file these values are of."""
+    if "launches" in document:
+        return Baseline
+    if document.get("machine") == CurveBaseline.machine:
+        return CurveBaseline
+    return StepBaseline if document.get("machine") == StepBaseline.machine else CapacityBaseline
+
+
+def read(path: Path, kind: type[T]) -> T | None:
+    """What is in the file, or ``None`` where there is none.
+
+    Raises:
+        BaselineError: it cannot be read, or is no file of this ``kind``.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -207,34 +250,7 @@ def read(path: Path, parsed: Callable[[str, str], _Read]) -> _Read | None:
         raise BaselineError(f"{path}: cannot be read (it is not text in UTF-8); {WHAT_TO_DO}") from error
     except OSError as error:
         raise BaselineError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return parsed(text, str(path))
-
-
-def _refuse_stray(path: Path, case: str, machine: tuple[str, str], digest: tuple[str, str]) -> None:
-    for what, (found, expected) in (("machine", machine), ("digest", digest)):
-        if found != expected:
-            raise BaselineError(
-                f"{path}: it is of {what} {found}, expected {expected} for {case}; "
-                "move it where it belongs, or delete it and record anew with --update-baselines=new"
-            )
-
-
-def replace_whole(
-    path: Path, load: Callable[[], _Written | None], change: Callable[[_Written | None], _Written]
-) -> tuple[_Written | None, _Written]:
-    """Replace what ``load`` finds at ``path`` by ``change`` of it, locked against other processes; old and new.
-
-    Raises:
-        BaselineError: whatever the two raise, or the file cannot be written.
-    """
-    try:
-        with _locked(path):
-            old = load()
-            new = change(old)
-            write_text(path, new.to_json())
-    except OSError as error:
-        raise BaselineError(f"{path}: not recorded, nothing was changed ({error.strerror or error})") from error
-    return old, new
+    return baseline_file.read(kind, text, str(path))
 
 
 @contextmanager

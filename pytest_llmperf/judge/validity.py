@@ -18,7 +18,7 @@ from pytest_llmperf.records.clock_reasons import THROTTLES
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.json_fields import flat
+from pytest_llmperf.support.codec import flat
 
 _THROTTLED_SHARE = 0.1
 

@@ -82,9 +82,10 @@ _COMPLETE = "complete"
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 # What a launch needs, asked without importing it.
-_PROBE = """
+_NEEDED = ["torch", "transformers", "accelerate", "psutil", "msgspec"]
+_PROBE = f"""
 import importlib.util, json, sys
-print(json.dumps([name for name in ("torch", "transformers", "accelerate") if importlib.util.find_spec(name) is None]))
+print(json.dumps([name for name in {_NEEDED} if importlib.util.find_spec(name) is None]))
 """
 _PROBE_SECONDS = 120.0
 

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from pytest_llmperf.records.memory_shortage import Room, said
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import without_secrets
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
@@ -108,7 +109,7 @@ def want_of_memory(folder: Path, rank: int, signal: str, words: Sequence[str], o
     """
     room: Room | None = None
     with suppress(OSError, ValueError, KeyError, TypeError):
-        room = Room.from_dict(json.loads((folder / f"room-{rank}.json").read_text(encoding="utf-8")))
+        room = codec.read(Room, json.loads((folder / f"room-{rank}.json").read_text(encoding="utf-8")))
     if signal == "SIGKILL":
         # A rank on a GPU leaves no file: the host's memory is none of its card's.
         return f"the kernel ended {oom_kills} for want of memory" if oom_kills and room else None

@@ -23,6 +23,7 @@ from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.records.training_errors import FILE as ERRORS_FILE
 from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import without_secrets
 
 _TAIL_LINES = 12
@@ -35,7 +36,7 @@ def read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> Lau
     if isinstance(found, Failure):
         try:
             told = json.loads((folder / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
-            return replace(found, environment=Environment.from_dict(told))
+            return replace(found, environment=codec.read(Environment, told))
         except (OSError, ValueError):
             return found
     lines = (line for log in sorted(folder.glob("logs/**/stderr.log")) for line in lines_of(log))
@@ -60,7 +61,7 @@ def _read(folder: Path, spec: TrainSpec, ended: Ended, progress: Progress) -> La
 
 
 def _record(path: Path) -> Launch:
-    return Launch.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    return codec.read(Launch, json.loads(path.read_text(encoding="utf-8")))
 
 
 def _measured(folder: Path, spec: TrainSpec, failure: Failure) -> Launch | Failure:
@@ -106,7 +107,7 @@ def read_training_errors(folder: Path, ended: Ended, progress: Progress) -> list
         return _why(folder, ended, progress)
     try:
         told = json.loads((folder / ERRORS_FILE).read_text(encoding="utf-8"))
-        return [TrainingErrors.from_dict(one) for one in told]
+        return [codec.read(TrainingErrors, one) for one in told]
     except (OSError, ValueError, TypeError, KeyError) as error:
         return _failure(folder, "error", f"the ranks ended well and left no usable {ERRORS_FILE} ({error})", None)
 

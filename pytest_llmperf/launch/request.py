@@ -20,6 +20,7 @@ from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.parity_order import ParityOrder
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
 
 _PACKAGE = Path(__file__).parents[1]
@@ -197,17 +198,17 @@ def write_request(request: LaunchRequest) -> None:
     """Make the run folder and leave in it what the worker needs."""
     request.folder.mkdir(parents=True)
     _home(request.python, request.folder)
-    spec = request.spec
+    spec, search = request.spec, request.search
     content = {
         "spec": spec.to_dict(),
         "model_config": dict(spec.architecture.config),
         "memory_limit_bytes": request.memory_limit_bytes,
-        "search": request.search and request.search.to_dict(),
-        "passing": request.passing and request.passing.to_dict(),
+        "search": search and {"guess": search.guess, "limit_bytes": search.limit_bytes},
+        "passing": request.passing and codec.plain(request.passing),
         "all_steps": request.all_steps,
         "trace": request.trace,
         "inspect": request.inspect,
         "calibrations": str(request.calibrations or ""),
-        "parity": request.parity and request.parity.to_dict(),
+        "parity": request.parity and codec.plain(request.parity),
     }
     write_text(request.folder / "request.json", json.dumps(content, indent=1), lasts=False)

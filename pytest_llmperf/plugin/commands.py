@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_llmperf.records.results_document import TEST
 from pytest_llmperf.report.failure_message import failure_message
-from pytest_llmperf.report.results_json import TEST
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.options import table
 from pytest_llmperf.run.settings import Settings

@@ -60,7 +60,7 @@ class PerfSession(Run):
         return rerun_words(self, self.config)
 
     def rerun_of(self, nodes: Sequence[str]) -> str:
-        from pytest_llmperf.report.results_json import TEST
+        from pytest_llmperf.records.results_document import TEST
 
         words = self.rerun_words()
         at = next(place for place, word in enumerate(words) if TEST in word)

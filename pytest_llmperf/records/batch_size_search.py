@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 # No card of today holds a batch near this; a search that passes it has been told of no limit.
 LARGEST = 2**20
@@ -33,10 +32,6 @@ class Search:
     too_large: set[int] = field(default_factory=set)
     closing: int = 0
     """Sizes that were tried between one that fits and one that does not."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Where it begins; what it found is told size by size."""
-        return {"guess": self.guess, "limit_bytes": self.limit_bytes}
 
     @property
     def fits(self) -> int:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from pytest_llmperf.support.json_fields import fields_of
+from pytest_llmperf.support.codec import Number, sparse
 
 #: The work that is timed: products of matrices, a copy within the memory, and where there are peers an exchange.
 BF16_PRODUCT, FP32_PRODUCT, COPY, ALL_REDUCE = "bf16_product", "fp32_product", "copy", "all_reduce"
@@ -30,6 +29,7 @@ _FIRST_PROCEDURE = 1
 _SENSED = ("sm_clock_mhz", "power_watts", "temperature_celsius", "power_limit_watts")
 
 
+@sparse("sm_clock_mhz", "power_watts", "temperature_celsius", "power_limit_watts", "trouble")
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Of one GPU (or CPU) at one time."""
@@ -40,13 +40,13 @@ class Calibration:
     """Of one repetition of each work, a mean over its steady part."""
     versions: Mapping[str, str]
     """What may change the work itself: torch, its CUDA, cuBLAS, the driver, as far as they are known."""
-    sm_clock_mhz: float = 0.0
+    sm_clock_mhz: Number = 0.0
     """Mean while bf16 products ran; 0 where nobody told. So is every figure below."""
-    power_watts: float = 0.0
+    power_watts: Number = 0.0
     """Mean while bf16 products ran."""
-    temperature_celsius: float = 0.0
+    temperature_celsius: Number = 0.0
     """Highest while bf16 products ran."""
-    power_limit_watts: float = 0.0
+    power_limit_watts: Number = 0.0
     trouble: str = ""
     """Why it cannot be used; empty where it can."""
     procedure: int = _FIRST_PROCEDURE
@@ -79,18 +79,3 @@ class Calibration:
         A copy is the driver's own and calls no library, so it stays comparable where torch, CUDA and the driver change.
         """
         return f"procedure {self.procedure}" if work == COPY else self.maker
-
-    def to_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        if self.procedure == _FIRST_PROCEDURE:
-            del values["procedure"]
-        return values
-
-    @classmethod
-    def from_dict(cls, values: object) -> Calibration:
-        """The calibration as ``to_dict`` wrote it.
-
-        Raises:
-            ValueError: it is none, or a figure of it is impossible.
-        """
-        return cls(**fields_of(cls, values, "a calibration"))

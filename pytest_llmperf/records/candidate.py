@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,3 @@ class Candidate:
         """The same with what a reader recognises it by."""
         who = ", ".join(filter(None, [self.author, self.date]))
         return " ".join(filter(None, [self.shown, self.subject, f"({who})" if who else ""]))
-
-    def to_dict(self) -> Mapping[str, Any]:
-        """Plain values."""
-        return asdict(self) | {"parents": list(self.parents)}

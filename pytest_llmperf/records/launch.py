@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, median, stdev
 from typing import Any
@@ -16,10 +16,10 @@ from typing import Any
 from pytest_llmperf.records.allocated_growth import growth
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.learning.learning import OLDER as UNINSPECTED
-from pytest_llmperf.records.learning.learning import Learning, from_record
+from pytest_llmperf.records.learning.learning import Learning
 from pytest_llmperf.records.steady_state import Steady, find_steady
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.support.json_fields import fields_of
+from pytest_llmperf.support.codec import Number, sparse
 from pytest_llmperf.support.redaction import redacted
 
 #: The file of a launch's record, and that of what it has measured as long as its traced steps are not over.
@@ -57,6 +57,7 @@ def site_of(places: Iterable[Place]) -> str:
     return " + ".join(sorted(p.device if _UUID.search(p.device) else f"{p.host} {p.device}" for p in places))
 
 
+@sparse()
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
     """One rank's share of a launch."""
@@ -87,6 +88,12 @@ class RankRecord:
     allocated_bytes: tuple[int, ...] = ()
     """What tensors held as each step ended; empty where nothing counts them, and in old records."""
 
+    def __post_init__(self) -> None:
+        for name in ("waiting_seconds", "real_tokens", "allocated_bytes"):
+            told = getattr(self, name)
+            if told and len(told) != len(self.step_seconds):
+                raise ValueError(f"rank {self.rank} has {name} of other steps than it took")
+
     @property
     def place(self) -> Place:
         return Place(self.host, self.device, self.boot)
@@ -99,6 +106,7 @@ class RankRecord:
         return tuple(step - wait for step, wait in zip(self.step_seconds, self.waiting_seconds, strict=True))
 
 
+@sparse()
 @dataclass(frozen=True, kw_only=True)
 class Environment:
     """Where a launch ran: what may explain a difference between two launches of one spec."""
@@ -116,15 +124,6 @@ class Environment:
     loaded: Mapping[str, str] = field(default_factory=dict)
     """What else rank 0's interpreter took in: distributions with their versions, and the executable lines of ``.pth``
     files by their digests. Empty in old records, and of a launch that failed."""
-
-    @classmethod
-    def from_dict(cls, values: object) -> Environment:
-        """As ``asdict`` gives it.
-
-        Raises:
-            ValueError: a field is missing, unknown or of the wrong shape.
-        """
-        return cls(**fields_of(cls, values, "its environment"))
 
     def __post_init__(self) -> None:
         # Here, since whoever reads one of before secrets were left out must not tell them either.
@@ -159,6 +158,7 @@ def _found(evidence: Mapping[str, Any]) -> dict[str, str]:
 PLACEMENT = ("slurm_nodes", "slurm_switches")
 
 
+@sparse("foreign_processes")
 @dataclass(frozen=True, kw_only=True)
 class Health:
     """What else happened on the hardware while the launch ran."""
@@ -167,18 +167,19 @@ class Health:
     """Other processes on this launch's GPUs, one line each."""
     clock_reasons: Mapping[str, float] = field(default_factory=dict)
     """Why clocks were lowered while it trained: share of the samples, by reason."""
-    sm_clock_mhz: float = 0.0
+    sm_clock_mhz: Number = 0.0
     """Median while it trained, of the slowest GPU; 0 where nobody told. So is every figure below."""
-    temperature_celsius: float = 0.0
+    temperature_celsius: Number = 0.0
     """Highest while it trained."""
-    power_watts: float = 0.0
+    power_watts: Number = 0.0
     """Mean while it trained, of all its GPUs together, by their energy counters."""
-    power_limit_watts: float = 0.0
+    power_limit_watts: Number = 0.0
     """Of the GPU with the lowest."""
     memory_errors: int = 0
     """New uncorrected ECC errors and row remappings."""
 
 
+@sparse("health")
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """One completed torchrun of one spec."""
@@ -215,6 +216,13 @@ class Launch:
     """What one more step showed of its learning."""
     planned_steps: int = 0
     """How many it might have taken, where it ended before; 0: it took all, or the record is old."""
+
+    def __post_init__(self) -> None:
+        if not self.ranks or len({len(rank.step_seconds) for rank in self.ranks}) != 1:
+            raise ValueError("its ranks disagree on the number of steps")
+        steps = len(self.ranks[0].step_seconds)
+        if not 0 <= self.warmup_steps < steps:
+            raise ValueError(f"{steps} steps, {self.warmup_steps} of them warm-up")
 
     @property
     def seen_steps(self) -> str:
@@ -323,68 +331,3 @@ class Launch:
     def fullest_rank(self) -> RankRecord:
         """The one that reserved most memory."""
         return max(self.ranks, key=lambda rank: rank.peak_reserved_bytes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; what an older version did not record is left out, as that version did."""
-        values = asdict(self)
-        health = {name: value for name, value in values["health"].items() if value or name == "foreign_processes"}
-        late = ("boot", "canary", "waiting_seconds", "calibration", "real_tokens", "allocated_bytes")
-        for rank, own in zip(values["ranks"], self.ranks, strict=True):
-            rank["calibration"] = own.calibration and own.calibration.to_dict()
-        ranks = [{name: value for name, value in rank.items() if name not in late or value} for rank in values["ranks"]]
-        if not self.environment.loaded:
-            del values["environment"]["loaded"]
-        absent = {"trace": self.trace.none == OLDER, "learning": self.learning.none == UNINSPECTED}
-        absent |= {name: not values[name] for name in ("canary", "phases", "gradient_norms", "planned_steps")}
-        values |= {"health": health, "ranks": ranks, "trace": self.trace.to_dict(), "learning": self.learning.to_dict()}
-        return {name: value for name, value in values.items() if not absent.get(name)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Launch:
-        """The record in ``values``, as ``to_dict`` wrote it.
-
-        Raises:
-            ValueError: a field is missing, unknown or of the wrong shape.
-        """
-        values = fields_of(cls, values, "a launch")
-        ranks = tuple(_rank_of(rank) for rank in values["ranks"])
-        health = fields_of(Health, values["health"], "its health")
-        launch = cls(
-            **{
-                **values,
-                "ranks": ranks,
-                "losses": tuple(float(loss) for loss in values["losses"]),
-                "gradient_norms": tuple(float(norm) for norm in values.get("gradient_norms", ())),
-                "learning": from_record(values),
-                "environment": Environment.from_dict(values["environment"]),
-                "trace": Trace.from_dict(values.get("trace", {"none": OLDER})),
-                "health": Health(**{**health, "foreign_processes": tuple(health.get("foreign_processes", ()))}),
-            }
-        )
-        if not ranks or len({len(rank.step_seconds) for rank in ranks}) != 1:
-            raise ValueError("its ranks disagree on the number of steps")
-        steps = len(ranks[0].step_seconds)
-        if not 0 <= launch.warmup_steps < steps:
-            raise ValueError(f"{steps} steps, {launch.warmup_steps} of them warm-up")
-        return launch
-
-
-def _rank_of(values: object) -> RankRecord:
-    checked = fields_of(RankRecord, values, "a rank")
-    times = {"step_seconds": checked["step_seconds"], "waiting_seconds": checked.get("waiting_seconds", ())}
-    calibration = checked.get("calibration")
-    rank = RankRecord(
-        **{
-            **checked,
-            **{name: tuple(float(second) for second in each) for name, each in times.items()},
-            "calibration": None if calibration is None else Calibration.from_dict(calibration),
-            **{name: tuple(checked.get(name, ())) for name in ("real_tokens", "allocated_bytes")},
-        }
-    )
-    if rank.allocated_bytes and len(rank.allocated_bytes) != len(rank.step_seconds):
-        raise ValueError(f"rank {rank.rank} counted allocated bytes in other steps than it took")
-    if rank.real_tokens and len(rank.real_tokens) != len(rank.step_seconds):
-        raise ValueError(f"rank {rank.rank} counted real tokens in other steps than it took")
-    if rank.waiting_seconds and len(rank.waiting_seconds) != len(rank.step_seconds):
-        raise ValueError(f"rank {rank.rank} waited in other steps than it took")
-    return rank

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
 from statistics import median
-from typing import Any
 
 from pytest_llmperf.records.launch import Place, host_of, site_of
 from pytest_llmperf.records.steady_state import Steady, find_steady
@@ -73,16 +72,6 @@ class PassingRanges:
     def at(self, places: Sequence[Place]) -> PassingRange:
         """Where ranks are in ``places``."""
         return self.at_sites.get(site_of(places)) or self.on_hosts.get(host_of(places)) or self.elsewhere
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> PassingRanges:
-        at_sites, on_hosts = (
-            {name: PassingRange(**each) for name, each in values[where].items()} for where in ("at_sites", "on_hosts")
-        )
-        return cls(at_sites, on_hosts, PassingRange(**values["elsewhere"]))
 
 
 def takes_all_steps(digest: str, day: date, nights: int) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 CurveWord = Literal["worse", "faster", "undecided", "same", "recorded"]
 
@@ -48,13 +47,3 @@ class JudgedCurve:
     """That were trained."""
     stored_seeds: int
     parts: tuple[JudgedPart, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> JudgedCurve:
-        """As ``to_dict`` wrote it."""
-        parts = tuple(JudgedPart(**part) for part in values["parts"])
-        return cls(**{**values, "seeds": tuple(values["seeds"]), "parts": parts})

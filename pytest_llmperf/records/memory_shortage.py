@@ -7,9 +7,8 @@ they are said of a lack of memory and of other things too, so they count where l
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 Said = Literal["plainly", "perhaps", ""]
 
@@ -97,8 +96,7 @@ _NOTHING = {"its limit": 1 / 16, "the GPU": 0.02, "the host": 0.02}
 class Room:
     """What is left of a rank's memory."""
 
-    of: str
-    """``its limit``, ``the GPU`` or ``the host``."""
+    of: Literal["its limit", "the GPU", "the host"]
     limit_bytes: int
     left_bytes: int
     retries: int = 0
@@ -130,18 +128,3 @@ class Room:
         unit, name = (2**30, "GiB") if self.limit_bytes >= 2**30 else (2**20, "MiB")
         asked = f", and allocations were refused: {self.refused}" if self.refused else ""
         return f"{self.left_bytes / unit:.1f} of {self.limit_bytes / unit:.1f} {name} of {self.of} were left{asked}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Room:
-        """What ``to_dict`` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
-        of = str(values["of"])
-        if of not in _LITTLE:
-            raise ValueError(f"room of {of!r}, expected one of {', '.join(_LITTLE)}")
-        return cls(of, *(int(values[name]) for name in ("limit_bytes", "left_bytes", "retries", "refused")))

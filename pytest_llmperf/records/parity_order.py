@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 #: Trainings of the plain form, each with weights and rows of its own, from which the measure of its rounding is taken;
 #: and of these as many as are made of a spec beside them.
@@ -21,11 +19,3 @@ class ParityOrder:
     """How long a sliding window is in the small model beside that in the measured one, as its sequences are."""
     gathered: str = "no"
     """In which type the plain form's weights are used, where that is another than theirs and there is no autocast."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ParityOrder:
-        """As ``to_dict`` wrote it."""
-        return cls(**values)

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from pytest_llmperf.records.launch import Place, host_of, site_of
+from pytest_llmperf.support.codec import Number
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class PastLaunch:
     """Median of the steady steps, of the slowest rank."""
     median_error: float = 0.0
     """Relative standard error of that within the launch."""
-    sm_clock_mhz: float = 0.0
+    sm_clock_mhz: Number = 0.0
     """Median while it trained; 0 where nobody told."""
     places: tuple[Place, ...] = ()
     """Of its ranks; none where nobody told."""

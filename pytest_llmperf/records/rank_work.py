@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Any
+
+from pytest_llmperf.support.codec import Amount, sparse
 
 Key = tuple[str, str]
 """Kind and name of a trace's row."""
@@ -14,35 +15,20 @@ Key = tuple[str, str]
 _MOST_NAMES = 20
 
 
+@sparse("exchange_seconds")
 @dataclass(frozen=True)
 class RankWork:
     """Of one rank."""
 
-    exchange_seconds: float = 0.0
+    exchange_seconds: Amount
     """In which its device was in exchanges with other ranks, a step: the longer, the longer it waited in them."""
-    apart: tuple[tuple[Key, float], ...] = ()
-    """How many more of a row than the rank in the middle has, a step; negative: fewer. Sorted."""
+    apart: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By a row's kind and name, how many more of it than the rank in the middle has, a step; negative: fewer."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        kinds: dict[str, dict[str, float]] = {}
-        for (kind, name), more in self.apart:
-            kinds.setdefault(kind, {})[name] = more
-        return {"exchange_seconds": self.exchange_seconds, **({"apart": kinds} if kinds else {})}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RankWork:
-        """As ``to_dict`` wrote it.
-
-        Raises:
-            AttributeError, KeyError, TypeError, ValueError: it was not.
-        """
-        kinds = values.get("apart", {})
-        apart = sorted(((kind, name), float(more)) for kind, named in kinds.items() for name, more in named.items())
-        seconds = float(values["exchange_seconds"])
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"{seconds} s in exchanges")
-        return cls(seconds, tuple(apart))
+    @property
+    def more(self) -> dict[Key, float]:
+        """The same by both."""
+        return {(kind, name): more for kind, named in self.apart.items() for name, more in named.items()}
 
 
 def rank_work(counts: Sequence[Mapping[Key, float]], exchange_seconds: Sequence[float]) -> tuple[RankWork, ...]:
@@ -53,5 +39,8 @@ def rank_work(counts: Sequence[Mapping[Key, float]], exchange_seconds: Sequence[
     for own, seconds in zip(counts, exchange_seconds, strict=True):
         apart = [(name, own.get(name, 0.0) - usual[name]) for name in names if own.get(name, 0.0) != usual[name]]
         most = sorted(apart, key=lambda each: -abs(each[1]))[:_MOST_NAMES]
-        found.append(RankWork(seconds, tuple(sorted(most))))
+        kinds: dict[str, dict[str, float]] = {}
+        for (kind, name), more in sorted(most):
+            kinds.setdefault(kind, {})[name] = more
+        found.append(RankWork(seconds, kinds))
     return tuple(found)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.loss_curve import JudgedCurve
 from pytest_llmperf.records.phases import summed, total
+from pytest_llmperf.support.codec import Number
 
 Verdict = Literal["invalid", "regressed", "new", "inconclusive", "improved", "changed", "pass"]
 
@@ -22,10 +23,6 @@ PLANNED: Literal["planned"] = "planned"
 FAILING: frozenset[str] = frozenset[Verdict]({"invalid", "regressed", "new"})
 #: The same where nothing is let through that somebody would have to look at.
 FAILING_IF_STRICT: frozenset[str] = FAILING | {"improved", "inconclusive", "changed"}
-
-
-# Of a case: the second one is there where two sides took turns.
-_SIDES = ("launches", "launches_before")
 
 
 def worst_of(verdicts: Iterable[Verdict | None]) -> Verdict:
@@ -44,17 +41,17 @@ class Check:
 
     metric: str
     """A name of the design: ``tokens_per_second_per_gpu``, ``peak_reserved_bytes``, …"""
-    value: float
+    value: Number
     unit: str
     """``tokens/s``, ``s``, ``bytes``, ``1`` …"""
     higher_is_better: bool = False
     """Which way a gating metric gets better; of one that is only shown it says nothing."""
-    baseline: float | None = None
+    baseline: Number | None = None
     tolerance: float | None = None
     """Fraction; ``None`` for a metric that is shown and gates nothing."""
     known_tolerance: float | None = None
     """That on hardware of which enough is known, where ``tolerance`` is wider for want of that."""
-    limit: float | None = None
+    limit: Number | None = None
     """The value beyond which the metric counts as regressed."""
     change: float | None = None
     """``value / baseline - 1``."""
@@ -89,9 +86,9 @@ class Reference:
 
     source: str
     """Where it was published, and of which machine."""
-    tokens_per_second_per_gpu: float | None
+    tokens_per_second_per_gpu: Number | None
     """``None`` where the publication says out of memory."""
-    peak_reserved_bytes: float | None = None
+    peak_reserved_bytes: Number | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,28 +130,6 @@ class CaseResult:
     def check(self, metric: str) -> Check | None:
         """The check of this metric, if the case has one."""
         return next((check for check in self.checks if check.metric == metric), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        sides = {side: [launch.to_dict() for launch in getattr(self, side)] for side in _SIDES}
-        return asdict(replace(self, launches=(), launches_before=())) | sides
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> CaseResult:
-        """The result as ``to_dict`` wrote it; crosses from an xdist worker to its controller."""
-        reference, curve = values["reference"], values.get("loss_curve")
-        return cls(
-            **{
-                **values,
-                "checks": tuple(Check(**check) for check in values["checks"]),
-                **{side: tuple(map(Launch.from_dict, values[side])) for side in _SIDES},
-                "changed": tuple(values["changed"]),
-                "differences": tuple(values["differences"]),
-                "notes": tuple(values["notes"]),
-                "reference": Reference(**reference) if reference else None,
-                "loss_curve": JudgedCurve.from_dict(curve) if curve else None,
-            }
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

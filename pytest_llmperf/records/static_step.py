@@ -8,21 +8,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-_FIELDS = ("operators", "flops", "memory", "versions")
+from pytest_llmperf.support.codec import Count, plain_fields, read_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaticStep:
     """One step of one rank."""
 
-    operators: Mapping[str, int]
+    operators: Mapping[str, Count]
     """How often each is called, without the names of overloads; kernels of Liger's as ``liger::…``."""
-    flops: Mapping[str, int]
+    flops: Mapping[str, Count]
     """By operator."""
-    memory: Mapping[str, int]
+    memory: Mapping[str, Count]
     """Bytes at the predicted peak, by part."""
     versions: Mapping[str, str]
     """With which it is exact."""
@@ -38,45 +38,18 @@ class StaticStep:
         both = ((name, self.versions.get(name, "none"), now.versions.get(name, "none")) for name in names)
         return tuple(f"{name}: {then} -> {there}" for name, then, there in both if then != there)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, a line each in a sorted file, and a sum: nobody edits a count by hand unseen."""
-        return {name: dict(getattr(self, name)) for name in _FIELDS} | {"sum": self._sum}
+    def to_plain(self) -> dict[str, Any]:
+        """With a sum: nobody edits a count by hand unseen."""
+        return {**plain_fields(self), "sum": _sum(self)}
 
     @classmethod
-    def from_dict(cls, values: object) -> StaticStep:
-        """As ``to_dict`` wrote it.
-
-        Raises:
-            ValueError: it was not, or it was edited since.
-        """
-        wanted = {*_FIELDS, "sum"}
-        if not isinstance(values, Mapping) or set(values) != wanted:
-            has = ", ".join(sorted(values)) if isinstance(values, Mapping) else "no fields"
-            raise ValueError(f"its static figures have {has}; expected {', '.join(sorted(wanted))}")
-        step = cls(
-            **{name: _counts(name, values[name]) for name in _FIELDS[:-1]},
-            versions={str(name): str(version) for name, version in _object("versions", values["versions"]).items()},
-        )
-        if values["sum"] != step._sum:
+    def from_plain(cls, values: Mapping[str, Any]) -> StaticStep:
+        step = read_fields(cls, {name: value for name, value in values.items() if name != "sum"})
+        if values.get("sum") != _sum(step):
             raise ValueError("its static figures were edited: they do not have the sum that was written with them")
         return step
 
-    @property
-    def _sum(self) -> str:
-        exact = [sorted(getattr(self, name).items()) for name in _FIELDS]
-        return hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:16]
 
-
-def _object(name: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"the {name} of its static figures are no object")
-    return value
-
-
-def _counts(name: str, values: object) -> dict[str, int]:
-    found = {}
-    for key, count in _object(name, values).items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise ValueError(f"{name} of its static figures: {key} is {count!r}, expected a whole number")
-        found[str(key)] = count
-    return found
+def _sum(step: StaticStep) -> str:
+    exact = [sorted(getattr(step, each.name).items()) for each in fields(step)]
+    return hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:16]

@@ -6,12 +6,15 @@ Counts have no noise, times have some. A trace that could not prove itself compl
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from msgspec import Meta
 
 from pytest_llmperf.records.rank_work import RankWork, rank_work
+from pytest_llmperf.support.codec import plain_fields, read
 
 Kind = Literal["kernel", "collective", "copy", "fill", "operator", "wait", "allocation"]
 
@@ -36,6 +39,7 @@ _LONGEST_NAME = 240
 
 # Kernels or seconds that no step has.
 _MOST = 1e9
+_Some = Annotated[float, Meta(ge=0, lt=_MOST)]
 
 
 def short_name(name: str) -> str:
@@ -62,8 +66,6 @@ class TraceRow:
 class Trace:
     """One step, the mean of those that were traced, which had the same rows with the same counts."""
 
-    rows: tuple[TraceRow, ...] = ()
-    """Sorted."""
     steps: int = 0
     """How many were traced."""
     ranks: int = 1
@@ -75,6 +77,8 @@ class Trace:
     """In which it only exchanged with other ranks."""
     data_seconds: float = 0.0
     """In which it did nothing and the host fetched the next batch."""
+    rows: tuple[TraceRow, ...] = ()
+    """Sorted."""
     by_rank: tuple[RankWork, ...] = ()
     """Of several ranks, what their mean hides; older traces have none."""
     none: str = ""
@@ -102,74 +106,41 @@ class Trace:
         """Whether operators of a CPU were counted in place of kernels."""
         return any(row.kind == "operator" for row in self.rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; rows by kind and name, so that each is one line of a sorted file."""
+    def to_plain(self) -> dict[str, Any]:
+        """Rows by kind and name, so that each is one line of a sorted file; the reason alone where there are none."""
         if self.none:
             return {"none": self.none}
+        values = plain_fields(self)
+        del values["none"]
         rows: dict[str, dict[str, list[float]]] = {}
         for row in self.rows:
             rows.setdefault(row.kind, {})[row.name] = [row.count, row.seconds]
-        return {
-            "steps": self.steps,
-            "ranks": self.ranks,
-            "step_seconds": self.step_seconds,
-            "busy_seconds": self.busy_seconds,
-            "exposed_seconds": self.exposed_seconds,
-            "data_seconds": self.data_seconds,
-            "rows": rows,
-            **({"by_rank": [work.to_dict() for work in self.by_rank]} if self.by_rank else {}),
-        }
+        by_rank = values.pop("by_rank")
+        return values | {"rows": rows} | ({"by_rank": by_rank} if by_rank else {})
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Trace:
-        """As ``to_dict`` wrote it.
-
-        Raises:
-            ValueError: it was not, or it was edited since.
-        """
-        if not isinstance(values, Mapping):
-            raise ValueError("its trace is no object")
+    def from_plain(cls, values: Mapping[str, Any]) -> Trace:
         if set(values) == {"none"}:
             return cls(none=" ".join(str(values["none"]).split()) or "nobody said why")
-        wanted = {"steps", "ranks", "step_seconds", "busy_seconds", "exposed_seconds", "data_seconds", "rows"}
-        if {*values} - {"by_rank"} != wanted:
-            raise ValueError(f"its trace has {', '.join(sorted(values))}; expected {', '.join(sorted(wanted))}")
-        try:
-            return cls(
-                rows=tuple(sorted(_rows(values["rows"]))),
-                steps=_some(values["steps"]),
-                ranks=_some(values["ranks"]),
-                step_seconds=_seconds(values["step_seconds"]),
-                busy_seconds=_seconds(values["busy_seconds"]),
-                exposed_seconds=_seconds(values["exposed_seconds"]),
-                data_seconds=_seconds(values["data_seconds"]),
-                by_rank=tuple(map(RankWork.from_dict, values.get("by_rank", ()))),
-            )
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise ValueError(f"its trace cannot be read ({error})") from error
+        stored = read(TraceForm, values, "its trace")
+        rows = (
+            TraceRow(kind, name, *figures) for kind, named in stored.rows.items() for name, figures in named.items()
+        )
+        return cls(**{**vars(stored), "rows": tuple(sorted(rows))})
 
 
-def _rows(values: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterable[TraceRow]:
-    for kind, named in values.items():
-        if kind not in KINDS:
-            raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}")
-        for name, (count, seconds) in named.items():
-            row = TraceRow(kind, name, float(count), float(seconds))
-            if not (0 < row.count < _MOST and 0 <= row.seconds < _MOST):
-                raise ValueError(f"{short_name(name)}: {count} in {seconds} s")
-            yield row
+@dataclass(frozen=True, kw_only=True)
+class TraceForm:
+    """One as files have it, where it has rows."""
 
-
-def _some(value: Any) -> int:
-    if int(value) < 1:
-        raise ValueError(f"{value} steps or ranks")
-    return int(value)
-
-
-def _seconds(value: Any) -> float:
-    if not 0 <= float(value) < _MOST:
-        raise ValueError(f"{value} s")
-    return float(value)
+    steps: Annotated[int, Meta(ge=1)]
+    ranks: Annotated[int, Meta(ge=1)]
+    step_seconds: _Some
+    busy_seconds: _Some
+    exposed_seconds: _Some
+    data_seconds: _Some
+    rows: Mapping[Kind, Mapping[str, tuple[Annotated[float, Meta(gt=0, lt=_MOST)], _Some]]]
+    by_rank: tuple[RankWork, ...] = ()
 
 
 def _kept(count: float) -> float:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 #: The launch's file.
 FILE = "training-errors.json"
@@ -67,21 +66,6 @@ class TrainingErrors:
     """Parameters that one of the two trains and the other does not have."""
     lost_updates: float = 0.0
     """Share of weights that an update should have moved and that stayed."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TrainingErrors:
-        """As ``to_dict`` wrote it, through JSON or not."""
-        lists = ("losses", "true_losses", "true_norms", "clipping_errors", "unknown")
-        return cls(
-            **{
-                **values,
-                **{name: tuple(values[name]) for name in lists},
-                "tensors": tuple(TensorError(**one) for one in values["tensors"]),
-            }
-        )
 
 
 def merged(by_rank: Sequence[TrainingErrors]) -> TrainingErrors:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support.codec import Amount, Count
 
 #: What became of a trial beside the kinds of a launch's failure: its record contradicts its spec.
 CONTRADICTED = "contradicted"
@@ -19,20 +17,20 @@ class Trial:
 
     digest: str
     id: str
-    wall_seconds: float
+    wall_seconds: Amount
     """From its request to its end."""
-    step_seconds: float = 0.0
+    step_seconds: Amount = 0.0
     """Median of its steady steps; 0 where it failed."""
-    step_error: float = 0.0
+    step_error: Amount = 0.0
     """Relative standard error of that median."""
-    steps: int = 0
-    first_step_seconds: float = 0.0
-    tokens_per_step: int = 0
+    steps: Count = 0
+    first_step_seconds: Amount = 0.0
+    tokens_per_step: Count = 0
     """Of all ranks."""
-    gpus: int = 1
-    peak_reserved_bytes: int = 0
+    gpus: Count = 1
+    peak_reserved_bytes: Count = 0
     """Of the fullest rank."""
-    power_watts: float = 0.0
+    power_watts: Amount = 0.0
     """Of all its GPUs together while it trained; 0 where nobody told."""
     failure: str = ""
     """Why it says nothing of its speed, in one line; empty where it does."""
@@ -94,25 +92,3 @@ class Trial:
             started_at=launch.started_at,
             site=" + ".join(sorted({rank.device for rank in launch.ranks})),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "disturbances": list(self.disturbances)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Trial:
-        """As ``to_dict`` wrote it.
-
-        Raises:
-            ValueError: it was not.
-        """
-        known = {one.name: one.type for one in fields(cls)}
-        if not {"digest", "id", "wall_seconds"} <= set(values) <= set(known):
-            raise ValueError("no trial of this version")
-        for name, value in values.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if known[name] in ("float", "int") and not (is_number and value >= 0):
-                raise ValueError(f"{name} is {value!r}, expected a number of at least 0")
-            if known[name] == "str" and not isinstance(value, str):
-                raise ValueError(f"{name} is {value!r}, expected text")
-        return cls(**{**values, "disturbances": tuple(map(str, values.get("disturbances", ())))})

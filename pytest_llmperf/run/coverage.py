@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.store import Entry
+    from pytest_llmperf.records.results_document import ResultsDocument
 
 #: How much a test said of what it runs: every spec; those up to one that cannot run here; some, and then it ended.
 ALL, STOPPED, SOME = "all", "stopped", "some"
@@ -86,13 +87,12 @@ class Coverage:
         return ""
 
 
-def is_whole(plan: Mapping[str, Any]) -> bool:
+def is_whole(plan: ResultsDocument) -> bool:
     """Whether a dry run's ``--perf-json`` is of a run that asked every test."""
-    suite = plan.get("suite")
-    if suite is None:
+    if plan.suite is None:
         return False
-    asked_all = {*suite["coverage"]["nodes"]} <= {*suite["coverage"]["said"]}
-    return asked_all and not suite.get("stopped") and not plan.get("unfinished")
+    asked_all = {*plan.suite.coverage.nodes} <= {*plan.suite.coverage.said}
+    return asked_all and not plan.suite.stopped and not plan.unfinished
 
 
 def file_of(node: str) -> str:

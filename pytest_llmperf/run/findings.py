@@ -4,43 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pytest_llmperf.records.result import CaseResult, Spent
-
-Elsewhere = Literal["", "test", "case"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """One case that a dry run would have launched."""
-
-    id: str
-    nodeid: str
-    width: int
-    """GPUs, or ranks on the CPU, of its widest spec."""
-    launches: int
-    gpus: int
-    seconds: float | None
-    """Expected wall seconds of all its launches, from its baseline; ``None`` where there is none."""
-    skipped: str = ""
-    """Why it would not run here."""
-    judges: bool = True
-    """Whether a result comes of it; launches alone are what ``perf.measure`` returns."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skipped:
-    """One case that cannot run here."""
-
-    id: str
-    nodeid: str
-    width: int
-    reason: str
-    lost: bool
-    """Whether it ran before: it has a baseline, and the environment lacks a package."""
-    elsewhere: Elsewhere = ""
-    """What of it is of another width than the run: the whole test, this case of it, or nothing."""
+from pytest_llmperf.records.results_document import Planned, Skipped
+from pytest_llmperf.support import codec
 
 
 @dataclass
@@ -68,7 +36,7 @@ class Findings:
         if not (self.results or self.planned or self.skipped or self.digests or said or self.spent.phases):
             return None
         values = {
-            "results": [result.to_dict() for result in self.results],
+            "results": [codec.plain(result) for result in self.results],
             "planned": [vars(planned) for planned in self.planned],
             "skipped": [vars(skipped) for skipped in self.skipped],
             "digests": self.digests,
@@ -80,7 +48,7 @@ class Findings:
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Take in what another process sent."""
-        self.results += [CaseResult.from_dict(result) for result in values["results"]]
+        self.results += [codec.read(CaseResult, result) for result in values["results"]]
         self.planned += [Planned(**planned) for planned in values["planned"]]
         self.skipped += [Skipped(**skipped) for skipped in values["skipped"]]
         self.digests += values["digests"]

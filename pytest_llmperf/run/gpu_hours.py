@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_llmperf.analysis.cost import Price, price_per_million, tokens_per_price
 from pytest_llmperf.records.result import CaseResult, Check
-from pytest_llmperf.run.findings import Planned
+from pytest_llmperf.records.results_document import Planned
 
 _HOUR = 3600
 _RATE = "tokens_per_second_per_gpu"

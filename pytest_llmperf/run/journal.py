@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.support import kept_files
 from pytest_llmperf.support.files import write_text
 
 _KEPT_SECONDS = 14 * 24 * 3600.0
@@ -31,6 +32,12 @@ class Kept:
     refused: str
 
 
+@dataclass(frozen=True)
+class _Begun:
+    restarts: int
+    launches: tuple[Launch, ...]
+
+
 class Journal:
     """What one job has concluded, and what it has begun."""
 
@@ -40,43 +47,24 @@ class Journal:
         _prune(home)
 
     def find(self, nodeid: str, digest: str) -> Kept | None:
-        """What was concluded of this case before, where this run goes on with that."""
-        if not self._resume:
-            return None
-        try:
-            values = json.loads(self._path(nodeid, digest).read_text(encoding="utf-8"))
-            result = CaseResult.from_dict(values["result"])
-            return Kept(result, str(values["held_against"]), str(values["refused"]))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None  # none, or none that can be used: the case runs again
+        """What was concluded of this case before, where this run goes on with that; else the case runs again."""
+        return kept_files.load(Kept, self._path(nodeid, digest)) if self._resume else None
 
     def keep(self, kept: Kept) -> str:
         """Write it down; a line about what went wrong, if anything did."""
         result = kept.result
-        values = {"result": result.to_dict(), "held_against": kept.held_against, "refused": kept.refused}
-        try:
-            write_text(self._path(result.nodeid, result.digest), json.dumps(values))
-        except OSError as error:
-            return f"{result.id}: not kept for a requeue ({error})"
-        return ""
+        why = kept_files.keep(self._path(result.nodeid, result.digest), kept, lasts=True)
+        return f"{result.id}: not kept for a requeue ({why})" if why else ""
 
     def begun(self, nodeid: str, digest: str, restarts: int) -> tuple[Launch, ...]:
         """Launches of a case that an earlier start did not conclude, where this run goes on with that."""
-        if not self._resume:
-            return ()
-        try:
-            values = json.loads(self._begun_path(nodeid, digest).read_text(encoding="utf-8"))
-            # This start's own are of an attempt of this test that is over.
-            earlier = [] if values["restarts"] == restarts else values["launches"]
-            return tuple(Launch.from_dict(launch) for launch in earlier)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return ()
+        found = kept_files.load(_Begun, self._begun_path(nodeid, digest)) if self._resume else None
+        # This start's own are of an attempt of this test that is over.
+        return () if found is None or found.restarts == restarts else found.launches
 
     def begin(self, nodeid: str, digest: str, restarts: int, launches: Sequence[Launch]) -> None:
         """Note what a case has launched, which decides nothing yet: all that is lost otherwise is time."""
-        values = {"restarts": restarts, "launches": [launch.to_dict() for launch in launches]}
-        with suppress(OSError):
-            write_text(self._begun_path(nodeid, digest), json.dumps(values))
+        kept_files.keep(self._begun_path(nodeid, digest), _Begun(restarts, tuple(launches)), lasts=True)
 
     def spent_before(self, restarts: int) -> float:
         """GPU-hours of this job's earlier starts; infinite where a note of one makes no sense."""

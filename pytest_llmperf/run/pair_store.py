@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,23 @@ from filelock import FileLock, Timeout
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support import kept_files
 from pytest_llmperf.support.folders import cache_folder
 
 # Of how they are made.
 _PROCEDURE = 1
 
 Pairs = tuple[tuple[Launch, Launch], ...]
+
+
+@dataclass(frozen=True)
+class KeptPairs:
+    """Of one candidate."""
+
+    candidate: str
+    failure: str = ""
+    """Why it did not train; empty where nothing is known of that."""
+    pairs: Pairs = ()
 
 
 class PairStore:
@@ -56,26 +66,13 @@ class PairStore:
         if self._lock is not None:
             self._lock.release()
 
-    def pairs(self, name: str) -> Pairs:
-        """Those of the candidate ``name`` that were kept and can be read."""
-        try:
-            document = json.loads(self._path(name).read_text(encoding="utf-8"))
-            return tuple((Launch.from_dict(a), Launch.from_dict(b)) for a, b in document["pairs"])
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # they can be made anew
-            return ()
-
-    def failure(self, name: str) -> str:
-        """Why the candidate ``name`` did not train; empty where nothing is known of that."""
-        try:
-            return str(json.loads(self._path(name).read_text(encoding="utf-8"))["failure"])
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            return ""
+    def known(self, name: str) -> KeptPairs:
+        """What was kept of the candidate ``name`` and can be read."""
+        return kept_files.load(KeptPairs, self._path(name)) or KeptPairs(name)
 
     def keep(self, name: str, pairs: Pairs, failure: str = "") -> None:
         """All that is known of it by now; a home that cannot be written costs the next bisection launches."""
-        document = {"candidate": name, "failure": failure, "pairs": [[a.to_dict(), b.to_dict()] for a, b in pairs]}
-        with suppress(OSError):
-            write_text(self._path(name), json.dumps(document) + "\n", lasts=False)
+        kept_files.keep(self._path(name), KeptPairs(name, failure, pairs))
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"

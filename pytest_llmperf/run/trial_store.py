@@ -7,15 +7,15 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.launch.device import PREFIXES, driver_version
 from pytest_llmperf.launch.request import lasting_environment
 from pytest_llmperf.records.trial import Trial
-from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support.files import write_text
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+from pytest_llmperf.support import kept_files
 from pytest_llmperf.support.folders import cache_folder
 from pytest_llmperf.support.redaction import redacted
 
@@ -41,35 +41,30 @@ class TrialStore:
 
     def all(self) -> Mapping[TrainSpec, Trial]:
         """Every trial that was kept and can be read, by what was launched."""
-        try:
-            paths = sorted(self._folder.glob("*.json"))
-        except OSError:
-            return {}
-        return dict(filter(None, map(_read, paths)))
+        found = {}
+        with suppress(OSError):
+            for kept in (kept_files.load(_Kept, path) for path in sorted(self._folder.glob("*.json"))):
+                with suppress(SpecError):  # whatever is wrong with it, it can be made anew
+                    if kept is not None and kept.trial.digest == (spec := TrainSpec.from_dict(kept.spec)).digest:
+                        found[spec] = kept.trial
+        return found
 
     def keep(self, spec: TrainSpec, trial: Trial) -> None:
         """What came of ``spec`` as it was launched; a home that cannot be written costs the next search a launch."""
-        document = {"spec": spec.to_dict(), "trial": trial.to_dict()}
-        path = self._folder / f"{spec.digest}-{spec.steps}.json"
-        try:
-            write_text(path, json.dumps(document, indent=1) + "\n", lasts=False)
-        except OSError as error:
-            self.unkept = f"{self._folder}: {error.strerror or error}"
+        why = kept_files.keep(self._folder / f"{spec.digest}-{spec.steps}.json", _Kept(spec.to_dict(), trial))
+        self.unkept = f"{self._folder}: {why}" if why else self.unkept
+
+
+@dataclass(frozen=True)
+class _Kept:
+    spec: Mapping[str, Any]
+    trial: Trial
 
 
 def surroundings() -> list[Any]:
     """What else a training's speed depends on: what is installed, and what the shell sets; for a key."""
     around = {name: value for name, value in lasting_environment(os.environ, {}).items() if _is_cause(name)}
     return [_versions(), sorted(redacted(around).items())]
-
-
-def _read(path: Path) -> tuple[TrainSpec, Trial] | None:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        spec, trial = TrainSpec.from_dict(document["spec"]), Trial.from_dict(document["trial"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # whatever it is, it can be made anew
-        return None
-    return (spec, trial) if trial.digest == spec.digest else None
 
 
 def _is_cause(name: str) -> bool:

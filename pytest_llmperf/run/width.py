@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_llmperf.run.findings import Elsewhere
+from pytest_llmperf.records.results_document import Elsewhere
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 

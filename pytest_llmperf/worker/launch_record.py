@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECOR
 from pytest_llmperf.records.learning import learning
 from pytest_llmperf.records.trace import merged
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.environment import environment, place_of
 from pytest_llmperf.worker.failure_file import write_failure, write_json
@@ -71,7 +72,7 @@ class Recorder:
         self._environment: Environment | None = None
         if rank == 0:  # what is not as it was is told of a launch that fails, too
             self._environment = environment(device)
-            write_json(folder / ENVIRONMENT_FILE, asdict(self._environment))
+            write_json(folder / ENVIRONMENT_FILE, codec.plain(self._environment))
 
     def measured(self, trained: Trained) -> None:
         """All that is timed is over: traced and inspected steps have to end in time, on each rank, or all are ended.
@@ -116,7 +117,7 @@ class Recorder:
             trace=merged([one.trace for one in later]),
             learning=learning.merged([one.learning for one in later]),
         )
-        write_json(self._folder / name, launch.to_dict())
+        write_json(self._folder / name, codec.plain(launch))
 
     def _from_ranks(self, own: _Own) -> list[_Own]:
         """The ``own`` of all ranks in their order; on other ranks than the first one nothing."""

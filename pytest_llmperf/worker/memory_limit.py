@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from pytest_llmperf.records.memory_shortage import Room, Said, of_a_peer, said
+from pytest_llmperf.support import codec
 
 if TYPE_CHECKING:
     import torch
@@ -255,5 +256,5 @@ def _watch(headroom: Headroom, file: int, stop: threading.Event, seconds: float)
             headroom.look()
             least = headroom.least
             if least is not None and least != told:
-                os.pwrite(file, json.dumps(least.to_dict()).ljust(_WIDTH).encode(), 0)
+                os.pwrite(file, json.dumps(codec.plain(least)).ljust(_WIDTH).encode(), 0)
                 told = least

@@ -16,6 +16,7 @@ from pytest_llmperf.records.learning.learning import RankLearning, uninspected
 from pytest_llmperf.records.parity_order import ParityOrder
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +52,12 @@ class Request:
             model_config=values["model_config"],
             memory_limit_bytes=values.get("memory_limit_bytes") or 0,
             search=Search(**search) if search else None,
-            passing=PassingRanges.from_dict(passing) if passing else None,
+            passing=codec.read(PassingRanges, passing) if passing else None,
             trace=values.get("trace", True) and not search,
             inspect=values.get("inspect", True) and not search,
             all_steps=values.get("all_steps", False),
             calibrations=values.get("calibrations", ""),
-            parity=ParityOrder.from_dict(values["parity"]) if values.get("parity") else None,
+            parity=codec.read(ParityOrder, values["parity"]) if values.get("parity") else None,
         )
 
 

@@ -11,10 +11,12 @@ import pytest
 
 from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.judge.curves.curve_store import CurveStore
+from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline
+from pytest_llmperf.judge.store import Store
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.results_json import document
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
+from pytest_llmperf.support import codec
 from tests import text_package
 from tests.engine.conftest import SPEC as RANDOM
 from tests.engine.conftest import Engine
@@ -191,8 +193,8 @@ def test_a_whole_run_means_the_cases_with_a_text(engine: Engine) -> None:
 
 
 def test_a_file_that_cannot_serve_costs_no_launch(stored: Engine) -> None:
-    path = CurveStore(stored.path / "baselines").path(SPEC)
-    for text, said in (("{", "not JSON"), ('{"schema": 1}', "it has no 'machine'")):
+    path = Store(stored.path / "baselines", CurveBaseline).path(LOSS_CURVES, SPEC)
+    for text, said in (("{", "not JSON"), ('{"schema": 1}', "it has no 'id'")):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(CaseFailedError, match=said):
             check(stored)
@@ -223,7 +225,7 @@ def test_a_test_of_the_same_spec_trains_no_seed_again(stored: Engine) -> None:
 
 def test_it_crosses_processes_and_is_in_the_json(stored: Engine) -> None:
     result = check(stored).result
-    assert CaseResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+    assert codec.read(CaseResult, json.loads(json.dumps(codec.plain(result)))) == result
     told = document({}, [result])["results"][0]["loss_curve"]
     assert (told["verdict"], told["seeds"], len(told["parts"])) == ("same", [42], 4)
 

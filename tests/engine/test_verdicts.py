@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.engine.caller import CaseTerms
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineChangedError
@@ -220,7 +221,7 @@ class TestUpdating:
             if not told:
                 told.append(values["result"].verdict)
                 path.write_text(theirs)
-                raise BaselineChangedError(SPEC.id, Baseline.from_json(theirs, path.name))
+                raise BaselineChangedError(SPEC.id, baseline_file.read(Baseline, theirs, path.name))
             return accept(found, **values)
 
         monkeypatch.setattr("pytest_llmperf.engine.conclusion.accept", late)

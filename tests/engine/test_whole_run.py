@@ -23,6 +23,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Verdict
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.settings import Settings
+from pytest_llmperf.support import codec
 from tests.engine.conftest import Engine
 from tests.gpu_nights import Cases, World, baseline_of, case_log, flat, is_limited, result_of, spec_of
 from tests.shelf import keep
@@ -193,7 +194,7 @@ def test_a_case_that_two_tests_share_is_told_of_both(night: Night) -> None:
     first, *rest = night.results(SLOWER)
     second = replace(first, nodeid="t.py::other", shares=first.nodeid)
     # As xdist's controller has it: each with a copy of its own.
-    copied = [CaseResult.from_dict(each.to_dict()) for each in (first, second, *rest)]
+    copied = [codec.read(CaseResult, codec.plain(each)) for each in (first, second, *rest)]
     found = judged_together(night.context(), copied)
     assert [line.split(": ")[0] for line in found.lines] == [first.nodeid, "t.py::other"]
     assert found.change == judged_together(night.context(), [first, *rest]).change
@@ -417,6 +418,6 @@ def test_the_first_case_of_a_night_that_lost_by_itself_fails_its_run(night: Nigh
 def test_workers_that_saw_few_cases_each_are_judged_by_all_of_them(night: Night) -> None:
     """Each worker of xdist knows its own alone; the controller has what all of them found."""
     workers = [held_back(night, cases, lambda case: LOST * (case == 0)) for cases in ((0, 1, 2), (3, 4, 5), (6, 7, 8))]
-    copied = [CaseResult.from_dict(each.to_dict()) for results in workers for each in results]
+    copied = [codec.read(CaseResult, codec.plain(each)) for results in workers for each in results]
     assert verdicts(copied) == ["inconclusive", *["pass"] * 8]
     assert verdicts(judged_together(night.context(), copied).results) == ["regressed", *["pass"] * 8]

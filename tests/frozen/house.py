@@ -9,6 +9,7 @@ from pathlib import Path
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.cli import main
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.judge.baseline_file import read, text_of
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.judge.exact import changes, count_checks
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
@@ -17,7 +18,7 @@ from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.phase_checks import growth_checks
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.static.stored_step import ANY_MACHINE, StepBaseline
-from pytest_llmperf.judge.store import CAPACITY, BaselineStore
+from pytest_llmperf.judge.store import CAPACITY, BaselineStore, Store
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.judge.verdict import Judgement, joined, judge
 from pytest_llmperf.records.launch import Launch
@@ -33,16 +34,16 @@ def written_again(path: Path, root: Path) -> None:
     """The stored file, read and recorded under ``root`` as a run records its own."""
     text = path.read_text(encoding="utf-8")
     if path.parent.name == ANY_MACHINE:
-        step = StepBaseline.from_json(text, str(path))
+        step = read(StepBaseline, text, str(path))
         # A run records today's settings, and old files lack some of them: of these the text alone is held.
         target = root / ANY_MACHINE / f"{step.id}.json"
         target.parent.mkdir(exist_ok=True)
-        target.write_text(step.to_json(), encoding="utf-8")
+        target.write_text(text_of(step), encoding="utf-8")
     elif path.parent.name == CAPACITY:
-        capacity = CapacityBaseline.from_json(text, str(path))
-        BaselineStore(root).update_capacity(capacity.machine, TrainSpec.from_dict(capacity.spec), lambda _: capacity)
+        capacity = read(CapacityBaseline, text, str(path))
+        Store(root, CapacityBaseline).update(capacity.machine, TrainSpec.from_dict(capacity.spec), lambda _: capacity)
     else:
-        baseline = Baseline.from_json(text, str(path))
+        baseline = read(Baseline, text, str(path))
         BaselineStore(root).update(baseline.machine, TrainSpec.from_dict(baseline.spec), lambda _: baseline)
 
 

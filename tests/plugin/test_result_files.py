@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from pytest_llmperf.cli.merge.night_results import gather
+from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.consumers.documents import junit
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
 from pytest_llmperf.report.consumers.metrics import prometheus
@@ -115,7 +116,7 @@ def test_what_fails_beside_its_cases_is_red_everywhere(project: Project, workers
     assert found["test_strict", "failed"] == "[XPASS(strict)] not yet"
     assert "leaky" in found["test_teardown", "error"]
     assert "no time" in found["test_skipped", "skipped"]
-    run = ExportedRun.read([document])
+    run = ExportedRun.read([document_of(document)])
     assert run.is_red
     xml = "\n".join(junit(run))
     assert 'failures="3" errors="1"' in list(junit(run))[1], xml  # as pytest's own
@@ -147,7 +148,7 @@ def test_what_is_expected_to_regress_is_green_for_all_who_read_it(project: Proje
     result = project.run("test_other.py", "--perf-json=out.json", "--perf-markdown=out.md")
     assert result.ret == 0
     document = json.loads((project.path / "out.json").read_text())
-    run = ExportedRun.read([document])
+    run = ExportedRun.read([document_of(document)])
     assert run.headline == "green: 1 regressed (1 expected)"
     assert run.cases[0].explanation.startswith("expected to fail: known since May; ")
     assert "llmperf_run_green 1" in list(prometheus(run))
@@ -163,7 +164,7 @@ ALERT = "llmperf_run_green == 0 or time() - llmperf_run_timestamp_seconds > 1296
 
 def is_alarmed(documents: list[dict[str, Any]], now: float) -> bool:
     """What that expression gives for the metrics of these documents; without any no exporter ever wrote a file."""
-    lines = list(prometheus(ExportedRun.read(documents))) if documents else []
+    lines = list(prometheus(ExportedRun.read(list(map(document_of, documents))))) if documents else []
     found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     if "llmperf_run_green" not in found:
         return True

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from tests.fakes import launch_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -167,7 +168,7 @@ class FakeSlurm:
     def yields(self, spec: TrainSpec, late: float = 0.0) -> None:
         """What launches leave from now on."""
         path = self._home / "launch.json"
-        path.write_text(json.dumps(launch_of(spec).to_dict()))
+        path.write_text(json.dumps(codec.plain(launch_of(spec))))
         self.plan(launch=str(path), late=late)
 
     @property

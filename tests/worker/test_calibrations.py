@@ -15,6 +15,7 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT, Calibration
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support import codec
 from tests.worker.launching import launched
 
 torch = pytest.importorskip("torch")
@@ -68,7 +69,7 @@ def test_the_first_launch_makes_it_and_the_second_has_the_same(tmp_path: Path, g
     assert first.losses[:shared] == plain.losses[:shared]
     # A host's memory of two launches that are alike lies up to 11 MiB apart at times.
     assert first.peak_reserved_bytes == pytest.approx(plain.peak_reserved_bytes, abs=16 * 2**20)
-    assert Launch.from_dict(json.loads(json.dumps(first.to_dict()))) == first
+    assert codec.read(Launch, json.loads(json.dumps(codec.plain(first)))) == first
 
 
 def test_launches_of_one_run_share_what_the_cache_cannot_keep(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import SpecError
+from pytest_llmperf.support import codec
 from tests.worker.conftest import ColdPair
 from tests.worker.launching import ENDLESS, launch
 from tests.worker.user import LIGHT_PATH
@@ -55,7 +56,7 @@ def test_two_ranks_leave_a_record_in_which_everything_adds_up(cold_pair: ColdPai
     assert record.peak_reserved_bytes > 2**20
     assert 0 < record.train_seconds < record.wall_seconds
     assert {"python", "torch", "transformers", "accelerate"} <= record.environment.versions.keys()
-    assert Launch.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+    assert codec.read(Launch, json.loads(json.dumps(codec.plain(record)))) == record
     assert {progress.phase for progress in cold_pair.seen} >= {"starting", "importing"}
     # What of the chip is looked at afterwards is no part of the training.
     told = json.loads((cold_pair.folder / "progress.json").read_text())

@@ -11,6 +11,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.learning_checks import changed_gradients, notes, unlearnt
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support import codec
 from tests.worker.import_patch import as_on_gpus, in_the_rank
 from tests.worker.launching import launched
 from tests.worker.learning_faults import FAULTS, SPEC, TRAINER, TWO, WRONG_GRADIENT, Fault
@@ -80,7 +81,7 @@ def test_what_learns_is_not_doubted(sound: dict[str, Launch], name: str) -> None
         assert 0 <= replay.roundings < 6  # 2.3 were seen
     assert launch.learning.gradient_norm > 0
     assert len(launch.gradient_norms) == 4
-    assert Launch.from_dict(launch.to_dict()).learning == launch.learning
+    assert codec.read(Launch, codec.plain(launch)).learning == launch.learning
     assert not list(changed_gradients([launch], [launch]))
     assert 0 < launch.phases["inspection"] < 1
 

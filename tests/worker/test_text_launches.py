@@ -16,6 +16,7 @@ from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.model_flops import ModelFlops
+from pytest_llmperf.support import codec
 from tests.worker.launching import launch, launched
 
 pytest.importorskip("torch")
@@ -76,7 +77,7 @@ def test_ranks_share_each_epoch_and_count_their_real_tokens(tmp_path: Path) -> N
     assert real[0] != real[1]
     assert record.evidence["epochs"] == 4
     assert record.real_share == pytest.approx(4 * epoch / (8 * record.tokens_per_step))
-    assert Launch.from_dict(record.to_dict()) == record
+    assert codec.read(Launch, codec.plain(record)) == record
     shown = {check.metric: check for check in derived_metrics.figures(spec, (record,), ModelFlops())}
     rate, share = shown["real_tokens_per_second_per_gpu"], shown["real_token_share"]
     assert rate.value == pytest.approx(record.tokens_per_second_per_gpu * record.real_share)

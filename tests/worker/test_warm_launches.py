@@ -25,6 +25,7 @@ from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support import codec
 from tests.worker import launching
 from tests.worker.conftest import ColdPair
 from tests.worker.import_patch import LIGHT_TOO, after_import
@@ -254,7 +255,7 @@ class TestTheSame:
         now = shared.launch()
         assert isinstance(now, Launch)
         evidence = {name: value for name, value in now.evidence.items() if name != "start"}
-        before = Launch.from_dict({**now.to_dict(), "evidence": evidence})
+        before = codec.read(Launch, {**codec.plain(now), "evidence": evidence})
         assert changes([now], [before]) == ()
         assert changes([before], [now]) == ()
 

@@ -69,7 +69,7 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
     case, root, machine = arguments.case, arguments.perf_baselines, arguments.machine
     if is_of_curves(case):
         path = Path(case)
-        found = store.read(path, CurveBaseline.from_json)
+        found = store.read(path, CurveBaseline)
         return Answer([] if found is None else curve_page(path, found, screen))
     curves = CurveShelf.read(root, machine).of(case)
     pages = [curve_page(one.path, one.baseline, screen) for one in curves.stored]

@@ -32,7 +32,7 @@ from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.options import BISECT
 from pytest_llmperf.settings.requirements import why_skip
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support import formats, quantities
+from pytest_llmperf.support import codec, formats, quantities
 from pytest_llmperf.support.quantities import argument
 
 # What a bisection found, as lines for people and as a document for programs.
@@ -107,14 +107,14 @@ def document(
         "case": spec.id,
         "spec": spec.to_dict(),
         "machine": dict(machine),
-        "good": found.good.to_dict(),
-        "bad": found.bad.to_dict(),
+        "good": codec.plain(found.good),
+        "bad": codec.plain(found.bad),
         "candidates": found.num_candidates,
         "by": found.yardstick.by if found.yardstick else None,
         "steps": [step.to_dict() for step in found.steps],
-        "suspects": [one.to_dict() for one in found.suspects],
-        "first_bad": first_bad.to_dict() if first_bad else None,
-        "last_good": found.last_good.to_dict() if found.last_good else None,
+        "suspects": [codec.plain(one) for one in found.suspects],
+        "first_bad": codec.plain(first_bad) if first_bad else None,
+        "last_good": codec.plain(found.last_good) if found.last_good else None,
         "change": vars(found.change) if found.change else None,
         "confidence": found.confidence,
         "exact": list(found.exact),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.cli.baseline_folder import find
-from pytest_llmperf.cli.results_launch import results_launch
+from pytest_llmperf.records.results_document import (
+    Result,
+    ResultsError,
+    document_of,
+    launch_of,
+    read_values,
+)
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.suggestions import hint
 
@@ -51,32 +55,30 @@ def traced(word: str, baselines: Path, machine: str | None) -> Traced:
 
 def _is_results(path: Path) -> bool:
     try:
-        return "results" in json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, RecursionError, TypeError, ValueError):
+        return '"results"' in path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return False  # the case's own search says what is wrong with it
 
 
 def _of_results(path: Path, name: str) -> Traced:
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))["results"]
-        ids = [str(result["id"]) for result in results]
-    except OSError as error:
-        raise CaseError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (KeyError, RecursionError, TypeError, ValueError) as error:
-        raise CaseError(f"{path}: no file of --perf-json; expected one with results") from error
+        results = document_of(read_values(path)).results
+    except ResultsError as error:
+        raise CaseError(str(error)) from error
+    ids = [result.id for result in results]
     if not name and len(ids) != 1:
         raise CaseError(f"{path}: it has {len(ids)} cases, name one: {path}:{ids[0] if ids else 'ID'}")
-    found = [result for result in results if result["id"] == (name or ids[0])]
+    found = [result for result in results if result.id == (name or ids[0])]
     if not found:
         raise CaseError(f"{path}: no case {name}{hint(name, ids)}")
     return _newest(path, found[-1])
 
 
-def _newest(path: Path, result: Mapping[str, Any]) -> Traced:
-    name = str(result["id"])
+def _newest(path: Path, result: Result) -> Traced:
+    name = result.id
     try:
-        launches = [results_launch(values) for values in result["launches"]]
-    except (KeyError, TypeError, ValueError) as error:
+        launches = [launch_of(record) for record in result.launches]
+    except ValueError as error:
         raise CaseError(f"{path}: the launches of {name} cannot be read ({error})") from error
     for launch in reversed(launches):
         if launch.trace:

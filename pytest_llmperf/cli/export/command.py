@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pytest_llmperf.cli.answer import Answer
-from pytest_llmperf.cli.export.results_documents import read_documents
 from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
 from pytest_llmperf.report.consumers.documents import junit, markdown_page
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
 from pytest_llmperf.report.consumers.metrics import gitlab_metrics, prometheus
@@ -32,7 +32,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
-    documents, troubles = read_documents(arguments.results)
+    documents, troubles = list[ResultsDocument](), list[str]()
+    for path in arguments.results:
+        try:
+            documents.append(ResultsFile.read(path).document)
+        except ResultsError as error:  # the others are told without it
+            troubles.append(str(error))
     if not documents:
         return Answer([], troubles)
     run = ExportedRun.read(documents)

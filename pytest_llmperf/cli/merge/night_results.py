@@ -14,10 +14,9 @@ from pytest_llmperf.cli.merge.provenance import differences, judged
 from pytest_llmperf.cli.merge.results_file import Part, ended
 from pytest_llmperf.cli.merge.unjudged import Tests, silent, skipped, some_of, unjudged
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.curves.curve_store import CurveStore
-from pytest_llmperf.judge.static.step_store import StepStore
-from pytest_llmperf.judge.store import BaselineStore, Entry
+from pytest_llmperf.judge.store import Entry, entries_of_run
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, VERDICTS
+from pytest_llmperf.records.results_document import SCHEMA, Result, ResultsDocument, ResultsError, ResultsFile
 from pytest_llmperf.report.consumers.documents import case_table
 from pytest_llmperf.report.consumers.exported_run import ExportedCase, counted, failed_tests, tests_of
 from pytest_llmperf.report.summary_table import merged_reasons
@@ -27,31 +26,31 @@ from pytest_llmperf.run.coverage import Coverage, file_of, is_whole, unused_base
 # Baselines that no test of a whole night asks for: each width alone saw only its own tests.
 
 
-def unused(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+def unused(documents: Sequence[ResultsDocument]) -> tuple[list[str], list[str]]:
     """A line for each, of all the files of one night together; and why some may not be known.
 
     Nobody knows where a file says nothing of its suite, being of an older version, or where no plan asked every test:
     a width alone has seen its own.
     """
-    suites = [document["suite"] for document in documents if "suite" in document]
+    suites = [document.suite for document in documents if document.suite]
     if not suites or len(suites) < len(documents):
         return [], []
-    plans = [document for document in documents if document["suite"].get("perf_width") is None]
+    plans = [document for document in documents if document.suite and document.suite.perf_width is None]
     if not plans or not all(map(is_whole, plans)):
         return [], ["no unused baseline can be known: no plan has asked every test"]
     whole, digests = Coverage(), set[str]()
     for suite in suites:
-        whole.add(suite["coverage"])
-        digests |= set(suite["digests"])
+        whole.add(vars(suite.coverage))
+        digests |= set(suite.digests)
     places = {
-        (suite["baselines"], suite["rootdir"], document["machine"].get("kind", ""))
+        (suite.baselines, suite.rootdir, document.machine.kind)
         for document, suite in zip(documents, suites, strict=True)
     }
-    on_cpu = not any(document["machine"].get("gpus") for document in documents)
+    on_cpu = not any(document.machine.gpus for document in documents)
     lines: list[str] = []
     for baselines, root, kind in sorted(places):
         try:
-            entries = _entries(Path(baselines), kind, on_cpu=on_cpu)
+            entries = entries_of_run(Path(baselines), kind, on_cpu=on_cpu) if kind else []
         except BaselineError as error:
             lines.append(str(error))
             continue
@@ -66,17 +65,6 @@ def unused(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]
     return lines, [f"not every unused baseline may be known: {doubts}"] if doubts else []
 
 
-def _entries(root: Path, kind: str, *, on_cpu: bool) -> list[Entry]:
-    """Those of the machine kind, and those of none that cases for the CPU or for GPUs recorded."""
-    if not kind:
-        return []
-    return [
-        *BaselineStore(root).entries(kind),
-        *StepStore(root).entries(on_cpu=on_cpu),
-        *CurveStore(root).entries(on_cpu=on_cpu),
-    ]
-
-
 def _not_collected(entries: Sequence[Entry], whole: Coverage) -> list[str]:
     """A line for each file with baselines of which pytest collected no test, for want of a package say."""
     lines = []
@@ -88,9 +76,9 @@ def _not_collected(entries: Sequence[Entry], whole: Coverage) -> list[str]:
     return lines
 
 
-def is_strict(documents: Sequence[Mapping[str, Any]]) -> bool:
+def is_strict(documents: Sequence[ResultsDocument]) -> bool:
     """Whether an unused baseline is red."""
-    return any(document.get("suite", {}).get("strict") for document in documents)
+    return any(document.suite is not None and document.suite.strict for document in documents)
 
 
 @dataclass(frozen=True)
@@ -105,19 +93,21 @@ class Night:
     """Of which revision, and in which job."""
 
     @property
-    def results(self) -> list[Mapping[str, Any]]:
-        """Every case once, by its worst verdict; the worst first."""
-        found = [result for part in self.parts for result in part.document["results"]]
-        unique: dict[tuple[str, str], Mapping[str, Any]] = {}
-        for result in sorted(found, key=lambda result: (_rank(result), result["id"])):
-            unique.setdefault((result["nodeid"], result["digest"]), result)
+    def results(self) -> list[tuple[Result, Mapping[str, Any]]]:
+        """Every case once, by its worst verdict; the worst first. Each also as its file has it."""
+        found = [
+            each for part in self.parts for each in zip(part.document.results, part.values["results"], strict=True)
+        ]
+        unique: dict[tuple[str, str], tuple[Result, Mapping[str, Any]]] = {}
+        for result, values in sorted(found, key=lambda each: (VERDICTS.index(each[0].verdict), each[0].id)):
+            unique.setdefault((result.nodeid, result.digest), (result, values))
         return list(unique.values())
 
     @property
     def cases(self) -> list[ExportedCase]:
         """Those of ``results``, with how their tests ended; with the test where several have checked one case."""
         tests = {nodeid: test for part in self.parts for nodeid, test in tests_of(part.document).items()}
-        cases = [ExportedCase.read(result, tests=tests) for result in self.results]
+        cases = [ExportedCase.read(result, tests=tests) for result, _ in self.results]
         names = Counter(case.name for case in cases)
         return [replace(case, name=f"{case.name} ({case.nodeid})") if names[case.name] > 1 else case for case in cases]
 
@@ -128,23 +118,19 @@ class Night:
 
     def document(self) -> dict[str, Any]:
         """As one run's --perf-json, with the parts' machines side by side."""
-        machines = [part.document["machine"] for part in self.parts]
+        machines: dict[str, Any] = {part.path.name: part.values.get("machine", {}) for part in self.parts}
+        common = {part.path.name: part.document.all_cases for part in self.parts if part.document.all_cases}
+        first: dict[str, Any] = next(iter(machines.values()), {})
         return {
-            "schema": 1,
-            "machine": machines[0] if machines and all(each == machines[0] for each in machines) else {},
-            "machines": {part.path.name: part.document["machine"] for part in self.parts},
+            "schema": SCHEMA,
+            "machine": first if all(each == first for each in machines.values()) else {},
+            "machines": machines,
             "troubles": list(self.troubles),
-            **({"all_cases": common} if (common := self._all_cases) else {}),
-            "results": self.results,
-            "tests": [test for part in self.parts for test in part.document.get("tests", [])],
+            **({"all_cases": common} if common else {}),
+            "results": [values for _, values in self.results],
+            "tests": [test for part in self.parts for test in part.values.get("tests", [])],
             "ended_at": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
-
-    @property
-    def _all_cases(self) -> dict[str, Any]:
-        """By file what all its cases have in common: each is of a run, and of GPUs, of its own."""
-        found = {part.path.name: part.document.get("all_cases") for part in self.parts}
-        return {name: common for name, common in found.items() if common}
 
     def page(self) -> list[str]:
         """Markdown: the headline, what is missing, and a line for each case."""
@@ -173,14 +159,14 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     troubles += [f"{part.path.name}: {line}" for part in parts for line in failed_tests(part.document)]
     failing, told = _of_whole_runs(parts)
     troubles += failing
-    ended_early = {part.width for part in parts if "unfinished" in part.document} | set(map(_width_of, missing))
+    ended_early = {part.width for part in parts if part.document.unfinished} | set(map(_width_of, missing))
     widths = {part.width for part in parts} | set(map(_width_of, expected))
     missed, notes = unjudged(tests, _known(widths), _known(ended_early), without or LeftOut())
     troubles += missed
     notes = told + notes
     documents = [part.document for part in (*parts, *plans)]
     left, doubts = unused(documents)
-    gaps = sorted({gap for suite in map(_suite, documents) for gap in suite.get("coverage", {}).get("gaps", [])})
+    gaps = sorted({gap for each in documents if each.suite for gap in each.suite.coverage.gaps})
     notes += [f"not collected: {gap}" for gap in gaps if ": collection " in gap]
     notes += doubts if is_strict(documents) else []
     notes += [*differences(parts), *(f"skipped: {line}" for line in merged_reasons(skipped(tests)))]
@@ -195,41 +181,36 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     return Night(tuple(parts), tuple(troubles), (*left, *notes, *silent(tests)), said)
 
 
-def _suite(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    suite: Mapping[str, Any] = document.get("suite", {})
-    return suite
-
-
 def _read(paths: Iterable[Path]) -> tuple[list[Part], list[str]]:
     parts, troubles = [], []
     for path in dict.fromkeys(paths):
         try:
-            parts.append(Part.read(path))
-        except (OSError, ValueError) as error:
-            troubles.append(f"{path}: not a --perf-json file ({' '.join(str(error).split())})")
+            found = ResultsFile.read(path, exact=True)
+            parts.append(Part(found.path, found.document, found.values))
+        except ResultsError as error:
+            troubles.append(" ".join(str(error).split()))
     return parts, troubles
 
 
 def _trouble(part: Part, tests: Tests) -> str:
     """Why the night is not green for one width, and which of its tests it left."""
-    width, is_empty = part.width, part.document.get("exit_code") == _NO_TESTS
+    width, is_empty = part.width, part.document.exit_code == _NO_TESTS
     if is_empty and width is not None and tests.planned and not tests.of_width(width):
         return f"{part.path.name}: no test asks for {width} GPU(s); leave {width} out of [suite] gpus"
-    return part.trouble + (_left(part.width, tests) if "unfinished" in part.document else "")
+    return part.trouble + (_left(part.width, tests) if part.document.unfinished else "")
 
 
 def _of_whole_runs(parts: Sequence[Part]) -> tuple[list[str], list[str]]:
     """A line for each run about all its cases together: of what has failed it, and of what is only told."""
     failing, notes = [], []
     for part in parts:
-        common, unjudged_why = part.document.get("all_cases", {}), part.document.get("unjudged", "")
-        strict = part.document.get("suite", {}).get("strict")
-        told, has_failed = common.get("told", ""), common.get("verdict") in (FAILING_IF_STRICT if strict else FAILING)
-        if has_failed:
-            failing.append(f"{part.path.name}: {told or 'all cases: ' + common['verdict']}")
-        elif told:
-            notes.append(f"{part.path.name}: {told}")
-        failing += [f"{part.path.name}: {unjudged_why}"] if unjudged_why else []
+        strict = part.document.suite is not None and part.document.suite.strict
+        for common in part.document.common.values():
+            if common.verdict in (FAILING_IF_STRICT if strict else FAILING):
+                failing.append(f"{part.path.name}: {common.told or 'all cases: ' + common.verdict}")
+            elif common.told:
+                notes.append(f"{part.path.name}: {common.told}")
+        failing += [f"{part.path.name}: {part.document.unjudged}"] if part.document.unjudged else []
     return failing, notes
 
 
@@ -255,7 +236,3 @@ def _width_of(name: str) -> int | None:
 
 def _known(widths: Iterable[int | None]) -> set[int]:
     return {width for width in widths if width is not None}
-
-
-def _rank(result: Mapping[str, Any]) -> int:
-    return VERDICTS.index(result["verdict"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pytest_llmperf.cli.merge.results_file import Part
+from pytest_llmperf.records.results_document import ResultsDocument
 from pytest_llmperf.support.formats import counted
 
 # As the run tells it, of several with commas between, and as SLURM does where it gives a node up.
@@ -17,8 +17,8 @@ _FAILED = re.compile(r"\bnode ((?:[\w.-]+, )*[\w.-]+)(?: and \d+ more)? failed|\
 def judged(parts: Sequence[Part], folders: Sequence[Path]) -> str:
     """One line; empty where no file says."""
     revisions = list(dict.fromkeys(filter(None, (_revision(part.document) for part in parts))))
-    jobs = [part.document["slurm"] for part in parts if "slurm" in part.document]
-    names, starts = sorted({job["job"] for job in jobs}), max((job["starts"] for job in jobs), default=1)
+    jobs = [part.document.slurm for part in parts if part.document.slurm]
+    names, starts = sorted({job.job for job in jobs}), max((job.starts for job in jobs), default=1)
     failed = sorted({node for name in names for node in _failed(folders, name)})
     nodes = f" ({', '.join(failed)} failed)" if failed else ""
     told = [
@@ -33,7 +33,7 @@ def judged(parts: Sequence[Part], folders: Sequence[Path]) -> str:
 def differences(parts: Sequence[Part]) -> list[str]:
     """A line where the widths did not judge the same sources, or not against the same baselines."""
     revisions = {part.path.name: _revision(part.document) for part in parts}
-    stored = {part.path.name: part.document.get("suite", {}).get("baselines_digest", "") for part in parts}
+    stored = {part.path.name: part.document.suite.baselines_digest if part.document.suite else "" for part in parts}
     return [
         *_differing("the revision differs between widths", revisions),
         *_differing("the stored baselines differ between widths", stored),
@@ -49,11 +49,11 @@ def _differing(what: str, values: Mapping[str, str]) -> list[str]:
     )
 
 
-def _revision(document: Mapping[str, Any]) -> str:
-    found = document.get("revision")
-    if not found:
+def _revision(document: ResultsDocument) -> str:
+    found = document.revision
+    if found is None:
         return ""
-    return f"{found['commit']} + {found['changed']} changed" if found["changed"] else str(found["commit"])
+    return f"{found.commit} + {found.changed} changed" if found.changed else found.commit
 
 
 def _failed(folders: Iterable[Path], job: str) -> set[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
 
 from pytest_llmperf.cli.left_out_widths import LeftOut
 from pytest_llmperf.records.result import FAILING
+from pytest_llmperf.records.results_document import ResultsDocument, Skipped
 
 _MOST_NAMES = 10
 
@@ -29,44 +29,39 @@ class Tests:
     """That ended at a width which was theirs, as far as they said."""
     failed: AbstractSet[str]
     """Of which a case does not hold: what it would have asked for after that is no riddle."""
-    skipped: Sequence[Mapping[str, Any]]
+    skipped: Sequence[Skipped]
     judged: AbstractSet[tuple[str, str]]
     """Node and case."""
     skips: Mapping[str, str]
     """Why pytest skipped a test, as far as documents say."""
 
     @classmethod
-    def of(cls, widths: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]]) -> Tests:
+    def of(cls, widths: Sequence[ResultsDocument], plans: Sequence[ResultsDocument]) -> Tests:
         """Of the documents of widths, and of those of plans."""
-        suites = [each["suite"]["coverage"] for each in (*widths, *plans) if "suite" in each]
-        results = [result for each in widths for result in each["results"]]
-        planned: dict[str, int] = {}
-        at_home: set[str] = set()
+        results = [result for each in widths for result in each.results]
+        at_home, said, planned = set[str](), set[str](), dict[str, int]()
         for each in widths:
-            left = {case.get("nodeid") for case in each.get("skipped", []) if case.get("elsewhere") == "test"}
-            at_home |= {*each["suite"]["coverage"]["said"]} - left if "suite" in each else set()
-        for case in (case for each in plans for case in each.get("planned", [])):
-            planned[case["nodeid"]] = max(case["width"], planned.get(case["nodeid"], 0))
+            left = {case.nodeid for case in each.skipped if case.elsewhere == "test"}
+            if each.suite is not None:
+                said |= {*each.suite.coverage.said}
+                at_home |= {*each.suite.coverage.said} - left
+        cases = [case for each in plans for case in each.planned]
+        for case in cases:
+            planned[case.nodeid] = max(case.width, planned.get(case.nodeid, 0))
         return cls(
-            collected={node for suite in suites for node in suite["nodes"]},
-            ended={node for each in widths if "suite" in each for node in each["suite"]["coverage"]["said"]}
-            | {result["nodeid"] for result in results},
+            collected={node for each in (*widths, *plans) if each.suite for node in each.suite.coverage.nodes},
+            ended=said | {result.nodeid for result in results},
             planned=planned,
-            to_judge={
-                (case["nodeid"], case["id"])
-                for each in plans
-                for case in each.get("planned", [])
-                if case.get("judges", True)
-            },
+            to_judge={(case.nodeid, case.id) for case in cases if case.judges},
             at_home=at_home,
-            failed={result["nodeid"] for result in results if result["verdict"] in FAILING},
-            skipped=[case for each in widths for case in each.get("skipped", []) if "nodeid" in case],
-            judged={(result["nodeid"], result["id"]) for result in results},
+            failed={result.nodeid for result in results if result.verdict in FAILING},
+            skipped=[case for each in widths for case in each.skipped if case.nodeid],
+            judged={(result.nodeid, result.id) for result in results},
             skips={
-                test["nodeid"]: test.get("reason", "").removeprefix("Skipped: ")
+                test.nodeid: test.reason.removeprefix("Skipped: ")
                 for each in widths
-                for test in each.get("tests", [])
-                if test["outcome"] == "skipped"
+                for test in each.tests
+                if test.outcome == "skipped"
             },
         )
 
@@ -110,20 +105,20 @@ def _never_ended(tests: Tests, widths: AbstractSet[int], told: AbstractSet[int])
 def _elsewhere(tests: Tests, widths: AbstractSet[int], told: AbstractSet[int]) -> Iterator[_Missed]:
     """Left by every width that came to it to another one."""
     for case in tests.skipped:
-        node, width = case["nodeid"], case["width"]
-        if not case.get("elsewhere") or _is_told(case, tests):
+        node, width = case.nodeid, case.width
+        if not case.elsewhere or _is_told(case, tests):
             continue
         if width not in widths:
-            yield node, width, _why(width, widths), case["id"]
-        elif case["elsewhere"] == "case":
-            yield node, width, case["reason"].removeprefix(f"{case['id']}: "), case["id"]
+            yield node, width, _why(width, widths), case.id
+        elif case.elsewhere == "case":
+            yield node, width, case.reason.removeprefix(f"{case.id}: "), case.id
         elif width not in told:
             yield node, width, _why(width, widths), ""
 
 
 def _not_asked_for(tests: Tests) -> Iterator[_Missed]:
     """Planned, and not heard of from a test that ended well."""
-    skipped = {(case["nodeid"], case["id"]) for case in tests.skipped}
+    skipped = {(case.nodeid, case.id) for case in tests.skipped}
     for node, name in tests.to_judge - tests.judged - skipped:
         if node in tests.ended - tests.failed:
             yield node, tests.planned[node], "planned, and not asked for when the test ran", name
@@ -136,7 +131,7 @@ def _lines(what: str, reasons: Mapping[str, AbstractSet[str]]) -> list[str]:
 def silent(tests: Tests) -> list[str]:
     """A line with the tests that ran and of which nothing is known: that is their own doing."""
     # Of those that the plan knows something is missed, or launches are all that they wanted.
-    told = {node for node, _ in tests.judged} | {case["nodeid"] for case in tests.skipped} | {*tests.planned}
+    told = {node for node, _ in tests.judged} | {case.nodeid for case in tests.skipped} | {*tests.planned}
     why: dict[str, set[str]] = {}
     for node in tests.ended - told:
         why.setdefault(tests.skips.get(node) or "skipped, or it asked for nothing", set()).add(node)
@@ -145,8 +140,8 @@ def silent(tests: Tests) -> list[str]:
 
 def skipped(tests: Tests) -> list[tuple[str, str]]:
     """Each case that no width judged and that no other width is for, with its reason."""
-    left = [case for case in tests.skipped if not case.get("elsewhere")]
-    found = {(case["nodeid"], case["id"]): case["reason"] for case in left}
+    left = [case for case in tests.skipped if not case.elsewhere]
+    found = {(case.nodeid, case.id): case.reason for case in left}
     return [(name, reason) for (node, name), reason in found.items() if (node, name) not in tests.judged]
 
 
@@ -157,13 +152,13 @@ def some_of(nodes: Iterable[str]) -> str:
     return ", ".join([*found[:_MOST_NAMES], *more])
 
 
-def _is_told(case: Mapping[str, Any], tests: Tests) -> bool:
+def _is_told(case: Skipped, tests: Tests) -> bool:
     """Whether another width has judged it, or skipped it for what no number of GPUs changes."""
-    if case["elsewhere"] == "test" and case["nodeid"] in tests.at_home:
+    if case.elsewhere == "test" and case.nodeid in tests.at_home:
         return True
-    key = (case["nodeid"], case["id"])
-    others = (other for other in tests.skipped if not other.get("elsewhere"))
-    return key in tests.judged or any((other["nodeid"], other["id"]) == key for other in others)
+    key = (case.nodeid, case.id)
+    others = (other for other in tests.skipped if not other.elsewhere)
+    return key in tests.judged or any((other.nodeid, other.id) == key for other in others)
 
 
 def _why(width: int | None, widths: AbstractSet[int]) -> str:

@@ -12,11 +12,11 @@ from pytest_llmperf.cli.arguments import add_place, add_shared
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.report import ladder_tables, tables
 from pytest_llmperf.cli.screen import Screen
-from pytest_llmperf.engine.run_page.run_document import RunDocument, refused
+from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.engine.run_page.run_page import write_page
+from pytest_llmperf.records.results_document import ResultsError, read_values
 from pytest_llmperf.report.page.html_page import missing
 from pytest_llmperf.run.reading import usual_history
-from pytest_llmperf.support.lenient_json import read_lenient
 from pytest_llmperf.support.version import MADE_BY
 
 # ``llmperf report RESULTS… --html FILE``: runs that are over, as the page that ``--perf-report`` writes.
@@ -29,10 +29,9 @@ def written(path: Path, results: Sequence[Path], baselines: Path, history: Path 
     found, troubles = list[tuple[str, Any]](), list[str]()
     for file in results:
         try:
-            found.append((file.name, _read(file)))
-        except (OSError, ValueError) as error:
-            told = error.strerror if isinstance(error, OSError) and error.strerror else error
-            troubles.append(f"{file}: {told}; it is not on the page")
+            found.append((file.name, read_values(file)))
+        except ResultsError as error:
+            troubles.append(str(error))
     if not found:
         return Answer([], [*troubles, f"{path}: no page was written, there is nothing to show"])
     names = _told_apart([name for name, _ in found]) if len(found) > 1 else [""]
@@ -47,19 +46,6 @@ def written(path: Path, results: Sequence[Path], baselines: Path, history: Path 
 
 def _runs(number: int) -> str:
     return "1 run" if number == 1 else f"{number} runs"
-
-
-def _read(path: Path) -> Any:
-    """The document in ``path``; what is no finite number, as old files have it, is absent.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no such document, in a line.
-    """
-    values = read_lenient(path)
-    if why := refused(values):
-        raise ValueError(why)
-    return values
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:

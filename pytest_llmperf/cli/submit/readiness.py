@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.merge.notice import Notice
-from pytest_llmperf.cli.merge.results_file import Part, last_word
+from pytest_llmperf.cli.merge.results_file import last_word
 from pytest_llmperf.cli.merge.unjudged import Tests, some_of
 from pytest_llmperf.cli.nights import night_log
 from pytest_llmperf.cli.nights.night_log import QueuedJob, queued
 from pytest_llmperf.cli.submit.cluster_file import ClusterFile
 from pytest_llmperf.cli.submit.reserved_options import RESERVED, reserved_in
 from pytest_llmperf.cli.submit.sbatch import nights_file, pytest_options
+from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
 from pytest_llmperf.run.coverage import is_whole
 
 # Much more than an import takes from a busy file system; a wrapper that asks for a password takes for ever.
@@ -163,7 +163,7 @@ _TESTS_FAILED, _NO_TESTS = 1, 5
 class Asked:
     """What pytest answered; without a plan only ``said`` tells."""
 
-    plan: Mapping[str, Any] | None
+    plan: ResultsDocument | None
     said: str
     """Its last word."""
     code: int | None
@@ -236,11 +236,11 @@ def listing(cluster: ClusterFile, asked: Asked) -> Iterator[str]:
     silent = sorted(tests.collected - {*tests.planned})
     if silent:
         yield from _tests("no width known: skipped, or known when it runs, by what it asks for first", silent)
-    gaps = plan.get("suite", {}).get("coverage", {}).get("gaps", [])
+    gaps = plan.suite.coverage.gaps if plan.suite else ()
     yield from (f"not collected: {gap}" for gap in gaps if ": collection " in gap)
-    if not is_whole(plan) or plan.get("exit_code"):
+    if not is_whole(plan) or plan.exit_code:
         what = "told" if is_whole(plan) else "not asked every test"
-        yield f"the dry run ended with exit code {plan.get('exit_code', 0)} and has {what}: {said}"
+        yield f"the dry run ended with exit code {plan.exit_code or 0} and has {what}: {said}"
 
 
 def _tests(title: str, nodes: list[str]) -> Iterator[str]:
@@ -254,8 +254,8 @@ def ask(cluster: ClusterFile) -> Asked:
         path = Path(folder) / "plan.json"
         said, code = _run(cluster, path)
         try:
-            return Asked(Part.read(path).document, said, code)
-        except (OSError, ValueError):
+            return Asked(ResultsFile.read(path).document, said, code)
+        except ResultsError:
             return Asked(None, said, code)
 
 

@@ -19,7 +19,7 @@ from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support import formats
+from pytest_llmperf.support import codec, formats
 
 SCHEMA = 1
 
@@ -212,7 +212,9 @@ def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> 
             for one in tuning.shares
         ],
         "front": [spec.id for spec in tuning.front],
-        "trials": [{**one.trial.to_dict(), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried],
+        "trials": [
+            {**codec.plain(one.trial), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried
+        ],
         "refused": dict(tuning.refused),
         "too_large": tuning.too_large,
         "left": tuning.left,

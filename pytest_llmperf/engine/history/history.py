@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pytest_llmperf.engine.history.history_error import HistoryError
 from pytest_llmperf.engine.history.past_results import past_results
-from pytest_llmperf.engine.run_page.run_document import RunDocument, refused
+from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.records.past_result import PastResult
-from pytest_llmperf.support.lenient_json import read_lenient
+from pytest_llmperf.records.results_document import NoResultsError, ResultsError, read_values
 
 _SQLITE = b"SQLite format 3\0"
 
@@ -32,11 +31,9 @@ class History:
             for file in _files(path):
                 try:
                     found += _read(file)
-                except HistoryError as error:
-                    troubles.append(str(error))
-                except _NoDocumentError as error:
+                except (HistoryError, ResultsError) as error:
                     # Of a folder everything is looked at, and much of it is something else.
-                    if file == path:
+                    if file == path or not isinstance(error, NoResultsError):
                         troubles.append(str(error))
                 except OSError as error:
                     troubles.append(f"{file}: {error.strerror or error}; expected a store or a file of --perf-json")
@@ -60,10 +57,6 @@ def of_project(results: Sequence[PastResult], project: str) -> Sequence[PastResu
     return own or results
 
 
-class _NoDocumentError(Exception):
-    pass
-
-
 def _files(path: Path) -> Iterable[Path]:
     if not path.is_dir():
         return [path]
@@ -78,17 +71,4 @@ def _read(path: Path) -> list[PastResult]:
         from pytest_llmperf.engine.history.history_store import HistoryStore  # noqa: PLC0415
 
         return HistoryStore(path).read()
-    return past_results(RunDocument(_document(path)), str(path))
-
-
-def _document(path: Path) -> Any:
-    """What is no finite number, as old files have it, is absent."""
-    try:
-        values = read_lenient(path)
-    except ValueError as error:
-        raise HistoryError(f"{path}: {error}; it is left out") from None
-    if why := refused(values):
-        # One that a newer version wrote is ours, and is missed.
-        kind = HistoryError if isinstance(values, dict) and "results" in values else _NoDocumentError
-        raise kind(f"{path}: {why}; it is left out")
-    return values
+    return past_results(RunDocument(read_values(path)), str(path))

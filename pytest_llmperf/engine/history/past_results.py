@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, items, mapping, number, text
+from pytest_llmperf.engine.run_page.run_document import Result, RunDocument
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
+from pytest_llmperf.report.text import one_line
+from pytest_llmperf.support import codec
 
 #: Exact ones, of a traced step.
 COUNTS = ("kernels_per_step", "operators_per_step", "copies_per_step", "synchronisations_per_step")
@@ -35,43 +38,65 @@ def past_results(document: RunDocument, run: str) -> list[PastResult]:
 
 def revision_of(document: RunDocument) -> str:
     """``0123456789ab``, with a ``+`` where files differed from that commit; empty where nobody told."""
-    values = mapping(document.values.get("revision"))
-    commit = text(values.get("commit"))
-    return commit + "+" if commit and number(values.get("changed")) else commit
+    revision = document.told.revision
+    return revision.commit + "+" * (revision.changed > 0) if revision and revision.commit else ""
 
 
 def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
-    if result.values.get("shares") or items(result.values.get("launches_before")):
+    told = result.told
+    if told.shares or told.launches_before:
         return None
-    records = [mapping(record) for record in items(result.values.get("launches"))]
+    records = [found for each in told.launches if (found := codec.read_lenient(_Record, each)) is not None]
     whole = result.launches if not result.num_unread else ()
     launches = sorted(map(_whole, whole) if whole else _parts(records), key=lambda launch: launch.started_at)
-    if not launches or not result.text("digest") or _is_faulty(records):
+    if not launches or not told.digest or any(record.environment.variables.get(_FAULT) for record in records):
         return None
-    ranks = [mapping(rank) for rank in items(records[0].get("ranks"))]
     counted = {name: result.figure(name).value for name in COUNTS}
     return PastResult(
         run=run,
         machine=result.machine,
         id=result.id,
-        digest=result.text("digest"),
-        nodeid=result.text("nodeid"),
+        digest=told.digest,
+        nodeid=told.nodeid,
         verdict=result.verdict,
         launches=tuple(launches),
-        tokens_per_step=int(sum(number(rank.get("tokens_per_step")) or 0.0 for rank in ranks)),
-        ranks=max(1, len(ranks)),
+        tokens_per_step=sum(rank.tokens_per_step for rank in records[0].ranks),
+        ranks=max(1, len(records[0].ranks)),
         peak_reserved_bytes=result.figure("peak_reserved_bytes").value,
-        versions=_versions(mapping(records[0].get("environment"))),
+        versions=_versions(records[0].environment),
         revision=revision_of(document),
-        project=text(document.values.get("project")),
+        project=document.told.project,
         counts={name: count for name, count in counted.items() if count is not None},
-        unfinished=text(document.values.get("unfinished")),
+        unfinished=document.told.unfinished,
         calibrations=dict(_calibrations(records)),
     )
 
 
-def _is_faulty(records: list[Mapping[str, Any]]) -> bool:
-    return any(mapping(mapping(one.get("environment")).get("variables")).get(_FAULT) for one in records)
+@dataclass(frozen=True, kw_only=True)
+class _Rank:
+    """As much of a record as every version has had."""
+
+    host: str = ""
+    device: str = ""
+    boot: str = ""
+    tokens_per_step: int = 0
+    step_seconds: tuple[float | None, ...] = ()
+    calibration: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Environment:
+    driver: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    started_at: str = ""
+    warmup_steps: int = 1
+    ranks: tuple[_Rank, ...] = ()
+    environment: _Environment = _Environment()
 
 
 def _whole(launch: Launch) -> PastLaunch:
@@ -86,28 +111,25 @@ def _whole(launch: Launch) -> PastLaunch:
     )
 
 
-def _parts(records: list[Mapping[str, Any]]) -> Iterator[PastLaunch]:
+def _parts(records: Sequence[_Record]) -> Iterator[PastLaunch]:
     """Of records that this version does not read whole, those that have a time and steps."""
     for record in records:
-        ranks = [mapping(rank) for rank in items(record.get("ranks"))]
-        steps = [[number(step) for step in items(rank.get("step_seconds"))] for rank in ranks]
-        started_at, warmup = text(record.get("started_at")), number(record.get("warmup_steps")) or 1.0
-        slowest = [max(step or 0.0 for step in each) for each in zip(*steps, strict=False) if None not in each]
-        steady = [step for step in slowest[int(warmup) :] if step > 0]
-        if started_at and steady:
-            places = (Place(*(text(rank.get(name)) for name in ("host", "device", "boot"))) for rank in ranks)
-            yield PastLaunch(started_at, median(steady), places=tuple(places))
+        steps = zip(*(rank.step_seconds for rank in record.ranks), strict=False)
+        slowest = [max(step or 0.0 for step in each) for each in steps if None not in each]
+        steady = [step for step in slowest[record.warmup_steps :] if 0 < step < math.inf]
+        if record.started_at and steady:
+            places = (Place(one_line(rank.host), one_line(rank.device), rank.boot) for rank in record.ranks)
+            yield PastLaunch(one_line(record.started_at), median(steady), places=tuple(places))
 
 
-def _calibrations(records: list[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for rank in (mapping(rank) for record in records for rank in items(record.get("ranks"))):
+def _calibrations(records: Sequence[_Record]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for rank in (rank for record in records for rank in record.ranks if rank.calibration):
         with suppress(ValueError):  # one that this version does not know is shown nowhere
-            made = Calibration.from_dict(rank.get("calibration"))
+            made = codec.read(Calibration, rank.calibration)
             if not made.trouble:
-                yield text(rank.get("device")), made.to_dict()
+                yield one_line(rank.device), codec.plain(made)
 
 
-def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    packages = mapping(environment.get("versions"))
-    found = {**packages, "driver": environment.get("driver")}
-    return {name: text(found.get(name)) for name in (*_VERSIONS, *_OTHERS) if text(found.get(name))}
+def _versions(environment: _Environment) -> dict[str, str]:
+    found = {**environment.versions, "driver": environment.driver}
+    return {name: one_line(found[name]) for name in (*_VERSIONS, *_OTHERS) if found.get(name)}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_llmperf.analysis.formulas import PARTS
-from pytest_llmperf.engine.run_page.run_document import Figure, Result, RunDocument
+from pytest_llmperf.engine.run_page.run_document import Result, RunDocument
 from pytest_llmperf.engine.run_page.stored_figures import MEMORY, RATE, StoredFigures
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import total
+from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.report.page.page_model import (
     FOR_A_PERSON,
     Interval,
@@ -115,7 +116,7 @@ def stored_launches(result: Result, baseline: Baseline | None) -> tuple[Launch, 
 
 def step_chart(result: Result, stored: StoredFigures) -> LineChart | None:
     """Every step of its launches over those of the newest it was held against; ``None`` without any."""
-    before = stored_launches(result, stored.of(result.machine, result.text("digest")))[-_MOST_LAUNCHES:]
+    before = stored_launches(result, stored.of(result.machine, result.told.digest))[-_MOST_LAUNCHES:]
     now = result.launches[:_MOST_LAUNCHES]
     if not now:
         return None
@@ -251,7 +252,7 @@ _NEGLIGIBLE = 0.001
 
 def memory_parts(result: Result, stored: StoredFigures) -> Mapping[str, int]:
     """Bytes at the predicted peak, by part; nothing where none are stored of this case."""
-    baseline = stored.of(result.machine, result.text("digest"))
+    baseline = stored.of(result.machine, result.told.digest)
     if baseline is None or baseline.static is None or is_on_cpu(result):
         return {}
     parts = baseline.static.step.memory
@@ -272,7 +273,7 @@ def memory_table(result: Result, parts: Mapping[str, int]) -> Table | None:
     total = result.figure(_PREDICTED).value or (float(sum(parts.values())) or None)
     told = (("predicted peak", total), ("measured peak, allocated", allocated), ("measured peak, reserved", reserved))
     rows += [(name, formats.memory(size, 2)) for name, size in told if size is not None]
-    if total and allocated and result.values.get("launches"):
+    if total and allocated and result.told.launches:
         rows.append(("prediction off by", formats.percent(total / allocated - 1)))
     return Table(headings=("part", "size"), rows=tuple(rows)) if rows else None
 

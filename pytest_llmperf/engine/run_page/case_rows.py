@@ -15,13 +15,13 @@ from pytest_llmperf.engine.run_page.case_charts import (
     urgency,
 )
 from pytest_llmperf.engine.run_page.case_name import CaseName
-from pytest_llmperf.engine.run_page.run_document import Figure, Result, RunDocument, lines
+from pytest_llmperf.engine.run_page.run_document import Result, RunDocument
 from pytest_llmperf.engine.run_page.stored_figures import MEMORY, RATE, StoredFigures
 from pytest_llmperf.engine.run_page.trace_charts import trace_tables
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.results_document import TEST, Figure
 from pytest_llmperf.records.trace import COUNTED
 from pytest_llmperf.report.page.page_model import Case, Cell, Chart, Details, Table
-from pytest_llmperf.report.results_json import TEST
 from pytest_llmperf.support import formats
 
 # Cells: the columns of the table of cases, of which those are shown that any case has a figure for. Pure.
@@ -53,7 +53,7 @@ def _value(metric: str) -> Callable[[Result], Cell]:
     def cell(result: Result) -> Cell:
         figure = result.figure(metric)
         is_size = figure.unit == "bytes"
-        text = formats.memory(figure.value) if is_size else formats.figure(metric, figure.value, figure.unit)
+        text = formats.memory(figure.value) if is_size else formats.figure(metric, figure.value, figure.unit or "1")
         return _cell(text, figure.value)
 
     return cell
@@ -144,8 +144,8 @@ def _case(  # noqa: PLR0913 - a row's facts
 
 def _reason(result: Result) -> str:
     """What is lost, what traces point to, and that a case which was new is so no more."""
-    recorded = "recorded by this run" if result.values.get("updated") else ""
-    return "; ".join(filter(None, [result.text("reason"), result.text("diagnosis"), recorded]))
+    recorded = "recorded by this run" if result.told.updated else ""
+    return "; ".join(filter(None, [result.told.reason, result.told.diagnosis, recorded]))
 
 
 def clipped(text: str, most: int = _LONGEST_LINE) -> str:
@@ -160,9 +160,7 @@ def commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], ..
         return ()
     if result.verdict == "new":
         record = " --update-baselines=new"
-    elif result.verdict in ("regressed", "improved", "changed") or (
-        result.verdict == "pass" and result.lines("changed")
-    ):
+    elif result.verdict in ("regressed", "improved", "changed") or (result.verdict == "pass" and result.told.changed):
         record = " --update-baselines" + ("" if result.verdict == "improved" else ' --perf-reason "why"')
     else:
         return (("Run it again", clipped(again)),)
@@ -171,10 +169,10 @@ def commands(document: RunDocument, result: Result) -> tuple[tuple[str, str], ..
 
 def command(document: RunDocument, result: Result) -> str:
     """What runs its test again; of a document that does not say how it was run, by what its id tells."""
-    nodeid = result.text("nodeid")
+    nodeid = result.told.nodeid
     if not nodeid:
         return ""
-    words = lines(document.values.get("rerun"))
+    words = document.told.rerun
     if any(TEST in word for word in words):
         return shlex.join(word.replace(TEST, nodeid) for word in words)
     gpus = (CaseName.of(result.id).gpus or len(document.gpus)) if document.is_on_gpus else 0
@@ -201,13 +199,13 @@ def _details(result: Result, stored: StoredFigures, charts: Sequence[Chart]) -> 
         *((("Memory", memory),) if memory and parts else ()),
         *trace_tables(result, stored),
     ]
-    notes = list(result.lines("notes"))
+    notes = list(result.told.notes)
     if result.num_unread:
         notes.append(f"{result.num_unread} launches have records that this version cannot read")
     told = [
-        ("Why", tuple(filter(None, [result.text("reason"), result.text("diagnosis")]))),
-        ("Changed since the baseline, and exact", result.lines("changed")),
-        ("Different from the baseline's environment", result.lines("differences")),
+        ("Why", tuple(filter(None, [result.told.reason, result.told.diagnosis]))),
+        ("Changed since the baseline, and exact", result.told.changed),
+        ("Different from the baseline's environment", result.told.differences),
         ("Notes", tuple(notes)),
         ("Recorded", tuple(_written(result))),
     ]
@@ -216,8 +214,7 @@ def _details(result: Result, stored: StoredFigures, charts: Sequence[Chart]) -> 
 
 
 def _written(result: Result) -> list[str]:
-    updated = result.values.get("updated")
-    return [line.strip() for line in updated.splitlines() if line.strip()] if isinstance(updated, str) else []
+    return [line.strip() for line in result.told.updated.splitlines() if line.strip()]
 
 
 def _some(told: Sequence[str]) -> tuple[str, ...]:
@@ -227,15 +224,15 @@ def _some(told: Sequence[str]) -> tuple[str, ...]:
 
 def _counts(result: Result) -> Table:
     """What has no noise: one more than its limit is told by one launch."""
-    found = [figure for name, figure in result.figures.items() if name in _EXACT]
+    found = {name: figure for name, figure in result.figures.items() if name in _EXACT}
     return Table(
         headings=("exact count", "was", "now", "limit"),
         rows=tuple(
             (
-                formats.label(one.metric),
-                *(formats.figure(one.metric, value, one.unit) for value in (one.baseline, one.value, one.limit)),
+                formats.label(name),
+                *(formats.figure(name, value, one.unit) for value in (one.baseline, one.value, one.limit)),
             )
-            for one in found
+            for name, one in found.items()
         ),
     )
 
@@ -243,16 +240,16 @@ def _counts(result: Result) -> Table:
 def _figures(result: Result) -> Table:
     return Table(
         headings=("metric", "value", "baseline", "limit", "change", "nine times in ten", "detectable"),
-        rows=tuple(_figure(figure) for figure in result.figures.values()),
+        rows=tuple(_figure(*each) for each in result.figures.items()),
     )
 
 
-def _figure(figure: Figure) -> tuple[str, ...]:
+def _figure(metric: str, figure: Figure) -> tuple[str, ...]:
     values = (figure.value, figure.baseline, figure.limit)
-    name = clipped(formats.label(figure.metric), _LONGEST_NAME)
+    name = clipped(formats.label(metric), _LONGEST_NAME)
     return (
         f"{name} ({clipped(figure.detail)})" if figure.detail else name,
-        *(formats.figure(figure.metric, value, figure.unit) for value in values),
+        *(formats.figure(metric, value, figure.unit or "1") for value in values),
         formats.percent(figure.change),
         interval_words(figure),
         detectable_words(figure),

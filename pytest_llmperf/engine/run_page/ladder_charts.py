@@ -56,7 +56,7 @@ def ladder_section(results: Sequence[Result], stored: StoredFigures) -> Section 
 
 
 def _ladders(results: Iterable[Result], machine: str, stored: StoredFigures) -> Mapping[str, list[_Step]]:
-    measured = {result.text("digest"): result for result in results if result.text("rung")}
+    measured = {result.told.digest: result for result in results if result.told.rung}
     found: dict[str, list[_Step]] = {}
     for rungs in chapter15.LADDERS:
         if any(rung.spec.digest in measured for rung in rungs):
@@ -64,7 +64,7 @@ def _ladders(results: Iterable[Result], machine: str, stored: StoredFigures) -> 
                 _step_of(rung, measured.get(rung.spec.digest), machine, stored) for rung in rungs
             ]
     others = [result for digest, result in measured.items() if digest not in _CHAPTER]
-    for result in sorted(others, key=lambda one: (_order(one.text("rung")), one.id)):
+    for result in sorted(others, key=lambda one: (_order(one.told.rung), one.id)):
         name = CaseName.of(result.id)
         found.setdefault(name.model or "cases", []).append(_measured(result, name.rung))
     return found
@@ -101,7 +101,7 @@ def _measured(result: Result, settings: str, rung: Rung | None = None) -> _Step:
     rate, memory = result.figure(RATE), result.figure(MEMORY)
     reference = rung.reference if rung else None
     return _Step(
-        result.text("rung"),
+        result.told.rung,
         settings,
         rate=rate.value,
         memory=memory.value,

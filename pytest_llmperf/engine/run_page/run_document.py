@@ -1,6 +1,6 @@
-"""RunDocument: a ``--perf-json`` document as a page reads it, whoever wrote it and when. Pure.
+"""RunDocument: a results document as a page reads it, whoever wrote it and when. Pure.
 
-What is absent, of the wrong kind or no number is left out; only what is no such document at all is refused.
+It is read leniently: what is absent, of the wrong kind or no number is left out. Its texts are one line each.
 """
 
 from __future__ import annotations
@@ -12,123 +12,72 @@ from functools import cached_property
 from typing import Any
 
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.results_document import Figure, document_of, launch_of
+from pytest_llmperf.records.results_document import Result as StoredResult
 from pytest_llmperf.report.summary_table import without_name
 from pytest_llmperf.report.text import one_line
-
-SCHEMA = 1
-
-Values = Mapping[str, Any]
-
-
-def text(value: object) -> str:
-    """On one line; empty where it is no text."""
-    return " ".join(one_line(value).split()) if isinstance(value, str) else ""
-
 
 # No figure of ours is near it, and products and ratios of such are numbers.
 _MOST = 2.0**63
 
-
-def number(value: object) -> float | None:
-    """Where it is one that can be computed with; next to nothing is nothing."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -_MOST < value < _MOST:
-        return None
-    return float(value) if abs(value) > 1 / _MOST else 0.0
+# Raw records, and a text of several lines.
+_AS_THEY_ARE = ("launches", "launches_before", "updated")
 
 
-def mapping(value: object) -> Values:
-    return value if isinstance(value, Mapping) else {}
-
-
-def items(value: object) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else ()
-
-
-def lines(value: object) -> tuple[str, ...]:
-    """Those of a list that are text."""
-    return tuple(filter(None, map(text, items(value))))
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A metric of a result."""
-
-    metric: str
-    value: float | None
-    unit: str = "1"
-    baseline: float | None = None
-    limit: float | None = None
-    change: float | None = None
-    detectable: float | None = None
-    interval: tuple[float, float] | None = None
-    detail: str = ""
-    verdict: str = ""
-    """Its own, where it is not the case's; empty in old files."""
-    times_slower: float | None = None
-    """How many times slower still passes, where speed is hardly gated, as on a CPU."""
-
-    @classmethod
-    def of(cls, metric: str, values: Values) -> Figure:
-        ends = [number(end) for end in items(values.get("interval"))]
-        names = ("value", "baseline", "limit", "change", "detectable", "times_slower")
-        plain = {name: number(values.get(name)) for name in names}
-        low, high = ends if len(ends) == 2 else (None, None)  # noqa: PLR2004 - an interval has two ends
-        return cls(
-            metric=metric,
-            unit=text(values.get("unit")) or "1",
-            interval=None if low is None or high is None else (low, high),
-            detail=text(values.get("detail")),
-            verdict=text(values.get("verdict")),
-            **plain,
-        )
+def _shown(value: Any, name: str = "") -> Any:
+    """``value`` with texts of one line, and numbers that can be computed with: next to nothing is nothing."""
+    if name in _AS_THEY_ARE:
+        return value
+    if isinstance(value, str):
+        return " ".join(one_line(value).split())
+    if isinstance(value, Mapping):
+        return {name: _shown(item, name) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_shown(item) for item in value]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    number = value if -_MOST < value < _MOST else None
+    return number if number is None or abs(number) > 1 / _MOST else 0
 
 
 @dataclass(frozen=True)
 class Result:
     """A case."""
 
-    values: Values
+    told: StoredResult
     machine: str
     source: str
     """Of which file it is; empty where there is one."""
 
-    def text(self, name: str) -> str:
-        return text(self.values.get(name))
-
     @property
     def id(self) -> str:
-        return self.text("id") or self.text("nodeid") or "a case without a name"
+        return self.told.id or self.told.nodeid or "a case without a name"
 
     @property
     def verdict(self) -> str:
-        return self.text("verdict") or "unknown"
+        return self.told.verdict or "unknown"
 
-    @cached_property
+    @property
     def figures(self) -> Mapping[str, Figure]:
-        found = mapping(self.values.get("metrics"))
-        return {str(name): Figure.of(str(name), mapping(values)) for name, values in found.items()}
+        return self.told.metrics
 
     def figure(self, metric: str) -> Figure:
-        """One without a value where the case has none."""
-        return self.figures.get(metric, Figure(metric, None))
-
-    def lines(self, name: str) -> tuple[str, ...]:
-        return lines(self.values.get(name))
+        return self.told.figure(metric)
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
         """Those of its records that this version can read."""
-        return _launches(self.values.get("launches"))
+        return _launches(self.told.launches)
 
     @cached_property
     def launches_before(self) -> tuple[Launch, ...]:
         """Of the other side, where two took turns."""
-        return _launches(self.values.get("launches_before"))
+        return _launches(self.told.launches_before)
 
     @property
     def num_launches(self) -> int:
         """Whether they can be read or not."""
-        return len(items(self.values.get("launches")))
+        return len(self.told.launches)
 
     @property
     def num_unread(self) -> int:
@@ -138,44 +87,39 @@ class Result:
     @property
     def published_rate(self) -> float | None:
         """Tokens/s per GPU."""
-        return number(mapping(self.values.get("reference")).get("tokens_per_second_per_gpu"))
+        return self.told.reference.tokens_per_second_per_gpu if self.told.reference else None
 
     @property
     def published_bytes(self) -> float | None:
-        return number(mapping(self.values.get("reference")).get("peak_reserved_bytes"))
+        return self.told.reference.peak_reserved_bytes if self.told.reference else None
 
 
-def _launches(values: object) -> tuple[Launch, ...]:
+def _launches(records: Sequence[Any]) -> tuple[Launch, ...]:
     found = []
-    for record in items(values):
+    for record in records:
         try:
-            # A loss that is none is null in JSON, and such a launch is what an invalid case is about.
-            losses = [math.nan if loss is None else loss for loss in items(mapping(record).get("losses"))]
-            launch = Launch.from_dict({**record, "losses": losses})
+            launch = launch_of(record)
             _ = launch.median_step_seconds
             if not all(map(math.isfinite, (*launch.step_seconds, *launch.phases.values()))):
                 raise ValueError("a time that is none")
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        except (ArithmeticError, ValueError):
             continue
         found.append(launch)
     return tuple(found)
 
 
-@dataclass(frozen=True)
 class RunDocument:
     """One run."""
 
-    values: Values
-    source: str = ""
-    """Its file's name, where several are told of."""
+    def __init__(self, values: Mapping[str, Any], source: str = "") -> None:
+        """``source``: its file's name, where several are told of."""
+        self.told, self.source = document_of(_shown(values)), source
+        self.schema = values.get("schema")
 
     @property
     def machine(self) -> str:
         """Its kind; of a night of several files that of all of them, where they have one."""
-        parts = mapping(self.values.get("machines")).values()
-        several = {text(mapping(each).get("kind")) for each in parts}
-        own = text(mapping(self.values.get("machine")).get("kind"))
-        return own or (several.pop() if len(several) == 1 else "") or "unknown machine"
+        return self.told.machine.kind or self.told.kind or "unknown machine"
 
     @property
     def is_on_gpus(self) -> bool:
@@ -183,54 +127,31 @@ class RunDocument:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        parts = [self.values.get("machine"), *mapping(self.values.get("machines")).values()]
-        found = max((items(mapping(part).get("gpus")) for part in parts), key=len)
-        return tuple(text(mapping(gpu).get("name")) or "GPU" for gpu in found)
+        found = max((machine.gpus for machine in (self.told.machine, *self.told.machines.values())), key=len)
+        return tuple(gpu.name or "GPU" for gpu in found)
 
     @cached_property
     def results(self) -> tuple[Result, ...]:
-        found = items(self.values.get("results"))
-        return tuple(Result(each, self.machine, self.source) for each in found if isinstance(each, Mapping))
+        return tuple(Result(each, self.machine, self.source) for each in self.told.results)
 
     @property
     def spent(self) -> Mapping[str, float]:
         """Seconds by phase."""
-        phases = mapping(mapping(self.values.get("spent")).get("phases"))
-        return {str(name): seconds for name, value in phases.items() if (seconds := number(value))}
+        phases = self.told.spent.phases if self.told.spent else {}
+        return {name: seconds for name, seconds in phases.items() if seconds}
 
     @property
     def num_launches(self) -> int:
-        told = number(mapping(self.values.get("spent")).get("launches"))
-        return sum(one.num_launches for one in self.results) if told is None else int(told)
+        return self.told.spent.launches if self.told.spent else sum(one.num_launches for one in self.results)
 
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
-        found = map(mapping, items(self.values.get("skipped")))
-        told = ((text(each.get("id")), text(each.get("reason"))) for each in found)
-        return tuple((name, without_name(name, why)) for name, why in told)
+        return tuple((each.id, without_name(each.id, each.reason)) for each in self.told.skipped)
 
     @property
     def commit(self) -> str:
         """With what was changed in the tree; empty outside of version control."""
-        revision = mapping(self.values.get("revision"))
-        changed = number(revision.get("changed"))
-        return text(revision.get("commit")) + (f" + {changed:g} changed" if changed else "")
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Of a run that launched nothing."""
-        return {str(name): text(value) for name, value in mapping(self.values.get("versions")).items()}
-
-    @property
-    def schema(self) -> object:
-        return self.values.get("schema")
-
-
-def refused(values: object) -> str:
-    """Why this is no document of which a page can be made; empty where it is one."""
-    if not isinstance(values, Mapping) or not isinstance(values.get("results"), (list, tuple)):
-        return "no file of --perf-json; expected one with results"
-    schema = values.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA:
-        return f"schema {schema} is newer than this version understands ({SCHEMA}); upgrade pytest-llmperf"
-    return ""
+        revision = self.told.revision
+        if revision is None:
+            return ""
+        return revision.commit + (f" + {revision.changed} changed" if revision.changed else "")

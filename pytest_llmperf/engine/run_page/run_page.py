@@ -15,7 +15,7 @@ from pytest_llmperf.engine.history.run_histories import RunHistories
 from pytest_llmperf.engine.run_page.case_charts import change_section, memory_section, time_section, urgency
 from pytest_llmperf.engine.run_page.case_rows import MAIN, MOST_CASES, clipped, headings, rows
 from pytest_llmperf.engine.run_page.ladder_charts import ladder_section, scaling_section
-from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, items, lines, mapping, number, text
+from pytest_llmperf.engine.run_page.run_document import Result, RunDocument
 from pytest_llmperf.engine.run_page.stored_figures import RATE, StoredFigures
 from pytest_llmperf.engine.run_page.trace_charts import history_section, trace_section
 from pytest_llmperf.judge.history.histories import CaseHistory
@@ -94,7 +94,7 @@ def _newest(results: Sequence[Result]) -> list[Result]:
     """One of each case on each machine kind, in the order of charts; of two runs the last that was named."""
     found = {(result.machine, result.id): result for result in results}
     # What somebody has to look at, then the ladder: a chart has no room for all.
-    return sorted(found.values(), key=lambda result: (urgency(result), not result.text("rung")))
+    return sorted(found.values(), key=lambda result: (urgency(result), not result.told.rung))
 
 
 def _facts(document: RunDocument) -> tuple[tuple[str, str], ...]:
@@ -102,19 +102,19 @@ def _facts(document: RunDocument) -> tuple[tuple[str, str], ...]:
     began = [launch.started_at for result in document.results for launch in result.launches]
     spent = sum(document.spent.values())
     first = next((launch for result in document.results for launch in result.launches), None)
-    versions = first.environment.versions if first else document.versions
+    versions = first.environment.versions if first else document.told.versions
     hosts = sorted({rank.host for result in document.results for one in result.launches for rank in one.ranks})
     told = {
         "run": document.source,
-        "project": text(document.values.get("project")).rpartition("/")[2],
+        "project": document.told.project.rpartition("/")[2],
         "commit": document.commit,
         "host": ", ".join(hosts[:_MOST_HOSTS]) + (f" and {len(hosts) - _MOST_HOSTS} more" * (len(hosts) > _MOST_HOSTS)),
-        "command": text(document.values.get("command")),
+        "command": document.told.command,
         "machine": f"{document.machine}, {_hardware(document)}",
         "began": f"{min(began).replace('T', ' ').removesuffix('Z')} UTC" if began else "",
         "launches": f"{launches} in {formats.seconds(spent)}" if spent else str(launches or ""),
         "versions": ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions),
-        "exit code": str(document.values["exit_code"]) if number(document.values.get("exit_code")) is not None else "",
+        "exit code": "" if document.told.exit_code is None else str(document.told.exit_code),
     }
     return tuple((name, clipped(value)) for name, value in told.items() if value)
 
@@ -128,19 +128,15 @@ def _hardware(document: RunDocument) -> str:
 def _warnings(document: RunDocument) -> list[str]:
     source = f"{document.source}: " if document.source else ""
     found = []
-    unfinished = text(document.values.get("unfinished"))
+    unfinished = document.told.unfinished
     if unfinished:
         found.append(f"{source}the run ended before its end ({unfinished}): what is missing here was not judged")
-    found += [f"{source}{line}" for line in lines(document.values.get("troubles"))]
-    tests = (mapping(test) for test in items(document.values.get("tests")))
-    for test in (each for each in tests if text(each.get("outcome")) in ("failed", "error")):
-        told = ("nodeid", "outcome", "phase", "reason")
-        found.append(f"{source}{': '.join(filter(None, (text(test.get(name)) for name in told)))}")
-    common = mapping(document.values.get("all_cases"))
-    if text(common.get("told")):
-        found.append(f"{source}{text(common.get('told'))}")
-    if text(document.values.get("unjudged")):
-        found.append(f"{source}{text(document.values.get('unjudged'))}")
+    found += [f"{source}{line}" for line in document.told.troubles]
+    for test in document.told.tests:
+        if test.has_failed:
+            found.append(f"{source}{': '.join(filter(None, vars(test).values()))}")
+    found += [f"{source}{common.told}" for common in document.told.common.values() if common.told]
+    found += [f"{source}{document.told.unjudged}"] if document.told.unjudged else []
     if document.schema != 1:
         found.append(f"{source}schema {document.schema}, of an older version: what it does not say is not shown")
     unread = sum(result.num_unread for result in document.results)
@@ -162,7 +158,7 @@ def _cut(results: Sequence[Result]) -> list[str]:
 
 
 def _notes(results: Sequence[Result]) -> tuple[str, ...]:
-    sources = dict.fromkeys(text(mapping(result.values.get("reference")).get("source")) for result in results)
+    sources = dict.fromkeys(result.told.reference.source for result in results if result.told.reference)
     published = [f"published: {'; '.join(filter(None, sources))}"] if any(sources) else []
     return (*published, *(ladder.NOTES if published else ()))
 

@@ -31,7 +31,7 @@ class StoredFigures:
                 continue  # a name that leads elsewhere is nobody's folder
             for path in sorted((root / machine).glob("*/*.json")):
                 try:
-                    baseline = store.read(path, Baseline.from_json)
+                    baseline = store.read(path, Baseline)
                 except (BaselineError, OSError) as error:
                     broken.append(str(error).splitlines()[0])
                     continue

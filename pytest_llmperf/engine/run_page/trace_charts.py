@@ -31,7 +31,7 @@ def trace_before(result: Result, stored: StoredFigures) -> Trace | None:
     turns = [launch.trace for launch in result.launches_before if launch.trace]
     if turns:
         return turns[-1]
-    baseline = stored.of(result.machine, result.text("digest"))
+    baseline = stored.of(result.machine, result.told.digest)
     return baseline.trace.trace if baseline is not None and baseline.trace is not None else None
 
 

@@ -23,6 +23,7 @@ from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.calibration import ALL_REDUCE, Calibration
 from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.formats import percent
 
 # CaseHistory: the levels of one case over its runs, and what was different where it went from one to the next.
@@ -156,7 +157,7 @@ def _calibrations(before: PastResult, after: PastResult) -> Iterator[str]:
 def _seconds(result: PastResult) -> dict[tuple[str, str], float]:
     """Mean over its GPUs, by work and by what made it: others are not comparable."""
     found: dict[tuple[str, str], list[float]] = {}
-    for made in map(Calibration.from_dict, result.calibrations.values()):
+    for made in (codec.read(Calibration, each) for each in result.calibrations.values()):
         for work, seconds in made.seconds.items():
             found.setdefault((work, made.maker_of(work)), []).append(seconds)
     return {key: fmean(several) for key, several in found.items()}

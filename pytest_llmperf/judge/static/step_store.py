@@ -13,7 +13,7 @@ from typing import Any
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineChangedError, BaselineError
 from pytest_llmperf.judge.static.stored_step import ANY_MACHINE, StepBaseline, StoredStep
-from pytest_llmperf.judge.store import BaselineStore, Entry, file_name, read, replace_whole
+from pytest_llmperf.judge.store import BaselineStore, Store, file_name, read
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 
@@ -33,7 +33,7 @@ class StepStore:
 
     def __init__(self, root: Path, machine: str = "") -> None:
         """``machine`` is the only kind that is looked at, where it is named."""
-        self._root, self._machine, self._baselines = root, machine, BaselineStore(root)
+        self._machine, self._baselines, self._alone = machine, BaselineStore(root), Store(root, StepBaseline)
 
     def places(self, spec: TrainSpec) -> list[Place]:
         """Those that are there, the machine kinds' first.
@@ -44,22 +44,8 @@ class StepStore:
         kinds = [self._machine] if self._machine else self._baselines.machines()
         found = ((kind, self._baselines.load(kind, spec)) for kind in kinds)
         places = [Place(kind, baseline.static, baseline) for kind, baseline in found if baseline is not None]
-        alone = self._load_alone(spec)
+        alone = self._alone.load(ANY_MACHINE, spec)
         return [*places, *([Place(ANY_MACHINE, alone.static)] if alone else [])]
-
-    def entries(self, *, on_cpu: bool) -> list[Entry]:
-        """The files of cases that nobody has launched, of those for the CPU or for GPUs, sorted by path.
-
-        Raises:
-            BaselineError: a file that cannot be read.
-        """
-        paths = sorted((self._root / ANY_MACHINE).glob("*.json"))
-        found = ((path, read(path, StepBaseline.from_json)) for path in paths)
-        return [
-            Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by)
-            for path, one in found
-            if one is not None and one.on_cpu == on_cpu
-        ]
 
     def settings(self, case: str) -> Mapping[str, Any] | None:
         """Of the spec with this id, where it has a file of its own.
@@ -67,7 +53,7 @@ class StepStore:
         Raises:
             BaselineError: a file that cannot be read.
         """
-        alone = read(self._root / ANY_MACHINE / f"{file_name(case)}.json", StepBaseline.from_json)
+        alone = read(self._alone.root / ANY_MACHINE / f"{file_name(case)}.json", StepBaseline)
         return alone.spec if alone else None
 
     def record(self, place: Place, spec: TrainSpec, new: StoredStep, recorded_by: str, *, on_cpu: bool = False) -> Path:
@@ -79,7 +65,10 @@ class StepStore:
         if place.machine != ANY_MACHINE:
             self._baselines.update(place.machine, spec, _with(place, new))
             return self._baselines.path(place.machine, spec)
-        path = self._path_alone(spec)
+        judged = self._alone.load(ANY_MACHINE, spec)
+        if (judged.static if judged else None) != place.stored:
+            path = self._alone.path(ANY_MACHINE, spec)
+            raise BaselineError(f"{spec.id}: another run changed {path} meanwhile; run again to be held against it")
         alone = StepBaseline(
             id=spec.id,
             digest=spec.digest,
@@ -88,32 +77,7 @@ class StepStore:
             static=new,
             on_cpu=on_cpu,
         )
-
-        def change(old: StepBaseline | None) -> StepBaseline:
-            if (old.static if old else None) != place.stored:
-                raise _overtaken(spec.id, path)
-            return alone
-
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BaselineError(f"{path}: not recorded ({error.strerror})") from error
-        replace_whole(path, lambda: self._load_alone(spec), change)
-        return path
-
-    def _path_alone(self, spec: TrainSpec) -> Path:
-        # No search of the machine kinds' baselines looks so near the root.
-        return self._root / ANY_MACHINE / f"{file_name(spec.id)}.json"
-
-    def _load_alone(self, spec: TrainSpec) -> StepBaseline | None:
-        path = self._path_alone(spec)
-        found = read(path, StepBaseline.from_json)
-        if found is not None and found.digest != spec.digest:
-            raise BaselineError(
-                f"{path}: it is of digest {found.digest}, expected {spec.digest} for {spec.id}; "
-                "delete it and record anew with --perf-static --update-baselines=new"
-            )
-        return found
+        return self._alone.replace(spec, judged, alone)
 
 
 def _with(place: Place, new: StoredStep) -> Callable[[Baseline | None], Baseline]:
@@ -123,7 +87,3 @@ def _with(place: Place, new: StoredStep) -> Callable[[Baseline | None], Baseline
         return replace(old, static=new)
 
     return change
-
-
-def _overtaken(name: str, path: Path) -> BaselineError:
-    return BaselineError(f"{name}: another run changed {path} meanwhile; run again to be held against it")

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pytest_llmperf.records.learning.replayed_update import OLDER as OF_BEFORE
 from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate, worst
-from pytest_llmperf.support.json_fields import fields_of
+from pytest_llmperf.support.codec import sparse
 
 #: Why a record of before such steps has none.
 OLDER = "recorded before a step was inspected"
@@ -95,6 +94,7 @@ class RankLearning:
     """Why it was not looked at, if it was not."""
 
 
+@sparse()
 @dataclass(frozen=True, kw_only=True)
 class Learning:
     """The inspected step of a launch, of all its ranks."""
@@ -145,27 +145,6 @@ class Learning:
 
     def __bool__(self) -> bool:
         return not self.none
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON holds; of a launch where all is well few are not at their defaults, and are left."""
-        if self.none:
-            return {"none": self.none}
-        values = asdict(self)
-        kept = {f.name: values[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
-        return kept | ({"replay": self.replay.to_dict()} if "replay" in kept else {})
-
-    @classmethod
-    def from_dict(cls, values: object) -> Learning:
-        """As ``to_dict`` wrote it.
-
-        Raises:
-            ValueError: it was not.
-        """
-        known: dict[str, Any] = fields_of(cls, values, "what was learnt")
-        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-        if "replay" in known:
-            known["replay"] = ReplayedUpdate.from_dict(known["replay"])
-        return cls(**known)
 
 
 def uninspected(why: str) -> RankLearning:
@@ -260,8 +239,3 @@ def _misplaced(ranks: Sequence[RankLearning]) -> int:
     """How many samples the step has too many of; what the data set does not hold is told by itself."""
     read = Counter(sample for seen in ranks for sample in seen.samples if sample >= 0)
     return (read - Counter(ranks[0].expected_samples)).total() if ranks[0].expected_samples else 0
-
-
-def from_record(values: Mapping[str, Any]) -> Learning:
-    """Of a launch's record; those of before have none."""
-    return Learning.from_dict(values["learning"]) if "learning" in values else Learning(none=OLDER)

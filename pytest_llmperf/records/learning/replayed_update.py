@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from pytest_llmperf.support.json_fields import fields_of
+from pytest_llmperf.support.codec import sparse
 
 #: Why a record of before such replays has none.
 OLDER = "recorded before updates were replayed"
 
 
+@sparse()
 @dataclass(frozen=True, kw_only=True)
 class ReplayedUpdate:
     """Of a sample of each tensor, on one rank or the worst of all."""
@@ -39,22 +39,6 @@ class ReplayedUpdate:
 
     def __bool__(self) -> bool:
         return not self.none
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON holds, but for those at their defaults."""
-        values = asdict(self)
-        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
-
-    @classmethod
-    def from_dict(cls, values: object) -> ReplayedUpdate:
-        """As ``to_dict`` wrote it.
-
-        Raises:
-            ValueError: it was not.
-        """
-        known: dict[str, Any] = fields_of(cls, values, "a replayed update")
-        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-        return cls(**known)
 
 
 def worst(replays: Sequence[ReplayedUpdate]) -> ReplayedUpdate:

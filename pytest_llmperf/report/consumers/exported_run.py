@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pytest_llmperf.records.result import FAILING, VERDICTS, CaseResult
+from pytest_llmperf.records.result import FAILING, VERDICTS, CaseResult, Check
+from pytest_llmperf.records.results_document import EndedTest, Figure, Result, ResultsDocument
 from pytest_llmperf.report.text import one_line
+from pytest_llmperf.support import codec
 
 _MOST_CHANGES = 3
 _DIGEST_SHOWN = 8
@@ -100,28 +102,25 @@ class ExportedCase:
         return next((figure for figure in self.figures if figure.metric == metric), absent)
 
     @classmethod
-    def read(
-        cls, result: Mapping[str, Any], machine: str = "", tests: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> ExportedCase:
+    def read(cls, result: Result, machine: str = "", tests: Mapping[str, EndedTest] | None = None) -> ExportedCase:
         """Of one of a document's results; ``tests``: how those that did not just pass ended (``tests_of``)."""
-        test = (tests or {}).get(result["nodeid"], {})
-        metrics: Mapping[str, Mapping[str, Any]] = result["metrics"]
-        launches = [launch for launch in result.get("launches", []) if isinstance(launch, Mapping)]
+        test = (tests or {}).get(result.nodeid)
+        records = [record for record in (codec.read_lenient(_Record, each) for each in result.launches) if record]
         return cls(
-            name=one_line(result["id"]) or "unnamed",
-            digest=one_line(result["digest"]),
+            name=one_line(result.id) or "unnamed",
+            digest=one_line(result.digest),
             machine=one_line(machine),
-            nodeid=one_line(result["nodeid"]),
-            verdict=result["verdict"],
-            reason=one_line(str(result.get("reason", ""))),
-            figures=tuple(_figure(name, values) for name, values in metrics.items()),
-            changed=tuple(map(one_line, result.get("changed", []))),
-            differences=tuple(map(one_line, result.get("differences", []))),
-            circumstances=tuple(_circumstances(result, launches)),
-            is_recorded=bool(result.get("updated")),
-            seconds=sum(_finite(launch.get("wall_seconds")) or 0.0 for launch in launches),
-            launched_at=max(filter(None, (_time(launch, "started_at") for launch in launches)), default=None),
-            expected=one_line(str(test.get("reason") or "xfail")) if test.get("outcome") == "xfailed" else "",
+            nodeid=one_line(result.nodeid),
+            verdict=result.verdict,
+            reason=one_line(result.reason),
+            figures=tuple(_figure(name, figure) for name, figure in result.metrics.items()),
+            changed=tuple(map(one_line, result.changed)),
+            differences=tuple(map(one_line, result.differences)),
+            circumstances=tuple(_circumstances(result, records)),
+            is_recorded=bool(result.updated),
+            seconds=sum(record.wall_seconds for record in records),
+            launched_at=max(filter(None, (_time(record.started_at) for record in records)), default=None),
+            expected=one_line(test.reason or "xfail") if test is not None and test.outcome == "xfailed" else "",
             test_failed=_how_it_failed(test),
         )
 
@@ -135,7 +134,7 @@ class ExportedCase:
             nodeid=one_line(result.nodeid),
             verdict=result.verdict,
             reason=one_line(result.reason),
-            figures=tuple(_figure(check.metric, vars(check)) for check in result.checks),
+            figures=tuple(_figure(check.metric, check) for check in result.checks),
             changed=tuple(map(one_line, result.changed)),
             differences=tuple(map(one_line, result.differences)),
             is_recorded=bool(result.updated),
@@ -180,11 +179,8 @@ class ExportedRun:
         return self.has_failed or bool(self.troubles) or any(case.is_failing for case in self.cases)
 
     @classmethod
-    def read(cls, documents: Sequence[Mapping[str, Any]]) -> ExportedRun:
-        """Each case of each machine once: as the last of ``documents`` has it, and there by its worst verdict.
-
-        They are what ``--perf-json`` writes: texts, lists and objects are where they belong.
-        """
+    def read(cls, documents: Sequence[ResultsDocument]) -> ExportedRun:
+        """Each case of each machine once: as the last of ``documents`` has it, and there by its worst verdict."""
         found: dict[tuple[str, str, str], ExportedCase] = {}
         for document in documents:
             for case in _unique(document):
@@ -196,24 +192,20 @@ class ExportedRun:
             else case
             for case in found.values()
         ]
-        skipped = {
-            one_line(str(case["id"])): one_line(str(case["reason"]))
-            for document in documents
-            for case in document.get("skipped", [])
-        }
+        skipped = {one_line(case.id): one_line(case.reason) for document in documents for case in document.skipped}
         return cls(
             cases=tuple(sorted(cases, key=_badness)),
             troubles=tuple(dict.fromkeys(line for document in documents for line in _troubles(document))),
             failed=tuple(dict.fromkeys(test for document in documents for test in _without_case(document))),
             skipped=tuple(skipped.items()),
-            num_planned=sum(len(document.get("planned", [])) for document in documents),
-            unfinished=tuple(dict.fromkeys(_kind(each) for each in documents if each.get("unfinished"))),
-            machines=tuple(dict.fromkeys(map(_kind, documents))),
+            num_planned=sum(len(document.planned) for document in documents),
+            unfinished=tuple(dict.fromkeys(one_line(each.kind) for each in documents if each.unfinished)),
+            machines=tuple(dict.fromkeys(one_line(each.kind) for each in documents)),
             ended_at=max(
-                filter(None, [*(_time(each, "ended_at") for each in documents), *(case.launched_at for case in cases)]),
+                filter(None, [*(_time(each.ended_at) for each in documents), *(case.launched_at for case in cases)]),
                 default=None,
             ),
-            has_failed=any(document.get("exit_code") for document in documents),
+            has_failed=any(document.exit_code for document in documents),
         )
 
 
@@ -229,29 +221,26 @@ def counted(cases: Iterable[ExportedCase]) -> str:
     return ", ".join(told) or "no case"
 
 
-def tests_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def tests_of(document: ResultsDocument) -> dict[str, EndedTest]:
     """By node id the tests that did not just pass, each by what is worst of its phases; of older documents none."""
-    found: dict[str, Mapping[str, Any]] = {}
-    tests = document.get("tests")
-    for test in tests if isinstance(tests, list) else ():
-        if not isinstance(test, Mapping) or not isinstance(test.get("nodeid"), str) or test.get("outcome") == "passed":
-            continue
-        if test["nodeid"] not in found or _how_it_failed(test):
-            found[test["nodeid"]] = test
+    found: dict[str, EndedTest] = {}
+    for test in document.tests:
+        if test.outcome != "passed" and (test.nodeid not in found or test.has_failed):
+            found[test.nodeid] = test
     return found
 
 
-def _how_it_failed(test: Mapping[str, Any]) -> str:
-    if test.get("outcome") not in ("failed", "error"):
+def _how_it_failed(test: EndedTest | None) -> str:
+    if test is None or not test.has_failed:
         return ""
-    where = "" if test.get("phase") == "call" else f" at {test.get('phase')}"
-    return one_line(f"test {test['outcome']}{where}: {test.get('reason', '')}").rstrip(": ")
+    where = "" if test.phase == "call" else f" at {test.phase}"
+    return one_line(f"test {test.outcome}{where}: {test.reason}").rstrip(": ")
 
 
-def _unique(document: Mapping[str, Any]) -> Iterable[ExportedCase]:
-    kind, tests = _kind(document), tests_of(document)
+def _unique(document: ResultsDocument) -> Iterable[ExportedCase]:
+    tests = tests_of(document)
     unique: dict[tuple[str, str], ExportedCase] = {}
-    for case in sorted((ExportedCase.read(result, kind, tests) for result in document["results"]), key=_badness):
+    for case in sorted((ExportedCase.read(result, document.kind, tests) for result in document.results), key=_badness):
         unique.setdefault((case.name, case.digest), case)
     return unique.values()
 
@@ -260,33 +249,18 @@ def _badness(case: ExportedCase) -> tuple[int, bool, str, str, str]:
     return VERDICTS.index(case.verdict), not case.is_failing, case.machine, case.name, case.digest
 
 
-def _kind(document: Mapping[str, Any]) -> str:
-    """Of a night's parts: theirs, where it is one."""
-    machines = [document.get("machine"), *_values(document.get("machines"))]
-    kinds = {
-        one_line(str(machine["kind"])) for machine in machines if isinstance(machine, Mapping) and "kind" in machine
-    }
-    return kinds.pop() if len(kinds) == 1 else ""
-
-
-def _values(value: object) -> Iterable[object]:
-    return value.values() if isinstance(value, Mapping) else ()
-
-
-def _troubles(document: Mapping[str, Any]) -> Iterator[str]:
-    if document.get("unfinished"):
-        yield f"the run was ended before its end: {one_line(str(document['unfinished']))}"
-    common = document.get("all_cases") or {}
-    if common.get("verdict") in FAILING:
-        yield one_line(str(common.get("told", "all cases")))
-    if document.get("unjudged"):
-        yield one_line(str(document["unjudged"]))
+def _troubles(document: ResultsDocument) -> Iterator[str]:
+    if document.unfinished:
+        yield f"the run was ended before its end: {one_line(document.unfinished)}"
+    for name, common in document.common.items():
+        if common.verdict in FAILING:
+            yield one_line(common.told or name)
+    if document.unjudged:
+        yield one_line(document.unjudged)
     yield from map(str, _without_case(document))
-    told = document.get("troubles")
-    lines = [line for line in map(one_line, map(str, told if isinstance(told, list) else [])) if line]
-    yield from lines
-    code = document.get("exit_code")
-    if code not in (None, 0, _TESTS_FAILED) and not document.get("unfinished"):
+    yield from filter(None, map(one_line, document.troubles))
+    code = document.exit_code
+    if code not in (None, 0, _TESTS_FAILED) and not document.unfinished:
         yield f"pytest ended with exit code {code}"
 
 
@@ -302,52 +276,66 @@ class FailedTest(NamedTuple):
         return f"{self.nodeid}: {self.how.removeprefix('test ')}"
 
 
-def failed_tests(document: Mapping[str, Any], told: Container[str] = ()) -> Iterator[FailedTest]:
+def failed_tests(document: ResultsDocument, told: Container[str] = ()) -> Iterator[FailedTest]:
     """Each test that failed by itself: no verdict of its cases says so, nor do those that are ``told``."""
     tests = tests_of(document)
-    cases = (ExportedCase.read(result, tests=tests) for result in document["results"])
+    cases = (ExportedCase.read(result, tests=tests) for result in document.results)
     said = {case.nodeid for case in cases if case.has_failing_verdict}
     for nodeid, test in tests.items():
         how = _how_it_failed(test)
         if how and nodeid not in told and one_line(nodeid) not in said:
-            yield FailedTest(one_line(nodeid), str(test["outcome"]), how)
+            yield FailedTest(one_line(nodeid), test.outcome, how)
 
 
-def _without_case(document: Mapping[str, Any]) -> Iterator[FailedTest]:
-    return failed_tests(document, told={result["nodeid"] for result in document["results"]})
+def _without_case(document: ResultsDocument) -> Iterator[FailedTest]:
+    return failed_tests(document, told={result.nodeid for result in document.results})
 
 
-def _circumstances(result: Mapping[str, Any], launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if result["verdict"] == "pass":
+@dataclass(frozen=True, kw_only=True)
+class _Evidence:
+    slurm_nodes: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """As much of a launch as every version has had."""
+
+    started_at: str = ""
+    wall_seconds: float = 0.0
+    evidence: _Evidence = _Evidence()
+
+
+def _circumstances(result: Result, records: Sequence[_Record]) -> Iterator[str]:
+    if result.verdict == "pass":
         return
-    yield from map(one_line, result.get("differences", [])[:_MOST_CHANGES])
-    evidence = [launch.get("evidence") for launch in launches]
-    nodes = {one_line(str(each.get("slurm_nodes", ""))) for each in evidence if isinstance(each, Mapping)} - {""}
+    yield from map(one_line, result.differences[:_MOST_CHANGES])
+    nodes = {one_line(record.evidence.slurm_nodes) for record in records} - {""}
     if nodes:  # the last word: what is too long is cut in its middle
         yield f"on {', '.join(sorted(nodes))}"
 
 
-def _figure(metric: str, values: Mapping[str, Any]) -> ExportedFigure:
-    names = ("value", "baseline", "limit", "change", "detectable", "times_slower")
+def _figure(metric: str, figure: Figure | Check) -> ExportedFigure:
     return ExportedFigure(
         metric=one_line(metric),
-        unit=one_line(str(values.get("unit", ""))),
-        **{name: _finite(values.get(name)) for name in names},
+        unit=one_line(figure.unit),
+        value=_finite(figure.value),
+        baseline=_finite(figure.baseline),
+        limit=_finite(figure.limit),
+        change=_finite(figure.change),
+        detectable=_finite(figure.detectable),
+        times_slower=_finite(figure.times_slower),
     )
 
 
-def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
+def _finite(value: float | None) -> float | None:
     try:
-        number = float(value)
+        return float(value) if value is not None and math.isfinite(value) else None
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
 
 
-def _time(values: Mapping[str, Any], name: str) -> float | None:
+def _time(text: str) -> float | None:
     try:
-        return datetime.fromisoformat(str(values[name]).replace("Z", "+00:00")).timestamp()
-    except (KeyError, ValueError, OverflowError, OSError):
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError, OSError):
         return None

@@ -5,7 +5,6 @@ Nothing of it is left to the training: not its memory, not its random numbers, n
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import platform
@@ -33,9 +32,9 @@ from pytest_llmperf.records.calibration import (
     UNKEPT,
     Calibration,
 )
+from pytest_llmperf.support import kept_files
 from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.support.files import write_text
-from pytest_llmperf.support.json_fields import typed
 from pytest_llmperf.worker.environment import device_name
 
 # The file that keeps a device's calibration from launch to launch of a day.
@@ -58,24 +57,16 @@ class Kept:
 
 def read(path: Path) -> Kept | None:
     """What ``path`` holds; ``None`` where that is nothing that can be used: it can be made anew."""
-    try:
-        document = typed(json.loads(path.read_text(encoding="utf-8")), {"boot": "str"}, "a kept calibration")
-        return Kept(Calibration.from_dict(document["calibration"]), document["boot"])
-    except (OSError, ValueError, LookupError, RecursionError):
-        return None
+    return kept_files.load(Kept, path)
 
 
 def write(path: Path, calibration: Calibration, boot: str, of_run: Path | None = None) -> None:
     """Keep it at ``path``; where that cannot be written at ``of_run``, for this run, with the reason beside it."""
-    text = json.dumps({"boot": boot, "calibration": calibration.to_dict()}, indent=1, sort_keys=True) + "\n"
-    try:
-        write_text(path, text, lasts=False)
-    except OSError as error:
-        if of_run is not None:
-            # Where not even this can be written the launch's own record cannot be, which says so itself.
-            with suppress(OSError):
-                write_text(of_run, text, lasts=False)
-                write_text(of_run.with_name(UNKEPT), f"{path.parent}: {error.strerror or error}\n", lasts=False)
+    why = kept_files.keep(path, Kept(calibration, boot))
+    # Where not even the run's folder can be written the launch's own record cannot be, which says so itself.
+    if why and of_run is not None and not kept_files.keep(of_run, Kept(calibration, boot)):
+        with suppress(OSError):
+            write_text(of_run.with_name(UNKEPT), f"{path.parent}: {why}\n", lasts=False)
 
 
 #: Halves of a steady part that differ by more are not steady.

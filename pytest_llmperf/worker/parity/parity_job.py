@@ -27,6 +27,7 @@ from pytest_llmperf.settings import small_spec
 from pytest_llmperf.settings.models import small_config
 from pytest_llmperf.settings.small_spec import in_fp32, in_pieces, keeps_states_short, true_optimizer
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import replacing
 from pytest_llmperf.worker.failure_file import write_json
 from pytest_llmperf.worker.heartbeat import Heartbeat
@@ -214,7 +215,7 @@ def make_small_trainings(
         told = [one for number in range(SEEDS) for one in _plain(spec, number, order, request.folder, train)]
     beat.enter("finishing")
     if told:
-        write_json(request.folder / FILE, [one.to_dict() for one in told])
+        write_json(request.folder / FILE, [codec.plain(one) for one in told])
 
 
 def _truth_file(folder: Path, seed: int) -> Path:

@@ -25,6 +25,7 @@ from pytest_llmperf.cli.baselines.pages import (
     show_page,
 )
 from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.policy import METRICS
@@ -32,6 +33,7 @@ from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from tests.fakes import Fake, launch_of
 from tests.shelf import Run, keep, llmperf_on
 
@@ -182,8 +184,8 @@ class TestBrokenFiles:
             {"started_at": 5},
             {"evidence": []},
             {"warmup_steps": 4.0},
-            {"ranks": [{**launch().to_dict()["ranks"][0], "device": 7}]},
-            {"ranks": [{**launch().to_dict()["ranks"][0], "step_seconds": [10**400] * 12}]},
+            {"ranks": [{**codec.plain(launch())["ranks"][0], "device": 7}]},
+            {"ranks": [{**codec.plain(launch())["ranks"][0], "step_seconds": [10**400] * 12}]},
         ],
         ids=lambda change: next(iter(change)),
     )
@@ -207,7 +209,7 @@ class TestStrayCopies:
         """Of what was stored before, as a file manager leaves one."""
         path = BaselineStore(root).path("m", SPEC)
         copy = path.with_name(f"{path.stem} copy.json")
-        copy.write_text(FIRST.to_json())
+        copy.write_text(baseline_file.text_of(FIRST))
         return copy
 
     def test_one_is_a_line_and_not_listed(self, llmperf: Run, root: Path, copy: Path) -> None:

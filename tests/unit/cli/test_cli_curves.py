@@ -11,9 +11,9 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.merge.night_results import unused
-from pytest_llmperf.judge.curves.curve_store import CurveStore
-from pytest_llmperf.judge.loss_curves import CurveBaseline, SeedCurve
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline, SeedCurve
+from pytest_llmperf.judge.store import BaselineStore, Store
+from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.shelf import baseline_at
 
@@ -43,9 +43,9 @@ def curves(root: Path, spec: TrainSpec = SPEC, *, on_cpu: bool = True) -> Path:
         device="a CPU",
         on_cpu=on_cpu,
     )
-    store = CurveStore(root)
-    store.check_writable(spec)
-    return store.record(spec, None, new)
+    store = Store(root, CurveBaseline)
+    store.check_writable(LOSS_CURVES, spec)
+    return store.replace(spec, None, new)
 
 
 def figures(root: Path, spec: TrainSpec = SPEC) -> None:
@@ -110,12 +110,18 @@ def test_a_night_names_those_that_no_case_has(tmp_path: Path, on_cpu: bool) -> N
     figures(root)
     (tmp_path / "t.py").touch()
     coverage = {"nodes": ["t.py::t"], "parts": [], "gaps": [], "said": {"t.py::t": "all"}}
-    suite = {"baselines": str(root), "rootdir": str(tmp_path), "digests": [SPEC.digest], "coverage": coverage}
+    suite = {
+        "baselines": str(root),
+        "rootdir": str(tmp_path),
+        "digests": [SPEC.digest],
+        "coverage": coverage,
+        "strict": False,
+    }
     machine = {"kind": "m", "gpus": [] if on_cpu else [{"name": "one"}]}
     night: list[dict[str, Any]] = [
         {"machine": machine, "suite": {**suite, "perf_width": width, "stopped": False}} for width in (None, 1)
     ]
-    lines, doubts = unused(night)
+    lines, doubts = unused([document_of(each) for each in night])
     assert doubts == []
     assert [str(gone) in line for line in lines] == [True]
     assert not [line for line in lines if str(kept) in line]

@@ -46,7 +46,6 @@ def test_a_file_that_cannot_be_read_is_a_line_here_and_on_the_page(llmperf: Run,
     assert [line.partition(": ")[0] for line in told] == ["llmperf"] * 3
     for line, why in zip(told, ("not JSON, perhaps truncated", "schema 7 is newer", "No such file"), strict=True):
         assert why in line
-        assert line.endswith("it is not on the page")
     assert "schema 7 is newer" in page.read_text(encoding="utf-8")
 
 

@@ -19,8 +19,11 @@ from pytest_llmperf.cli.submit import readiness
 from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterFile
 from pytest_llmperf.cli.submit.sbatch import Job, check_budget, cost, filled, jobs, shares
 from pytest_llmperf.launch.slurm.allocation import place
+from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.support import formats
 from tests.examples import examples
+
+SUITE = {"rootdir": "", "baselines": "", "digests": [], "strict": False}
 
 REPOSITORY = Path(__file__).parents[3]
 TEMPLATE = (REPOSITORY / "slurm" / "nightly.sbatch").read_text(encoding="utf-8")
@@ -39,7 +42,9 @@ def planning(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(file: ClusterFile) -> readiness.Asked:
         planned = [{"id": "a", "nodeid": f"t.py::t[{width}]", "width": width} for width in file.widths]
         coverage = {"nodes": [case["nodeid"] for case in planned], "parts": [], "gaps": [], "said": {}}
-        return readiness.Asked({"results": [], "planned": planned, "suite": {"coverage": coverage}}, "", 0)
+        return readiness.Asked(
+            document_of({"results": [], "planned": planned, "suite": SUITE | {"coverage": coverage}}), "", 0
+        )
 
     monkeypatch.setattr("pytest_llmperf.cli.submit.night.ask", ask)
 
@@ -473,7 +478,8 @@ class TestMerge:
     def test_all_cases_that_are_no_verdict_are_refused(self, tmp_path: Path, wrong: Any) -> None:
         write(tmp_path, 1, result("a"), all_cases=wrong)
         (trouble, *_) = night_results.gather([tmp_path], []).troubles
-        assert "not a --perf-json file (expected " in trouble
+        assert re.search("gpus-1.json: (all|verdict|told)", trouble)
+        assert "expected a file of --perf-json" in trouble
 
     def test_the_page_says_what_was_judged_where(self, tmp_path: Path) -> None:
         revision, suite = {"commit": "abc123", "changed": 2}, self.suite("x")
@@ -512,7 +518,7 @@ class TestMerge:
         write(tmp_path, 8, result("b"), result("c", "regressed", -0.1), exit_code=1)
         night = night_results.gather([tmp_path], [])
         assert night.headline == "red: 1 regressed, 2 pass"
-        assert [each["id"] for each in night.results] == ["c", "a", "b"]
+        assert [each.id for each, _ in night.results] == ["c", "a", "b"]
         page = "\n".join(night.page())
         assert "gpus-8.json: pytest ended with exit code 1" in page
         assert "-10.0 %" in page
@@ -522,9 +528,9 @@ class TestMerge:
         ("text", "said"),
         [
             (None, "gpus-8.json: missing"),
-            *((text, "not a --perf-json file") for text in ("{", '{"schema": 1}', "[" * 99999)),
-            ('{"schema": 1, "results": [], "exit_code": []}', "expected exit_code as a whole number"),
-            ('{"schema": true, "results": []}', "expected schema 1"),
+            *((text, "expected a file of --perf-json") for text in ("{", '{"schema": 1}', "[" * 99999)),
+            ('{"schema": 1, "results": [], "exit_code": []}', "exit_code is [], expected a whole number"),
+            ('{"schema": true, "results": []}', "schema is True, expected 1"),
         ],
     )
     def test_a_part_without_results_is_red(self, tmp_path: Path, text: str | None, said: str) -> None:
@@ -545,18 +551,19 @@ class TestMerge:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ({"metrics": [1]}, "a has no metrics by name"),
-            ({"metrics": {"tokens_per_second_per_gpu": 3}}, "a has no metrics by name"),
-            ({"digest": ["x"]}, "id, digest, nodeid, verdict are not all there as text"),
-            ({"verdict": None}, "id, digest, nodeid, verdict are not all there as text"),
+            ({"metrics": [1]}, "metrics is [1], expected an object"),
+            ({"metrics": {"tokens_per_second_per_gpu": 3}}, "is 3, expected an object"),
+            ({"digest": ["x"]}, 'results[0].digest is ["x"], expected text'),
+            ({"verdict": None}, "results[0].verdict is null, expected text"),
             ({"verdict": "excellent"}, "a: verdict 'excellent', expected one of invalid, "),
-            ({"reason": None}, "a: expected the reason as text"),
+            ({"reason": None}, "results[0].reason is null, expected text"),
         ],
     )
     def test_a_part_of_other_types_is_red(self, tmp_path: Path, change: dict[str, Any], said: str) -> None:
         write(tmp_path, 1, {**result("a"), **change})
         (trouble,) = night_results.gather([tmp_path], []).troubles
-        assert "gpus-1.json: not a --perf-json file" in trouble
+        assert "gpus-1.json: " in trouble
+        assert "expected a file of --perf-json" in trouble
         assert said in trouble
 
     @pytest.mark.parametrize("value", ["1" + "0" * 400, "1e999", "-Infinity", "NaN", '"fast"', "true"])
@@ -564,7 +571,8 @@ class TestMerge:
         night = night_results.gather([self.with_figure(tmp_path, value)], [])
         assert night.headline == "red: no case"
         (trouble,) = night.troubles
-        assert "gpus-1.json: not a --perf-json file (" in trouble
+        assert "gpus-1.json: " in trouble
+        assert re.search(r"is no finite number|value is .*, expected a whole number or a number", trouble)
 
     def test_a_figure_that_is_absent_is_a_dash(self, tmp_path: Path) -> None:
         """Beside one that is there: a column without any is left out."""

@@ -10,6 +10,7 @@ import pytest
 from pytest_llmperf.cli.left_out_widths import LeftOut, left_out
 from pytest_llmperf.cli.merge import night_results, unjudged
 from pytest_llmperf.cli.merge.results_file import last_word, pytest_line
+from pytest_llmperf.records.results_document import document_of
 from tests.unit.cli.test_cli_submit import result, write
 
 LOG = """\
@@ -170,7 +171,7 @@ def test_a_test_that_its_own_width_ran_was_left_by_others_for_good_reason(tmp_pa
 def test_a_plan_that_is_broken_or_asked_only_some_is_told(tmp_path: Path) -> None:
     write(tmp_path, 1, result("a"), suite=suite(1, "a", said={"a": "all"}))
     (tmp_path / "plan.json").write_text("{")
-    assert "plan.json: not a --perf-json file" in night_results.gather([tmp_path], []).troubles[0]
+    assert "plan.json: not JSON" in night_results.gather([tmp_path], []).troubles[0]
     write(tmp_path, 0, planned=[], suite=suite(None, "a", "b", said={"a": "all"}))
     (tmp_path / "gpus-0.json").rename(tmp_path / "plan.json")
     assert "plan.json: not every test was asked, see plan.json.log" in night_results.gather([tmp_path], []).notes
@@ -222,8 +223,9 @@ def test_an_option_that_pytest_does_not_know_is_its_last_word() -> None:
 def test_a_test_that_pytest_skipped_is_told_with_its_reason() -> None:
     coverage = {"nodes": ["t.py::a", "t.py::b"], "parts": [], "gaps": [], "said": {"t.py::a": "all", "t.py::b": "all"}}
     skip = {"nodeid": "t.py::a", "outcome": "skipped", "phase": "call", "reason": "Skipped: no time"}
-    document = {"results": [], "suite": {"coverage": coverage}, "tests": [skip]}
-    assert unjudged.silent(unjudged.Tests.of([document], [])) == [
+    suite = {"rootdir": "", "baselines": "", "digests": [], "strict": False, "coverage": coverage}
+    document = {"results": [], "suite": suite, "tests": [skip]}
+    assert unjudged.silent(unjudged.Tests.of([document_of(document)], [])) == [
         "judged nothing: t.py::a: no time",
         "judged nothing: t.py::b: skipped, or it asked for nothing",
     ]

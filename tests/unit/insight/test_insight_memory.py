@@ -19,6 +19,7 @@ from pytest_llmperf.cli.answer import CaseError
 from pytest_llmperf.cli.plan.command import Prediction, document, page, predictions
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import Named, named
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.launch import prediction as prediction_module
 from pytest_llmperf.launch.prediction import PredictionError
@@ -197,11 +198,11 @@ class TestCommand:
 
     def test_stored_settings_of_another_day_are_named(self, run: Run, tmp_path: Path) -> None:
         source = next(BASELINES.rglob(f"{STORED}.json"))
-        baseline = Baseline.from_json(source.read_text(encoding="utf-8"), str(source))
+        baseline = baseline_file.read(Baseline, source.read_text(encoding="utf-8"), str(source))
         path = tmp_path / "m" / "llama" / "old.json"
         path.parent.mkdir(parents=True)
         old = replace(baseline, machine="m", spec={**baseline.spec, "flash": True})
-        path.write_text(old.to_json(), encoding="utf-8")
+        path.write_text(baseline_file.text_of(old), encoding="utf-8")
         for words in (["--stored"], [STORED]):
             code, out, err = run(*words, "--perf-baselines", str(tmp_path))
             assert (code, out) == (1, "")

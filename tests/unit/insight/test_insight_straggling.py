@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.analysis.waits import by_canary, by_work, communication_share, held_up
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny", sequence_length=64, steps=24, gpus=4)
@@ -67,12 +68,12 @@ def test_a_rank_that_does_not_tell_its_waits_is_not_held_against_the_others() ->
 
 def test_waits_are_kept_in_the_record_and_are_of_its_steps() -> None:
     run = launch([0.1] * 2, waits=[0.01, 0.02])
-    assert Launch.from_dict(run.to_dict()) == run
-    values = run.to_dict()
-    assert "waiting_seconds" not in launch([0.1] * 2).to_dict()["ranks"][0]
+    assert codec.read(Launch, codec.plain(run)) == run
+    values = codec.plain(run)
+    assert "waiting_seconds" not in codec.plain(launch([0.1] * 2))["ranks"][0]
     values["ranks"][1]["waiting_seconds"] = values["ranks"][1]["waiting_seconds"][1:]
-    with pytest.raises(ValueError, match="rank 1 waited in other steps than it took"):
-        Launch.from_dict(values)
+    with pytest.raises(ValueError, match="rank 1 has waiting_seconds of other steps than it took"):
+        codec.read(Launch, values)
 
 
 def test_ranks_that_wait_for_one_another_show_nobody() -> None:
@@ -106,8 +107,8 @@ def test_one_rank_and_old_records_tell_nothing() -> None:
 
 def test_a_ranks_canary_is_kept_in_the_record() -> None:
     run = launch([0.1, 0.1], rates=[1e12, 2e12])
-    assert Launch.from_dict(run.to_dict()) == run
-    assert "canary" not in launch([0.1]).to_dict()["ranks"][0]
+    assert codec.read(Launch, codec.plain(run)) == run
+    assert "canary" not in codec.plain(launch([0.1]))["ranks"][0]
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=2, max_size=8))

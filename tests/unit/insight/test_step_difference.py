@@ -28,6 +28,7 @@ from pytest_llmperf.judge.baseline import StoredTrace
 from pytest_llmperf.records.trace import Trace, TraceRow
 from pytest_llmperf.report.step_words import points_to, short_kernel
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from tests.fakes import Fake, launch_of, trace_of
 from tests.shelf import Run, baseline_at, keep, llmperf_on
 
@@ -243,7 +244,7 @@ class TestExplain:
 
     def results(self, path: Path, *traces: dict[str, Any]) -> Path:
         launches = [launch_of(SPEC, Fake(trace=trace)) for trace in traces]
-        results = [{"id": f"case-{number}", "launches": [each.to_dict()]} for number, each in enumerate(launches)]
+        results = [{"id": f"case-{number}", "launches": [codec.plain(each)]} for number, each in enumerate(launches)]
         file = path / "results.json"
         file.write_text(json.dumps({"results": results}))
         return file
@@ -298,7 +299,7 @@ class TestExplain:
         launch = launch_of(SPEC, Fake(trace={**KERNELS, "collective": {"ncclDevKernel_AllReduce": 50}}))
         hidden = replace(launch.trace, exposed_seconds=0.01, busy_seconds=0.143, step_seconds=0.15)
         file = tmp_path / "results.json"
-        launches = [replace(launch, trace=hidden).to_dict()]
+        launches = [codec.plain(replace(launch, trace=hidden))]
         file.write_text(json.dumps({"results": [{"id": "case", "launches": launches}]}))
         _, out, _ = run("explain", file)
         (line,) = (line.split() for line in out.splitlines() if line.startswith(COMMUNICATION))

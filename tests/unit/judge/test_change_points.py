@@ -26,6 +26,7 @@ from pytest_llmperf.judge.history.histories import (
 )
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.support import codec
 from tests.examples import examples
 from tests.history import MACHINE, NOISE, nights, past_result, with_versions
 
@@ -333,7 +334,7 @@ def calibrated(result: PastResult, product: float, **versions: str) -> PastResul
     made = Calibration(
         made_at=result.began, seconds={"bf16_product": product, "copy": 0.5, "all_reduce": 1.0}, versions=versions
     )
-    return replace(result, calibrations={result.launches[0].site: made.to_dict()})
+    return replace(result, calibrations={result.launches[0].site: codec.plain(made)})
 
 
 def test_calibrations_tell_of_the_hosts_as_far_as_they_are_comparable() -> None:

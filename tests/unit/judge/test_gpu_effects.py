@@ -26,6 +26,7 @@ from pytest_llmperf.judge.verdict import judge, speed_check
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
+from pytest_llmperf.support import codec
 from tests.examples import examples
 from tests.gpu_nights import TONIGHT, Cases, World, baseline_of, device_of, flat, is_limited, result_of, spec_of
 
@@ -403,7 +404,7 @@ def test_the_order_of_launches_does_not_matter(calibrated_world: World, calibrat
 def test_a_launch_of_two_tests_counts_once(world: World, stored: Cases, knowledge: Knowledge) -> None:
     """xdist's controller has a copy of it with each test's result."""
     tonight = night(world)
-    copies = [Launch.from_dict(launch.to_dict()) for launch in flat(tonight)]
+    copies = [codec.read(Launch, codec.plain(launch)) for launch in flat(tonight)]
     once, twice = knowledge.with_seen(flat(tonight)), knowledge.with_seen([*flat(tonight), *copies])
     assert same(once.difference(tonight[0], stored[0]), twice.difference(tonight[0], stored[0]))
 

@@ -10,6 +10,7 @@ from datetime import date, timedelta
 
 import pytest
 
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.phase_checks import GROWTH, growth_checks
 from pytest_llmperf.judge.policy import Policy
@@ -18,6 +19,7 @@ from pytest_llmperf.records.allocated_growth import MOST_GROWTH, growth
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import takes_all_steps
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from tests.fakes import launch_of
 from tests.shelf import baseline_at
 from tools.launch_ends import late
@@ -159,18 +161,18 @@ def test_what_comes_late_or_seldom_is_found_by_whole_launches() -> None:
 
 def test_a_record_keeps_what_was_held_and_planned_and_an_old_one_has_neither() -> None:
     launch = leaking(100, steps=16)
-    assert Launch.from_dict(launch.to_dict()) == launch
+    assert codec.read(Launch, codec.plain(launch)) == launch
     assert not {"planned_steps", "allocated_bytes"} & {
-        *launch_of(SPEC).to_dict(),
-        *launch_of(SPEC).to_dict()["ranks"][0],
+        *codec.plain(launch_of(SPEC)),
+        *codec.plain(launch_of(SPEC))["ranks"][0],
     }
-    values = launch.to_dict()
+    values = codec.plain(launch)
     values["ranks"][0]["allocated_bytes"] = [1]
-    with pytest.raises(ValueError, match="counted allocated bytes in other steps than it took"):
-        Launch.from_dict(values)
+    with pytest.raises(ValueError, match="allocated_bytes of other steps than it took"):
+        codec.read(Launch, values)
 
 
 def test_a_baseline_keeps_what_was_held_of_an_accepted_leak_alone() -> None:
     for kib, kept in ((0, False), (100, True)):
-        text = stored([leaking(kib)]).to_json()
+        text = baseline_file.text_of(stored([leaking(kib)]))
         assert ('"allocated_bytes"' in text) == kept

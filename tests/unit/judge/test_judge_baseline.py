@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.acceptance import creep
 from pytest_llmperf.judge.baseline import Baseline, describe, size_of
 from pytest_llmperf.judge.baseline_file import BaselineError
@@ -70,7 +71,7 @@ def calibrated(launch: Launch, made: Calibration) -> Launch:
 
 class TestJson:
     def test_it_is_sorted_and_ends_with_a_newline(self) -> None:
-        text = BASELINE.to_json()
+        text = baseline_file.text_of(BASELINE)
         document = json.loads(text)
         assert text.endswith("}\n")
         assert list(document) == sorted(document)
@@ -78,16 +79,16 @@ class TestJson:
 
     def test_it_does_not_say_where_the_time_of_a_launch_went_that_decides_nothing(self) -> None:
         timed = replace(BASELINE, launches=(replace(launch(), phases={"steps": 1.5, "end": 0.5}),))
-        assert timed.to_json() == replace(BASELINE, launches=(launch(),)).to_json()
+        assert baseline_file.text_of(timed) == baseline_file.text_of(replace(BASELINE, launches=(launch(),)))
 
     def test_numbers_of_a_launch_are_on_one_line(self) -> None:
-        text = accepted(None, launch(1 / 3)).to_json()
+        text = baseline_file.text_of(accepted(None, launch(1 / 3)))
         (line,) = (line for line in text.splitlines() if '"step_seconds": [' in line)
         assert line.strip() == '"step_seconds": [1.66667' + ", 0.333333" * 11 + "],"
 
     def test_equal_environments_are_written_once(self) -> None:
         both = accepted(None, launch(), launch(), launch(versions={"torch": "3.0"}))
-        document = json.loads(both.to_json())
+        document = json.loads(baseline_file.text_of(both))
         assert len(document["environments"]) == 2
         keys = [entry["environment"] for entry in document["launches"]]
         assert keys[0] == keys[1] != keys[2]
@@ -96,21 +97,21 @@ class TestJson:
     def test_a_calibration_is_written_once_and_read_back(self) -> None:
         mine, others = calibration("2026-01-01"), calibration("2026-01-02")
         launches = [calibrated(launch(), mine), calibrated(launch(0.101), mine), calibrated(launch(), others)]
-        text = accepted(None, *launches, launch()).to_json()
+        text = baseline_file.text_of(accepted(None, *launches, launch()))
         document = json.loads(text)
         assert len(document["calibrations"]) == 2
         keys = [record["ranks"][0].get("calibration") for record in document["launches"]]
         assert keys[0] == keys[1] != keys[2]
         assert keys[3] is None
-        read = Baseline.from_json(text, "f")
+        read = baseline_file.read(Baseline, text, "f")
         assert [each.ranks[0].calibration for each in read.launches] == [mine, mine, others, None]
-        assert read.to_json() == text
+        assert baseline_file.text_of(read) == text
 
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            (lambda document: document.pop("calibrations"), "it has no '"),
-            (lambda document: document.update(calibrations={}), "it has no '"),
+            (lambda document: document.pop("calibrations"), "expected one of none"),
+            (lambda document: document.update(calibrations={}), "expected one of none"),
             (lambda document: document.update(calibrations=[]), "calibrations is []"),
             (lambda document: document["launches"][0]["ranks"][0].update(calibration=7), "calibration is 7"),
             (
@@ -120,14 +121,14 @@ class TestJson:
         ],
     )
     def test_a_calibration_that_is_none_is_refused(self, change: Callable[[Any], object], said: str) -> None:
-        document = json.loads(accepted(None, calibrated(launch(), calibration("2026-01-01"))).to_json())
+        document = json.loads(baseline_file.text_of(accepted(None, calibrated(launch(), calibration("2026-01-01")))))
         change(document)
         with pytest.raises(BaselineError, match=re.escape(said)):
-            Baseline.from_json(json.dumps(document), "f")
+            baseline_file.read(Baseline, json.dumps(document), "f")
 
     def test_more_launches_only_add_lines_to_a_diff(self) -> None:
-        before = BASELINE.to_json().splitlines()
-        after = accepted(BASELINE, launch(0.101)).to_json().splitlines()
+        before = baseline_file.text_of(BASELINE).splitlines()
+        after = baseline_file.text_of(accepted(BASELINE, launch(0.101))).splitlines()
         added = len(after) - len(before)
         # A list's last entry gains a comma: nothing else of what was there changes.
         gone = [line for line in before if line not in after and line + "," not in after]
@@ -136,28 +137,31 @@ class TestJson:
     @pytest.mark.parametrize("path", sorted((REPOSITORY / "baselines").glob("*/*/*.json")), ids=lambda path: path.stem)
     def test_stored_ones_are_written_back_as_they_are(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
-        assert Baseline.from_json(text, str(path)).to_json() == text
+        assert baseline_file.text_of(baseline_file.read(Baseline, text, str(path))) == text
 
     @pytest.mark.parametrize(
         "path", sorted((REPOSITORY / "baselines").glob("*/*/capacity/*.json")), ids=lambda path: path.stem
     )
     def test_stored_capacities_are_written_back_as_they_are(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
-        assert CapacityBaseline.from_json(text, str(path)).to_json() == text
+        assert baseline_file.text_of(baseline_file.read(CapacityBaseline, text, str(path))) == text
 
     def test_bytes_that_were_stored_as_rounded_floats_are_still_read(self) -> None:
-        document = json.loads(BASELINE.to_json())
+        document = json.loads(baseline_file.text_of(BASELINE))
         record, exact = document["launches"][0], 56_449_000_512
         record["ranks"][0]["peak_reserved_bytes"] = record["ranks"][0]["peak_allocated_bytes"] = exact
         for entry in (document["anchor"], *document["history"]):
             entry["metrics"] |= dict.fromkeys(("peak_reserved_bytes", "peak_allocated_bytes"), 56449000000.0)
-        assert Baseline.from_json(json.dumps(document), "f").anchor.metrics["peak_reserved_bytes"] == 56_449_000_000
+        assert (
+            baseline_file.read(Baseline, json.dumps(document), "f").anchor.metrics["peak_reserved_bytes"]
+            == 56_449_000_000
+        )
 
     def test_bytes_keep_every_digit_and_are_whole(self) -> None:
-        text = accepted(None, launch(reserved_bytes=51_006_724_609)).to_json()
+        text = baseline_file.text_of(accepted(None, launch(reserved_bytes=51_006_724_609)))
         bytes_of = re.findall(r'"peak_reserved_bytes": (.*?),?\n', text)
         assert bytes_of == ["51006724609"] * 3  # the anchor, the history and the launch
-        assert Baseline.from_json(text, "f").anchor.metrics["peak_reserved_bytes"] == 51_006_724_609
+        assert baseline_file.read(Baseline, text, "f").anchor.metrics["peak_reserved_bytes"] == 51_006_724_609
 
     @given(
         times=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=3),
@@ -173,9 +177,9 @@ class TestJson:
             gpu="g", driver=note, versions=dict.fromkeys(words, note), variables={note: note}, platform="p"
         )
         launches = [replace(launch(time), losses=tuple(losses), environment=environment) for time in times]
-        written = accepted(None, *launches, reason=note, recorded_by=recorded_by).to_json()
-        read = Baseline.from_json(written, "f")
-        assert read.to_json() == written
+        written = baseline_file.text_of(accepted(None, *launches, reason=note, recorded_by=recorded_by))
+        read = baseline_file.read(Baseline, written, "f")
+        assert baseline_file.text_of(read) == written
         assert read.recorded_by == recorded_by
         assert read.anchor.reason == note
         for old, new in zip(launches, read.launches, strict=True):
@@ -186,12 +190,12 @@ class TestJson:
     @given(st.lists(st.floats(-1e12, -1e-12), min_size=30, max_size=30))
     def test_negative_numbers_are_compact_too(self, losses: list[float]) -> None:
         record = replace(launch(), losses=tuple(losses))
-        text = replace(BASELINE, launches=(record,)).to_json()
+        text = baseline_file.text_of(replace(BASELINE, launches=(record,)))
         assert sum('"losses": [-' in line and line.endswith("],") for line in text.splitlines()) == 1
 
     def test_a_figure_that_is_none_is_never_written(self) -> None:
         with pytest.raises(BaselineError, match="a figure is not finite"):
-            replace(BASELINE, launches=(replace(launch(), wall_seconds=math.nan),)).to_json()
+            baseline_file.text_of(replace(BASELINE, launches=(replace(launch(), wall_seconds=math.nan),)))
 
 
 def without(name: str) -> Callable[[dict[str, Any]], None]:
@@ -246,17 +250,19 @@ def used(baseline: Baseline) -> None:
     new = accepted(baseline, *candidates, reason="why")
     describe(baseline, new)
     with suppress(BaselineError):  # a figure that is not finite
-        Baseline.from_json(new.to_json(), "some/file.json")
+        baseline_file.read(Baseline, baseline_file.text_of(new), "some/file.json")
 
 
 class TestBrokenFiles:
     @examples(200)
     @given(st.data())
     def test_any_change_is_refused_in_one_line_or_can_be_judged_against(self, data: st.DataObject) -> None:
-        document = json.loads(accepted(BASELINE, launch(canary=1.0), launch(canary=1.2), launch()).to_json())
+        document = json.loads(
+            baseline_file.text_of(accepted(BASELINE, launch(canary=1.0), launch(canary=1.2), launch()))
+        )
         text = mutated(document, data.draw)
         try:
-            baseline = Baseline.from_json(text, "some/file.json")
+            baseline = baseline_file.read(Baseline, text, "some/file.json")
         except BaselineError:
             refused(text)
         else:
@@ -267,9 +273,9 @@ class TestBrokenFiles:
         [
             ("", "the file is empty"),
             (" \n", "the file is empty"),
-            (BASELINE.to_json()[:300], "not JSON, perhaps truncated"),
+            (baseline_file.text_of(BASELINE)[:300], "not JSON, perhaps truncated"),
             (
-                "<<<<<<< HEAD\n" + BASELINE.to_json(),
+                "<<<<<<< HEAD\n" + baseline_file.text_of(BASELINE),
                 "in a merge conflict; take one side, or ",
             ),
             ("[" * 100_000, "not JSON"),
@@ -277,8 +283,8 @@ class TestBrokenFiles:
             ("null", 'no "schema"'),
             ("{}", 'no "schema"'),
             ('{"schema": "1"}', "unknown schema '1', expected 1"),
-            (BASELINE.to_json().replace("0.1, 0.1]", "0.1, NaN]"), "NaN is no figure"),
-            (BASELINE.to_json().replace("0.1, 0.1]", "0.1, 1e999]"), "1e999 is no figure"),
+            (baseline_file.text_of(BASELINE).replace("0.1, 0.1]", "0.1, NaN]"), "NaN is no figure"),
+            (baseline_file.text_of(BASELINE).replace("0.1, 0.1]", "0.1, 1e999]"), "1e999 is no figure"),
         ],
         ids=lambda text: repr(text[:12]),
     )
@@ -288,14 +294,18 @@ class TestBrokenFiles:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            *((without(name), f"it has no {name!r}") for name in json.loads(BASELINE.to_json()) if name != "schema"),
+            *(
+                (without(name), f"it has no {name!r}")
+                for name in json.loads(baseline_file.text_of(BASELINE))
+                if name != "schema"
+            ),
             (setting("history", []), "no history"),
             (setting("launches", []), "no launch"),
             (setting("launches", {}), "launches is {}, expected a list"),
             (setting("launches", 7), "not a baseline"),
             (setting("spec", None), "not a baseline"),
             (setting("spec", replace(SPEC, micro_batch_size=4).to_dict()), "is of other settings than its digest"),
-            (setting("environments", {}), "it has no"),
+            (setting("environments", {}), "expected one of none"),
             (setting("digest", "0" * 16), "other settings"),
             (setting("anchor", {"metrics": {}}), "not a baseline"),
             (setting("anchor", {"metrics": None, "reason": "", "recorded_at": "", "launches": 1}), "not a baseline"),
@@ -315,38 +325,38 @@ class TestBrokenFiles:
             (setting("anchor", {**ENTRY, "recorded_at": 5}), "recorded_at is 5, expected text"),
             (setting("anchor", {**ENTRY, "launches": "2"}), 'launches is "2", expected a whole number'),
             (setting("anchor", {**ENTRY, "metrics": {"x": None}}), "metrics 'x' is null, expected a number"),
-            (setting("anchor", [ENTRY]), "an acceptance is [{"),
+            (setting("anchor", [ENTRY]), "anchor is [{"),
             (setting("anchor", {**ENTRY, "reasons": ""}), "has 'reasons', which is unknown, did you mean 'reason'?"),
             (setting("id", None), "id is null, expected text"),
             (setting("history", {}), "history is {}, expected a list"),
             (setting("environments", ["x"]), 'environments is ["x"], expected an object'),
             (broken_launch(canary={"matmul": None}), "canary 'matmul' is null, expected a number"),
             (broken_launch(canary={"matmul": "fast"}), "canary 'matmul' is \"fast\", expected a number"),
-            (broken_launch(ranks=[None]), "a rank is null, expected an object"),
-            (broken_launch(ranks=[{}]), "a rank has no 'rank'"),
+            (broken_launch(ranks=[None]), "ranks[0] is null, expected an object"),
+            (broken_launch(ranks=[{}]), "ranks[0] has no 'rank'"),
             (broken_launch(parameters=10**400), "which is no figure"),
-            (broken_launch(environment=["a"]), 'environment is ["a"], expected text'),
+            (broken_launch(environment=["a"]), "environment is ['a'], expected one of "),
             (broken_launch(health={"clock_reasons": {"a": "b"}}), "clock_reasons 'a' is \"b\", expected a number"),
         ],
     )
     def test_a_document_that_is_none(self, change: Callable[[dict[str, Any]], None], said: str) -> None:
-        document = json.loads(BASELINE.to_json())
+        document = json.loads(baseline_file.text_of(BASELINE))
         change(document)
         assert said in refused(json.dumps(document))
 
     @pytest.mark.parametrize("topic", ["torch", "config", "sources"])
     def test_a_setup_of_another_shape_is_refused(self, topic: str) -> None:
-        document = json.loads(BASELINE.to_json())
+        document = json.loads(baseline_file.text_of(BASELINE))
         document["setups"] = {"x": {topic: 3}}
         document["launches"][0]["evidence"]["setup"] = "x"
-        assert f"{topic} is 3, expected an object" in refused(json.dumps(document))
+        assert f"{topic} of a setup is 3, expected an object" in refused(json.dumps(document))
 
     @pytest.mark.parametrize("which", [0, 1, 2])
     @pytest.mark.parametrize("factor", [0.98, 1.02])
     def test_raw_values_that_were_edited_are_noticed(self, which: int, factor: float) -> None:
         stored = accepted(accepted(accepted(None, launch()), launch(0.101)), launch(0.099))
         for name in ("step_seconds", "peak_reserved_bytes"):
-            document = json.loads(stored.to_json())
+            document = json.loads(baseline_file.text_of(stored))
             rank = document["launches"][which]["ranks"][0]
             steps = [step * factor for step in rank["step_seconds"]]
             rank[name] = steps if name == "step_seconds" else int(rank[name] * factor)
@@ -365,7 +375,7 @@ class TestBrokenFiles:
     def test_a_figure_that_was_edited_where_it_was_accepted_is_noticed(
         self, name: str, factor: float, place: str
     ) -> None:
-        document = json.loads(accepted(accepted(None, launch()), launch(0.101)).to_json())
+        document = json.loads(baseline_file.text_of(accepted(accepted(None, launch()), launch(0.101))))
         first, last = document["history"]
         entries = {"the first": [first], "the anchor": [document["anchor"]], "the last": [last]}
         for entry in entries.get(place, [first, document["anchor"]]):
@@ -373,7 +383,7 @@ class TestBrokenFiles:
         assert name in refused(json.dumps(document))
 
     def test_rates_and_times_that_were_edited_together_are_held_against_the_launches(self) -> None:
-        document = json.loads(accepted(None, launch(), launch(0.101)).to_json())
+        document = json.loads(baseline_file.text_of(accepted(None, launch(), launch(0.101))))
         for entry in (document["anchor"], *document["history"]):
             entry["metrics"]["step_seconds"] *= 1.02
             for name in ("tokens_per_second", "tokens_per_second_per_gpu"):
@@ -383,27 +393,27 @@ class TestBrokenFiles:
     @pytest.mark.parametrize("name", ["tokens_per_second_per_gpu", "tokens_per_second", "step_seconds"])
     def test_an_edited_rate_is_noticed_where_its_launches_are_gone(self, name: str) -> None:
         moved = accepted(BASELINE, launch(0.2), launch(0.2), reason="a slower driver")
-        document = json.loads(moved.to_json())
+        document = json.loads(baseline_file.text_of(moved))
         for entry in (document["anchor"], document["history"][0]):
             entry["metrics"][name] *= 1.1
         assert "of 2026-01-01 do not belong together" in refused(json.dumps(document))
 
     @pytest.mark.parametrize("name", ["recorded_at", "launches"])
     def test_an_anchor_is_the_first_acceptance_in_all_that_counts(self, name: str) -> None:
-        document = json.loads(BASELINE.to_json())
+        document = json.loads(baseline_file.text_of(BASELINE))
         document["anchor"][name] = {"recorded_at": "2025-01-01T00:00:00Z", "launches": 2}[name]
         assert f"its anchor is not the first of its history: {name} differs" in refused(json.dumps(document))
 
     def test_where_a_steady_state_begins_may_be_seen_otherwise_by_another_version(self) -> None:
         # Its median may move with that, and the file of an older version must still be read.
         drifting = replace(launch(), ranks=(replace(launch().ranks[0], step_seconds=drift()),))
-        document = json.loads(accepted(None, drifting).to_json())
+        document = json.loads(baseline_file.text_of(accepted(None, drifting)))
         for start in range(SPEC.warmup_steps, len(drift()) // 2 + 1):
             step = median(drift()[start:])
             for entry in (document["anchor"], *document["history"]):
                 entry["metrics"] |= {"step_seconds": step, "tokens_per_second": 64 / step}
                 entry["metrics"]["tokens_per_second_per_gpu"] = 64 / step
-            assert Baseline.from_json(json.dumps(document), "f").anchor.metrics["step_seconds"] == step
+            assert baseline_file.read(Baseline, json.dumps(document), "f").anchor.metrics["step_seconds"] == step
 
     def test_a_newer_schema_asks_for_an_upgrade(self) -> None:
         assert refused('{"schema": 2}') == (
@@ -411,13 +421,13 @@ class TestBrokenFiles:
         )
 
     def test_every_tenth_truncation_is_noticed(self) -> None:
-        text = BASELINE.to_json().rstrip()
+        text = baseline_file.text_of(BASELINE).rstrip()
         for length in range(0, len(text), 10):
             refused(text[:length])
 
     @given(st.data())
     def test_a_truncated_file_is_always_noticed(self, data: st.DataObject) -> None:
-        text = BASELINE.to_json().rstrip()
+        text = baseline_file.text_of(BASELINE).rstrip()
         refused(text[: data.draw(st.integers(0, len(text) - 1))])
 
 
@@ -429,7 +439,7 @@ def drift() -> tuple[float, ...]:
 def refused(text: str) -> str:
     """The one line that says so."""
     with pytest.raises(BaselineError, match=r"^some/file\.json: ") as caught:
-        Baseline.from_json(text, "some/file.json")
+        baseline_file.read(Baseline, text, "some/file.json")
     message = str(caught.value)
     assert "\n" not in message
     assert "delete it and record anew" in message or "upgrade" in message

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, accept_capacity, judge_capacity
 from pytest_llmperf.judge.store import BaselineStore
@@ -63,10 +64,10 @@ def test_a_loss_needs_a_reason_and_the_anchor_stays() -> None:
 
 def test_its_file_comes_back_and_is_no_baseline_of_launches(tmp_path: Path) -> None:
     store = BaselineStore(tmp_path)
-    assert store.load_capacity("machine", SPEC) is None
-    store.update_capacity("machine", SPEC, lambda _: baseline(37))
-    assert store.load_capacity("machine", SPEC) == baseline(37)
-    assert store.load_capacity("machine", replace(SPEC, micro_batch_size=9)) == baseline(37)
+    assert store.capacities.load("machine", SPEC) is None
+    store.capacities.update("machine", SPEC, lambda _: baseline(37))
+    assert store.capacities.load("machine", SPEC) == baseline(37)
+    assert store.capacities.load("machine", replace(SPEC, micro_batch_size=9)) == baseline(37)
     assert store.launches("machine") == []
     assert [(entry.id, entry.digest) for entry in store.entries("machine")] == [
         (SPEC.capacity_id, SPEC.capacity_digest)
@@ -77,47 +78,56 @@ def test_its_file_comes_back_and_is_no_baseline_of_launches(tmp_path: Path) -> N
     ("change", "said"),
     [
         ({"history": []}, "it holds no history"),
-        ({"history": [7]}, "an acceptance is 7, expected an object"),
+        ({"history": [7]}, "history[0] is 7, expected an object"),
         ({"machine": None}, "machine is null, expected text"),
         ({"spec": []}, "spec is [], expected an object"),
-        ({"anchor": None}, "an acceptance is null, expected an object"),
+        ({"anchor": None}, "anchor is null, expected an object"),
     ],
 )
 def test_what_is_wrong_is_said_in_words(change: dict[str, Any], said: str) -> None:
-    text = json.dumps({**json.loads(baseline(37).to_json()), **change})
+    text = json.dumps({**json.loads(baseline_file.text_of(baseline(37))), **change})
     with pytest.raises(BaselineError, match=re.escape(said)):
-        CapacityBaseline.from_json(text, "some/file.json")
+        baseline_file.read(CapacityBaseline, text, "some/file.json")
 
 
 def test_an_anchor_that_was_edited_is_noticed() -> None:
-    document = json.loads(baseline(37).to_json())
+    document = json.loads(baseline_file.text_of(baseline(37)))
     document["anchor"]["metrics"]["max_micro_batch_size"] = 30
     with pytest.raises(BaselineError, match="its anchor is not the first of its history: max_micro_batch_size differs"):
-        CapacityBaseline.from_json(json.dumps(document), "some/file.json")
+        baseline_file.read(CapacityBaseline, json.dumps(document), "some/file.json")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 2}', baseline(0).to_json(), baseline(37).to_json()[:-40]]
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"schema": 1}',
+        '{"schema": 2}',
+        baseline_file.text_of(baseline(0)),
+        baseline_file.text_of(baseline(37))[:-40],
+    ],
 )
 def test_a_file_that_cannot_serve_is_one_line(tmp_path: Path, text: str) -> None:
     store = BaselineStore(tmp_path)
-    store.update_capacity("machine", SPEC, lambda _: baseline(37))
+    store.capacities.update("machine", SPEC, lambda _: baseline(37))
     (path,) = tmp_path.rglob("*.json")
     path.write_text(text, encoding="utf-8")
     with pytest.raises(BaselineError) as caught:
-        store.load_capacity("machine", SPEC)
+        store.capacities.load("machine", SPEC)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     with pytest.raises(BaselineError):
-        store.update_capacity("machine", SPEC, lambda _: baseline(38))
+        store.capacities.update("machine", SPEC, lambda _: baseline(38))
     assert path.read_text(encoding="utf-8") == text
 
 
 def test_one_of_another_machine_or_spec_is_refused(tmp_path: Path) -> None:
     store = BaselineStore(tmp_path)
-    path = store.capacity_path("machine", SPEC)
+    path = store.capacities.path("machine", SPEC)
     path.parent.mkdir(parents=True)
     for wrong in (replace(baseline(37), machine="other"), replace(baseline(37), digest="0" * 16)):
-        path.write_text(wrong.to_json(), encoding="utf-8")
+        path.write_text(baseline_file.text_of(wrong), encoding="utf-8")
         with pytest.raises(BaselineError, match=r"it is of (machine other|digest 0{16}), expected"):
-            store.load_capacity("machine", SPEC)
+            store.capacities.load("machine", SPEC)

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.exact import changed_evidence, changes, lost_attention_kernel
 from pytest_llmperf.judge.learning_checks import changed_losses, first_loss_checks
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support import codec
 from tests.fakes import ENVIRONMENT, Fake, launch_of
 from tests.shelf import accept
 
@@ -93,8 +95,8 @@ class TestEvidence:
         )
         assert then.differences(now) == ("a.pth: none -> 12ab", "causal-conv1d: 1.6.0 -> none")
         assert old.differences(now) == then.differences(old) == ()
-        assert "loaded" not in old.to_dict()["environment"]
-        assert Launch.from_dict(now.to_dict()) == now
+        assert "loaded" not in codec.plain(old)["environment"]
+        assert codec.read(Launch, codec.plain(now)) == now
 
     def test_each_line_is_told_once(self) -> None:
         odd = launch(liger_modules=3)
@@ -323,7 +325,7 @@ class TestStoredLaunches:
 
     @pytest.mark.parametrize("path", sorted(BASELINES.glob("*/*/*.json")), ids=lambda path: path.stem)
     def test_no_launch_differs_from_those_before_it(self, path: Path) -> None:
-        baseline = Baseline.from_json(path.read_text(), path.name)
+        baseline = baseline_file.read(Baseline, path.read_text(), path.name)
         for number in range(1, len(baseline.launches)):
             assert changes(baseline.launches[number : number + 1], baseline.launches[:number]) == ()
 
@@ -334,10 +336,10 @@ def test_a_baseline_keeps_the_setup_once_and_the_losses_to_the_digit() -> None:
         None, judged=None, spec=SPEC, machine="m", launches=[one, one], verdict="new", checks=[], reason="r",
         recorded_at="2026-01-01T00:00:00Z", recorded_by="t",
     )  # fmt: skip
-    text = baseline.to_json()
+    text = baseline_file.text_of(baseline)
     assert text.count('"hidden_act"') == 1
-    read = Baseline.from_json(text, "file")
+    read = baseline_file.read(Baseline, text, "file")
     assert read.launches[0].evidence["setup"] == one.evidence["setup"]
     assert read.launches[0].losses[0] == 12.1785898
-    assert read.to_json() == text
+    assert baseline_file.text_of(read) == text
     assert changes([one], read.launches) == ()

@@ -32,6 +32,7 @@ from pytest_llmperf.records.launch_end import (
 )
 from pytest_llmperf.records.steady_state import find_steady
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from tests.fakes import Fake, launch_of
 from tests.shelf import baseline_at
 from tools.launch_ends import RULES, Ending, stored
@@ -130,7 +131,7 @@ PLACE = Place("host", "Fake CPU")
 class TestPassingRanges:
     def test_they_cross_to_the_worker_as_plain_values(self) -> None:
         ranges = PassingRanges({"a": WIDE}, {"b": replace(WIDE, low=-3.0)}, replace(WIDE, high=3.0))
-        assert PassingRanges.from_dict(json.loads(json.dumps(ranges.to_dict()))) == ranges
+        assert codec.read(PassingRanges, json.loads(json.dumps(codec.plain(ranges)))) == ranges
 
     def test_the_very_hardware_comes_before_its_host_and_that_before_elsewhere(self) -> None:
         named = [replace(WIDE, high=float(number)) for number in range(3)]

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.curves.curve_store import CurveStore
 from pytest_llmperf.judge.loss_curves import (
     FEWEST_STEPS,
+    LOSS_CURVES,
     CurveBaseline,
     SeedCurve,
     Span,
@@ -27,9 +28,10 @@ from pytest_llmperf.judge.loss_curves import (
     spans,
     spreads,
 )
-from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.store import BaselineStore, Store, entries_of_run
 from pytest_llmperf.records.loss_curve import CURVE_WORDS, OTHER_LEARNING, JudgedCurve
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 
 STEPS = 32
 
@@ -150,7 +152,7 @@ def test_verdicts_are_the_same_in_any_unit(curves: list[list[float]], unit: floa
     )
     in_unit = [{seed: [unit * loss for loss in one] for seed, one in side.items()} for side in (now, stored)]
     assert judge_curve(*in_unit).verdict == told.verdict
-    assert JudgedCurve.from_dict(json.loads(json.dumps(told.to_dict()))) == told
+    assert codec.read(JudgedCurve, json.loads(json.dumps(codec.plain(told)))) == told
 
 
 def baseline(curves: Mapping[int, Sequence[float]] = STORED) -> CurveBaseline:
@@ -167,34 +169,34 @@ def baseline(curves: Mapping[int, Sequence[float]] = STORED) -> CurveBaseline:
 
 
 def test_a_file_keeps_losses_to_the_last_digit_of_float32(tmp_path: Path) -> None:
-    store = CurveStore(tmp_path)
-    assert store.load(SPEC) is None
-    store.check_writable(SPEC)
-    path = store.record(SPEC, None, baseline())
+    store = Store(tmp_path, CurveBaseline)
+    assert store.load(LOSS_CURVES, SPEC) is None
+    store.check_writable(LOSS_CURVES, SPEC)
+    path = store.replace(SPEC, None, baseline())
     assert path == tmp_path / "loss-curves" / f"{SPEC.id}.json"
-    found = store.load(SPEC)
+    found = store.load(LOSS_CURVES, SPEC)
     assert found is not None
     assert (found.seeds, found.steps) == ((42, 43, 44, 45, 46), STEPS)
     assert judge_curve(STORED, found.losses).reason.startswith("the same to the last digit")
-    assert CurveBaseline.from_json(found.to_json(), "it") == found
+    assert baseline_file.read(CurveBaseline, baseline_file.text_of(found), "it") == found
     with pytest.raises(BaselineError, match=r"another run changed .* meanwhile"):
-        store.record(SPEC, None, baseline())
-    assert store.record(SPEC, found, replace(baseline(), reason="other")) == path
+        store.replace(SPEC, None, baseline())
+    assert store.replace(SPEC, found, replace(baseline(), reason="other")) == path
 
 
 def test_other_searches_of_the_folder_do_not_see_it(tmp_path: Path) -> None:
-    store = CurveStore(tmp_path)
-    store.check_writable(SPEC)
-    store.record(SPEC, None, baseline())
+    store = Store(tmp_path, CurveBaseline)
+    store.check_writable(LOSS_CURVES, SPEC)
+    store.replace(SPEC, None, baseline())
     assert BaselineStore(tmp_path).machines() == []
-    assert [entry.digest for entry in store.entries(on_cpu=False)] == [SPEC.digest]
-    assert store.entries(on_cpu=True) == []
+    assert [entry.digest for entry in entries_of_run(tmp_path, "m", on_cpu=False)] == [SPEC.digest]
+    assert entries_of_run(tmp_path, "m", on_cpu=True) == []
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"machine": "cpu"}, "it is of machine cpu, expected loss-curves"),
+        ({"machine": "cpu"}, 'machine is "cpu", which is unknown'),
         ({"curves": []}, "its seeds are none, expected 3 or more"),
         ({"curves": [{"seed": 1, "losses": [1.0] * 20}] * 3}, "its seeds are 1, 1, 1, expected 3 or more"),
         ({"curves": [{"seed": n, "losses": [1.0] * (20 + n)} for n in range(3)]}, "its curves are of 20, 21, 22 steps"),
@@ -206,17 +208,17 @@ def test_other_searches_of_the_folder_do_not_see_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_file_is_refused_in_one_line(change: Mapping[str, object], said: str) -> None:
-    document = {**json.loads(baseline().to_json()), **change}
+    document = {**json.loads(baseline_file.text_of(baseline())), **change}
     with pytest.raises(BaselineError, match=r"^it: ") as caught:
-        CurveBaseline.from_json(json.dumps(document), "it")
+        baseline_file.read(CurveBaseline, json.dumps(document), "it")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = CurveStore(tmp_path)
-    store.check_writable(SPEC)
-    path = store.record(SPEC, None, baseline())
+    store = Store(tmp_path, CurveBaseline)
+    store.check_writable(LOSS_CURVES, SPEC)
+    path = store.replace(SPEC, None, baseline())
     assert main(["baselines", "show", str(path)]) == 0
     told = capsys.readouterr().out
     assert "5 seeds (42, 43, 44, 45, 46) of 32 steps" in told
@@ -227,10 +229,10 @@ def test_a_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_file_of_other_settings_is_not_used(tmp_path: Path) -> None:
-    store = CurveStore(tmp_path)
+    store = Store(tmp_path, CurveBaseline)
     other = replace(SPEC, micro_batch_size=2)
-    path = store.path(other)
+    path = store.path(LOSS_CURVES, other)
     path.parent.mkdir()
-    path.write_text(baseline().to_json())
+    path.write_text(baseline_file.text_of(baseline()))
     with pytest.raises(BaselineError, match=f"it is of digest {SPEC.digest}, expected {other.digest}"):
-        store.load(other)
+        store.load(LOSS_CURVES, other)

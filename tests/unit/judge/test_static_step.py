@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.static.step_checks import PEAK, judge_step, news, upgrade_lines
@@ -18,6 +19,7 @@ from pytest_llmperf.judge.static.stored_step import StepBaseline, StoredStep
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from tests.fakes import STEP
 
 BASELINES = Path(__file__).parents[3] / "baselines"
@@ -42,17 +44,17 @@ def now(**more: dict[str, Any]) -> StaticStep:
 
 @given(steps)
 def test_a_step_is_read_as_it_was_written(step: StaticStep) -> None:
-    assert StaticStep.from_dict(json.loads(json.dumps(step.to_dict()))) == step
+    assert codec.read(StaticStep, json.loads(json.dumps(codec.plain(step)))) == step
 
 
 @given(steps, st.sampled_from(["operators", "flops", "memory"]), st.integers(0, 2**50))
 def test_no_edit_of_a_count_goes_unseen(step: StaticStep, field: str, count: int) -> None:
-    values = json.loads(json.dumps(step.to_dict()))
+    values = json.loads(json.dumps(codec.plain(step)))
     if values[field].get("aten::mm") == count:
         return
     values[field]["aten::mm"] = count
     with pytest.raises(ValueError, match="were edited"):
-        StaticStep.from_dict(values)
+        codec.read(StaticStep, values)
 
 
 @given(steps)
@@ -157,7 +159,7 @@ def test_an_upgrade_is_told_once_for_the_run() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("operators", [1], "no object"),
+        ("operators", [1], "expected an object"),
         ("operators", {"aten::mm": -1}, "expected a whole number"),
         ("flops", {"aten::mm": 1.5}, "expected a whole number"),
         ("memory", {"weights": True}, "expected a whole number"),
@@ -167,14 +169,14 @@ def test_an_upgrade_is_told_once_for_the_run() -> None:
 )
 def test_what_makes_no_sense_is_refused(field: str, value: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        StaticStep.from_dict({**STORED.to_dict(), field: value})
+        codec.read(StaticStep, {**codec.plain(STORED), field: value})
 
 
 def test_a_missing_or_unknown_part_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected flops, memory, operators, sum, versions"):
-        StaticStep.from_dict({})
-    with pytest.raises(ValueError, match="no fields"):
-        StaticStep.from_dict([])
+    with pytest.raises(ValueError, match="has no 'operators'"):
+        codec.read(StaticStep, {})
+    with pytest.raises(ValueError, match="expected an object"):
+        codec.read(StaticStep, [])
 
 
 def stored_files() -> list[Path]:
@@ -184,19 +186,19 @@ def stored_files() -> list[Path]:
 def test_every_stored_baseline_is_written_as_it_was_read() -> None:
     for path in stored_files():
         text = path.read_text(encoding="utf-8")
-        assert Baseline.from_json(text, str(path)).to_json() == text
+        assert baseline_file.text_of(baseline_file.read(Baseline, text, str(path))) == text
 
 
 def test_a_section_is_all_that_recording_adds_to_a_baseline() -> None:
     path = stored_files()[0]
     text = path.read_text(encoding="utf-8")
-    old = replace(Baseline.from_json(text, str(path)), static=None)
+    old = replace(baseline_file.read(Baseline, text, str(path)), static=None)
     kept = replace(old, static=StoredStep(step=STORED, recorded_at="2026-01-01T00:00:00Z", reason="why"))
-    written = kept.to_json()
-    assert Baseline.from_json(written, "it") == kept
+    written = baseline_file.text_of(kept)
+    assert baseline_file.read(Baseline, written, "it") == kept
     document = json.loads(written)
     section = document.pop("static")
-    assert document == json.loads(old.to_json())
+    assert document == json.loads(baseline_file.text_of(old))
     assert section["reason"] == "why"
     assert '   "aten::_to_copy": 26,\n' in written  # one line an operator
 
@@ -209,14 +211,14 @@ def alone() -> StepBaseline:
 
 
 def test_the_file_of_a_case_that_nobody_launched_is_read_as_it_was_written() -> None:
-    assert StepBaseline.from_json(alone().to_json(), "it") == alone()
+    assert baseline_file.read(StepBaseline, baseline_file.text_of(alone()), "it") == alone()
 
 
 def test_an_edited_section_is_refused_in_one_line_by_its_file() -> None:
-    document = json.loads(alone().to_json())
+    document = json.loads(baseline_file.text_of(alone()))
     document["static"]["operators"]["aten::mm"] = 44
     with pytest.raises(
         BaselineError, match=r"^it: not static figures .*were edited.*delete it and record anew"
     ) as error:
-        StepBaseline.from_json(json.dumps(document), "it")
+        baseline_file.read(StepBaseline, json.dumps(document), "it")
     assert "\n" not in str(error.value)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge import store as store_module
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineError
@@ -87,7 +88,7 @@ def test_what_was_recorded_is_loaded_and_nothing_else_is_left(store: BaselineSto
     assert old is not None
     assert loaded is not None
     assert [len(old.launches), len(new.launches)] == [1, 2]
-    assert loaded.to_json() == new.to_json()
+    assert baseline_file.text_of(loaded) == baseline_file.text_of(new)
     assert files(store) == ["m/llama-tiny/llama-tiny-bf16-sdpa-seq64-mbs1-gpus1.json"]
 
 
@@ -359,11 +360,11 @@ class TestCopies:
 
 def test_a_largest_micro_batch_is_no_copy_of_its_launches_and_may_have_one(store: BaselineStore) -> None:
     store.update("m", SPEC, adding())
-    path = store.capacity_path("m", SPEC)
+    path = store.capacities.path("m", SPEC)
     path.parent.mkdir()
     entry = Accepted(recorded_at="2026-01-01", reason="", launches=1, metrics={"max_micro_batch_size": 8})
     names = {"id": SPEC.capacity_id, "digest": SPEC.capacity_digest, "machine": "m", "recorded_by": "t.py::t"}
-    text = CapacityBaseline(**names, spec=SPEC.to_dict(), anchor=entry, history=(entry,)).to_json()
+    text = baseline_file.text_of(CapacityBaseline(**names, spec=SPEC.to_dict(), anchor=entry, history=(entry,)))
     for name in (path.name, "a copy.json"):
         path.with_name(name).write_text(text)
     assert [one.copy_of for one in store.entries("m")] == [path, None, None]

@@ -16,6 +16,7 @@ from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.settings.models import built_in_names, resolve, small_config
 from pytest_llmperf.settings.small_spec import in_fp32, is_gathered, plainest, small, true_optimizer
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 
 ROUNDOFF = 2.0**-24
 
@@ -162,7 +163,7 @@ class TestJudged:
 
 class TestRecords:
     def test_they_cross_as_json(self) -> None:
-        assert TrainingErrors.from_dict(json.loads(json.dumps(training().to_dict()))) == training()
+        assert codec.read(TrainingErrors, json.loads(json.dumps(codec.plain(training())))) == training()
 
     def test_of_several_ranks_the_one_that_is_furthest_off_is_kept(self) -> None:
         far = training(gradients={"a": 0.5})

@@ -16,6 +16,7 @@ from pytest_llmperf.judge.tuning.objective import OBJECTIVES, front
 from pytest_llmperf.judge.tuning.search import AUTOTUNED, COMPILED, PLAIN, Failures, Field, Outcome, Search, TrialCosts
 from pytest_llmperf.judge.tuning.surrogate import Surrogate
 from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.support import codec
 from tools.tuning_world import FIELD, TRAITS, world
 
 
@@ -159,7 +160,7 @@ def test_the_front_is_what_no_other_beats_in_speed_and_memory() -> None:
 class TestTrial:
     def test_it_comes_back_as_it_was_written(self) -> None:
         trial = _trial(disturbances=("python 7",), failure="it broke", kind="oom")
-        assert Trial.from_dict(trial.to_dict()) == trial
+        assert codec.read(Trial, codec.plain(trial)) == trial
 
     @pytest.mark.parametrize(
         "values",
@@ -175,9 +176,9 @@ class TestTrial:
         ],
     )
     def test_what_is_none_is_refused(self, values: dict[str, Any]) -> None:
-        document = {**_trial().to_dict(), **values} if values and values != {"digest": "d"} else values
-        with pytest.raises(ValueError, match=r"expected|no trial"):
-            Trial.from_dict(document)
+        document = {**codec.plain(_trial()), **values} if values and values != {"digest": "d"} else values
+        with pytest.raises(ValueError, match=r"expected|has no|unknown"):
+            codec.read(Trial, document)
 
 
 def test_what_was_spoilt_steers_nothing_and_is_tried_once_more() -> None:

@@ -30,6 +30,7 @@ from pytest_llmperf.launch.request import LaunchRequest, worker_environment
 from pytest_llmperf.launch.watch import HealthWatch
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.worker import heartbeat
 from pytest_llmperf.worker.failure_file import write_failure
@@ -394,7 +395,7 @@ def _hold(num_gpus: int) -> None:
 
 class TestOutcomes:
     def test_a_record_becomes_a_launch(self, tmp_path: Path) -> None:
-        record = json.dumps(launch_of(SPEC).to_dict())
+        record = json.dumps(codec.plain(launch_of(SPEC)))
         launch = run(f"(folder / 'launch.json').write_text({record!r})", tmp_path / "run folder")
         assert isinstance(launch, Launch)
         assert 0 < launch.wall_seconds < 20
@@ -403,7 +404,7 @@ class TestOutcomes:
 
     @pytest.mark.parametrize("end", ["raise SystemExit(3)", ""])
     def test_what_was_measured_before_traced_steps_that_failed_is_a_launch(self, tmp_path: Path, end: str) -> None:
-        record = json.dumps(launch_of(SPEC).to_dict())
+        record = json.dumps(codec.plain(launch_of(SPEC)))
         launch = run(f"(folder / 'measured.json').write_text({record!r}); {end}", tmp_path / "run")
         assert isinstance(launch, Launch)
         assert launch.trace.none.startswith("a traced or inspected step failed (")
@@ -423,7 +424,7 @@ class TestOutcomes:
         assert "no usable launch.json" in failure.message
 
     def test_a_record_of_another_spec_is_a_failure(self, tmp_path: Path) -> None:
-        other = json.dumps(launch_of(TrainSpec(model="opt-tiny")).to_dict())
+        other = json.dumps(codec.plain(launch_of(TrainSpec(model="opt-tiny"))))
         failure = run(f"(folder / 'launch.json').write_text({other!r})", tmp_path / "run")
         assert isinstance(failure, Failure)
         assert SPEC.digest in failure.message

@@ -20,6 +20,7 @@ from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.phases import FAILED, HELD, OTHER, WAITING, accounted, phases_of, summed, total
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from pytest_llmperf.worker.heartbeat import Heartbeat
 from tests.fakes import launch_of
 
@@ -178,7 +179,7 @@ class TestKept:
     LAUNCH = replace(launch_of(SPEC), phases={"start": 1.0, "steps": 2.0})
 
     def test_a_record_keeps_them_and_an_old_one_has_none(self) -> None:
-        values = self.LAUNCH.to_dict()
-        assert Launch.from_dict(json.loads(json.dumps(values))).phases == {"start": 1.0, "steps": 2.0}
-        assert "phases" not in launch_of(SPEC).to_dict()
-        assert Launch.from_dict({**values, "phases": {}}).phases == {}
+        values = codec.plain(self.LAUNCH)
+        assert codec.read(Launch, json.loads(json.dumps(values))).phases == {"start": 1.0, "steps": 2.0}
+        assert "phases" not in codec.plain(launch_of(SPEC))
+        assert codec.read(Launch, {**values, "phases": {}}).phases == {}

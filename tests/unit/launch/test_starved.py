@@ -12,6 +12,7 @@ from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.memory_shortage import Room
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 
 SPEC = TrainSpec(model="llama-tiny")
 MIB = 2**20
@@ -28,7 +29,7 @@ def died(folder: Path, code: int, *, words: str = "", room: Room | None = None, 
     (folder / "logs" / "0").mkdir(parents=True)
     (folder / "logs" / "0" / "stderr.log").write_text(words)
     if room is not None:
-        (folder / "room-0.json").write_text(json.dumps(room.to_dict()).ljust(256))
+        (folder / "room-0.json").write_text(json.dumps(codec.plain(room)).ljust(256))
     ended = Ended(1, timed_out=False, seconds=9.0, oom_kills=oom_kills)
     failure = outcome.read(folder, SPEC, ended, Progress(phase="training", step=2, steps=3))
     assert isinstance(failure, Failure)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec
 from tests.fakes import launch_of
 
 MADE = Calibration(
@@ -42,13 +43,13 @@ _figures = st.floats(0, 1e6)
     )
 )
 def test_what_is_written_is_read_back(made: Calibration) -> None:
-    assert Calibration.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert codec.read(Calibration, json.loads(json.dumps(codec.plain(made)))) == made
     record = launch_of(TrainSpec(model="llama-tiny", gpus=2, steps=4, warmup_steps=1, min_steps=2))
     one, two = record.ranks
     with_one = replace(record, ranks=(replace(one, calibration=made), two))
-    values = with_one.to_dict()
+    values = codec.plain(with_one)
     assert ["calibration" in rank for rank in values["ranks"]] == [True, False]
-    assert Launch.from_dict(json.loads(json.dumps(values))) == with_one
+    assert codec.read(Launch, json.loads(json.dumps(values))) == with_one
 
 
 @pytest.mark.parametrize(
@@ -71,14 +72,14 @@ def test_what_is_written_is_read_back(made: Calibration) -> None:
 )
 def test_what_is_none_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Calibration.from_dict({**MADE.to_dict(), **change})
+        codec.read(Calibration, {**codec.plain(MADE), **change})
 
 
 @pytest.mark.parametrize("missing", ["made_at", "seconds", "versions"])
 def test_what_lacks_a_part_is_refused(missing: str) -> None:
-    values = {name: value for name, value in MADE.to_dict().items() if name != missing}
+    values = {name: value for name, value in codec.plain(MADE).items() if name != missing}
     with pytest.raises(ValueError, match=f"a calibration has no '{missing}'"):
-        Calibration.from_dict(values)
+        codec.read(Calibration, values)
 
 
 def test_who_made_it_is_said_in_one_order() -> None:
@@ -97,6 +98,6 @@ def test_a_copy_calls_no_library_and_stays_comparable() -> None:
 def test_what_another_procedure_measured_is_told_apart_and_files_of_the_first_do_not_say_it() -> None:
     another = replace(MADE, procedure=2)
     assert another.maker != MADE.maker
-    assert Calibration.from_dict(another.to_dict()) == another
-    assert "procedure" not in MADE.to_dict()
-    assert Calibration.from_dict(MADE.to_dict()) == MADE
+    assert codec.read(Calibration, codec.plain(another)) == another
+    assert "procedure" not in codec.plain(MADE)
+    assert codec.read(Calibration, codec.plain(MADE)) == MADE

@@ -26,6 +26,7 @@ from pytest_llmperf.records.learning.learning import (
 )
 from pytest_llmperf.records.learning.replayed_update import OLDER as UNREPLAYED
 from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate
+from pytest_llmperf.support import codec
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny", attention="sdpa", sequence_length=64, steps=20)
@@ -283,15 +284,15 @@ def test_in_fp8_scales_move_a_norm() -> None:
 )
 def test_a_record_holds_it_unchanged(learning: Learning) -> None:
     before = launch(learning, gradient_norms=(1.5, 2.5))
-    after = Launch.from_dict(json.loads(json.dumps(before.to_dict())))
+    after = codec.read(Launch, json.loads(json.dumps(codec.plain(before))))
     assert (after.learning, after.gradient_norms) == (learning, (1.5, 2.5))
 
 
 def test_older_records_have_none() -> None:
-    values = launch_of(SPEC).to_dict()
+    values = codec.plain(launch_of(SPEC))
     assert "learning" not in values
     assert "gradient_norms" not in values
-    assert Launch.from_dict(values).learning.none == OLDER
+    assert codec.read(Launch, values).learning.none == OLDER
 
 
 @pytest.mark.parametrize("driver", ["", "580.1"])
@@ -304,14 +305,14 @@ def test_an_update_is_held_to_the_formula_on_a_gpu_as_on_a_cpu(driver: str, roun
 
 
 def test_records_of_before_updates_were_replayed_are_read_and_not_doubted() -> None:
-    values = launch().to_dict()
+    values = codec.plain(launch())
     del values["learning"]["replay"]
-    learning = Launch.from_dict(values).learning
+    learning = codec.read(Launch, values).learning
     assert learning == replace(SOUND, replay=ReplayedUpdate(none=UNREPLAYED))
     assert list(unlearnt(SPEC, launch(learning))) == []
 
 
 def test_what_is_none_of_it_is_refused() -> None:
-    values = {**launch_of(SPEC).to_dict(), "learning": {"nonsense": 1}}
-    with pytest.raises(ValueError, match="what was learnt has 'nonsense', which is unknown"):
-        Launch.from_dict(values)
+    values = {**codec.plain(launch_of(SPEC)), "learning": {"nonsense": 1}}
+    with pytest.raises(ValueError, match="learning has 'nonsense', which is unknown"):
+        codec.read(Launch, values)

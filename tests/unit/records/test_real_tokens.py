@@ -11,6 +11,7 @@ from pytest_llmperf.engine import derived_metrics
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.model_flops import ModelFlops
+from pytest_llmperf.support import codec
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny", data="text", rows="padded", gpus=2, sequence_length=64, steps=4, warmup_steps=1)
@@ -35,20 +36,20 @@ def test_the_rate_in_slots_stays_and_that_in_real_tokens_is_shown_beside_it() ->
 
 def test_of_an_older_record_and_of_one_without_padding_all_tokens_are_real() -> None:
     launch = launch_of(SPEC)
-    assert all("real_tokens" not in rank for rank in launch.to_dict()["ranks"])
-    assert Launch.from_dict(launch.to_dict()).real_share == 1
+    assert all("real_tokens" not in rank for rank in codec.plain(launch)["ranks"])
+    assert codec.read(Launch, codec.plain(launch)).real_share == 1
     shown = derived_metrics.figures(SPEC, (launch,), ModelFlops())
     assert not any("real" in check.metric for check in shown)
 
 
 def test_a_record_keeps_them_by_step_and_rank() -> None:
     launch = counted((64, 1, 0, 64), (3, 2, 1, 0))
-    assert Launch.from_dict(launch.to_dict()) == launch
+    assert codec.read(Launch, codec.plain(launch)) == launch
     assert list(unusable(launch)) == []
-    short = launch.to_dict()
+    short = codec.plain(launch)
     short["ranks"][1]["real_tokens"] = [3, 2]
-    with pytest.raises(ValueError, match="rank 1 counted real tokens in other steps than it took"):
-        Launch.from_dict(short)
+    with pytest.raises(ValueError, match="rank 1 has real_tokens of other steps than it took"):
+        codec.read(Launch, short)
 
 
 def test_more_real_tokens_than_tokens_are_no_figure() -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from pytest_llmperf.records.memory_shortage import Room, of_a_peer, said
+from pytest_llmperf.support import codec
 
 MIB = 2**20
 
@@ -108,7 +109,7 @@ def test_whose_words_say_that_memory_ended(words: str, meaning: str) -> None:
 )
 def test_how_little_is_believed(room: Room, tight: bool, full: bool) -> None:
     assert (room.is_tight, room.is_full) == (tight, full)
-    assert Room.from_dict(json.loads(json.dumps(room.to_dict()))) == room
+    assert codec.read(Room, json.loads(json.dumps(codec.plain(room)))) == room
 
 
 @pytest.mark.parametrize(
@@ -134,4 +135,4 @@ def test_it_is_told_with_its_figures() -> None:
 @pytest.mark.parametrize("values", [{}, {"of": "a card", "limit_bytes": 1, "left_bytes": 1}, {"of": "the host"}])
 def test_what_is_no_room_is_refused(values: dict[str, object]) -> None:
     with pytest.raises((KeyError, ValueError)):
-        Room.from_dict(values)
+        codec.read(Room, values)

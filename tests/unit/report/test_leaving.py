@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.consumers.documents import junit, markdown_page
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
 from pytest_llmperf.report.consumers.metrics import gitlab_metrics, prometheus
@@ -46,7 +47,7 @@ def test_a_page_and_its_copied_commands_have_none(run: Any) -> None:
 
 @pytest.mark.parametrize("form", [markdown_page, junit, prometheus, gitlab_metrics])
 def test_an_export_has_none(run: Any, form: Any) -> None:
-    text = "\n".join(form(ExportedRun.read([run])))
+    text = "\n".join(form(ExportedRun.read([document_of(run)])))
     assert _is_harmless(text)
     assert form is not markdown_page or "@team" not in text
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check, Reference, Spent
 from pytest_llmperf.report.results_json import document, write_json
+from pytest_llmperf.support import codec
 from tests.unit.report.test_report_failure import REGRESSED, RESULTS, launch_of
 
 
@@ -57,7 +58,7 @@ def test_what_else_a_case_has_is_there_too() -> None:
     assert result["reference"] == {"source": "book", "tokens_per_second_per_gpu": None, "peak_reserved_bytes": None}
     assert result["differences"] == list(REGRESSED.differences)
     assert result["updated"] == "x"
-    assert CaseResult.from_dict(full.to_dict()) == full
+    assert codec.read(CaseResult, codec.plain(full)) == full
 
 
 def test_what_all_launches_took_is_there_where_there_were_any() -> None:
@@ -73,7 +74,7 @@ def test_what_all_launches_took_is_there_where_there_were_any() -> None:
 def test_launches_can_be_read_back(tmp_path: Path) -> None:
     write_json(tmp_path / "out.json", document({}, [REGRESSED]))
     values = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-    assert Launch.from_dict(values["results"][0]["launches"][0]) == REGRESSED.launches[0]
+    assert codec.read(Launch, values["results"][0]["launches"][0]) == REGRESSED.launches[0]
 
 
 def test_what_json_cannot_hold_is_null_or_its_text() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.engine.run_page.case_name import CaseName
-from pytest_llmperf.engine.run_page.run_document import RunDocument, refused
+from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.engine.run_page.run_page import charts_of, page_of
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.records.result import CaseResult
@@ -306,20 +306,6 @@ def test_an_older_document_shows_what_it_has() -> None:
     assert [each.anchor for each in page.sections] == ["scaling", "changes"]
     assert page.warnings[0] == "schema None, of an older version: what it does not say is not shown"
     assert page.warnings[1].startswith(f"{len(values['results'])} launches cannot be read and are not shown")
-
-
-@pytest.mark.parametrize(
-    ("values", "why"),
-    [
-        ([], "no file of --perf-json"),
-        ({"schema": 1}, "no file of --perf-json"),
-        ({"schema": 2, "results": []}, "schema 2 is newer than this version understands (1); upgrade pytest-llmperf"),
-        ({"schema": 1, "results": []}, ""),
-    ],
-)
-def test_what_is_no_document_is_refused_in_a_line(values: object, why: str) -> None:
-    assert refused(values).startswith(why)
-    assert bool(refused(values)) == bool(why)
 
 
 _ANY = st.recursive(

@@ -200,8 +200,8 @@ def test_a_launch_that_read_another_text_is_invalid() -> None:
 
 def test_a_baseline_of_a_text_that_is_another_by_now_can_still_be_read(tmp_path: Path) -> None:
     spec = replace(SPEC, text=str(written(tmp_path, "a.txt")))
-    document = {"spec": spec.to_dict(), "digest": spec.digest}
+    values, digest = spec.to_dict(), spec.digest
     written(tmp_path, "a.txt", text="By now.")
-    same_settings(document)
+    same_settings(values, digest)
     with pytest.raises(ValueError, match="other settings than its digest"):
-        same_settings({"spec": SPEC.to_dict(), "digest": spec.digest})
+        same_settings(SPEC.to_dict(), digest)
