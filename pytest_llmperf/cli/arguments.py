@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from typing import Any, NamedTuple
 
-from pytest_llmperf.cli.command_parser import CommandParser
 from pytest_llmperf.report.table import FORMATS
 from pytest_llmperf.run.options import BISECT, STORED, TUNE, Option, add_to_command, only, table
 from pytest_llmperf.run.settings import Settings
@@ -79,6 +79,24 @@ _OF_COMMANDS = (
         ),
     ),
 )
+
+
+class CommandParser(argparse.ArgumentParser):
+    """That of one command; its ``module`` has ``add_options(parser)``.
+
+    Whoever calls one command pays for the imports of no other.
+    """
+
+    def __init__(self, *, module: str = "", **words: Any) -> None:
+        super().__init__(**words)
+        self._module = module
+
+    def parse_known_args(self, *args: Any, **others: Any) -> Any:
+        """As argparse does, with the options of the module."""
+        if self._module:
+            module, self._module = import_module(self._module), ""
+            module.add_options(self)
+        return super().parse_known_args(*args, **others)
 
 
 def arguments_parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from pytest_llmperf.cli.answer import Answer, CommandError
 from pytest_llmperf.cli.arguments import arguments_parser
@@ -62,23 +62,40 @@ def _run(argv: Sequence[str] | None) -> int:
         answer: Answer = arguments.answer(arguments, screen)
     except (BaselineError, CommandError) as error:
         answer = Answer([], str(error).splitlines())
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there is no standard output after >&-
-    width, lost = None if answer.for_programs else screen.width, list[str]()
-    for line in answer.lines:
-        told = without_secrets(line) if answer.for_programs else leaving(line)
-        for part in fold(told, width, indent="    ") or [""]:
-            try:
-                # At once: a prediction takes seconds, and whoever reads may have seen enough.
-                print(part.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-            except OSError as error:
-                if not answer.acts:
-                    raise
-                _discard_output()
-                lost = [] if isinstance(error, BrokenPipeError) else [f"its output was lost: {_words(error)}"]
-    troubles = [*answer.troubles, *lost]
+    try:
+        lost = _print(answer, screen)
+    except KeyboardInterrupt:  # what was found until then is said
+        _tell(answer.troubles)
+        raise
+    _tell([*answer.troubles, *lost])
+    return 1 if answer.troubles or lost else 0
+
+
+def _tell(troubles: Sequence[str]) -> None:
     for line in troubles:
         print(f"llmperf: {one_line(line)}", file=sys.stderr)
-    return 1 if troubles else 0
+
+
+def _print(answer: Answer, screen: Screen) -> list[str]:
+    """Print its lines to their end; why some were lost."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there is no standard output after >&-
+    width, lost, lines = None if answer.for_programs else screen.width, list[str](), iter(answer.lines)
+    try:
+        for line in lines:
+            told = without_secrets(line) if answer.for_programs else leaving(line)
+            for part in fold(told, width, indent="    ") or [""]:
+                try:
+                    # At once: a prediction takes seconds, and whoever reads may have seen enough.
+                    print(part.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+                except OSError as error:
+                    if not answer.acts:
+                        raise
+                    _discard_output()
+                    lost = [] if isinstance(error, BrokenPipeError) else [f"its output was lost: {_words(error)}"]
+    finally:
+        if isinstance(lines, Generator):
+            lines.close()  # where Ctrl-C came while a line was printed, a run still has its end
+    return lost
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pytest_llmperf.records.results_document import Elsewhere, Planned, Skipped
 from pytest_llmperf.report.summary_table import merged_reasons
+from pytest_llmperf.run.coverage import WidthCheck
 from pytest_llmperf.run.errors import CannotRunError
-from pytest_llmperf.run.width import WidthCheck
 from pytest_llmperf.settings.requirements import missing_package, why_skip
 
 if TYPE_CHECKING:

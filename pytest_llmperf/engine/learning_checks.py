@@ -20,7 +20,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.loss_curve import OTHER_LEARNING, JudgedCurve
 from pytest_llmperf.records.parity_order import ParityOrder
 from pytest_llmperf.records.result import FAILING, CaseResult, Check, joined_reasons, worst_of
-from pytest_llmperf.run.small_trainings import MadeTrainings, SmallTrainings
+from pytest_llmperf.run.result_cache import MadeTrainings, SmallTrainings
 from pytest_llmperf.settings.models import is_dropout
 from pytest_llmperf.settings.small_spec import is_gathered, plainest, small
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -32,7 +32,7 @@ from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.observer import LaunchObserver
-from pytest_llmperf.run.small_trainings import MadeTrainings
+from pytest_llmperf.run.result_cache import MadeTrainings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.folders import cache_folder
 

@@ -24,6 +24,7 @@ class Collector:
         self._seen: set[str] = set()
         self._attempts = reports.Attempts()
         self._minds: tuple[signals.Signals, ...] = ()
+        self._failed_with = 0
 
     @classmethod
     def begun(cls, config: pytest.Config) -> Collector:
@@ -205,6 +206,13 @@ class Collector:
         with self.session.outcomes():
             self._finish(session)
 
+    @pytest.hookimpl(wrapper=True, specname="pytest_sessionfinish")
+    def pytest_keep_exit_code(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Others (syrupy) add bits of the code of before to ours, which makes another code of it."""
+        yield
+        if self._failed_with:
+            session.exitstatus = self._failed_with
+
     def _finish(self, session: pytest.Session) -> None:
         run, config = self.session, session.config
         if hasattr(config, "workeroutput"):
@@ -221,6 +229,7 @@ class Collector:
         stopped = bool(session.shouldstop or session.shouldfail)
         finished = run.finish(int(session.exitstatus), Console(config), stopped=stopped)
         session.exitstatus = finished.exit_code if finished else run.ends_with or session.exitstatus
+        self._failed_with = 0 if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED else int(session.exitstatus)
         for trouble in finished.troubles if finished else ():
             reports.tell(config, trouble)
 

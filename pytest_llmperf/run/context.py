@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.records.launch import Launch
     from pytest_llmperf.run.job import Job
     from pytest_llmperf.run.model_flops import ModelFlops
-    from pytest_llmperf.run.result_cache import ResultCache
-    from pytest_llmperf.run.small_trainings import SmallTrainings
+    from pytest_llmperf.run.result_cache import ResultCache, SmallTrainings
     from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: The run ended before its end and can go on: time limit, preemption, scancel, a lost node. Shells take 75 for
@@ -115,7 +114,7 @@ class Context:
 
     @cached_property
     def small_trainings(self) -> SmallTrainings:
-        from pytest_llmperf.run.small_trainings import SmallTrainings
+        from pytest_llmperf.run.result_cache import SmallTrainings
 
         return SmallTrainings()
 

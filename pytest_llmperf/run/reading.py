@@ -22,7 +22,7 @@ from pytest_llmperf.support.folders import state_folder
 
 if TYPE_CHECKING:
     from pytest_llmperf.launch.slurm.site_options import SlurmOptions
-    from pytest_llmperf.run.width import Width
+    from pytest_llmperf.run.coverage import Width
 
 # A Python on a network's file system, at its first start.
 _ASK_SECONDS = 120.0
@@ -194,8 +194,7 @@ def _slurm(ini: Callable[[str], Any]) -> SlurmOptions:
 def _width(gpus: int | None, path: Path | None) -> Width | None:
     if gpus is None:
         return None
-    from pytest_llmperf.run.coverage import is_whole
-    from pytest_llmperf.run.width import Width
+    from pytest_llmperf.run.coverage import Width, is_whole
 
     if path is None:
         return Width(gpus=gpus)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.gain import Narrow
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.parity_order import ParityOrder
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.settings.small_spec import is_narrower
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -84,3 +86,19 @@ class ResultCache:
         if best is None:
             return None
         return Narrow(gpus=best.spec.gpus, launches=best.result.launches, baseline=best.baseline, in_this_run=True)
+
+
+@dataclass(frozen=True)
+class MadeTrainings:
+    """Of one launch: what was seen of each, and the folder where the plain form's true gradients lie too."""
+
+    folder: str
+    errors: tuple[TrainingErrors, ...]
+
+
+@dataclass
+class SmallTrainings:
+    """Those of a run, by what decides them: what one of a case did serves every other case that asks for the same."""
+
+    truths: dict[tuple[str, ParityOrder], MadeTrainings] = field(default_factory=dict)
+    errors: dict[tuple[str, str], tuple[TrainingErrors, ...]] = field(default_factory=dict)

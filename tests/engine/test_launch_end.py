@@ -41,7 +41,7 @@ def told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[PassingRanges 
 def test_the_first_launch_of_a_case_with_a_baseline_knows_what_passes_here_and_elsewhere(
     engine: Engine, told: list[PassingRanges | None]
 ) -> None:
-    engine.check(tolerances={"tokens_per_second_per_gpu": 0.5})
+    engine.check(throughput_tolerance=0.5)
     (passing,) = told
     assert passing is not None
     assert passing.at(HERE).low < math.log(0.1) < passing.at(HERE).high < math.log(0.15)

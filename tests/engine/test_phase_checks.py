@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.judge.phase_checks import phase_checks
 from pytest_llmperf.judge.policy import PHASES, Policy
 from pytest_llmperf.judge.stats import Rule
@@ -77,7 +78,7 @@ def test_a_cold_cache_of_kernels_costs_another_launch_and_no_alarm(engine: Engin
 def test_one_that_compiles_longer_in_each_launch_is_named(engine: Engine) -> None:
     engine.record(first_step_seconds=30.0)
     engine.fake(first_step_seconds=61.0)
-    result = engine.check(tolerances={"first_step_seconds": 1.0}).result
+    result = engine.check(terms=CaseTerms(tolerances={"first_step_seconds": 1.0})).result
     assert (result.verdict, len(result.launches)) == ("regressed", 2)
     assert result.reason.startswith("first_step_seconds 61 s, baseline 30 s, limit 60 s")
 

@@ -34,7 +34,7 @@ def test_a_slowdown_beyond_the_tolerance_fails(engine: Engine) -> None:
 def test_memory_above_its_ceiling_fails(engine: Engine) -> None:
     engine.record(reserved_bytes=1000 * 2**20)
     engine.fake(reserved_bytes=1011 * 2**20)
-    concluded = engine.check(tolerances={"peak_reserved_bytes": 0.01})
+    concluded = engine.check(memory_tolerance=0.01)
     assert concluded.result.reason.startswith("peak_reserved_bytes ")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from pytest_llmperf.cli import main
+from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.run.errors import UsageError
@@ -19,7 +20,7 @@ from pytest_llmperf.run.options import BISECT, CHECK, PYTEST, STORED, TUNE, Opti
 from pytest_llmperf.run.reading import read_settings
 from pytest_llmperf.run.settings import Settings
 from tests.fakes import install, write_fake
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import REPOSITORY, Project
 
 OPTIONS = dict(table(Settings))
 SHARED = [(name, front) for name, one in OPTIONS.items() for front in (CHECK, TUNE, BISECT) if front in one.fronts]
@@ -190,3 +191,23 @@ def test_a_fault_that_is_misspelt_is_one_line_of_a_command_and_exit_code_2(
     assert "did you mean 'slow'" in said
     assert usage[0].startswith("usage: ")
     assert not (commands / "launches.txt").exists()
+
+
+def test_ctrl_c_while_a_line_is_printed_costs_no_result_either(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry_point, "leaving", interrupted)
+    assert main(["check", "model=llama-tiny", "--gpus", "0", "--perf-json", "out.json"]) == 130
+    document = json.loads((commands / "out.json").read_text())
+    assert ([result["verdict"] for result in document["results"]], document["unfinished"]) == (["new"], "interrupted")
+
+
+def test_no_flag_of_the_table_is_declared_a_second_time() -> None:
+    flags = [option.flag for option in OPTIONS.values() if option.flag]
+    assert len(flags) == len(set(flags)) > 25
+    # A command that predicts has a list of numbers as its --gpus.
+    sources = [path for path in (REPOSITORY / "pytest_llmperf").rglob("*.py") if "predict" not in path.parts]
+    declared = re.compile(r'\badd\w*\(\s*"(--[a-z-]+)"')
+    found = {flag for path in sources for flag in declared.findall(path.read_text()) if flag in flags}
+    assert found == set()

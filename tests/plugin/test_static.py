@@ -180,6 +180,6 @@ def test_on_the_cpu_the_cases_are_the_cpus(project: Project) -> None:
 
 
 def test_options_about_launches_are_told_to_have_no_effect(wide: Project) -> None:
-    line = "llmperf: --perf-launches, --perf-trace: without effect, since nothing is launched"
+    line = "llmperf: --perf-trace, --perf-launches: without effect, since nothing is launched"
     assert line in run(wide, "--perf-launches", "3", "--perf-trace", "no").outlines
     assert "without effect" not in run(wide).stdout.str()

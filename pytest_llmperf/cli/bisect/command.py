@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,8 +243,6 @@ class Bisect:
             yield from page(self.spec, found, spent, further, screen)
         self.troubles += _troubles(found, on_cpu=self.run.on_cpu)
         if found.ended == "interrupted":
-            for line in self.troubles:
-                print(f"llmperf: {one_line(line)}", file=sys.stderr)
             raise KeyboardInterrupt  # the exit code is that of a command that was
 
 

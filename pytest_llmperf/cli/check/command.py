@@ -67,8 +67,8 @@ class Check:
             self.run.unfinished, self.exit_code = str(error) or "interrupted", 143 if str(error) else 130
             yield from self._finished(screen)
             raise
-        except GeneratorExit:  # whoever prints these lines was interrupted
-            self.run.unfinished = "interrupted"
+        except BaseException as error:  # a fault, or whoever prints these lines was interrupted
+            self.run.unfinished = "interrupted" if isinstance(error, GeneratorExit) else type(error).__name__
             self._finished(screen)
             raise
         yield from self._finished(screen)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from pytest_llmperf.engine.tuning.trials import Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Tuner
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.tuning.objective import OBJECTIVES
-from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.options import TUNE
@@ -114,8 +112,7 @@ class Tune:
             yield from self._written(tuning, tuning.winner)
         if tuning.ended == "interrupted":
             goes_on = "" if tuning.unkept else "; the same command goes on from what was tried"
-            for line in (*self.troubles, f"interrupted{goes_on}"):
-                print(f"llmperf: {one_line(line)}", file=sys.stderr)
+            self.troubles.append(f"interrupted{goes_on}")
             raise KeyboardInterrupt  # the exit code is that of a command that was
 
     def _why_none(self, tuning: Tuning) -> str:

@@ -185,7 +185,9 @@ class TestPruning:
     [("mysite", 0, "mysite-cpu"), ("mysite", 1, "mysite"), ("", 0, "cpu-epyc-2c"), ("", 1, "h200-140gib")],
 )
 def test_a_sites_name_keeps_cpu_and_gpu_apart(name: str, gpus: int, kind: str) -> None:
-    settings: Any = SimpleNamespace(machine=name, gpus=gpus, memory_limit_bytes=0, launcher="local", static=False)
+    settings: Any = SimpleNamespace(
+        machine=name, gpus=gpus, memory_limit_bytes=0, launcher="local", static=False, width=None
+    )
     context = Context(settings, rootdir=Path())
     gpu = Gpu(index=0, uuid="GPU-0", name="H200", memory_bytes=150 * 10**9)
     vars(context)["_found"] = Machine(gpus=(gpu,), cpu_name="EPYC", cores=2), ""
