@@ -25,8 +25,7 @@ from pytest_llmperf.analysis.likely_causes import (
     category,
     likely_causes,
 )
-from pytest_llmperf.records.rank_work import Key, RankWork
-from pytest_llmperf.records.trace import WORK, Trace, TraceRow
+from pytest_llmperf.records.trace import WORK, Key, RankWork, Trace, TraceRow
 
 # RankDifferences: which rank does what the others do not, and for which one they wait. Pure.
 

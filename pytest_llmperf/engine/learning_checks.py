@@ -18,7 +18,7 @@ from pytest_llmperf.judge.training_parity import Parity, judge_parity
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.loss_curve import OTHER_LEARNING, JudgedCurve
-from pytest_llmperf.records.parity_order import ParityOrder
+from pytest_llmperf.records.parity import ParityOrder
 from pytest_llmperf.records.result import FAILING, CaseResult, Check, joined_reasons, worst_of
 from pytest_llmperf.run.result_cache import MadeTrainings, SmallTrainings
 from pytest_llmperf.settings.models import is_dropout

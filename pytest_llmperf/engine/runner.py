@@ -25,10 +25,9 @@ from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, LaunchFailed, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges
-from pytest_llmperf.records.parity_order import ParityOrder
+from pytest_llmperf.records.parity import ParityOrder, TrainingErrors
 from pytest_llmperf.records.phases import COMPARING, FAILED, OTHER, SEARCHING, WAITING, accounted
 from pytest_llmperf.records.result import Spent
-from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.run.context import OVER_BUDGET, UNFINISHED
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.observer import LaunchObserver

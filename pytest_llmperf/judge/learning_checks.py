@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.learning.learning import OLDER, UNWANTED, Learning
+from pytest_llmperf.records.learning import OLDER, UNWANTED, Learning
 from pytest_llmperf.records.result import Check
 from pytest_llmperf.settings.train_spec import TrainSpec
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+from pytest_llmperf.records.parity import FP32, GRADIENT, UPDATE, TensorError, TrainingErrors
 from pytest_llmperf.records.result import Check
-from pytest_llmperf.records.training_errors import FP32, GRADIENT, UPDATE, TensorError, TrainingErrors
 
 # Rounding: how far the plain form is from the truth by itself, and what that allows others. Pure.
 

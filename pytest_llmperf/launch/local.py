@@ -31,7 +31,7 @@ from pytest_llmperf.launch.site import Say, Wanted
 from pytest_llmperf.launch.watch import HealthWatch, Lap, ProgressReader, with_phases
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
-from pytest_llmperf.records.training_errors import TrainingErrors
+from pytest_llmperf.records.parity import TrainingErrors
 
 
 class LocalLauncher:

@@ -18,10 +18,10 @@ from pytest_llmperf.launch.process import Ended, signal_name
 from pytest_llmperf.launch.scratch import unwritable
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch
-from pytest_llmperf.records.learning.learning import Learning
+from pytest_llmperf.records.learning import Learning
+from pytest_llmperf.records.parity import FILE as ERRORS_FILE
+from pytest_llmperf.records.parity import TrainingErrors
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.records.training_errors import FILE as ERRORS_FILE
-from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.redaction import without_secrets

@@ -18,7 +18,7 @@ from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch_end import PassingRanges
-from pytest_llmperf.records.parity_order import ParityOrder
+from pytest_llmperf.records.parity import ParityOrder
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text

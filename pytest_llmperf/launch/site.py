@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_llmperf.launch.slurm.site_options import SlurmOptions
     from pytest_llmperf.records.failure import Failure, Progress
     from pytest_llmperf.records.launch import Launch
-    from pytest_llmperf.records.training_errors import TrainingErrors
+    from pytest_llmperf.records.parity import TrainingErrors
 
 Say = Callable[[str], None]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from pytest_llmperf.records.allocated_growth import growth
 from pytest_llmperf.records.calibration import Calibration
-from pytest_llmperf.records.learning.learning import OLDER as UNINSPECTED
-from pytest_llmperf.records.learning.learning import Learning
+from pytest_llmperf.records.learning import OLDER as UNINSPECTED
+from pytest_llmperf.records.learning import Learning
 from pytest_llmperf.records.steady_state import Steady, find_steady
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support.codec import Number, sparse

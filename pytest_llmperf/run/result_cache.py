@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.gain import Narrow
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.parity_order import ParityOrder
+from pytest_llmperf.records.parity import ParityOrder, TrainingErrors
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.records.training_errors import TrainingErrors
 from pytest_llmperf.settings.small_spec import is_narrower
 from pytest_llmperf.settings.train_spec import TrainSpec
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from pytest_llmperf.records import learning
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch, RankRecord
-from pytest_llmperf.records.learning import learning
 from pytest_llmperf.records.trace import merged
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec

@@ -11,9 +11,9 @@ from typing import Any
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch_end import PassingRanges
-from pytest_llmperf.records.learning.learning import UNWANTED as UNINSPECTED
-from pytest_llmperf.records.learning.learning import RankLearning, uninspected
-from pytest_llmperf.records.parity_order import ParityOrder
+from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
+from pytest_llmperf.records.learning import RankLearning, uninspected
+from pytest_llmperf.records.parity import ParityOrder
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec

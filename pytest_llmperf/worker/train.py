@@ -15,8 +15,8 @@ from transformers import Trainer, set_seed
 from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
 from pytest_llmperf.observe.instruments import Clock
 from pytest_llmperf.records.calibration import OF_THE_RUN, Calibration
-from pytest_llmperf.records.learning.learning import UNWANTED as UNINSPECTED
-from pytest_llmperf.records.learning.learning import uninspected
+from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
+from pytest_llmperf.records.learning import uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -28,7 +28,7 @@ from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
-from pytest_llmperf.records.training_errors import TrainingErrors
+from pytest_llmperf.records.parity import TrainingErrors
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
 from pytest_llmperf.settings.space import Space, axes_of

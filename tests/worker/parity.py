@@ -10,8 +10,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.training_parity import Parity, judge_parity
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest, WarmStart
-from pytest_llmperf.records.parity_order import ParityOrder
-from pytest_llmperf.records.training_errors import TrainingErrors
+from pytest_llmperf.records.parity import ParityOrder, TrainingErrors
 from pytest_llmperf.settings.small_spec import plainest, small
 from tests.worker import launching
 from tests.worker.import_patch import as_on_gpus, in_the_rank

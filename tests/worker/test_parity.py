@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.records.training_errors import OWN
+from pytest_llmperf.records.parity import OWN
 from pytest_llmperf.settings.small_spec import is_gathered, plainest
 from tests.worker.engine import checks
 from tests.worker.parity import AS_ON_GPUS, NO_CHANGE, Plain, figures

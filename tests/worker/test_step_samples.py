@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.records.learning.learning import RankLearning, merged
+from pytest_llmperf.records.learning import RankLearning, merged
 
 torch = pytest.importorskip("torch")
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llmperf.judge.learning_checks import unlearnt
-from pytest_llmperf.records.learning.learning import Learning
-from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate
+from pytest_llmperf.records.learning import Learning, ReplayedUpdate
 from tests.fakes import launch_of
 from tests.worker.learning_faults import SPEC
 

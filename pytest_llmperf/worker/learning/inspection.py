@@ -18,7 +18,7 @@ from accelerate.scheduler import AcceleratedScheduler
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer
 
-from pytest_llmperf.records.learning.learning import RankLearning, TensorSeen, uninspected
+from pytest_llmperf.records.learning import RankLearning, TensorSeen, uninspected
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.evidence import is_sharded
 from pytest_llmperf.worker.learning.update_replay import (

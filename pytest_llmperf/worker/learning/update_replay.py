@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import Trainer
 
-from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate
+from pytest_llmperf.records.learning import ReplayedUpdate
 
 if TYPE_CHECKING:
     from transformers import Trainer

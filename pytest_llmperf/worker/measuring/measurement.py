@@ -20,7 +20,7 @@ from pytest_llmperf.observe.instruments import Clock, Instant, Memory
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Place
 from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, looks, why_end
-from pytest_llmperf.records.learning.learning import RankLearning
+from pytest_llmperf.records.learning import RankLearning
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import evidence

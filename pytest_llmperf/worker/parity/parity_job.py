@@ -12,13 +12,15 @@ import torch
 import torch.distributed as dist
 from transformers.optimization import Adafactor
 
-from pytest_llmperf.records.parity_order import BESIDE, SEEDS, ParityOrder
-from pytest_llmperf.records.training_errors import (
+from pytest_llmperf.records.parity import (
+    BESIDE,
     FILE,
     FP32,
     GRADIENT,
     OWN,
+    SEEDS,
     UPDATE,
+    ParityOrder,
     TensorError,
     TrainingErrors,
     merged,

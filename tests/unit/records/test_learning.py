@@ -15,17 +15,17 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.learning_checks import changed_gradients, notes, unlearnt
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.learning.learning import (
+from pytest_llmperf.records.learning import (
     OLDER,
+    UNREPLAYED,
     UNWANTED,
     Learning,
     RankLearning,
+    ReplayedUpdate,
     TensorSeen,
     merged,
     uninspected,
 )
-from pytest_llmperf.records.learning.replayed_update import OLDER as UNREPLAYED
-from pytest_llmperf.records.learning.replayed_update import ReplayedUpdate
 from pytest_llmperf.support import codec
 from tests.fakes import launch_of
 

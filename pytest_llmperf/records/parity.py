@@ -1,10 +1,27 @@
-"""What a small training did, tensor by tensor, beside the true one: the figures that parity is judged by."""
+"""Small trainings beside the plain form: which a launch makes, and what they did, tensor by tensor."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+#: Trainings of the plain form, each with weights and rows of its own, from which the measure of its rounding is taken;
+#: and of these as many as are made of a spec beside them.
+SEEDS, BESIDE = 5, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityOrder:
+    """The plain form's truth and rounding, or one training beside that truth."""
+
+    truth: str = ""
+    """The folder of the launch that left it; empty: this launch makes it."""
+    shrinks: float = 1.0
+    """How long a sliding window is in the small model beside that in the measured one, as its sequences are."""
+    gathered: str = "no"
+    """In which type the plain form's weights are used, where that is another than theirs and there is no autocast."""
+
 
 #: The launch's file.
 FILE = "training-errors.json"

@@ -1,1 +1,0 @@
-"""What an inspected step tells of whether a training learns."""
