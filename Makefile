@@ -1,6 +1,6 @@
 # Needs python3 (3.10 or newer, with venv), git and make. Everything else goes into .bootstrap/ and .tox/.
-#   make test    all tests, once; on the other Pythons that there are what runs in one process
-#   make test-wide    what takes minutes and each commit need not show: all model types of transformers; the oldest filelock
+#   make test    all tests, once; on the oldest Python a part of them
+#   make test-wide    what takes minutes and each commit need not show: all model types of transformers, other Pythons, ...
 #   make lint    ruff, mypy, import contracts         (make format rewrites what ruff can)
 #   make docs    the documentation as a site, in build/docs/html     (make docs LINKS=1 asks for what it links to, too)
 #   make demo    the ladder with tiny models on the CPU: recorded, then judged
@@ -21,10 +21,10 @@ ARGS :=
 .PHONY: test test-wide lint format docs demo gpu clean
 
 test: .bootstrap/ready
-	$(TOX_TWO) -e full,lean,py310,py312 $(if $(ARGS),-- $(ARGS))
+	$(TOX_TWO) -e full,lean,py310 $(if $(ARGS),-- $(ARGS))
 
 test-wide: .bootstrap/ready
-	$(TOX) -e wide,floor $(if $(ARGS),-- $(ARGS))
+	$(TOX) -e wide,floor,py312,oldest $(if $(ARGS),-- $(ARGS))
 
 lint: .bootstrap/ready
 	$(TOX) -e lint

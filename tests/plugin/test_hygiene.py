@@ -14,24 +14,26 @@ from tests.plugin.conftest import FOUR_LINES, REPOSITORY, Project
 HEAVY = ("torch", "transformers", "accelerate", "liger_kernel", "flash_attn", "datasets", "pyarrow")
 
 
-def test_the_pytest_process_never_imports_torch(project: Project) -> None:
-    # Fake packages that end the process when imported: absent or present, they must not be touched.
-    for name in HEAVY:
-        package = project.path / name
-        package.mkdir()
-        (package / "__init__.py").write_text(f"import os; print('imported {name}', flush=True); os._exit(99)")
-    result = project.run("--update-baselines", "--perf-json", "out.json")
-    assert "imported" not in result.stdout.str() + result.stderr.str()
-    result.assert_outcomes(passed=2)
+class TestNothingHeavy:
+    """Also where torch is installed, which is another environment."""
 
+    def test_the_pytest_process_never_imports_torch(self, project: Project) -> None:
+        # Fake packages that end the process when imported: absent or present, they must not be touched.
+        for name in HEAVY:
+            package = project.path / name
+            package.mkdir()
+            (package / "__init__.py").write_text(f"import os; print('imported {name}', flush=True); os._exit(99)")
+        result = project.run("--update-baselines", "--perf-json", "out.json")
+        assert "imported" not in result.stdout.str() + result.stderr.str()
+        result.assert_outcomes(passed=2)
 
-def test_the_real_launcher_imports_no_torch_either(pytester: pytest.Pytester) -> None:
-    script = f"""
+    def test_the_real_launcher_imports_no_torch_either(self, pytester: pytest.Pytester) -> None:
+        script = f"""
 import sys
 import pytest_llmperf.plugin.hooks, pytest_llmperf.launch.local, pytest_llmperf.report.summary_table
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
-    assert pytester.runpython_c(script).stdout.str().strip() == "[]"
+        assert pytester.runpython_c(script).stdout.str().strip() == "[]"
 
 
 THIRD_PARTIES = ["numpy", "scipy", "rich", "pynvml", "torch", "psutil", "filelock"]

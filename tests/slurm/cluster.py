@@ -116,7 +116,7 @@ class Slurm:
                 if seen():
                     return
             assert time.monotonic() < deadline, otherwise()
-            time.sleep(0.3)
+            time.sleep(0.6)  # each look is a process, and work for the controller
 
     def processes(self, **variables: str) -> list[psutil.Process]:
         """Those of this cluster and no other one on this host, with these variables too."""

@@ -101,14 +101,8 @@ def _recorded(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory, name: str,
 
 
 @pytest.fixture
-def suite(nodes: Slurm, recorded: Recorded, tmp_path: Path) -> Suite:
-    """A suite of the test's own, with those baselines."""
-    return copy_of(nodes, recorded, tmp_path)
-
-
-@pytest.fixture
 def light_suite(nodes: Slurm, recorded_lightly: Recorded, tmp_path: Path) -> Suite:
-    """One whose ranks train with plain PyTorch: for what becomes of them when SLURM ends them, or their nodes fail."""
+    """A suite of the test's own, with those baselines: for what becomes of ranks that SLURM or a lost node ends."""
     return copy_of(nodes, recorded_lightly, tmp_path)
 
 

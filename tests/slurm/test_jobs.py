@@ -16,7 +16,11 @@ pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
 ENDLESS = 100_000
 
 
-def test_a_green_job_ran_each_case_on_the_nodes_it_needs(recorded: Recorded) -> None:
+@pytest.mark.parametrize(
+    "kind", ["recorded_lightly", pytest.param("recorded", marks=pytest.mark.wide)], ids=["light", "as users train"]
+)
+def test_a_green_job_ran_each_case_on_the_nodes_it_needs(kind: str, request: pytest.FixtureRequest) -> None:
+    recorded: Recorded = request.getfixturevalue(kind)
     suite, job = recorded.suite, recorded.job
     log, results = suite.log(job["JobId"]), suite.results(job["JobId"])
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log
@@ -131,7 +135,8 @@ def test_a_time_limit_that_is_near_starts_nothing_more(light_suite: Suite) -> No
     assert results["exit_code"] == 75
 
 
-def test_scancel_keeps_what_is_known_and_leaves_nobody(suite: Suite) -> None:
+def test_scancel_keeps_what_is_known_and_leaves_nobody(light_suite: Suite) -> None:
+    suite = light_suite
     suite.steps(ENDLESS)
     job = suite.submit()
     suite.until(job, lambda: suite.training("gpus2"))

@@ -35,7 +35,11 @@ def lose(suite: Suite, node: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "node", "how"),
     # Each circumstance, and not with all others: a minute and a half a case.
-    [("packed", "n1", "daemon"), ("array", "n2", "daemon"), ("packed", "n2", "node")],
+    [
+        ("packed", "n1", "daemon"),
+        pytest.param("array", "n2", "daemon", marks=pytest.mark.wide),
+        pytest.param("packed", "n2", "node", marks=pytest.mark.wide),
+    ],
 )
 def test_a_night_that_loses_a_node_begins_anew_before_slurm_gives_it_up(
     light_suite: Suite, patient: Slurm, mode: str, node: str, how: str

@@ -75,7 +75,12 @@ def test_one_allocation_goes_from_wide_to_narrow(light_suite: Suite) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "is_alive"), [("n1", False), ("n1", True), ("n2", False)], ids=["first", "first lives on", "second"]
+    ("node", "is_alive"),
+    [
+        pytest.param("n1", False, id="first"),
+        pytest.param("n1", True, id="first lives on", marks=pytest.mark.wide),
+        pytest.param("n2", False, id="second", marks=pytest.mark.wide),
+    ],
 )
 def test_a_node_that_fails_starts_the_night_again_on_others(light_suite: Suite, node: str, is_alive: bool) -> None:
     suite = light_suite

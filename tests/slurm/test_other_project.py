@@ -13,6 +13,8 @@ import pytest
 from tests.slurm.cluster import Slurm
 from tests.slurm.conftest import PLAIN, REPOSITORY, Suite
 from tests.slurm.test_nightly import logs
+from tests.worker.import_patch import LIGHT_TOO
+from tests.worker.user import LIGHT, LIGHT_PATH
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torchrun, pytest.mark.slow]
 
@@ -70,7 +72,7 @@ class Nights:
         done = subprocess.run(
             [sys.executable, "-m", "pytest_llmperf.cli", "submit", "cluster.ini", "--script", script, *more],
             cwd=self.folder,
-            env={**self.slurm.environment, "PYTHONPATH": str(REPOSITORY), **variables},
+            env={**self.slurm.environment, "PYTHONPATH": LIGHT_PATH, **variables},
             capture_output=True,
             text=True,
             check=False,
@@ -92,7 +94,7 @@ class Nights:
 
 @pytest.fixture
 def nights(nodes: Slurm, tmp_path: Path) -> Nights:
-    return Nights(Suite(nodes, tmp_path / "suite"))
+    return Nights(Suite(nodes, tmp_path / "suite", light=True))
 
 
 def test_each_test_runs_at_its_width_and_what_no_width_ran_or_has_is_red(nights: Nights) -> None:
@@ -113,8 +115,8 @@ def test_each_test_runs_at_its_width_and_what_no_width_ran_or_has_is_red(nights:
     # Another night, as an array: one test is gone, and what the other holds grew, under another PYTHONPATH.
     nights.tests("test_both_nodes", "test_three_nodes")
     (nights.folder / "site").mkdir()
-    (nights.folder / "site" / "sitecustomize.py").write_text("")
-    path = f"{REPOSITORY}:{nights.folder / 'site'}"
+    (nights.folder / "site" / "sitecustomize.py").write_text(LIGHT_TOO)
+    path = f"{nights.folder / 'site'}:{REPOSITORY}"
     jobs, results, _ = nights.submit("array", "--perf-strict", PYTHONPATH=path, LLMPERF_INJECT="hold=400000000")
     summary = nights.summary(jobs, results)
     assert summary.startswith("# red: 1 regressed"), logs(results)
@@ -124,4 +126,4 @@ def test_each_test_runs_at_its_width_and_what_no_width_ran_or_has_is_red(nights:
     assert "sources sitecustomize: none -> " in summary
     # A folder's name may be longer than what the summary has room for.
     (case,) = json.loads((results / "merged.json").read_text())["results"]
-    assert f"PYTHONPATH: none -> {nights.folder / 'site'}" in str(case["differences"]), case
+    assert f"PYTHONPATH: {LIGHT} -> {nights.folder / 'site'}" in str(case["differences"]), case

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.torchrun, pytest.mark.wide, pytest.mark.filterwarnings("ignore")]
 
 _CASE = ("model=llama-tiny", "sequence_length=32", "steps=6", "min_steps=3", "warmup_steps=2")
 _BEFORE = "    def backward(self, loss, **kwargs):\n"

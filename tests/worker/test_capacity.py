@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pytest_llmperf.launch.memory_estimate import predictions
 
 from pytest_llmperf import TrainSpec
+from pytest_llmperf.engine import capacity
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.result import CaseResult, Check
 from tests.worker import engine
@@ -28,6 +32,13 @@ SPEC = replace(engine.SPEC, model_precision="fp32", mixed_precision="no", attent
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_is_found_recorded_and_its_loss_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted: list[Any] = []  # by one process for both
+
+    def kept(specs: Sequence[TrainSpec]) -> Iterator[Any]:
+        predicted.extend(predictions(specs))
+        return iter(predicted)
+
+    monkeypatch.setattr(capacity, "predictions", kept)
     first = checks(tmp_path, memory_limit_bytes=LIMIT_BYTES, update="new").max_micro_batch(SPEC).result
     size = largest(first).value
     assert first.verdict == "new"
@@ -35,6 +46,7 @@ def test_it_is_found_recorded_and_its_loss_is_seen(tmp_path: Path, monkeypatch: 
     (path,) = tmp_path.rglob("baselines/*-limit-0.146484gib/*/capacity/*.json")
     assert json.loads(path.read_text())["history"][-1]["metrics"]["max_micro_batch_size"] == size
     # A third of the limit is held by something else: fewer sequences fit, and that is a loss.
+    monkeypatch.setattr(capacity, "predictions", lambda _: iter(predicted))
     monkeypatch.setenv("LLMPERF_INJECT", "hold=60000000")
     second = checks(tmp_path, memory_limit_bytes=LIMIT_BYTES).max_micro_batch(SPEC).result
     assert largest(second).value < size

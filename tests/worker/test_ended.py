@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.waiting import until
 from tests.worker.test_launches import processes_of, rank_pids
 from tests.worker.user import LIGHT_PATH, RESULTS, make, start
 
@@ -53,10 +53,7 @@ def ended(folder: Path, *options: str) -> tuple[str, dict[str, Any]]:
         assert (code, document["exit_code"], document["unfinished"]) == (2, 2, "SIGTERM"), told
         assert "ended by SIGTERM" in told
         # A worker of xdist is killed where it takes long; then the ranks find out by themselves.
-        deadline = time.monotonic() + 60
-        while left := [*processes_of(launch), *ranks_of(launch)]:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
+        until(lambda: not [*processes_of(launch), *ranks_of(launch)], otherwise=lambda: processes_of(launch))
         return told, document
     finally:
         run.kill()
@@ -80,8 +77,6 @@ def ranks_of(launch: Path) -> list[psutil.Process]:
 
 def trains(folder: Path, seconds: float) -> Path:
     """The folder of the endless launch, once it trains."""
-    deadline = time.monotonic() + seconds
-    while not (begun := [*folder.glob(".llmperf/*/*seed100000*/progress.json")]):
-        assert time.monotonic() < deadline, (folder / "log").read_text()
-        time.sleep(0.2)
-    return begun[0].parent
+    beats = ".llmperf/*/*seed100000*/progress.json"
+    until(lambda: [*folder.glob(beats)], seconds, (folder / "log").read_text)
+    return next(folder.glob(beats)).parent

@@ -22,6 +22,7 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import SpecError
 from pytest_llmperf.support import codec
+from tests.waiting import until
 from tests.worker.conftest import ColdPair
 from tests.worker.launching import ENDLESS, launch
 from tests.worker.user import LIGHT_PATH
@@ -163,16 +164,12 @@ launch(ENDLESS, Path({str(folder)!r}), start="cold")
 """
     process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     try:
-        while len(rank_pids(folder)) < 2 or not (folder / "progress.json").exists():
-            assert process.poll() is None
-            time.sleep(0.2)
+        until(lambda: process.poll() or (len(rank_pids(folder)) == 2 and (folder / "progress.json").exists()), 120)
+        assert process.poll() is None
     finally:
         process.kill()
         process.wait()
-    deadline = time.monotonic() + 60
-    while any(psutil.pid_exists(pid) for pid in rank_pids(folder)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert_nobody_alive(folder)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in rank_pids(folder)))
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
@@ -185,7 +182,8 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def test_a_launcher_killed_before_a_rank_began_leaves_nobody(tmp_path: Path) -> None:
+def test_a_launcher_killed_before_a_rank_began_leaves_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", LIGHT_PATH)
     folder = tmp_path / "run"
     # The folder is on the ranks' command line and on torchrun's, and not on this one's.
     script = """
@@ -201,16 +199,12 @@ launch(ENDLESS, Path(sys.stdin.readline().strip()), start="cold")
         assert process.stdin is not None
         process.stdin.write(f"{folder}\n")
         process.stdin.close()
-        while not processes_of(folder):
-            assert process.poll() is None
-            time.sleep(0.05)
+        until(lambda: process.poll() or processes_of(folder), 120)
+        assert process.poll() is None
         time.sleep(1)  # torchrun imports torch; a rank that looks later finds no launcher
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 60
-        while processes_of(folder) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert processes_of(folder) == []
+        until(lambda: not processes_of(folder), otherwise=lambda: processes_of(folder))
         assert len(rank_pids(folder)) > 0, "no rank began, so none could outlive its launcher"
     finally:
         process.kill()

@@ -25,6 +25,7 @@ from pytest_llmperf.launch.slurm.site_options import SlurmOptions
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from tests.slurm.fakes import FakeSlurm
+from tests.waiting import until
 from tests.worker.conftest import ColdPair
 from tests.worker.import_patch import LIGHT_TOO, after_import
 from tests.worker.launching import ENDLESS
@@ -85,13 +86,6 @@ def servers(folder: Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
-
-
-def until(seen: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

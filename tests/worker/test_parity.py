@@ -69,7 +69,10 @@ SOUND: Mapping[str, tuple[TrainSpec, tuple[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
+# To compile takes ten seconds: a fault of what is compiled is held below, and test_settings trains compiled layers.
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.wide] if each == "compiled layers" else []) for each in SOUND]
+)
 def test_a_sound_training_is_let_be(name: str, plain_of: PlainOf, tmp_path: Path) -> None:
     spec, patch = SOUND[name]
     parity = plain_of(spec).beside(spec, tmp_path / "here", patch)

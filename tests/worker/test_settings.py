@@ -67,6 +67,7 @@ def test_the_same_model_is_trained(
     assert record.losses == pytest.approx(plain.losses, abs=1e-3)
 
 
+@pytest.mark.wide
 def test_a_model_that_is_compiled_as_a_whole_is_the_same(tmp_path: Path) -> None:
     # Of one layer: each that is compiled takes seconds, and more of them are no other whole.
     config = tmp_path / "shallow" / "config.json"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,9 +16,10 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge.static.step_checks import come_and_gone, judge_step
 from pytest_llmperf.launch import prediction
-from pytest_llmperf.launch.prediction import PredictionError, StaticSteps, predictions
+from pytest_llmperf.launch.prediction import PredictionError, StaticSteps
 from pytest_llmperf.records.static_step import StaticStep
 from tests.worker.import_patch import after_import
+from tests.worker.user import REPOSITORY
 
 pytest.importorskip("torch")
 
@@ -79,10 +82,15 @@ def test_two_processes_tell_the_same_in_any_order(clean: Mapping[TrainSpec, Stat
     assert told(ACCUMULATED, SHARDED, LIGER, SMALL) == [clean[spec] for spec in (ACCUMULATED, SHARDED, LIGER, SMALL)]
 
 
-def test_the_predicted_memory_is_that_of_a_plan(clean: Mapping[TrainSpec, StaticStep]) -> None:
+def test_the_predicted_memory_is_what_the_command_says(clean: Mapping[TrainSpec, StaticStep]) -> None:
     # One request alone, in a process that nothing has warmed.
-    (parts,) = predictions([SMALL])
-    assert parts == clean[SMALL].memory
+    words = ["plan", "model=llama-tiny", "sequence_length=64", "micro_batch_size=2", "--json"]
+    command = [sys.executable, "-m", "pytest_llmperf.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=120, check=True)
+    document = json.loads(done.stdout)
+    assert document["parts"] == clean[SMALL].memory
+    assert document["peak_allocated_bytes"] == sum(document["parts"].values()) > 2**20
+    assert document["digest"] == SMALL.digest
 
 
 def test_every_micro_batch_of_a_step_counts(clean: Mapping[TrainSpec, StaticStep]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.torchrun, pytest.mark.wide, pytest.mark.filterwarnings("ignore")]
 
 _SPACE = "[axes]\nmicro_batch_size = [1, 4]\ngradient_checkpointing = [true]\n"
 
@@ -52,8 +52,9 @@ def test_a_killed_search_goes_on_and_its_winner_is_held_from_then_on(tmp_path: P
     assert found["parity"]["verdict"] == "pass"
     assert found["case"]["updated"]
 
+    words = "-m pytest test_tuned.py --gpus 0 --perf-max-launches 1 -p no:randomly --rootdir . -q".split()
     suite = subprocess.run(
-        [sys.executable, "-m", "pytest", "test_tuned.py", "--gpus", "0", "-p", "no:randomly", "--rootdir", ".", "-q"],
+        [sys.executable, *words],
         cwd=tmp_path,
         env=os.environ | {"LLMPERF_LEASE_DIR": str(tmp_path / "leases")},
         capture_output=True,

@@ -22,6 +22,7 @@ SLOWED = "LLMPERF_INJECT=slow"
 
 @pytest.mark.torchrun
 @pytest.mark.slow
+@pytest.mark.wide
 def test_the_tutorial_goes_as_it_says(tmp_path: Path) -> None:
     for block in (each for each in blocks_of(PAGE) if each.origin == "tutorial"):
         if block.language in SHELLS:

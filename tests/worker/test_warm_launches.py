@@ -26,6 +26,7 @@ from pytest_llmperf.launch.request import LaunchRequest, WarmStart, server_pool
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support import codec
+from tests.waiting import until
 from tests.worker import launching
 from tests.worker.conftest import ColdPair
 from tests.worker.import_patch import LIGHT_TOO, after_import
@@ -179,7 +180,8 @@ def look(folder: Path, monkeypatch: pytest.MonkeyPatch, *, more: str = "") -> No
 
 
 # For servers whose ranks only look: a second of imports each, and not six.
-LITTLE = """
+LITTLE = f"""
+{LIGHT_TOO}
 import pytest_llmperf.worker.warm.preload as preload
 preload.EVERY_RANK = ("torch.distributed.run", "pytest_llmperf.worker.__main__")
 preload.import_needs = lambda needs: None
@@ -229,19 +231,6 @@ class TestTheSame:
         shared.launch(other)
         assert shared.launch().evidence["setup"]["sources"] == cold_pair.record.evidence["setup"]["sources"]
 
-    def test_a_failure_is_told_in_the_same_words(self, shared: Warm, tmp_path: Path) -> None:
-        (tmp_path / "nothing in it").mkdir()
-        spec = TrainSpec(**{**SPEC.to_dict(), "weights": str(tmp_path / "nothing in it")})
-        cold = shared.launch(spec, start="cold")
-        log = (shared.run / "logs").glob("**/0/stderr.log")
-        words = next(log).read_text().splitlines()[-1]
-        warm = shared.launch(spec)
-        assert isinstance(warm, Failure)
-        assert (warm.kind, warm.rank, warm.message) == (cold.kind, cold.rank, cold.message)
-        assert warm.tail[-1] == cold.tail[-1]
-        assert words in next((shared.run / "logs").glob("**/0/stderr.log")).read_text()
-        assert "Root Cause (first observed failure)" in (shared.run / "torchrun.log").read_text()
-
     def test_a_rank_that_hangs_is_named_with_its_stack(self, shared: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LLMPERF_INJECT", "hang=3 rank=1")
         before = shared.num_servers
@@ -258,6 +247,16 @@ class TestTheSame:
         before = codec.read(Launch, {**codec.plain(now), "evidence": evidence})
         assert changes([now], [before]) == ()
         assert changes([before], [now]) == ()
+
+
+# What a rank does in place of hanging.
+ENDS = """
+    import os, sys
+    def end():
+        if sys._getframe(1).f_locals["step"] == 3:
+            os._exit(0)
+        raise RuntimeError("no such luck")
+    module._hang = end"""
 
 
 class TestKilled:
@@ -283,9 +282,9 @@ class TestKilled:
 
     @pytest.fixture(scope="class")
     def ending(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-        """Launches of one server whose ranks, where they were to hang, end with 0."""
+        """Launches of one server whose ranks, where they were to hang, end with 0 in step 3 and fail later."""
         folder = tmp_path_factory.mktemp("ending")
-        ends = after_import("pytest_llmperf.worker.step_marks", "import os; module._hang = lambda: os._exit(0)")
+        ends = after_import("pytest_llmperf.worker.step_marks", ENDS)
         (folder / "sitecustomize.py").write_text(ends + LIGHT_TOO)
         warm = Warm(folder)
         yield warm
@@ -307,6 +306,22 @@ class TestKilled:
         monkeypatch.delenv("LLMPERF_INJECT")
         assert ending.launch(spec).evidence["start"] == "warm"
         assert ending.num_servers == 1
+
+    def test_a_failure_is_told_in_the_same_words_as_in_a_cold_launch(
+        self, ending: Warm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTHONPATH", f"{ending.folder}:{REPOSITORY}")
+        monkeypatch.setenv("LLMPERF_INJECT", "hang=4")
+        cold = ending.launch(limit=60.0, start="cold")
+        words = next((ending.run / "logs").glob("**/0/stderr.log")).read_text().splitlines()[-1]
+        assert words.endswith("RuntimeError: no such luck")
+        warm = ending.launch(limit=60.0)
+        assert isinstance(warm, Failure)
+        assert (warm.kind, warm.rank, warm.message) == (cold.kind, cold.rank, cold.message)
+        assert warm.message == "rank 0: RuntimeError: no such luck"
+        assert warm.tail[-1] == cold.tail[-1]
+        assert words in next((ending.run / "logs").glob("**/0/stderr.log")).read_text()
+        assert "Root Cause (first observed failure)" in (ending.run / "torchrun.log").read_text()
 
     def test_ctrl_c_ends_the_launch_and_the_next_is_warm(self, shared: Warm) -> None:
         def interrupt() -> None:
@@ -505,10 +520,8 @@ class TestKilledServer:
         for process in processes:
             process.suspend()
         warm.pool.close()
-        deadline = time.monotonic() + 30  # a busy machine takes its time to end what was killed
-        while any(is_alive(process) for process in processes) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not any(is_alive(process) for process in processes)
+        # A busy machine takes its time to end what was killed.
+        until(lambda: not any(is_alive(process) for process in processes))
 
     @pytest.mark.parametrize("when", ["training", "importing"])
     def test_whoever_launched(self, warm: Warm, tmp_path: Path, when: str) -> None:
@@ -521,16 +534,13 @@ Warm(Path({str(tmp_path / "its")!r})).launch(ENDLESS)
         (tmp_path / "its").mkdir()
         process = subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY)
         try:
-            while not (len(pids(tmp_path)) == 2 if when == "training" else servers(process)):
-                assert process.poll() is None
-                time.sleep(0.1)
+            begun = (lambda: len(pids(tmp_path)) == 2) if when == "training" else (lambda: servers(process))
+            until(lambda: process.poll() or begun(), 120)
+            assert process.poll() is None
         finally:
             process.kill()
             process.wait()
-        deadline = time.monotonic() + 30
-        while survivors(tmp_path) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert survivors(tmp_path) == []
+        until(lambda: not survivors(tmp_path), otherwise=lambda: survivors(tmp_path))
 
 
 def servers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:

@@ -20,10 +20,61 @@ _IN_PLACE = {
     "pytest_llmperf.worker.evidence": _HERE / "light_evidence.py",
 }
 _PRELOAD = "pytest_llmperf.worker.warm.preload"
+# Of torch's import the half that a loop on the CPU needs nothing of: compilers, quantized layers, shapes without data.
+_UNUSED = tuple(
+    f"torch.{name}"
+    for name in (
+        "_decomp _export _functorch _higher_order_ops _lobpcg _logging _meta_registrations _native _prims _prims_common"
+        " _refs ao distributions export fft func hub jit linalg masked nn.attention nn.intrinsic nn.qat nn.quantizable "
+        "nn.quantized onnx optim package profiler quantization signal sparse special testing utils.data"
+    ).split()
+)
+
+
+class _Nothing:
+    """Whatever is asked of it, and a decorator that changes nothing."""
+
+    def __call__(self, *given: Any, **_: Any) -> Any:
+        return given[0] if len(given) == 1 and callable(given[0]) else self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __mro_entries__(self, _: Any) -> tuple[()]:
+        return ()
+
+    def __or__(self, _: Any) -> _Nothing:
+        return self
+
+    __ror__ = __getitem__ = __or__
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+class _Empty(ModuleType):
+    """A module in which there is anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Nothing()
+
+
+class _Loader(importlib.abc.Loader):
+    def create_module(self, spec: Any) -> ModuleType:
+        return _Empty(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is in it."""
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, _target: ModuleType | None = None) -> Any:
+        if name.startswith(_UNUSED) and any(name == unused or name.startswith(f"{unused}.") for unused in _UNUSED):
+            return importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
         if name in _IN_PLACE:
             return importlib.util.spec_from_file_location(name, _IN_PLACE[name])
         if name != _PRELOAD:

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -23,6 +22,7 @@ from hypothesis import strategies as st
 from pytest_llmperf.cli import main
 from tests.examples import examples
 from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, TESTED, planning, result, write
+from tests.waiting import until
 
 SCRIPT = str(REPOSITORY / "slurm" / "nightly.sbatch")
 ARRAY = MINIMAL + "mode = array\nresults = nights\n"
@@ -108,10 +108,7 @@ class TestSubmit:
             assert command.stdout is not None
             lines = iter(command.stdout.readline, "")
             assert any(line.startswith("submitted 41: ") for line in lines)
-            deadline = time.monotonic() + 60
-            while not (tmp_path / "again").exists():
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until((tmp_path / "again").exists)
             command.send_signal(signal.SIGINT)
             rest = "".join(lines)
         assert command.returncode == 130
@@ -189,10 +186,7 @@ class TestLocal:
     def test_a_signal_ends_what_it_started(self, tmp_path: Path, number: signal.Signals) -> None:
         program(tmp_path / "python", "echo $$ > began; exec sleep 60")
         with submitting(LOCAL + f"python = {tmp_path}/python\ncheck_python = no\n") as command:
-            deadline = time.monotonic() + 30
-            while not (tmp_path / "began").exists() or not (tmp_path / "began").read_text():
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            until(lambda: (tmp_path / "began").exists() and (tmp_path / "began").read_text())
             command.send_signal(number)
         assert command.returncode == (130 if number == signal.SIGINT else -number)
         with pytest.raises(ProcessLookupError):

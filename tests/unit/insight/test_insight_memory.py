@@ -219,7 +219,8 @@ def tell(number):
     print(json.dumps({{"number": number, "parts": {{"weights": number + 1}}}}), flush=True)
 print("a library's own word", flush=True)
 tell(1), tell(0)
-while not pathlib.Path({str(tmp_path / "read")!r}).exists():
+deadline = time.monotonic() + 60
+while not pathlib.Path({str(tmp_path / "read")!r}).exists() and time.monotonic() < deadline:
     time.sleep(0.01)
 tell(2)
 """

@@ -233,6 +233,7 @@ class TestForesight:
 class TestMeasured:
     """Launches of H200s, cut where they would have ended."""
 
+    @pytest.mark.wide
     def test_of_all_that_are_stored_the_verdict_is_the_same_and_steps_are_fewer(self) -> None:
         rows = list(stored(BASELINES, (0.0, 0.03)))
         header, cells = rows[0], [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]

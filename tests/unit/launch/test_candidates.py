@@ -15,6 +15,7 @@ from pytest_llmperf.launch import candidates, histories
 from pytest_llmperf.launch.candidates import HistoryError, NoRoomError, NotMadeError
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory
 from pytest_llmperf.records.candidate import Candidate
+from tests.waiting import until
 
 # Each asks git, pip or an interpreter.
 pytestmark = pytest.mark.processes
@@ -393,9 +394,7 @@ class TestPlaces:
             candidates.run(["sh", "-c", "sleep 60 & echo $! > pid; wait"], cwd=tmp_path)
         assert time.monotonic() - begun < 30
         child = int((tmp_path / "pid").read_text())
-        while _runs(child):
-            assert time.monotonic() - begun < 30
-            time.sleep(0.01)
+        until(lambda: not _runs(child))
 
     @pytest.mark.parametrize("said", ["fatal: write error: No space left on device", "ok\nerror: Disk quota exceeded"])
     def test_a_full_disk_is_told_apart_whoever_met_it(self, said: str) -> None:

@@ -35,6 +35,7 @@ from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.worker import heartbeat
 from pytest_llmperf.worker.failure_file import write_failure
 from tests.fakes import launch_of
+from tests.waiting import until
 
 SPEC = TrainSpec(model="llama-tiny")
 GPUS = tuple(Gpu(index, f"GPU-{index}{'abcdef'[index]}", "NVIDIA H200", 150 * 10**9) for index in range(4))
@@ -244,8 +245,7 @@ class TestLeases:
         said: list[str] = []
         holder.start()
         try:
-            while not (Path(os.environ["LLMPERF_LEASE_DIR"]) / "held").exists():
-                time.sleep(0.02)
+            until((Path(os.environ["LLMPERF_LEASE_DIR"]) / "held").exists)
 
             def say(line: str) -> None:
                 said.append(line)

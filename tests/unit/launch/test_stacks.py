@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from pytest_llmperf.launch import last_words, outcome, process
 from pytest_llmperf.launch.process import Ended
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.settings.train_spec import TrainSpec
+from tests.waiting import until
 
 WAITING = ("/lib/torch/distributed/c10d.py", 40, "all_reduce")
 TIMED_OUT = Ended(1, timed_out=True, seconds=9.0)
@@ -99,8 +99,7 @@ def test_a_stopped_rank_is_told_with_its_state(tmp_path: Path, monkeypatch: pyte
             words = [sys.executable, "-c", code, "pytest_llmperf.worker", str(tmp_path)]
             processes.append(started.enter_context(subprocess.Popen(words, env={**os.environ, "RANK": rank})))
             started.callback(processes[-1].kill)
-        while len([*tmp_path.glob("rank-*.pid")]) < 2:
-            time.sleep(0.05)
+        until(lambda: len([*tmp_path.glob("rank-*.pid")]) == 2)
         processes[1].send_signal(signal.SIGSTOP)
         process.ask_ranks(tmp_path, os.getpid(), "n2")
     hang = last_words.read(tmp_path)

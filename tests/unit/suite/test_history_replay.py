@@ -50,6 +50,7 @@ def test_a_case_that_is_slower_is_found_in_a_simulated_history() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_the_tables_have_a_row_for_each_rule_and_change() -> None:
     model = Model(loadings={"0" * 16: Model().loading("")})
     rows = list(simulated(model, Scattering(NOISE), 1, 1))
