@@ -31,7 +31,7 @@ def _row(number: int) -> dict[str, Any]:
 
 def misplaced(read: Sequence[int], step: int, rows: Any) -> tuple[int, int]:
     """Samples of another step, and of none, where two ranks have ``read`` the samples of these indices."""
-    from pytest_llmperf.worker.learning import inspection  # noqa: PLC0415 - needs torch
+    from pytest_llmperf.worker.recipes.huggingface import inspection  # noqa: PLC0415 - needs torch
 
     ranks = []
     for own in (read[::2], read[1::2]):

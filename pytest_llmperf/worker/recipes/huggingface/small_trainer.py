@@ -38,7 +38,7 @@ from pytest_llmperf.worker.build import (
     force_tf32,
     training_arguments,
 )
-from pytest_llmperf.worker.train import WatchedTrainer
+from pytest_llmperf.worker.recipes.huggingface.trainer import WatchedTrainer
 
 # Double precision throughout: transformers' models compute norms, softmax and the loss in fp32 whatever they are.
 

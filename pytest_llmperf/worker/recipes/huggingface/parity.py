@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from transformers.optimization import Adafactor
 
+from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.records.parity_order import BESIDE, SEEDS, ParityOrder
 from pytest_llmperf.records.training_errors import (
     FILE,
@@ -28,16 +29,14 @@ from pytest_llmperf.settings.models import small_config
 from pytest_llmperf.settings.small_spec import in_fp32, in_pieces, keeps_states_short, true_optimizer
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import replacing
-from pytest_llmperf.worker.failure_file import write_json
-from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.parity.small_trainer import (
+from pytest_llmperf.worker.folder import Request, write_json
+from pytest_llmperf.worker.recipes.huggingface.small_trainer import (
     LEARNING_RATE,
     LONGEST_GRADIENT,
     WEIGHT_DECAY,
     SmallSteps,
     train_small,
 )
-from pytest_llmperf.worker.request import Request
 
 # What the plain form of an optimizer makes of given gradients, in double precision: what an update is held against.
 

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from pytest_llmperf.observe import device as gpu
+from pytest_llmperf.observe.step_trace import IncompleteTraceError, Marks, read, step_trace
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.worker.step_trace import IncompleteTraceError, Marks, read, step_trace
 
 #: Two that agree could have lost the same; a fourth says no more.
 STEPS = 3

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, Trainer
 from pytest_llmperf.records.learning.learning import RankLearning, TensorSeen, uninspected
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.evidence import is_sharded
-from pytest_llmperf.worker.learning.update_replay import (
+from pytest_llmperf.worker.recipes.huggingface.update_replay import (
     UpdateReplay,
     bit_sums,
     misorder,

@@ -13,8 +13,15 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, get_worker_info
 
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.data import text
-from pytest_llmperf.worker.data.text import ByteTokenizer, LocalTokenizer, TextSamples, Tokens, counted, read
+from pytest_llmperf.worker.recipes.huggingface import text
+from pytest_llmperf.worker.recipes.huggingface.text import (
+    ByteTokenizer,
+    LocalTokenizer,
+    TextSamples,
+    Tokens,
+    counted,
+    read,
+)
 from pytest_llmperf.worker.refusal import RefusedError
 
 # Rows of one length, cut from a text's tokens. Pure.

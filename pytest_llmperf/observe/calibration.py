@@ -1,6 +1,8 @@
-"""How a device is calibrated: work that depends on nothing under test, timed long enough to tell two GPUs apart.
+"""What a device gives to work that depends on nothing under test, before the training begins.
 
-Nothing of it is left to the training: not its memory, not its random numbers, not how fp32 products are rounded.
+The canary takes a tenth of a second in each launch: a chip that is slow at a plain matrix product explains a slow step.
+A calibration is long enough to tell two GPUs apart, and serves for a day. Nothing of either is left to the training:
+not its memory, not its random numbers, not how fp32 products are rounded.
 """
 
 from __future__ import annotations
@@ -15,14 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from statistics import fmean, median
 
 import torch
 import torch.distributed as dist
 
 from pytest_llmperf.observe import device as gpu
-from pytest_llmperf.observe.instruments import Clock
+from pytest_llmperf.observe.environment import device_name
 from pytest_llmperf.records.calibration import (
     ALL_REDUCE,
     BF16_PRODUCT,
@@ -36,7 +37,56 @@ from pytest_llmperf.records.calibration import (
 from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.json_fields import typed
-from pytest_llmperf.worker.environment import device_name
+
+_BATCHES, _WARM_BATCHES = 3, 1
+
+
+def run_canary(device: torch.device) -> dict[str, float]:
+    """Rates of this rank: matrix product in FLOP/s, copy in bytes/s, and all-reduce in bytes/s where there are peers.
+
+    A copied byte counts twice, read and written; all-reduce by its bus bandwidth, 2·(n-1)/n of its bytes.
+    """
+    rates = _canary_rates(device)
+    gpu.give_back(device)
+    return {name: round(rate, -6) for name, rate in rates.items()}
+
+
+def slowest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each rate of the rank where it was lowest: the job moves at its pace."""
+    return {name: min(rates[name] for rates in by_rank) for name in by_rank[0]}
+
+
+def _canary_rates(device: torch.device) -> dict[str, float]:
+    on_gpu = gpu.is_gpu(device)
+    size, elements, repeats = (8192, 2**28, 10) if on_gpu else (512, 2**21, 5)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    a, b = torch.ones(size, size, dtype=dtype, device=device), torch.ones(size, size, dtype=dtype, device=device)
+    out = torch.empty_like(a)
+    rates = {"matmul_flops": 2 * size**3 / _seconds(lambda: torch.matmul(a, b, out=out), device, repeats)}
+    source = torch.ones(elements, device=device)
+    target = torch.empty_like(source)
+    num_bytes = source.numel() * source.element_size()
+    rates["copy_bytes_per_second"] = 2 * num_bytes / _seconds(lambda: target.copy_(source), device, repeats)
+    ranks = _world_size()
+    if ranks > 1:
+        seconds = _seconds(lambda: dist.all_reduce(target[: elements // 4]), device, repeats)
+        share = 2 * (ranks - 1) / ranks
+        rates["all_reduce_bytes_per_second"] = share * num_bytes / 4 / seconds
+    return rates
+
+
+def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Of one repetition: the median of a few batches, after one that warms up."""
+    batches = []
+    for _ in range(_WARM_BATCHES + _BATCHES):
+        gpu.wait(device)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        gpu.wait(device)
+        batches.append((time.perf_counter() - start) / repeats)
+    return median(batches[_WARM_BATCHES:])
+
 
 # The file that keeps a device's calibration from launch to launch of a day.
 
@@ -161,7 +211,7 @@ def calibrated(
     if found is not None and not is_needed:
         return found
     begin()
-    if not _has_room(device):
+    if gpu.is_gpu(device) and not _has_room(device):
         return None
     made = calibrate(device)
     if not made.trouble:
@@ -171,8 +221,6 @@ def calibrated(
 
 def _has_room(device: torch.device) -> bool:
     """On the devices of all ranks: one that waits for an exchange with one that has none would wait for ever."""
-    if not gpu.is_gpu(device):
-        return True
     return not _of_all(float(gpu.available_bytes(device) < _ROOM_BYTES), device)
 
 
@@ -263,8 +311,8 @@ def _steady(
             work()
         marks.append(clock.instant())
         over = number - _AHEAD
-        if over > 0:
-            _wait(clock, marks[over])
+        while over > 0 and not clock.has_passed(marks[over]):
+            time.sleep(_POLL_SECONDS)
         if over > num_warm:
             sensed.look()  # while the next batches run
     clock.wait()
@@ -272,11 +320,6 @@ def _steady(
     del work
     gpu.give_back(device)
     return times
-
-
-def _wait(clock: Clock[Any], instant: Any) -> None:
-    while not clock.has_passed(instant):
-        time.sleep(_POLL_SECONDS)
 
 
 def _product(dtype: torch.dtype, sizes: _Sizes, device: torch.device, random: torch.Generator) -> Work:
