@@ -17,8 +17,8 @@ from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.training import ObservedTraining
 from pytest_llmperf.support.formats import memory
 from pytest_llmperf.worker import data_workers
+from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection
-from pytest_llmperf.worker.recipes.huggingface.text import REAL_TOKENS
 from pytest_llmperf.worker.refusal import RefusedError
 
 
