@@ -38,9 +38,6 @@ from pytest_llmperf.worker.recipes.huggingface.small_trainer import (
     train_small,
 )
 
-# What the plain form of an optimizer makes of given gradients, in double precision: what an update is held against.
-
-
 # As transformers' arguments have them where nobody says otherwise; told here, since a fault may be in those.
 _ADAM: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
 
@@ -86,9 +83,6 @@ def plain_updates(  # noqa: PLR0913, PLR0917 - an optimizer's settings and what 
     return updates
 
 
-# From what a small training did, and the true one beside it, to figures.
-
-
 # Half the distance from 1 to the next number of the type.
 _ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4}
 
@@ -129,7 +123,14 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         given = seen.weights, seen.clipped, seen.decaying
         updates = plain_updates(optimizer, *given, LEARNING_RATE, WEIGHT_DECAY)
         tensors += _compared(UPDATE, seen.updates, updates)
-        lost = _lost(seen.updates, updates)
+        pairs = [
+            (ours[name], true)
+            for ours, all_true in zip(seen.updates, updates, strict=True)
+            for name, true in all_true.items()
+        ]
+        wanted = sum(_fetched((true != 0).sum() for _, true in pairs))
+        stayed = sum(_fetched(((true != 0) & (ours == 0)).sum() for ours, true in pairs))
+        lost = stayed / wanted if wanted else 0.0
     return TrainingErrors(
         form=form,
         precision=spec.precision if spec.fp8 == "no" else f"fp8 {spec.fp8}",
@@ -175,13 +176,6 @@ def _clipping_errors(seen: SmallSteps) -> Iterator[float]:
         norm = _total(before)
         expected = norm * min(1.0, LONGEST_GRADIENT / (norm + _CLIPPING_EPSILON))
         yield _total(after) / expected - 1 if expected else 0.0
-
-
-def _lost(own: Sequence[Mapping[str, torch.Tensor]], true: Sequence[Mapping[str, torch.Tensor]]) -> float:
-    pairs = [(ours[name], expected) for ours, truth in zip(own, true, strict=True) for name, expected in truth.items()]
-    wanted = sum(_fetched((expected != 0).sum() for _, expected in pairs))
-    stayed = sum(_fetched(((expected != 0) & (found == 0)).sum() for found, expected in pairs))
-    return stayed / wanted if wanted else 0.0
 
 
 def _total(tensors: Mapping[str, torch.Tensor]) -> float:
@@ -255,15 +249,11 @@ def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps
             of_seed = replace(one, seed=seed)
             seen = train(of_seed)
             truth = truth or Truth.load(_truth_file(folder, seed), seen.device)
-            yield from _from_ranks(errors_of(form, of_seed, seen, truth))
-
-
-def _from_ranks(own: TrainingErrors) -> Iterator[TrainingErrors]:
-    if not dist.is_initialized():
-        yield own
-        return
-    rank = dist.get_rank()
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.gather_object(own, found if rank == 0 else None)
-    if rank == 0:
-        yield merged(found)
+            own = errors_of(form, of_seed, seen, truth)
+            if not dist.is_initialized():
+                yield own
+                continue
+            found: list[Any] = [None] * dist.get_world_size()
+            dist.gather_object(own, found if dist.get_rank() == 0 else None)
+            if dist.get_rank() == 0:
+                yield merged(found)
