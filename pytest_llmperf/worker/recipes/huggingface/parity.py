@@ -123,11 +123,8 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         given = seen.weights, seen.clipped, seen.decaying
         updates = plain_updates(optimizer, *given, LEARNING_RATE, WEIGHT_DECAY)
         tensors += _compared(UPDATE, seen.updates, updates)
-        pairs = [
-            (ours[name], true)
-            for ours, all_true in zip(seen.updates, updates, strict=True)
-            for name, true in all_true.items()
-        ]
+        both = zip(seen.updates, updates, strict=True)
+        pairs = [(ours[name], true) for ours, plain in both for name, true in plain.items()]
         wanted = sum(_fetched((true != 0).sum() for _, true in pairs))
         stayed = sum(_fetched(((true != 0) & (ours == 0)).sum() for ours, true in pairs))
         lost = stayed / wanted if wanted else 0.0

@@ -120,8 +120,8 @@ _FULL = 4
 class UnevenRows(Dataset[dict[str, torch.Tensor]]):
     """``length`` rows of random tokens, one in four of them full and the others down to an eighth as long.
 
-    Equal ones would hide how losses are averaged. No attention mask: in a causal model nothing that counts sees padding that follows it, and a mask would call for
-    other kernels than the measured training has.
+    Equal ones would hide how losses are averaged. No attention mask: in a causal model nothing that counts sees padding
+    that follows it, and a mask would call for other kernels than the measured training has.
     """
 
     def __init__(self, *, length: int, sequence_length: int, vocabulary_size: int, seed: int) -> None:
