@@ -88,34 +88,22 @@ def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> 
     return median(batches[_WARM_BATCHES:])
 
 
-# The file that keeps a device's calibration from launch to launch of a day.
+def _kept(path: Path, boot: str, power_limit_watts: float, versions: Mapping[str, str]) -> Calibration | None:
+    """What ``path`` holds, made on this UTC day under the same start of the host, limit and versions; else ``None``.
 
-
-@dataclass(frozen=True)
-class Kept:
-    """What a file holds."""
-
-    calibration: Calibration
-    boot: str
-    """Under which start of its host it was made."""
-
-    def serves(self, day: str, boot: str, power_limit_watts: float, versions: Mapping[str, str]) -> bool:
-        """Whether it is as good as one made on this UTC ``day``, under this start of the host, limit and versions."""
-        made = self.calibration
-        same_time = made.made_at[:10] == day and self.boot == boot
-        return same_time and made.power_limit_watts == power_limit_watts and made.versions == dict(versions)
-
-
-def read(path: Path) -> Kept | None:
-    """What ``path`` holds; ``None`` where that is nothing that can be used: it can be made anew."""
+    What cannot be used can be made anew.
+    """
     try:
         document = typed(json.loads(path.read_text(encoding="utf-8")), {"boot": "str"}, "a kept calibration")
-        return Kept(Calibration.from_dict(document["calibration"]), document["boot"])
+        made = Calibration.from_dict(document["calibration"])
     except (OSError, ValueError, LookupError, RecursionError):
         return None
+    is_of_today = made.made_at[:10] == time.strftime("%Y-%m-%d", time.gmtime()) and document["boot"] == boot
+    is_the_same = made.power_limit_watts == power_limit_watts and made.versions == dict(versions)
+    return made if is_of_today and is_the_same else None
 
 
-def write(path: Path, calibration: Calibration, boot: str, of_run: Path | None = None) -> None:
+def _keep(path: Path, calibration: Calibration, boot: str, of_run: Path | None = None) -> None:
     """Keep it at ``path``; where that cannot be written at ``of_run``, for this run, with the reason beside it."""
     text = json.dumps({"boot": boot, "calibration": calibration.to_dict()}, indent=1, sort_keys=True) + "\n"
     try:
@@ -148,14 +136,6 @@ Work = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class _Length:
-    """How long a work is repeated, in seconds."""
-
-    warm: float
-    steady: float
-
-
-@dataclass(frozen=True)
 class _Sizes:
     """What is done on one kind of device."""
 
@@ -164,7 +144,8 @@ class _Sizes:
     """Elements of fp32."""
     exchanged: int
     batch_seconds: float
-    lengths: Mapping[str, _Length]
+    lengths: Mapping[str, tuple[float, float]]
+    """How long a work is repeated, in seconds: until it is warm, and steady."""
 
 
 _GPU = _Sizes(
@@ -174,10 +155,10 @@ _GPU = _Sizes(
     batch_seconds=0.1,
     lengths={
         # The power limit's control needs a second to settle; four more are four periods of its swing.
-        BF16_PRODUCT: _Length(1.0, 4.0),
-        FP32_PRODUCT: _Length(0.3, 0.7),
-        COPY: _Length(0.2, 0.3),
-        ALL_REDUCE: _Length(0.1, 0.5),
+        BF16_PRODUCT: (1.0, 4.0),
+        FP32_PRODUCT: (0.3, 0.7),
+        COPY: (0.2, 0.3),
+        ALL_REDUCE: (0.1, 0.5),
     },
 )
 # Small, and smaller than what the canary takes, so that the process holds no more than it did.
@@ -186,7 +167,7 @@ _CPU = _Sizes(
     copied=2**18,
     exchanged=2**16,
     batch_seconds=0.01,
-    lengths=dict.fromkeys((BF16_PRODUCT, FP32_PRODUCT, COPY, ALL_REDUCE), _Length(0.02, 0.08)),
+    lengths=dict.fromkeys((BF16_PRODUCT, FP32_PRODUCT, COPY, ALL_REDUCE), (0.02, 0.08)),
 )
 
 
@@ -203,9 +184,8 @@ def calibrated(
     paths = [each / file for each in (folder, of_run) if each is not None]
     with gpu.sensors(device) as sensed:
         limit = sensed.power_limit_watts
-    today, versions, boot = time.strftime("%Y-%m-%d", time.gmtime()), _versions(device), boot_id()
-    kept = (each for each in map(read, paths) if each and each.serves(today, boot, limit, versions))
-    found = next((each.calibration for each in kept), None)
+    versions, boot = _versions(device), boot_id()
+    found = next(filter(None, (_kept(path, boot, limit, versions) for path in paths)), None)
     # All or none: an exchange needs all, and GPUs that work side by side are calibrated side by side.
     is_needed = _of_all(float(found is None), device) > 0
     if found is not None and not is_needed:
@@ -215,7 +195,7 @@ def calibrated(
         return None
     made = calibrate(device)
     if not made.trouble:
-        write(paths[0], made, boot, *paths[1:])
+        _keep(paths[0], made, boot, *paths[1:])
     return made
 
 
@@ -293,7 +273,7 @@ def _steady(
 ) -> list[float]:
     """Seconds of one repetition in each batch of the steady part; what the work has held is freed."""
     clock = gpu.clock_of(device)
-    length, batch, work = sizes.lengths[name], sizes.batch_seconds, make()
+    work = make()
     work()
     clock.wait()
     start = clock.instant()
@@ -302,8 +282,8 @@ def _steady(
     end = clock.instant()
     clock.wait()
     once = _of_all(clock.between(start, end), device) / _TRIALS  # ranks that exchange must do so equally often
-    repeats = max(1, round(batch / once))
-    num_warm, num_steady = (math.ceil(seconds / (repeats * once)) for seconds in (length.warm, length.steady))
+    repeats = max(1, round(sizes.batch_seconds / once))
+    num_warm, num_steady = (math.ceil(seconds / (repeats * once)) for seconds in sizes.lengths[name])
 
     marks = [clock.instant()]
     for number in range(1, num_warm + num_steady + 1):
