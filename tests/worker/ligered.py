@@ -19,7 +19,7 @@ from pytest_llmperf import TrainSpec
 from pytest_llmperf.settings import models
 from pytest_llmperf.worker import evidence
 from pytest_llmperf.worker.build import build_model, hf_config_of, liger_kernels
-from pytest_llmperf.worker.estimate.flops import Arithmetic
+from pytest_llmperf.worker.estimate.arithmetic import Arithmetic
 from pytest_llmperf.worker.estimate.gpu_emulation import as_on_gpu
 
 CHOICES = {

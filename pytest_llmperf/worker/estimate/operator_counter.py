@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
+from pytest_llmperf.worker.estimate.arithmetic import DEVICE, Arithmetic, QuickMode
 from pytest_llmperf.worker.estimate.caching_allocator import Change
-from pytest_llmperf.worker.estimate.flops import DEVICE, Arithmetic, QuickMode
 
 # What asks for a tensor's kind, and makes none: how often depends on who looks. The content of a fake tensor is known
 # where it is the host's own (an optimizer's count of its steps), for which nobody waits.

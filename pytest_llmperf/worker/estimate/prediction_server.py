@@ -30,7 +30,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.estimate.flops import model_flops
+from pytest_llmperf.worker.estimate.arithmetic import model_flops
 from pytest_llmperf.worker.estimate.memory_estimator import plan
 from pytest_llmperf.worker.estimate.operator_counter import OperatorCounter
 
