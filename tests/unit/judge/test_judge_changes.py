@@ -56,7 +56,7 @@ class TestEvidence:
         then, now, other = (
             launch(setup={"callbacks": f"{owner}.StepMarks transformers.trainer_callback.DefaultFlowCallback"})
             for owner in (
-                "pytest_llmperf.worker.recipes.huggingface.train",
+                "pytest_llmperf.worker.recipes.huggingface.training",
                 "pytest_llmperf.observe.training",
                 "mine.pytest_llmperf_too",
             )
