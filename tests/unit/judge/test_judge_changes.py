@@ -55,11 +55,7 @@ class TestEvidence:
     def test_what_is_ours_may_move_to_another_module(self) -> None:
         then, now, other = (
             launch(setup={"callbacks": f"{owner}.StepMarks transformers.trainer_callback.DefaultFlowCallback"})
-            for owner in (
-                "pytest_llmperf.worker.recipes.huggingface.training",
-                "pytest_llmperf.observe.training",
-                "mine.pytest_llmperf_too",
-            )
+            for owner in ("pytest_llmperf.worker.train", "pytest_llmperf.worker.step_marks", "mine.pytest_llmperf_too")
         )
         assert changes([now], [then]) == ()
         assert changes([other], [then]) != ()
