@@ -18,6 +18,7 @@ from accelerate.scheduler import AcceleratedScheduler
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer
 
+from pytest_llmperf.observe.tracer import said
 from pytest_llmperf.records.learning.learning import RankLearning, TensorSeen, uninspected
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.evidence import is_sharded
@@ -201,7 +202,7 @@ class Inspection:
     def learning(self, trainer: Trainer, model: PreTrainedModel, failed: BaseException | None) -> RankLearning:
         """What was seen, once all is over; ``failed`` is what has ended the step early."""
         if failed is not None or not self._is_over:
-            self._none = self._none or (_said(failed) if failed else "it was not begun")
+            self._none = self._none or (said(failed) if failed else "it was not begun")
         else:
             self._keep(lambda: self._ended(trainer, model))
         return self._found.get("learning") or uninspected(self._none)
@@ -311,7 +312,7 @@ class Inspection:
         try:
             self._found |= ask()
         except Exception as error:  # noqa: BLE001 - whatever stands in the way, what was measured stands
-            self._none = _said(error)
+            self._none = said(error)
 
 
 # Bytes of types whose last bit an update may be less than.
@@ -355,7 +356,3 @@ def _shard(parameters: list[Any]) -> int:
                 number = number * size + at if placement.is_shard() else number
             return number
     return 0
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
