@@ -74,7 +74,7 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
             small.make_small_trainings(to_train, request.parity, request, device, beat)
         else:
             recorder = Recorder(folder, rank, spec, started_at, device)
-            with data_workers.told():  # of one that died a while ago, too
+            with data_workers.explained():  # of one that died a while ago, too
                 recorder.finished(train(to_train, measured=recorder.measured))
         if dist.is_initialized():
             dist.destroy_process_group()

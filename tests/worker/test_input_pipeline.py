@@ -33,7 +33,7 @@ from tests.worker.launching import ENDLESS, launch, launched
 torch = pytest.importorskip("torch")
 pytest.importorskip("datasets")
 
-from pytest_llmperf.worker.data_workers import DataWorkerError, told  # noqa: E402 - it needs torch
+from pytest_llmperf.worker.data_workers import DataWorkerError, explained  # noqa: E402 - it needs torch
 
 pytestmark = pytest.mark.torchrun
 
@@ -215,10 +215,10 @@ def test_a_pipe_that_ends_with_its_worker_is_told_as_its_death(monkeypatch: pyte
     before = signal.getsignal(signal.SIGCHLD)
     monkeypatch.setattr(torch._C, "_error_if_any_worker_fails", fails)
     try:
-        with pytest.raises(DataWorkerError, match=r"a data worker \(pid 7\) has died \(Killed\)"), told():
+        with pytest.raises(DataWorkerError, match=r"a data worker \(pid 7\) has died \(Killed\)"), explained():
             raise EOFError
         monkeypatch.setattr(torch._C, "_error_if_any_worker_fails", lambda: None)
-        with pytest.raises(EOFError), told():  # nobody has died: it is what it is
+        with pytest.raises(EOFError), explained():  # nobody has died: it is what it is
             raise EOFError
     finally:
         signal.signal(signal.SIGCHLD, before)

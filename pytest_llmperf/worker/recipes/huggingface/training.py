@@ -151,7 +151,7 @@ def _burner(spec: TrainSpec, rank: int, device: torch.device, clock: Clock[Any])
 def _trained(trainer: Trainer, measurement: Measurement, *, alone: bool) -> Exception | None:
     """Train, and return what has ended a step that is not timed: that takes nothing from what was measured before."""
     try:
-        with data_workers.told():
+        with data_workers.explained():
             trainer.train()
     except Exception as error:
         # Ranks that others wait for have to fail; what was measured is kept.
