@@ -55,9 +55,9 @@ def run(  # noqa: PLR0913, PLR0917 - a rank, and who watches it
     request: Request, recipe: Recipe, rank: int, started_at: str, beat: Heartbeat, headroom: Headroom
 ) -> None:
     """What ``request`` asks of this ``rank``."""
+    beat.enter("building")
     spec, folder, device = request.spec, request.folder, own_device()
     train = partial(recipe.train, request=request, device=device, beat=beat)
-    beat.enter("building")
     with ExitStack() as stack:
         if not is_gpu(device):
             room = folder / f"room-{rank}.json"
