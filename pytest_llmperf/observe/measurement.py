@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from pytest_llmperf.observe.instruments import Clock, Instant, Memory
@@ -195,6 +194,6 @@ class Measurement:
 
     def _gradient_norms(self) -> tuple[float, ...]:
         """Ranks of sharded weights add theirs up here. None where the loss's scale made one infinite."""
-        whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in self._norms]
+        whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in self._norms]
         found = tuple(torch.stack(whole).float().tolist()) if whole else ()
         return found if all(map(math.isfinite, found)) else ()
