@@ -95,10 +95,10 @@ def _kept(path: Path, boot: str, power_limit_watts: float, versions: Mapping[str
     """
     try:
         document = typed(json.loads(path.read_text(encoding="utf-8")), {"boot": "str"}, "a kept calibration")
-        made = Calibration.from_dict(document["calibration"])
+        made, made_under = Calibration.from_dict(document["calibration"]), document["boot"]
     except (OSError, ValueError, LookupError, RecursionError):
         return None
-    is_of_today = made.made_at[:10] == time.strftime("%Y-%m-%d", time.gmtime()) and document["boot"] == boot
+    is_of_today = made.made_at[:10] == time.strftime("%Y-%m-%d", time.gmtime()) and made_under == boot
     is_the_same = made.power_limit_watts == power_limit_watts and made.versions == dict(versions)
     return made if is_of_today and is_the_same else None
 
