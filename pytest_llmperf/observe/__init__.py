@@ -1,5 +1,7 @@
-"""What a rank observes of a training, whoever wrote it: clocks, memory, its GPU.
+"""What a rank observes of a training, whoever wrote it; driven by plain calls, of a trainer's callbacks or of hooks.
 
-``device`` alone names CUDA. It imports torch, knows neither the Trainer nor the worker, and may import ``records``,
-``spec`` and ``support``.
+``training`` is what is called as steps, passes and batches begin and end. It fills a ``measurement`` by the clocks and
+counters of ``instruments`` and ``device`` (which alone names CUDA), decides when enough steps are timed, and goes on to
+steps that are traced (``tracer``, ``step_trace``). Before them ``calibration``, beside them ``heartbeat`` and
+``memory_limit``, around them ``environment``. May import ``records`` and ``support``; knows no trainer and no worker.
 """

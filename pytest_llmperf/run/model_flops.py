@@ -19,9 +19,7 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.folders import cache_folder
 
-_COUNTER = [
-    Path(__file__).parents[1] / "worker" / "estimate" / f"{name}.py" for name in ("arithmetic", "operator_flops")
-]
+_COUNTER = Path(__file__).parents[1] / "worker" / "estimate" / "arithmetic.py"
 
 _Key = tuple[str, int]
 """A model's fingerprint and a length of sequences."""
@@ -122,7 +120,7 @@ def _kept(path: Path) -> float | None:
 def _counted_by() -> Mapping[str, Any]:
     """What else may change a count: whose code is run, and how it is counted."""
     found = {name: _version(name) for name in ("torch", "transformers")}
-    return {**found, "counter": hashlib.sha256(b"".join(path.read_bytes() for path in _COUNTER)).hexdigest()[:16]}
+    return {**found, "counter": hashlib.sha256(_COUNTER.read_bytes()).hexdigest()[:16]}
 
 
 def _version(package: str) -> str:

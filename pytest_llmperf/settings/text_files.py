@@ -226,7 +226,7 @@ def _some(names: Iterable[str]) -> str:
 # The files of a tokenizer: a folder as ``save_pretrained`` leaves it, a ``tokenizer.json``; or none, for bytes.
 
 
-#: Of the tokenizer that needs no file: bytes, end-of-text and padding (``worker/data/text.py``).
+#: Of the tokenizer that needs no file: bytes, end-of-text and padding (``worker/recipes/huggingface/text.py``).
 BYTES = "bytes-258"
 
 # What tokenizers of the families say of themselves; of other files in the folder none has a say.

@@ -23,8 +23,8 @@ from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.settings import fault_injection
 from pytest_llmperf.settings.checks import FP8_RECIPES
 from pytest_llmperf.support.codec import flat
+from pytest_llmperf.worker import data_workers
 from pytest_llmperf.worker.build import found_settings
-from pytest_llmperf.worker.data import data_workers
 from pytest_llmperf.worker.setup import setup
 
 

@@ -13,45 +13,27 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from pytest_llmperf.observe.calibration import slowest
+from pytest_llmperf.observe.environment import environment, place_of
+from pytest_llmperf.observe.measurement import Later, Trained
+from pytest_llmperf.observe.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.records import learning
 from pytest_llmperf.records.launch import ENVIRONMENT_FILE, MEASURED_FILE, RECORD_FILE, Environment, Launch, RankRecord
 from pytest_llmperf.records.trace import merged
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.worker import evidence
-from pytest_llmperf.worker.environment import environment, place_of
-from pytest_llmperf.worker.failure_file import write_failure, write_json
+from pytest_llmperf.worker.folder import write_failure, write_json
 from pytest_llmperf.worker.installed import loaded
-from pytest_llmperf.worker.measuring import canary
-from pytest_llmperf.worker.request import Later, Trained
-from pytest_llmperf.worker.tracer import STEPS as TRACED_STEPS
 
 
 @dataclass(frozen=True)
-class Share:
+class _Share:
     """What one rank contributes to the record when all that is timed is over."""
 
     record: RankRecord
     evidence: Mapping[str, Any]
     canary: Mapping[str, float]
-
-
-def _rank_record(rank: int, device: torch.device, trained: Trained) -> RankRecord:
-    place = place_of(device)
-    return RankRecord(
-        rank=rank,
-        host=place.host,
-        device=place.device,
-        tokens_per_step=trained.tokens_per_step,
-        real_tokens=trained.real_tokens,
-        step_seconds=trained.step_seconds,
-        waiting_seconds=trained.waiting_seconds,
-        allocated_bytes=trained.allocated_bytes,
-        peak_reserved_bytes=trained.peak_reserved_bytes,
-        peak_allocated_bytes=trained.peak_allocated_bytes,
-        boot=place.boot,
-        calibration=trained.calibration,
-    )
 
 
 _Own = TypeVar("_Own")
@@ -67,7 +49,7 @@ class Recorder:
         self._folder, self._rank, self._spec = folder, rank, spec
         self._started_at, self._device = started_at, device
         self._limit: threading.Timer | None = None
-        self._shares: list[Share] = []
+        self._shares: list[_Share] = []
         self._launch: Launch | None = None
         self._environment: Environment | None = None
         if rank == 0:  # what is not as it was is told of a launch that fails, too
@@ -97,11 +79,47 @@ class Recorder:
             (self._folder / MEASURED_FILE).unlink(missing_ok=True)
 
     def _gather(self, trained: Trained) -> None:
-        record = _rank_record(self._rank, self._device, trained)
-        self._shares = self._from_ranks(Share(record, trained.evidence, trained.canary))
+        place = place_of(self._device)
+        record = RankRecord(
+            rank=self._rank,
+            host=place.host,
+            device=place.device,
+            tokens_per_step=trained.tokens_per_step,
+            real_tokens=trained.real_tokens,
+            step_seconds=trained.step_seconds,
+            waiting_seconds=trained.waiting_seconds,
+            allocated_bytes=trained.allocated_bytes,
+            peak_reserved_bytes=trained.peak_reserved_bytes,
+            peak_allocated_bytes=trained.peak_allocated_bytes,
+            boot=place.boot,
+            calibration=trained.calibration,
+        )
+        self._shares = self._from_ranks(_Share(record, trained.evidence, trained.canary))
         if self._environment is not None:
-            around = replace(self._environment, loaded=loaded())
-            self._launch = launch_record(self._spec, self._started_at, around, trained, self._shares)
+            self._launch = self._launch_of(replace(self._environment, loaded=loaded()), trained)
+
+    def _launch_of(self, around: Environment, trained: Trained) -> Launch:
+        """But for what ranks see later; the launcher adds its wall time and health."""
+        canaries = [share.canary for share in self._shares]
+        records = [share.record for share in self._shares]
+        if len(records) > 1:  # of one rank it is the launch's
+            records = [replace(one, canary=canary) for one, canary in zip(records, canaries, strict=True)]
+        return Launch(
+            spec_id=self._spec.id,
+            digest=self._spec.digest,
+            started_at=self._started_at,
+            wall_seconds=0.0,
+            train_seconds=trained.train_seconds,
+            warmup_steps=self._spec.warmup_steps,
+            parameters=trained.parameters,
+            losses=trained.losses,
+            gradient_norms=trained.gradient_norms,
+            ranks=tuple(records),
+            evidence={},
+            environment=around,
+            canary=slowest(canaries),
+            planned_steps=self._spec.steps if len(trained.step_seconds) < self._spec.steps else 0,
+        )
 
     def _leave(self, later: Sequence[Later], name: str) -> None:
         """On rank 0, what was gathered with what was seen ``later`` by each rank."""
@@ -131,31 +149,3 @@ class Recorder:
         error = TimeoutError(f"they did not end within {seconds:.0f} s")
         write_failure(self._folder, self._rank, error, "error")
         os._exit(1)  # the rank itself waits for others, or for its device
-
-
-def launch_record(
-    spec: TrainSpec, started_at: str, environment: Environment, trained: Trained, shares: Sequence[Share]
-) -> Launch:
-    """The launch, on rank 0, from the shares of all ranks in their order, but for what they see later.
-
-    The launcher, which sees it from outside, adds its wall time and health.
-    """
-    return Launch(
-        spec_id=spec.id,
-        digest=spec.digest,
-        started_at=started_at,
-        wall_seconds=0.0,
-        train_seconds=trained.train_seconds,
-        warmup_steps=spec.warmup_steps,
-        parameters=trained.parameters,
-        losses=trained.losses,
-        gradient_norms=trained.gradient_norms,
-        # Of one rank it is the launch's.
-        ranks=tuple(
-            replace(share.record, canary=share.canary) if len(shares) > 1 else share.record for share in shares
-        ),
-        evidence={},
-        environment=environment,
-        canary=canary.slowest([share.canary for share in shares]),
-        planned_steps=spec.steps if len(trained.step_seconds) < spec.steps else 0,
-    )

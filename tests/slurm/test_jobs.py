@@ -104,8 +104,8 @@ def test_a_rank_that_hangs_is_told_with_its_stack(light_suite: Suite) -> None:
     log = suite.log(job["JobId"])
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", "1:0"), log
     reason = suite.results(job["JobId"])["2"]["reason"]
-    assert re.search(r"timeout.*rank 1 in _hang \(faults\.py:\d+\); rank 0 in ", reason), reason
-    assert "pytest_llmperf/worker/step_marks.py" in log, "the hanging rank's stack"
+    assert re.search(r"timeout.*rank 1 in _hang \(training\.py:\d+\); rank 0 in ", reason), reason
+    assert "pytest_llmperf/observe/training.py" in log, "the hanging rank's stack"
     assert suite.slurm.processes(SLURM_JOB_ID=job["JobId"]) == []
 
 

@@ -18,7 +18,7 @@ from tests.worker.import_patch import as_on_gpus, in_the_rank
 LLAMA = "transformers.models.llama.modeling_llama"
 NO_CHANGE = ("math", "pass")
 
-AS_ON_GPUS = as_on_gpus("pytest_llmperf.worker.parity.small_trainer")
+AS_ON_GPUS = as_on_gpus("pytest_llmperf.worker.recipes.huggingface.small_trainer")
 
 
 def launched(spec: TrainSpec, order: ParityOrder, folder: Path, module: str, patch: str) -> list[TrainingErrors]:

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from pytest_llmperf.settings.models import resolve, small_config
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.parity.parity_job import Truth
-from pytest_llmperf.worker.parity.small_trainer import UnevenRows, set_initial_weights
+from pytest_llmperf.worker.recipes.huggingface.parity import Truth
+from pytest_llmperf.worker.recipes.huggingface.small_trainer import UnevenRows, set_initial_weights
 
 SEED, LENGTH, ROWS, STEPS = 42, 32, 8, 2
 RATE, DECAY, CLIP, BETA1, BETA2, EPSILON = 1e-3, 0.1, 0.1, 0.9, 0.999, 1e-8

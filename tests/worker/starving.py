@@ -27,8 +27,8 @@ from safetensors import torch as safetensors
 from torch.utils.data import DataLoader, Dataset
 
 from pytest_llmperf.launch.last_words import want_of_memory
-from pytest_llmperf.worker.failure_file import write_json
-from pytest_llmperf.worker.memory_limit import Headroom, lack_of_memory, watched
+from pytest_llmperf.observe.memory_limit import Headroom, lack_of_memory, watched
+from pytest_llmperf.worker.folder import write_json
 
 _MIB = 2**20
 _LIMIT = 200 * _MIB

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest_llmperf.launch.memory_estimate import predictions
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.engine import capacity
+from pytest_llmperf.launch.prediction import predictions
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.result import CaseResult, Check
 from tests.worker import engine

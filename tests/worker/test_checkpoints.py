@@ -38,7 +38,9 @@ def test_it_is_written_after_what_is_timed_and_removed(tmp_path: Path) -> None:
 
 
 def test_where_there_is_no_room_it_is_refused_in_one_line(tmp_path: Path) -> None:
-    full = in_the_rank(tmp_path, "pytest_llmperf.worker.checkpoint", "module.free_bytes = lambda folder: 5000")
+    full = in_the_rank(
+        tmp_path, "pytest_llmperf.worker.recipes.huggingface.trainer", "module.free_bytes = lambda folder: 5000"
+    )
     failure = launch(replace(SPEC, gpus=1), tmp_path / "run", variables=full)
     assert isinstance(failure, Failure)
     assert failure.kind == "refused"

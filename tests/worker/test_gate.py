@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed import TCPStore  # noqa: E402 - it needs torch
 
-from pytest_llmperf.worker.measuring import measurement  # noqa: E402
+from pytest_llmperf.observe import training  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]
 
@@ -134,7 +134,7 @@ class TestStopping:
 
         def train(rank: int, times: list[float]) -> None:
             clock = FakeClock([])
-            stop = measurement.Stopping(spec, clock, rank)
+            stop = training.Ending(spec, clock, rank)
             for step in range(1, spec.steps + 1):
                 clock._times = times[:step]
                 if stop.now(step):
@@ -151,12 +151,12 @@ class TestStopping:
 
     def test_noise_takes_every_step_there_is(self) -> None:
         spec = TrainSpec(model="llama-tiny", sequence_length=32)
-        stop = measurement.Stopping(spec, FakeClock([0.1, 0.3, 0.05, 0.2] * 20), 0)
+        stop = training.Ending(spec, FakeClock([0.1, 0.3, 0.05, 0.2] * 20), 0)
         assert [step for step in range(1, spec.steps + 1) if stop.now(step)] == [spec.steps]
 
     def test_one_that_takes_all_its_steps_looks_at_none(self) -> None:
         spec = TrainSpec(model="llama-tiny", sequence_length=32)
-        stop = measurement.Stopping(spec, FakeClock([0.5, *[0.1] * 80]), 0, all_steps=True)
+        stop = training.Ending(spec, FakeClock([0.5, *[0.1] * 80]), 0, all_steps=True)
         assert [step for step in range(1, spec.steps + 1) if stop.now(step)] == [spec.steps]
 
     @pytest.mark.usefixtures("server")
@@ -169,7 +169,7 @@ class TestStopping:
         ended: dict[int, tuple[int, dict[str, str]]] = {}
 
         def train(rank: int) -> None:
-            stop = measurement.Stopping(spec, FakeClock(times), rank, Place("host", "Fake CPU"), passing)
+            stop = training.Ending(spec, FakeClock(times), rank, Place("host", "Fake CPU"), passing)
             step = next((step for step in range(1, spec.steps + 1) if stop.now(step)), spec.steps)
             ended[rank] = step, stop.evidence
 

@@ -33,7 +33,7 @@ from tests.worker.launching import ENDLESS, launch, launched
 torch = pytest.importorskip("torch")
 pytest.importorskip("datasets")
 
-from pytest_llmperf.worker.data.data_workers import DataWorkerError, told  # noqa: E402 - it needs torch
+from pytest_llmperf.worker.data_workers import DataWorkerError, explained  # noqa: E402 - it needs torch
 
 pytestmark = pytest.mark.torchrun
 
@@ -83,7 +83,7 @@ def test_what_is_learnt_does_not_depend_on_who_fetches_and_when(
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 2)), min_size=3, max_size=20), st.booleans())
 def test_with_workers_a_trace_has_the_waits_of_timed_steps(steps: list[tuple[float, float]], on_host: bool) -> None:
-    from pytest_llmperf.worker.tracer import with_timed_waits  # noqa: PLC0415 - it needs torch
+    from pytest_llmperf.observe.tracer import with_timed_waits  # noqa: PLC0415 - it needs torch
 
     kind = "operator" if on_host else "kernel"
     trace = replace(trace_of({kind: {"gemm": 100}}), step_seconds=0.15, data_seconds=0.01)
@@ -114,7 +114,7 @@ def test_workers_that_were_asked_for_and_are_not_there_make_a_launch_invalid(tmp
         "own = module.training_arguments\n    module.training_arguments = lambda spec, *more: own(alone(spec), *more)"
     )
     alone = "from dataclasses import replace\n    alone = lambda spec: replace(spec, data_workers=0)\n    "
-    variables = in_the_rank(tmp_path, "pytest_llmperf.worker.train", alone + patch)
+    variables = in_the_rank(tmp_path, "pytest_llmperf.worker.recipes.huggingface.training", alone + patch)
     spec = replace(SPEC, data_workers=2, tokenise="on_the_fly")
     record = launched(spec, tmp_path / "run", variables=variables)
     assert "asked for data workers 2, the run had 0" in troubles(spec, record)
@@ -215,10 +215,10 @@ def test_a_pipe_that_ends_with_its_worker_is_told_as_its_death(monkeypatch: pyte
     before = signal.getsignal(signal.SIGCHLD)
     monkeypatch.setattr(torch._C, "_error_if_any_worker_fails", fails)
     try:
-        with pytest.raises(DataWorkerError, match=r"a data worker \(pid 7\) has died \(Killed\)"), told():
+        with pytest.raises(DataWorkerError, match=r"a data worker \(pid 7\) has died \(Killed\)"), explained():
             raise EOFError
         monkeypatch.setattr(torch._C, "_error_if_any_worker_fails", lambda: None)
-        with pytest.raises(EOFError), told():  # nobody has died: it is what it is
+        with pytest.raises(EOFError), explained():  # nobody has died: it is what it is
             raise EOFError
     finally:
         signal.signal(signal.SIGCHLD, before)

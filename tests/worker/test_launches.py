@@ -119,7 +119,7 @@ def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path, monkeypatch: 
     failure = launch(ENDLESS, tmp_path / "run", timeout_seconds=12.0)
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.rank) == ("timeout", 1)
-    assert re.search(r"step 3 of 100000: rank 1 in _hang \(faults\.py:\d+\); rank 0 in ", failure.message)
+    assert re.search(r"step 3 of 100000: rank 1 in _hang \(training\.py:\d+\); rank 0 in ", failure.message)
     assert failure.tail[0].endswith(" in _hang")
     assert len([*(tmp_path / "run").glob("trace-rank-?")]) == 2, "torch's flight recorder, of gloo too"
     assert_nobody_alive(tmp_path / "run")

@@ -111,14 +111,13 @@ def test_a_kernel_whose_gradient_alone_is_wrong_is_told_by_the_baselines_first_n
 
 
 FAILS = """
-    from pytest_llmperf.worker.learning import inspection
     def fails(*_):
         raise RuntimeError("no such luck")
-    module.samples.row_digests = fails"""
+    module.row_digests = fails"""
 
 
 def test_what_cannot_be_inspected_costs_nothing_else(tmp_path: Path, sound: dict[str, Launch]) -> None:
-    launch = faulty(Fault(0, SPEC, "pytest_llmperf.worker.learning.inspection", FAILS, ""), tmp_path)
+    launch = faulty(Fault(0, SPEC, "pytest_llmperf.worker.recipes.huggingface.inspection", FAILS, ""), tmp_path)
     assert launch.learning.none == "RuntimeError: no such luck"
     assert launch.losses == sound["alone"].losses
     assert launch.trace
@@ -128,7 +127,7 @@ def test_what_cannot_be_inspected_costs_nothing_else(tmp_path: Path, sound: dict
 
 def test_no_gradients_make_adams_update_larger_than_its_bound() -> None:
     torch = pytest.importorskip("torch")
-    from pytest_llmperf.worker.learning.inspection import adam_bound  # noqa: PLC0415 - needs torch
+    from pytest_llmperf.worker.recipes.huggingface.inspection import adam_bound  # noqa: PLC0415 - needs torch
 
     for steps in (1, 2, 12, 400):
         # Those that reach it: each as large as its share of the first average is beside that of the second.

@@ -16,12 +16,12 @@ pytest.importorskip("transformers")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - after what skips
 
-from pytest_llmperf.worker.parity.parity_job import (  # noqa: E402
+from pytest_llmperf.worker.recipes.huggingface.parity import (  # noqa: E402
     Truth,
     errors_of,
     plain_updates,
 )
-from pytest_llmperf.worker.parity.small_trainer import SmallSteps, place_for  # noqa: E402
+from pytest_llmperf.worker.recipes.huggingface.small_trainer import SmallSteps, place_for  # noqa: E402
 
 SPEC = TrainSpec(model="llama-tiny", model_precision="fp32", mixed_precision="no", steps=2, min_steps=2, warmup_steps=1)
 

@@ -27,13 +27,17 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.observe import device, instruments  # noqa: E402
-from pytest_llmperf.worker import build, environment, evidence, installed, setup  # noqa: E402
+from pytest_llmperf.observe import (  # noqa: E402
+    device,
+    environment,
+    instruments,
+)
+from pytest_llmperf.observe.calibration import slowest  # noqa: E402
+from pytest_llmperf.observe.measurement import Exchange  # noqa: E402
+from pytest_llmperf.worker import build, evidence, installed, setup  # noqa: E402
 from pytest_llmperf.worker import setup as callables  # noqa: E402
 from pytest_llmperf.worker.build import build_model, choose_sdpa, hf_config_of  # noqa: E402
-from pytest_llmperf.worker.data.training_data import RandomTokens  # noqa: E402
-from pytest_llmperf.worker.measuring import canary  # noqa: E402
-from pytest_llmperf.worker.measuring.measurement import Exchange  # noqa: E402
+from pytest_llmperf.worker.recipes.huggingface.data import RandomTokens  # noqa: E402
 from pytest_llmperf.worker.unused_settings import unused_settings  # noqa: E402
 from tests.worker.ligered import CHOICES  # noqa: E402
 
@@ -159,7 +163,7 @@ def test_the_interpreters_own_customisation_is_none_of_the_users(tmp_path: Path)
 
 def test_the_canary_is_the_slowest_ranks() -> None:
     rates = [{"matmul_flops": 5.0, "copy_bytes_per_second": 1.0}, {"matmul_flops": 4.0, "copy_bytes_per_second": 2.0}]
-    assert canary.slowest(rates) == {"matmul_flops": 4.0, "copy_bytes_per_second": 1.0}
+    assert slowest(rates) == {"matmul_flops": 4.0, "copy_bytes_per_second": 1.0}
 
 
 @pytest.mark.parametrize("attention", [name for name in ATTENTIONS if name != "flash_attention_2"])

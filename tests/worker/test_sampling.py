@@ -20,7 +20,7 @@ def order(tmp_path: Path) -> Callable[..., str]:
     """What is said of the Trainer with these arguments."""
     from transformers import Trainer, TrainingArguments  # noqa: PLC0415 - needs torch
 
-    from pytest_llmperf.worker.learning.update_replay import misorder  # noqa: PLC0415
+    from pytest_llmperf.worker.recipes.huggingface.update_replay import misorder  # noqa: PLC0415
 
     def said(**asked: Any) -> str:
         args = TrainingArguments(

@@ -31,12 +31,12 @@ def _row(number: int) -> dict[str, Any]:
 
 def misplaced(read: Sequence[int], step: int, rows: Any) -> tuple[int, int]:
     """Samples of another step, and of none, where two ranks have ``read`` the samples of these indices."""
-    from pytest_llmperf.worker.learning import inspection  # noqa: PLC0415 - needs torch
+    from pytest_llmperf.worker.recipes.huggingface import inspection  # noqa: PLC0415 - needs torch
 
     ranks = []
     for own in (read[::2], read[1::2]):
         batch = {name: torch.stack([rows[index][name] for index in own]) for name in ("input_ids", "labels")}
-        found = inspection.found(inspection.row_digests(batch), rows, step * STEP, STEP)
+        found = inspection.found_in(inspection.row_digests(batch), rows, step * STEP, STEP)
         ranks.append(RankLearning(samples=found.samples, expected_samples=found.expected, ambiguous=found.ambiguous))
     learning = merged(ranks)
     return learning.misplaced_samples, learning.foreign_samples

@@ -17,17 +17,11 @@ from pytest_llmperf.settings.train_spec import SpecError
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from pytest_llmperf.worker.data import text as token_cache  # noqa: E402
-from pytest_llmperf.worker.data import training_data  # noqa: E402
-from pytest_llmperf.worker.data import training_data as rows  # noqa: E402 - they need torch
-from pytest_llmperf.worker.data.text import (  # noqa: E402
-    REAL_TOKENS,
-    ByteTokenizer,
-    TextSamples,
-    Tokens,
-    counted,
-    read,
-)
+from pytest_llmperf.worker.recipes.huggingface import data as rows  # noqa: E402 - they need torch
+from pytest_llmperf.worker.recipes.huggingface import data as training_data  # noqa: E402
+from pytest_llmperf.worker.recipes.huggingface import text as token_cache  # noqa: E402
+from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS, TextSamples, counted  # noqa: E402
+from pytest_llmperf.worker.recipes.huggingface.text import ByteTokenizer, Tokens, read  # noqa: E402
 from pytest_llmperf.worker.refusal import RefusedError  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.filterwarnings("ignore")]

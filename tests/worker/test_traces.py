@@ -61,12 +61,12 @@ def test_each_rank_is_traced_by_itself(once: Launch, tmp_path: Path) -> None:
             "the profiler failed (RuntimeError: CUPTI is taken)",
         ),
         (
-            "pytest_llmperf.worker.tracer",
+            "pytest_llmperf.observe.tracer",
             "module.read = lambda events, on_host: module.step_trace.__globals__['Activities']([], [])",
             "the profiler saw no operator",
         ),
         (
-            "pytest_llmperf.worker.tracer",
+            "pytest_llmperf.observe.tracer",
             "module.Tracer.batch_arrived = lambda self: 1 / 0 if self.is_running else None",
             "a traced step failed (ZeroDivisionError: division by zero)",
         ),
@@ -85,8 +85,8 @@ def test_what_stays_the_same_is_gathered_once(trace: bool, tmp_path: Path) -> No
     once = (
         "seen, own = [], module.environment; "
         "module.environment = lambda device: seen.append(device) or (own(device) if len(seen) == 1 else 1 / 0); "
-        "told, real = [], module._rank_record; "
-        "module._rank_record = lambda *of: told.append(of) or (real(*of) if len(told) == 1 else 1 / 0)"
+        "told, real = [], module.RankRecord; "
+        "module.RankRecord = lambda **of: told.append(of) or (real(**of) if len(told) == 1 else 1 / 0)"
     )
     patched = in_the_rank(tmp_path, "pytest_llmperf.worker.launch_record", once)
     launch = launched(SPEC, tmp_path / "run", variables=patched, trace=trace)
@@ -96,7 +96,7 @@ def test_what_stays_the_same_is_gathered_once(trace: bool, tmp_path: Path) -> No
 
 
 _ON_RANK_1 = (
-    "import os, time, pytest_llmperf.worker.tracer as tracer; module._TRACE_SECONDS = 2.0; "
+    "import os, time, pytest_llmperf.observe.tracer as tracer; module._TRACE_SECONDS = 2.0; "
     "tracer.Tracer.batch_arrived = lambda self: {what} if self.is_running and os.environ['RANK'] == '1' else None"
 )
 

@@ -52,7 +52,7 @@ def replayed(
     change: Callable[[int, Model, Any], bool] = lambda *_: True,
 ) -> ReplayedUpdate:
     """Of the last of some steps; ``change`` does something before the optimizer's, and says whether that comes."""
-    from pytest_llmperf.worker.learning.update_replay import UpdateReplay  # noqa: PLC0415 - needs torch
+    from pytest_llmperf.worker.recipes.huggingface.update_replay import UpdateReplay  # noqa: PLC0415 - needs torch
 
     model, own = Model(dtype), trainer(**(arguments or {}))
     optimizer = adamw(model, **(settings or {}))
@@ -190,7 +190,7 @@ def test_an_expert_that_was_not_asked_counts_fewer_steps() -> None:
     ],
 )
 def test_what_is_not_replayed_says_why(arguments: dict[str, Any], why: str) -> None:
-    from pytest_llmperf.worker.learning.update_replay import UpdateReplay  # noqa: PLC0415 - needs torch
+    from pytest_llmperf.worker.recipes.huggingface.update_replay import UpdateReplay  # noqa: PLC0415 - needs torch
 
     model = Model(torch.float32)
     found = UpdateReplay(trainer(**arguments), model, torch.optim.SGD(model.parameters()), RATE).replay(STEPS)
@@ -199,7 +199,7 @@ def test_what_is_not_replayed_says_why(arguments: dict[str, Any], why: str) -> N
 
 
 def test_scaled_losses_and_float16_are_not_replayed() -> None:
-    from pytest_llmperf.worker.learning.update_replay import UpdateReplay  # noqa: PLC0415 - needs torch
+    from pytest_llmperf.worker.recipes.huggingface.update_replay import UpdateReplay  # noqa: PLC0415 - needs torch
 
     narrow, wide, scaled = Model(torch.float16), Model(torch.float32), trainer()
     scaled.accelerator.scaler = object()

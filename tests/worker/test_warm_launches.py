@@ -236,7 +236,7 @@ class TestTheSame:
         before = shared.num_servers
         failure = shared.launch(ENDLESS, limit=12.0)
         assert (failure.kind, failure.rank) == ("timeout", 1)
-        assert "rank 1 in _hang (faults.py:" in failure.message
+        assert "rank 1 in _hang (training.py:" in failure.message
         assert len([*shared.run.glob("trace-rank-?")]) == 2, "torch's flight recorder, of gloo too"
         assert shared.num_servers == max(before, 1), "what a rank looks at when it needs it starts no other server"
 
@@ -284,7 +284,7 @@ class TestKilled:
     def ending(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
         """Launches of one server whose ranks, where they were to hang, end with 0 in step 3 and fail later."""
         folder = tmp_path_factory.mktemp("ending")
-        ends = after_import("pytest_llmperf.worker.step_marks", ENDS)
+        ends = after_import("pytest_llmperf.observe.training", "import os; module._hang = lambda: os._exit(0)")
         (folder / "sitecustomize.py").write_text(ends + LIGHT_TOO)
         warm = Warm(folder)
         yield warm
@@ -343,7 +343,7 @@ class TestFresh:
                 "TORCHINDUCTOR_CACHE_DIR", raising=False
             )  # torch sets it in whoever compiles, as tests here do
             sets = "import os; os.environ['SET_BY'] = module.__name__"
-            look(folder, patch, more=after_import("pytest_llmperf.worker.train", sets))
+            look(folder, patch, more=after_import("pytest_llmperf.worker.recipes.huggingface.training", sets))
             patch.setenv("OMP_NUM_THREADS", "2")
             warm = Warm(folder)
             yield warm
@@ -359,7 +359,11 @@ class TestFresh:
         assert looking.num_servers == 1
         assert [run["environment"]["LLMPERF_INJECT"] for run in runs] == ["slow=0.1", "slow=0.1", "", ""]
         assert [run["environment"]["RANK"] for run in runs] == ["0", "1", "0", "1"]
-        variables = {"OMP_NUM_THREADS": "2", "WORLD_SIZE": "2", "SET_BY": "pytest_llmperf.worker.train"}
+        variables = {
+            "OMP_NUM_THREADS": "2",
+            "WORLD_SIZE": "2",
+            "SET_BY": "pytest_llmperf.worker.recipes.huggingface.training",
+        }
         for run in runs:
             assert variables.items() <= run["environment"].items()
             own = run["environment"]["TORCHINDUCTOR_CACHE_DIR"], run["environment"]["TMPDIR"]

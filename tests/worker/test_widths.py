@@ -33,6 +33,6 @@ def test_two_ranks_show_their_efficiency_over_one(tmp_path: Path) -> None:
     assert 0 < share.value < 1
     assert one.check("communication_share") is None
     # Each rank's canary is kept, and only where there are several.
-    ranks = [each.launches[0].to_dict()["ranks"] for each in (one, two)]
+    ranks = [codec.plain(each.launches[0])["ranks"] for each in (one, two)]
     assert ["canary" in rank for rank in ranks[0]] == [False]
     assert ["matmul_flops" in rank["canary"] for rank in ranks[1]] == [True, True]

@@ -1,7 +1,7 @@
 """A process of its own: one training step on tensors without storage, as on a GPU, for what its memory will be.
 
-``memory_estimator`` is run with a spec and answers with bytes by purpose; ``storage_counter`` records what lives,
-``replay`` gives it to a ``caching_allocator``, ``gpu_emulation`` lets libraries believe in a GPU, ``fake_sharding`` in
-other ranks; ``known_outputs`` spares the step what its first layer has found.
+``prediction_server`` takes requests, ``memory_estimator`` runs the step of a spec and answers with bytes by purpose;
+``operator_counter`` records what lives and what is called, ``arithmetic`` the FLOPs of that; a ``caching_allocator`` is
+given what lives; ``gpu_emulation`` lets libraries believe in a GPU.
 May import: ``worker.build`` and the nouns.
 """

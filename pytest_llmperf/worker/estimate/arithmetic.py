@@ -17,20 +17,183 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
+from math import prod
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.build import hf_config_of
-from pytest_llmperf.worker.estimate.operator_flops import ANSWER, FUSED, formula, higher_order
+
+# What each operator computes, by its arguments.
+
+_Arguments = Mapping[str, Any]
+
+# What an operator returned, beside its arguments.
+ANSWER = " answer"
+
+
+def _sized(first: str, second: str) -> Callable[[_Arguments], int]:
+    """Of a product of two matrices, or of a matrix and a vector."""
+
+    def flops(given: _Arguments) -> int:
+        return 2 * int(given[first].numel()) * prod(given[second].shape[1:])
+
+    return flops
+
+
+def _batched(first: str, second: str) -> Callable[[_Arguments], int]:
+    def flops(given: _Arguments) -> int:
+        _, inner, columns = given[second].shape
+        return 2 * int(given[first].numel()) * int(columns) if inner > 1 else 0
+
+    return flops
+
+
+def _grouped(first: str, second: str) -> Callable[[_Arguments], int]:
+    """Rows or columns in groups, each with a matrix of its own: as if with one, since every one is in one group.
+
+    Two flat ones share what is summed over, as the gradient of the groups' matrices does.
+    """
+
+    def flops(given: _Arguments) -> int:
+        one, other = given[first], given[second]
+        groups_of_columns = int(one.shape[0]) if one.dim() > other.dim() else 1
+        return 2 * int(one.numel()) * int(other.shape[-1]) // groups_of_columns
+
+    return flops
+
+
+def _convolved(given: _Arguments) -> int:
+    place = given["input"] if given.get("transposed") else given[ANSWER]
+    return 2 * int(place.numel()) * prod(given["weight"].shape[1:])
+
+
+def _convolved_backward(given: _Arguments) -> int:
+    place = given["input"] if given.get("transposed") else given["grad_output"]
+    return 2 * int(place.numel()) * prod(given["weight"].shape[1:]) * sum(given["output_mask"][:2])
+
+
+def _scores(given: _Arguments, sequence: int) -> int:
+    """Of attention's two products; ``sequence``: the dimension that a sequence's tokens are in."""
+    query, key, value = (_known(given, names) for names in _QUERY_KEY_VALUE)
+    rows, sizes = int(query.numel()) // int(query.shape[-1]), int(query.shape[-1]) + int(value.shape[-1])
+    ends_of_queries, ends_of_keys = (_known(given, names) for names in _ENDS)
+    if ends_of_queries is None or ends_of_keys is None:
+        return 2 * rows * int(key.shape[sequence]) * sizes
+    if isinstance(ends_of_keys, FakeTensor) or ends_of_keys.device.type == "meta":  # any may be the longest
+        return 2 * rows * int(_known(given, _LONGEST)) * sizes
+    pairs = int((ends_of_queries.diff() * ends_of_keys.diff()).sum().item())
+    return 2 * pairs * int(query.shape[-2]) * sizes
+
+
+def _known(given: _Arguments, names: Iterable[str]) -> Any:
+    """The argument under whichever of ``names`` an operator has it; ``None``: it was not given."""
+    return next((given[name] for name in names if given.get(name) is not None), None)
+
+
+_QUERY_KEY_VALUE = (("query", "q"), ("key", "k"), ("value", "v"))
+# Where sequences of several lengths follow each other, where each ends.
+_ENDS = (("cu_seqlens_q", "cum_seq_q"), ("cu_seqlens_k", "cum_seq_k"))
+_LONGEST = ("max_seqlen_k", "max_k")
+
+
+def _attention(sequence: int, products: int) -> Callable[[_Arguments], int]:
+    return lambda given: products * _scores(given, sequence)
+
+
+_FORWARD, _BACKWARD = 1, 2
+_HEADS_FIRST, _TOKENS_FIRST = -2, -3
+
+_PRODUCTS: dict[str, Callable[[_Arguments], int]] = {
+    "aten::mm": _sized("self", "mat2"),
+    "aten::addmm": _sized("mat1", "mat2"),
+    "aten::_addmm_activation": _sized("mat1", "mat2"),
+    "aten::mv": _sized("self", "vec"),
+    "aten::addmv": _sized("mat", "vec"),
+    "aten::dot": _sized("self", "tensor"),
+    "aten::bmm": _batched("self", "mat2"),
+    "aten::baddbmm": _batched("batch1", "batch2"),
+    "aten::addbmm": _batched("batch1", "batch2"),
+    "aten::_int_mm": _sized("self", "mat2"),
+    "aten::_scaled_mm": _sized("self", "mat2"),
+    "aten::_scaled_mm_v2": _sized("self", "mat2"),
+    "aten::_grouped_mm": _grouped("self", "mat2"),
+    "aten::_scaled_grouped_mm": _grouped("self", "mat2"),
+    "aten::_scaled_grouped_mm_v2": _grouped("self", "mat2"),
+    "transformers::grouped_mm_fallback": _grouped("input", "weight"),
+    "transformers::grouped_mm_fallback_backward": lambda given: _BACKWARD * _grouped("input", "weight")(given),
+    "aten::convolution": _convolved,
+    "aten::convolution_overrideable": _convolved,
+    "aten::convolution_backward": _convolved_backward,
+    "aten::_flash_attention_forward": _attention(_TOKENS_FIRST, _FORWARD),
+    "aten::_flash_attention_backward": _attention(_TOKENS_FIRST, _BACKWARD),
+    "aten::_efficient_attention_forward": _attention(_TOKENS_FIRST, _FORWARD),
+    "aten::_efficient_attention_backward": _attention(_TOKENS_FIRST, _BACKWARD),
+}
+
+
+@cache
+def formula(function: OpOverload) -> Callable[[_Arguments], int] | None:
+    """What ``function`` counts; ``None``: nothing."""
+    name = function.name().partition(".")[0]
+    if name in _PRODUCTS:
+        return _PRODUCTS[name]
+    namespace, _, own = name.partition("::")
+    backward = "backward" in own or "bwd" in own
+    products = _BACKWARD if backward else _FORWARD
+    # The CPU's, CUDA's three kinds, and those of devices that bring their own.
+    if namespace == "aten" and own.startswith("_scaled_dot_product_") and "_math" not in own:
+        return _attention(_HEADS_FIRST, products)
+    # flash-attn of every number, and what the hub builds of it under a name with a hash.
+    if "flash_attn" in namespace and (backward or "forward" in own or "fwd" in own):
+        return _attention(_TOKENS_FIRST, products)
+    return None
+
+
+def higher_order(function: HigherOrderOperator, args: Any) -> int:
+    products = {"flex_attention": _FORWARD, "flex_attention_backward": _BACKWARD}.get(function.name(), 0)
+    return products and products * _scores(dict(zip(("query", "key", "value"), args, strict=False)), _HEADS_FIRST)
+
+
+# --- functions that are no operators: their kernels are Triton's, or run products in pieces of the tokens ---
+
+
+def _fused_linear_cross_entropy(context: Any, hidden: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """The vocabulary's product, and in the same call its gradients: those of what asks for one."""
+    return 2 * int(hidden.numel()) * int(weight.shape[0]) * (1 + sum(context.needs_input_grad[:2]))
+
+
+def _fused_experts(context: Any, _tokens: Any, gate_up: Any, down: Any, chosen: Any, *_: Any) -> int:
+    """Each token by the matrices of the experts that were chosen for it; its backward pass is counted with it."""
+    weights = prod(gate_up.shape[1:]) + prod(down.shape[1:])
+    return 2 * int(chosen.numel()) * weights * (1 + _BACKWARD * any(context.needs_input_grad))
+
+
+def _fused_feed_forward(context: Any, tokens: Any, *weights_and_factors: Any) -> int:
+    weights = sum(int(weight.numel()) for weight in weights_and_factors[:3])
+    rows = int(tokens.numel()) // int(tokens.shape[-1])
+    return 2 * rows * weights * (1 + _BACKWARD * any(context.needs_input_grad))
+
+
+FUSED: tuple[tuple[str, str, Callable[..., int]], ...] = (
+    (
+        "liger_kernel.ops.fused_linear_cross_entropy",
+        "LigerFusedLinearCrossEntropyFunction",
+        _fused_linear_cross_entropy,
+    ),
+    ("liger_kernel.ops.fused_moe", "LigerFusedMoEFunction", _fused_experts),
+    ("liger_kernel.ops.mlp", "LigerMLPFunction", _fused_feed_forward),
+)
+
 
 # QuickMode: a dispatch mode that is called for each operator of a step, where nothing is compiled.
 

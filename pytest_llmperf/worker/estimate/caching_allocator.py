@@ -55,7 +55,13 @@ class CachingAllocator:
     def allocate(self, num_bytes: int) -> Block:
         """A block of at least ``num_bytes``."""
         size = max(GRANULE, whole(num_bytes))
-        block = self._taken(size) or self._segment(size)
+        free = self._free[size <= _SMALL]
+        at = bisect.bisect_left(free, (size, 0), key=_order)
+        if at < len(free):
+            block = free.pop(at)
+            block.is_free = False
+        else:
+            block = self._segment(size)
         rest = block.size - size
         if rest >= GRANULE if block.is_small else rest > _SMALL:
             self._split(block, size)
@@ -78,19 +84,10 @@ class CachingAllocator:
                 block.before.after = block
         self._keep(block)
 
-    def _taken(self, size: int) -> Block | None:
-        """The smallest free block that is large enough."""
-        free = self._free[size <= _SMALL]
-        at = bisect.bisect_left(free, (size, 0), key=_order)
-        if at == len(free):
-            return None
-        block = free.pop(at)
-        block.is_free = False
-        return block
-
     def _segment(self, size: int) -> Block:
         """A new segment in one block."""
-        segment = _segment_bytes(size)
+        large = _LARGE_SEGMENT if size < _OWN_SEGMENT else whole(size, _STEP)
+        segment = _SMALL_SEGMENT if size <= _SMALL else large
         self.reserved_bytes += segment
         self._num_segments += 1
         return Block(segment, self._num_segments * _APART, is_small=size <= _SMALL)
@@ -109,12 +106,6 @@ class CachingAllocator:
     def _forget(self, block: Block) -> None:
         free = self._free[block.is_small]
         free.pop(bisect.bisect_left(free, _order(block), key=_order))
-
-
-def _segment_bytes(size: int) -> int:
-    if size <= _SMALL:
-        return _SMALL_SEGMENT
-    return _LARGE_SEGMENT if size < _OWN_SEGMENT else whole(size, _STEP)
 
 
 def _order(block: Block) -> tuple[int, int]:

@@ -77,7 +77,10 @@ class GpuFunctions(TorchFunctionMode):
         if function is functional.dropout:
             return self._dropout(*args, **kwargs)
         if self._autocast is not None and function in _FP32:
-            args, kwargs = (tree_map_only(torch.Tensor, _to_fp32, each) for each in (args, kwargs))
+            args, kwargs = (
+                tree_map_only(torch.Tensor, lambda tensor: tensor.float() if _is_halved(tensor) else tensor, each)
+                for each in (args, kwargs)
+            )
             with torch.autocast("cpu", enabled=False):
                 return function(*args, **kwargs)
         if self._autocast is not None and function in _SUMMED and _is_halved(args[0]):
@@ -92,7 +95,8 @@ class GpuFunctions(TorchFunctionMode):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Attention by one kernel, or by PyTorch's plain functions, which are the same on every device."""
-        query, key, value = (self._cast(tensor) for tensor in tensors[:3])
+        to = self._autocast
+        query, key, value = (tensor if to is None else tensor.to(to) for tensor in tensors[:3])
         mask = tensors[3] if len(tensors) > _MASK_POSITION else attn_mask
         with torch.autocast("cpu", enabled=False):
             if self._fused:
@@ -100,9 +104,6 @@ class GpuFunctions(TorchFunctionMode):
             return torch.ops.aten._scaled_dot_product_attention_math(  # noqa: SLF001 - the kernel has no other name
                 query, key, value, mask, dropout_p=dropout_p, **kwargs
             )[0]
-
-    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if self._autocast is None else tensor.to(self._autocast)
 
     @staticmethod
     def _dropout(tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -123,10 +124,6 @@ def _answer(function: Any, args: Any) -> float | None:
 
 def _is_halved(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
-
-
-def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if _is_halved(tensor) else tensor
 
 
 def _fused_attention(

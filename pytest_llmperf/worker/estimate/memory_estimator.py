@@ -40,8 +40,6 @@ from pytest_llmperf.worker.estimate.caching_allocator import GRANULE, Recording,
 from pytest_llmperf.worker.estimate.gpu_emulation import GpuFunctions, as_on_gpu
 from pytest_llmperf.worker.estimate.operator_counter import Counter, OperatorCounter, on_this_rank
 
-# FSDP on one rank of many that are not there: accelerate and FSDP divide a model of fake tensors as they do on GPUs.
-
 
 @contextmanager
 def among_ranks(spec: TrainSpec) -> Iterator[ParallelismConfig]:
@@ -61,7 +59,7 @@ def among_ranks(spec: TrainSpec) -> Iterator[ParallelismConfig]:
 
 
 def shard(spec: TrainSpec, model: Any, config: ParallelismConfig) -> None:
-    """Divide ``model`` in place, as accelerate does with the Trainer's arguments."""
+    """Divide ``model``, of fake tensors, in place, as accelerate does on GPUs with the Trainer's arguments."""
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=RESHARD_AFTER_FORWARD,
@@ -125,8 +123,8 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
     with ExitStack() as stack:
         ranks = stack.enter_context(among_ranks(spec)) if sharded else None
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        called = operators.called if operators else _nobody
-        stack.enter_context(as_on_gpu(liger=spec.liger, masks=attention == spec.attention, called=called))
+        masks = attention == spec.attention
+        stack.enter_context(as_on_gpu(liger=spec.liger, masks=masks, called=_called(operators)))
         model = AutoModelForCausalLM.from_config(
             hf_config, dtype=DTYPES[spec.model_precision], attn_implementation=attention
         )
@@ -147,30 +145,26 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
 
 def _prepare(spec: TrainSpec, model: Any, functions: Callable[[], GpuFunctions]) -> None:
     """Recomputation and Liger, as the Trainer switches them on."""
+
+    @contextmanager
+    def again(own: AbstractContextManager[Any]) -> Iterator[None]:
+        with functions(), own:
+            yield
+
+    def recomputation() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """What a layer's first pass and its second one run in: the second is computed as the first."""
+        first, second = nullcontext(), nullcontext()
+        if spec.checkpointing_policy == "selective":
+            first, second = create_selective_checkpoint_contexts(list(kept_operators()))
+        return first, again(second)
+
     if spec.gradient_checkpointing:
-        kwargs = {"use_reentrant": False, "context_fn": partial(_recomputation, spec, functions)}
+        kwargs = {"use_reentrant": False, "context_fn": recomputation}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     if spec.liger:
         from transformers.integrations.liger import apply_liger_kernel  # noqa: PLC0415 - not all have Liger
 
         apply_liger_kernel(model, liger_kernels(spec))
-
-
-_Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
-
-
-def _recomputation(spec: TrainSpec, functions: Callable[[], GpuFunctions]) -> _Contexts:
-    """What a layer's first pass and its second one run in: the second is computed as the first."""
-    first, second = nullcontext(), nullcontext()
-    if spec.checkpointing_policy == "selective":
-        first, second = create_selective_checkpoint_contexts(list(kept_operators()))
-    return first, _both(functions(), second)
-
-
-@contextmanager
-def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
-    with one, other:
-        yield
 
 
 def _train(
@@ -247,13 +241,12 @@ def _update(optimizer: torch.optim.Optimizer, counter: Counter) -> None:
 
 
 def _functions(spec: TrainSpec, counter: Counter) -> Callable[[], GpuFunctions]:
-    called = counter.operators.called if counter.operators else _nobody
-    fused = spec.sdpa_backend != "math"
+    fused, called = spec.sdpa_backend != "math", _called(counter.operators)
     return partial(GpuFunctions, _autocast(spec), counter.vocabulary_size, fused=fused, called=called)
 
 
-def _nobody(_name: str) -> None:
-    """Where nobody counts what is called."""
+def _called(operators: OperatorCounter | None) -> Callable[[str], None]:
+    return operators.called if operators else lambda _: None
 
 
 def _autocast(spec: TrainSpec) -> torch.dtype | None:

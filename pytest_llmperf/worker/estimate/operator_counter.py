@@ -96,7 +96,6 @@ def _bytes_of(values: Any) -> int:
 
 # What operators gave on fake tensors, kept by what they were given: most layers of a step call what its first does.
 
-
 # Of an argument, beside tensors and lists: these say all by their value.
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 # What comes out depends on the content of tensors, or another tensor is given another shape.
@@ -131,14 +130,17 @@ class KnownOutputs:
 
     def call(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What ``function`` gives."""
-        is_kept = self._is_kept.get(function)
-        if is_kept is None:
-            is_kept = self._is_kept[function] = _follows_from_shapes(function)
-        if not is_kept:
+        if function not in self._is_kept:
+            self._is_kept[function] = _follows_from_shapes(function)
+        if not self._is_kept[function]:
             return function(*args, **kwargs)
         tensors: list[FakeTensor] = []
         key: list[object] = [function, torch.get_default_dtype()]
-        if not (_add(key, tensors, args) and (not kwargs or _add_named(key, tensors, kwargs)) and tensors):
+        is_told = _add(key, tensors, args)
+        if is_told and kwargs:
+            key += kwargs
+            is_told = _add(key, tensors, tuple(kwargs.values()))
+        if not (is_told and tensors):
             return function(*args, **kwargs)
         whole_key = tuple(key)
         known = self._answers.get(whole_key)
@@ -183,11 +185,6 @@ def _add(key: list[object], tensors: list[FakeTensor], values: Sequence[Any]) ->
         else:
             return False
     return True
-
-
-def _add_named(key: list[object], tensors: list[FakeTensor], values: Mapping[str, Any]) -> bool:
-    key += values
-    return _add(key, tensors, tuple(values.values()))
 
 
 def _described(answer: Any, tensors: Sequence[FakeTensor]) -> _Answer | None:
@@ -242,9 +239,6 @@ def _tensor(output: _Output) -> torch.Tensor:
         return torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device="meta")
 
 
-# Storages from birth to death, by part: each is recorded as it is made, changes its size, and is let go of.
-
-
 # Of these operators of FSDP's, the argument that holds gathered weights: as they come, and as they are used.
 _GATHERED = {"fsdp::all_gather_copy_in": (1, "all_gather_output"), "fsdp::split_with_sizes_copy": (3, "out")}
 
@@ -258,7 +252,7 @@ class _Living:
 
 
 class Counter(QuickMode):
-    """Records the storages that operators make, by part."""
+    """Records storages by part: as operators make them, as they change their size, and as they are let go of."""
 
     def __init__(self, vocabulary_size: int, operators: OperatorCounter | None = None) -> None:
         """``operators`` counts beside it what is called, where anybody wants to know."""
@@ -332,12 +326,6 @@ class Counter(QuickMode):
         # What a backward pass makes in the shape of activations are gradients of activations.
         return "activations" if self.part == "gradients" and tensor.dim() > 2 else self.part  # noqa: PLR2004
 
-    def _as_gathered(self, tensors: Any) -> None:
-        for tensor in tree_leaves(tensors):
-            key = id(tensor.untyped_storage())
-            if key in self._living:
-                self._record(key, part="gathered")
-
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # two of three calls, which make nothing
@@ -350,7 +338,9 @@ class Counter(QuickMode):
                 self.count(tensor)
         if function.name() in _GATHERED:
             position, name = _GATHERED[function.name()]
-            self._as_gathered(kwargs[name] if name in kwargs else args[position])
+            for tensor in tree_leaves(kwargs[name] if name in kwargs else args[position]):
+                if id(tensor.untyped_storage()) in self._living:
+                    self._record(id(tensor.untyped_storage()), part="gathered")
         return made
 
 

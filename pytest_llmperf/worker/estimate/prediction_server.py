@@ -34,18 +34,20 @@ from pytest_llmperf.worker.estimate.arithmetic import model_flops
 from pytest_llmperf.worker.estimate.memory_estimator import plan
 from pytest_llmperf.worker.estimate.operator_counter import OperatorCounter
 
-# What predictions import, imported before they are forked: each would take seconds for it otherwise.
-
 
 def prepare(request: Mapping[str, Any]) -> None:
-    """Import what the prediction of ``request`` needs; nothing of it is patched by that."""
+    """Import what the prediction of ``request`` needs, before it is forked: each would take seconds for it otherwise.
+
+    Nothing is patched by that.
+    """
     with suppress(Exception):  # what is wrong is the prediction's own to tell
         _ = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config_of(request["model_config"]))]
     spec = request.get("spec", {})
     if spec.get("liger"):
         _import_liger()
     if spec.get("parallelism", "ddp") != "ddp":
-        _import_sharding()
+        with suppress(Exception):
+            importlib.import_module("torch.distributed.fsdp")
 
 
 @cache
@@ -55,15 +57,6 @@ def _import_liger() -> None:
         ops = importlib.import_module("liger_kernel.ops")
         for info in pkgutil.iter_modules(ops.__path__):
             importlib.import_module(f"{ops.__name__}.{info.name}")
-
-
-@cache
-def _import_sharding() -> None:
-    with suppress(Exception):
-        importlib.import_module("torch.distributed.fsdp")
-
-
-# Of which step a request is: what two of them share is predicted once, and only with the same versions exact.
 
 
 # What a prediction does not look at: how long is measured and by what it is judged, what fills the batches and who
@@ -76,7 +69,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def identity(request: Mapping[str, Any]) -> str:
-    """The same for two requests whose predictions are the same."""
+    """The same for two requests whose predictions are the same, which are made once."""
     if "spec" not in request:  # of a model, and of none of its steps
         return json.dumps(request, sort_keys=True, default=str)
     spec = {name: value for name, value in request["spec"].items() if name not in _WITHOUT_EFFECT}

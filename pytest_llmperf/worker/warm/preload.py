@@ -17,9 +17,8 @@ EVERY_RANK = (
     "torch.distributed.run",
     "transformers",
     "pytest_llmperf.worker.__main__",
-    "pytest_llmperf.worker.train",
-    "pytest_llmperf.worker.batch_size_trials",
-    "pytest_llmperf.worker.launch_record",
+    "pytest_llmperf.worker.job",
+    "pytest_llmperf.worker.recipes.huggingface",
 )
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

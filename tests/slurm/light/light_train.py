@@ -1,4 +1,4 @@
-"""In the place of ``pytest_llmperf.worker.train``: ranks that train a small network with plain PyTorch, over gloo."""
+"""In the place of the recipe ``huggingface``: ranks that train a small network with plain PyTorch, over gloo."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
+from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.instruments import HostClock
+from pytest_llmperf.observe.measurement import Trained
+from pytest_llmperf.observe.training import Burner
 from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.request import Request, Trained
-from pytest_llmperf.worker.step_marks import Burner
+from pytest_llmperf.worker.folder import Request
 from tests.fakes import evidence_of
 
 # A step takes some ten milliseconds, about as long as one of a tiny model in the real trainer, and nearly no core: most
@@ -49,7 +50,9 @@ def train(
     model = torch.nn.Sequential(*layers).to(device)
     parameters = [*model.parameters()]
     clock, injection, losses = HostClock(), Injection.from_environment(spec.gpus), list[float]()
-    burner = Burner(injection, device, clock) if injection.concerns(rank) else None
+    burner = None
+    if injection.concerns(rank):
+        burner = Burner(device, clock, slow=injection.slow, hold=injection.hold, hang=injection.hang)
     beat.enter("training")
     clock.mark()
     for step in range(1, spec.steps + 1):

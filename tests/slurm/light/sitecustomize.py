@@ -16,7 +16,7 @@ from typing import Any
 
 _HERE = Path(__file__).parent
 _IN_PLACE = {
-    "pytest_llmperf.worker.train": _HERE / "light_train.py",
+    "pytest_llmperf.worker.recipes.huggingface": _HERE / "light_train.py",
     "pytest_llmperf.worker.evidence": _HERE / "light_evidence.py",
 }
 _PRELOAD = "pytest_llmperf.worker.warm.preload"

@@ -20,7 +20,7 @@ DEVICES = {"launch/device.py", "observe/device.py"}
 #: Why each of the others may; what they say is data, or the subject of the whole file.
 EXCEPTIONS = {
     "worker/warm/gpu_answers.py": "asks the driver before torch is imported, in a process that must never wake a GPU",
-    "worker/environment.py": "names of variables that a record keeps",
+    "observe/environment.py": "names of variables that a record keeps",
     "worker/evidence.py": "a mode of torch.compile, by torch's own word",
     "settings/checks.py": "the same mode, as a setting's value",
     "records/memory_shortage.py": "what drivers and libraries print of a lack of memory, known by their words",

@@ -28,12 +28,12 @@ from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.request import LaunchRequest, worker_environment
 from pytest_llmperf.launch.watch import HealthWatch
+from pytest_llmperf.observe import heartbeat
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.boot_id import boot_id
-from pytest_llmperf.worker import heartbeat
-from pytest_llmperf.worker.failure_file import write_failure
+from pytest_llmperf.worker.folder import write_failure
 from tests.fakes import launch_of
 from tests.waiting import until
 
@@ -605,7 +605,7 @@ class TestLifeline:
         monkeypatch.setenv("LLMPERF_LAUNCHER_BOOT", boot_id())
 
     def test_a_launch_holds_it_and_says_on_which_host(self, tmp_path: Path) -> None:
-        tell = "import pytest_llmperf.worker.heartbeat as h; print(h._is_free(h._launcher_lock(folder)), flush=True)\n"
+        tell = "import pytest_llmperf.observe.heartbeat as h; print(h._is_free(h._launcher_lock(folder)), flush=True)\n"
         name = "print(os.environ['LLMPERF_LAUNCHER_BOOT'], flush=True); sys.exit(1)"
         failure = run(tell + name, tmp_path / "run")
         assert isinstance(failure, Failure)

@@ -162,9 +162,9 @@ def test_a_rank_says_that_it_has_told_all_only_once_its_main_threads_stack_is_th
     script = f"""
 import os, signal, sys, types
 from pathlib import Path
-from pytest_llmperf.worker import stack_dump
-stack_dump._collectives = lambda _: b"recorded"
-words = stack_dump.LastWords(Path({str(tmp_path)!r}), 1)
+from pytest_llmperf.observe import heartbeat
+heartbeat._collectives = lambda _: b"recorded"
+words = heartbeat.LastWords(Path({str(tmp_path)!r}), 1)
 def answered():
     words.poll()
     return Path({str(tmp_path / "trace-rank-1")!r}).exists()

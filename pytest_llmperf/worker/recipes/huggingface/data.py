@@ -5,20 +5,21 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, get_worker_info
+from transformers import default_data_collator
 
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.data import text
-from pytest_llmperf.worker.data.text import ByteTokenizer, LocalTokenizer, TextSamples, Tokens, counted, read
+from pytest_llmperf.worker.recipes.huggingface import text
+from pytest_llmperf.worker.recipes.huggingface.text import ByteTokenizer, LocalTokenizer, Tokenizer, Tokens, read
 from pytest_llmperf.worker.refusal import RefusedError
 
-# Rows of one length, cut from a text's tokens. Pure.
-
+# Between the seeds of two runs lie the seeds of all samples, or epochs, of one.
+_STRIDE = 1_000_003
 
 # A causal model predicts the next token: one alone has none.
 _LEAST = 2
@@ -81,20 +82,8 @@ def documents_in_rows(tokens: Tokens, *, keep_short: bool) -> np.ndarray:
     return np.arange(tokens.num_documents) if keep_short else np.flatnonzero(tokens.lengths >= _LEAST)
 
 
-# Padded rows whose tokens are made when they are taken, by whoever takes them.
-
-
-class Encoder(Protocol):
-    """What of a tokenizer is needed."""
-
-    @property
-    def padding(self) -> int: ...
-
-    def encode(self, texts: Sequence[str], *, special: bool) -> list[np.ndarray]: ...
-
-
 class RowsOnTheFly:
-    """A document a row, cut off at ``length`` tokens or filled up to it: the rows of ``rows.padded``.
+    """A document a row, cut off at ``length`` tokens or filled up to it: the rows of ``padded``.
 
     Documents are bytes of one array, and no objects: a worker that only looks at an object writes to its page, and
     would have a copy of all of them in the end.
@@ -102,7 +91,7 @@ class RowsOnTheFly:
 
     is_costly: ClassVar[bool] = True
 
-    def __init__(self, documents: Sequence[str], length: int, tokenizer: Encoder, *, num_workers: int) -> None:
+    def __init__(self, documents: Sequence[str], length: int, tokenizer: Tokenizer, *, num_workers: int) -> None:
         encoded = [text.encode("utf-8", "surrogatepass") for text in documents]
         self._text = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         self._ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
@@ -132,24 +121,72 @@ class RowsOnTheFly:
         return " and ".join(name for name, number in who.items() if number) or "nobody"
 
 
+#: Of a batch, how many of its tokens are no padding: a number on the host, and no input of the model's.
+REAL_TOKENS = "real_tokens"
+
+# What no loss counts, as PyTorch's cross entropy has it.
+_IGNORED = -100
+
+
+class TextSamples(Dataset[dict[str, torch.Tensor]]):
+    """``length`` samples: epoch after epoch of ``rows``, each in an order of its own.
+
+    What sample 7 is depends on the seed and the rows, and not on how many samples are taken.
+    """
+
+    #: How they are ordered, as the evidence tells it.
+    order = "shuffled by seed and epoch"
+
+    def __init__(self, rows: Rows | RowsOnTheFly, *, length: int, seed: int, counts_padding: bool) -> None:
+        self._rows, self._length, self._seed = rows, length, seed
+        self._counts_padding = counts_padding
+        self._orders: dict[int, torch.Tensor] = {}
+        #: Whether a sample is made anew whenever it is asked for.
+        self.is_costly = rows.is_costly
+        #: The first samples, of which all others are repetitions.
+        self.distinct = min(length, len(rows))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def row_of(self, index: int) -> int:
+        """Which row sample ``index`` is."""
+        epoch, place = divmod(index, len(self._rows))
+        if epoch not in self._orders:
+            generator = torch.Generator().manual_seed(self._seed * _STRIDE + epoch)
+            self._orders[epoch] = torch.randperm(len(self._rows), generator=generator)
+        return int(self._orders[epoch][place])
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self.row_of(index)
+        tokens, real = self._rows.take(row)
+        ids = torch.from_numpy(tokens).long()
+        if real is None:
+            return {"input_ids": ids, "labels": ids}
+        mask = torch.arange(len(ids)) < real
+        labels = ids if self._counts_padding else ids.masked_fill(~mask, _IGNORED)
+        return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
+
+
+def counted(samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    """A batch as transformers puts it together, and how many of its tokens are real, counted while the host has it."""
+    batch = default_data_collator(samples)
+    return {**batch, REAL_TOKENS: int(batch["attention_mask"].sum())}
+
+
 # What is trained on: random tokens, as the chapter does; speed does not depend on what they say.
 
 
-#: How samples are drawn and ordered, as the evidence tells it. Records that tell of another way, or of none (until
-#: November 2026 order and schedule depended on the number of steps), are not compared by their losses.
-ORDER = "by index"
-
 # Sequences that really differ. More would only cost start-up time and host memory.
 _POOL = 512
-
-# Between the seeds of two runs lie the seeds of all samples of one.
-_STRIDE = 1_000_003
 
 
 class RandomTokens(Dataset[dict[str, torch.Tensor]]):
     """``length`` sequences of ``sequence_length`` token ids, uniform over the vocabulary; labels are the inputs."""
 
-    order = ORDER
+    #: How they are drawn and ordered, as the evidence tells it. Records that tell of another way, or of none (until
+    #: November 2026 order and schedule depended on the number of steps), are not compared by their losses.
+    order = "by index"
 
     def __init__(self, *, length: int, sequence_length: int, vocabulary_size: int, seed: int) -> None:
         generator = torch.Generator()
@@ -170,21 +207,8 @@ class RandomTokens(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
-#: Who has made a text tokens where nobody does while it trains.
-AHEAD = "nobody, they were made ahead"
-
 # Texts that are made tokens at a time.
 _AT_ONCE = 1000
-
-
-class Tokenizer(Protocol):
-    """Of bytes, or the user's."""
-
-    vocabulary_size: int
-    end_of_text: int
-    padding: int
-
-    def encode(self, texts: Sequence[str], *, special: bool) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -208,7 +232,7 @@ class TrainingData:
         return {
             "data": dict(self.facts),
             "epochs": round(num_samples / self.num_rows, 6),
-            "tokenised_by": self.on_the_fly.made_by if self.on_the_fly else AHEAD,
+            "tokenised_by": self.on_the_fly.made_by if self.on_the_fly else "nobody, they were made ahead",
         }
 
 
@@ -225,17 +249,25 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
             length=length, sequence_length=spec.sequence_length, vocabulary_size=vocabulary_size, seed=spec.seed
         )
         return TrainingData(tokens)
-    tokenizer = _tokenizer(spec)
+    path = spec.tokenizer_files.path
+    tokenizer: Tokenizer = ByteTokenizer() if path is None else LocalTokenizer(path)
     if tokenizer.vocabulary_size > vocabulary_size:
         raise RefusedError(
             f"the tokenizer {spec.tokenizer_files.slug} has {tokenizer.vocabulary_size} tokens, and {spec.model} a "
             f"vocabulary of {vocabulary_size}; expected a tokenizer with no more, the model's own say"
         )
     documents = _shared_tokens(spec, tokenizer)
-    rows = _rows(spec, tokenizer, documents)
-    _check_number(spec, documents, rows)
     counts_padding = spec.rows == "padded_in_loss"
-    on_the_fly = _on_the_fly(spec, tokenizer, documents) if spec.tokenise == "on_the_fly" else None
+    if spec.rows == "packed":
+        rows = packed(documents, spec.sequence_length, tokenizer.end_of_text)
+    else:
+        rows = padded(documents, spec.sequence_length, tokenizer.padding, keep_short=counts_padding)
+    _check_number(spec, documents, rows)
+    on_the_fly = None
+    if spec.tokenise == "on_the_fly":  # which documents are long enough to be a row is known by their tokens alone
+        texts = read(spec.text_files)
+        chosen = [texts[number] for number in documents_in_rows(documents, keep_short=counts_padding)]
+        on_the_fly = RowsOnTheFly(chosen, spec.sequence_length, tokenizer, num_workers=spec.data_workers)
     samples = TextSamples(on_the_fly or rows, length=length, seed=spec.seed, counts_padding=counts_padding)
     facts = {
         "text": spec.text_files.fingerprint,
@@ -248,11 +280,6 @@ def training_data(spec: TrainSpec, steps: int, vocabulary_size: int) -> Training
         "num_tokens_left_out": rows.left_out,
     }
     return TrainingData(samples, counted if spec.has_padding else None, facts, len(rows), on_the_fly)
-
-
-def _tokenizer(spec: TrainSpec) -> Tokenizer:
-    path = spec.tokenizer_files.path
-    return ByteTokenizer() if path is None else LocalTokenizer(path)
 
 
 def _shared_tokens(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
@@ -283,23 +310,6 @@ def _made(spec: TrainSpec, tokenizer: Tokenizer) -> Tokens:
     for start in range(0, len(texts), _AT_ONCE):
         found += tokenizer.encode(texts[start : start + _AT_ONCE], special=spec.has_padding)
     return Tokens(np.concatenate(found), np.asarray([len(each) for each in found], dtype=np.int64))
-
-
-def _rows(spec: TrainSpec, tokenizer: Tokenizer, documents: Tokens) -> Rows:
-    if spec.rows == "packed":
-        return packed(documents, spec.sequence_length, tokenizer.end_of_text)
-    return padded(documents, spec.sequence_length, tokenizer.padding, keep_short=_keeps_short(spec))
-
-
-def _on_the_fly(spec: TrainSpec, tokenizer: Tokenizer, documents: Tokens) -> RowsOnTheFly:
-    """The same rows: which documents are long enough to be one is known by their tokens alone, made once before."""
-    texts = read(spec.text_files)
-    chosen = [texts[number] for number in documents_in_rows(documents, keep_short=_keeps_short(spec))]
-    return RowsOnTheFly(chosen, spec.sequence_length, tokenizer, num_workers=spec.data_workers)
-
-
-def _keeps_short(spec: TrainSpec) -> bool:
-    return spec.rows == "padded_in_loss"
 
 
 def _check_number(spec: TrainSpec, documents: Tokens, rows: Rows) -> None:

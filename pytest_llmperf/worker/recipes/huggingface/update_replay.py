@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,10 +17,6 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer
 
 from pytest_llmperf.records.learning import ReplayedUpdate
-
-if TYPE_CHECKING:
-    from transformers import Trainer
-
 
 # Sampling: the order in which the Trainer by itself takes samples, held against the one that its arguments ask for.
 
@@ -42,8 +38,7 @@ def misorder(trainer: Trainer) -> str:
     seed = args.seed if args.data_seed is None else args.data_seed
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
-        loader = _loader(trainer)
-        taken = [_epoch(loader, epoch) for epoch in range(_EPOCHS)]
+        taken = list(_epochs(trainer))
     number, ranks, batch = len(trainer.train_dataset), args.world_size, args.train_batch_size
     for epoch, own in enumerate(taken):
         order = _shuffled(number, seed + epoch) if asked == "random" else list(range(number))
@@ -54,23 +49,20 @@ def misorder(trainer: Trainer) -> str:
     return ""
 
 
-def _loader(trainer: Trainer) -> Any:
-    """The Trainer's, with its own sampler in the place of ours."""
+def _epochs(trainer: Trainer) -> Iterator[list[int]]:
+    """The indices that the Trainer would fetch with its own sampler in the place of ours."""
     prepared = trainer.accelerator._dataloaders  # noqa: SLF001
     known = len(prepared)
     try:
         trainer._get_train_sampler = Trainer._get_train_sampler.__get__(trainer)  # noqa: SLF001
-        return Trainer.get_train_dataloader(trainer)
+        loader = Trainer.get_train_dataloader(trainer)
     finally:
         del trainer._get_train_sampler  # the class has ours  # noqa: SLF001
         del prepared[known:]
-
-
-def _epoch(loader: Any, epoch: int) -> list[int]:
-    """The indices that it would fetch."""
-    if hasattr(loader, "set_epoch"):
-        loader.set_epoch(epoch)
-    return [int(index) for batch in loader.batch_sampler for index in batch]
+    for epoch in range(_EPOCHS):
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
+        yield [int(index) for batch in loader.batch_sampler for index in batch]
 
 
 def _shuffled(number: int, seed: int) -> list[int]:
@@ -126,7 +118,11 @@ def bit_sums(tensors: Sequence[torch.Tensor | None]) -> list[int]:
 
     Where one element alone is another, so is the sum.
     """
-    return list(map(int, _fetched([None if each is None else _bits(local(each)) for each in tensors])))
+
+    def bits(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous().view(-1).view(_WHOLE[tensor.element_size()]).sum(dtype=torch.int64)
+
+    return list(map(int, _fetched([None if each is None else bits(local(each)) for each in tensors])))
 
 
 def square_sums(tensors: Sequence[torch.Tensor | None]) -> list[float]:
@@ -136,11 +132,6 @@ def square_sums(tensors: Sequence[torch.Tensor | None]) -> list[float]:
         for each in tensors
     ]
     return [norm**2 for norm in _fetched(norms)]
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    whole = tensor.contiguous().view(-1).view(_WHOLE[tensor.element_size()])
-    return whole.sum(dtype=torch.int64)
 
 
 def _fetched(sums: Sequence[torch.Tensor | None]) -> list[Any]:

@@ -18,10 +18,11 @@ from accelerate.scheduler import AcceleratedScheduler
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Trainer
 
+from pytest_llmperf.observe.tracer import said
 from pytest_llmperf.records.learning import RankLearning, TensorSeen, uninspected
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.evidence import is_sharded
-from pytest_llmperf.worker.learning.update_replay import (
+from pytest_llmperf.worker.recipes.huggingface.update_replay import (
     UpdateReplay,
     bit_sums,
     misorder,
@@ -54,22 +55,22 @@ def seen_future(trainer: Trainer, model: PreTrainedModel) -> float | None:
     other = tokens.clone()
     other[:, half:] = (other[:, half:] + 1) % model.config.get_text_config().vocab_size
     is_training = model.training
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = model(input_ids=tokens).logits
+        return found.float()
+
     try:
         # Without dropout; and as it is written, since a compiled one would be compiled once more for this length.
         model.eval()
         with torch.no_grad(), trainer.accelerator.autocast(), torch.compiler.set_stance("force_eager"):
-            change = (_logits(model, tokens) - _logits(model, other)).abs()
+            change = (logits(tokens) - logits(other)).abs()
         before, after = float(change[:, :half].max()), float(change[:, half:].max())
     except Exception:  # noqa: BLE001 - whatever stands in the way, the measurement is done and counts
         return None
     finally:
         model.train(is_training)
     return before / after if after > 0 else None
-
-
-def _logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    logits: torch.Tensor = model(input_ids=tokens).logits
-    return logits.float()
 
 
 # Which samples of a data set a batch on the device holds, by what they say.
@@ -85,8 +86,7 @@ _OF_A_SAMPLE = ("input_ids", "labels", "attention_mask")
 def row_digests(inputs: Mapping[str, torch.Tensor]) -> list[bytes]:
     """Of each sequence of a batch: its tokens, labels and mask, each of shape (sequences, tokens)."""
     on_host = {name: inputs[name].cpu() for name in _OF_A_SAMPLE if name in inputs}
-    rows = range(len(on_host["input_ids"]))
-    return [_digest({name: each[row] for name, each in on_host.items()}) for row in rows]
+    return [_digest({name: each[row] for name, each in on_host.items()}) for row in range(len(on_host["input_ids"]))]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Read:
     """Those of the samples that the data set has more than once."""
 
 
-def found(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> Read:
+def found_in(digests: Sequence[bytes], dataset: Any, first: int, num: int) -> Read:
     """``digests`` as indices of ``dataset``, beside the ``num`` from ``first`` on, which the step should have.
 
     All of a small one is looked at; of a larger one, or of one whose samples are made anew each time, those alone.
@@ -131,12 +131,6 @@ def _digest(sample: Mapping[str, torch.Tensor]) -> bytes:
         if name in sample:
             hashed.update(name.encode() + sample[name].to(torch.int64).contiguous().numpy().tobytes())
     return hashed.digest()
-
-
-def has_own_labels(inputs: Mapping[str, torch.Tensor]) -> bool:
-    """Whether each label is its own input, which the model's loss shifts, or is left out of the loss."""
-    labels, tokens = inputs.get("labels"), inputs["input_ids"]
-    return labels is not None and bool(((labels == tokens) | (labels == _LEFT_OUT)).all())
 
 
 # transformers' word for a label that no loss counts.
@@ -196,7 +190,7 @@ class Inspection:
         """Gradients are clipped."""
         parameters = [each for _, each in trained(model)]
         self._keep(lambda: {"clipped": square_sums([each.grad for each in parameters]), "weights": sample(parameters)})
-        self._keep(lambda: {"rates": _rates(trainer), "scheduled": _scheduled_rate(trainer)})
+        self._keep(lambda: self._rates(trainer))
         optimizer = _optimizer(trainer)
         self._keep(lambda: {"update": UpdateReplay(trainer, model, optimizer, self._found["scheduled"])})
 
@@ -208,10 +202,21 @@ class Inspection:
     def learning(self, trainer: Trainer, model: PreTrainedModel, failed: BaseException | None) -> RankLearning:
         """What was seen, once all is over; ``failed`` is what has ended the step early."""
         if failed is not None or not self._is_over:
-            self._none = self._none or (_said(failed) if failed else "it was not begun")
+            self._none = self._none or (said(failed) if failed else "it was not begun")
         else:
             self._keep(lambda: self._ended(trainer, model))
         return self._found.get("learning") or uninspected(self._none)
+
+    @staticmethod
+    def _rates(trainer: Trainer) -> dict[str, Any]:
+        """In this step the least and the most of all groups; and what the schedule makes of the arguments."""
+        rates = [float(group["lr"]) for group in _optimizer(trainer).param_groups]
+        schedule = _schedule(trainer)
+        if hasattr(schedule, "lr_lambdas"):
+            scheduled = float(trainer.args.learning_rate) * float(schedule.lr_lambdas[0](schedule.last_epoch))
+        else:
+            scheduled = float(schedule.get_last_lr()[0])
+        return {"rates": (min(rates), max(rates)), "scheduled": scheduled}
 
     def _dropped(self, model: torch.nn.Module) -> int:
         """Tensors whose gradients are not what the pass before has left; all, where it has left none of any.
@@ -224,8 +229,11 @@ class Inspection:
         return sum(one != other for one, other in zip(now, then, strict=True))
 
     def _batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Each label should be its own input, which the model's loss shifts, or left out of the loss."""
         self._digests += row_digests(inputs)
-        return {"labels": self._found["labels"] and has_own_labels(inputs)}
+        labels, tokens = inputs.get("labels"), inputs["input_ids"]
+        has_own = labels is not None and bool(((labels == tokens) | (labels == _LEFT_OUT)).all())
+        return {"labels": self._found["labels"] and has_own}
 
     def _ended(self, trainer: Trainer, model: PreTrainedModel) -> dict[str, Any]:
         found, named = self._found, trained(model)
@@ -247,7 +255,11 @@ class Inspection:
             )
         ]
         largest, bound = self._update(trainer, parameters)
-        read = self._samples(trainer)
+        steps = trainer.state.global_step
+        of_a_step = self._spec.sequences_per_step
+        read = found_in(self._digests, trainer.train_dataset, (steps - STEPS) * of_a_step, of_a_step)
+        # accelerate steps a schedule that it wraps once for each rank.
+        each = trainer.args.world_size if isinstance(trainer.lr_scheduler, AcceleratedScheduler) else 1
         learning = RankLearning(
             shard=_shard(parameters),
             tensors=tuple(tensors),
@@ -259,8 +271,8 @@ class Inspection:
             update_bound=bound,
             learning_rates=found["rates"],
             scheduled_rate=found["scheduled"],
-            steps=trainer.state.global_step,
-            schedule_steps=_schedule_steps(trainer),
+            steps=steps,
+            schedule_steps=int(_schedule(trainer).last_epoch) // each,
             is_scaled=getattr(trainer.accelerator, "scaler", None) is not None,
             samples=read.samples,
             expected_samples=read.expected,
@@ -268,7 +280,7 @@ class Inspection:
             misorder=misorder(trainer),
             labels=found["labels"],
             future=seen_future(trainer, model) if self._spec.fp8 == "no" else None,
-            replay=found["update"].replay(trainer.state.global_step),
+            replay=found["update"].replay(steps),
             clip_factors=_factors(found["squares"], found["clipped"]),
             dropped=found["dropped"] if any(found["squares"]) else 0,  # some optimizers keep no gradients
         )
@@ -287,13 +299,12 @@ class Inspection:
             rate, decay = float(group["lr"]), float(group.get("weight_decay") or 0.0)
             explained = (rate * decay + torch.finfo(parameter.dtype).eps) * weight
             largest = max(largest, float((far - explained).max()) / rate)
-            bound = max(bound, _bound(_optimizer(trainer), group, trainer.state.global_step))
+            if type(_optimizer(trainer)) in (torch.optim.Adam, torch.optim.AdamW):
+                mean, square = group["betas"]
+                bound = max(bound, adam_bound(mean, square, trainer.state.global_step))
+            else:
+                bound = math.inf
         return largest, bound or math.inf
-
-    def _samples(self, trainer: Trainer) -> Read:
-        num = self._spec.sequences_per_step
-        first = (trainer.state.global_step - STEPS) * num
-        return found(self._digests, trainer.train_dataset, first, num)
 
     def _keep(self, ask: Callable[[], dict[str, Any]]) -> None:
         if self._none:
@@ -301,7 +312,7 @@ class Inspection:
         try:
             self._found |= ask()
         except Exception as error:  # noqa: BLE001 - whatever stands in the way, what was measured stands
-            self._none = _said(error)
+            self._none = said(error)
 
 
 # Bytes of types whose last bit an update may be less than.
@@ -322,36 +333,8 @@ def _optimizer(trainer: Trainer) -> Any:
     return getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
 
 
-def _rates(trainer: Trainer) -> tuple[float, float]:
-    """The least and the most of all groups, in this step."""
-    rates = [float(group["lr"]) for group in _optimizer(trainer).param_groups]
-    return min(rates), max(rates)
-
-
-def _scheduled_rate(trainer: Trainer) -> float:
-    """What the schedule says for this step: of the arguments, not of what was set since."""
-    schedule = _schedule(trainer)
-    if not hasattr(schedule, "lr_lambdas"):
-        return float(schedule.get_last_lr()[0])
-    return float(trainer.args.learning_rate) * float(schedule.lr_lambdas[0](schedule.last_epoch))
-
-
 def _schedule(trainer: Trainer) -> Any:
     return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
-
-
-def _schedule_steps(trainer: Trainer) -> int:
-    """accelerate steps a schedule that it wraps once for each rank."""
-    each = trainer.args.world_size if isinstance(trainer.lr_scheduler, AcceleratedScheduler) else 1
-    return int(_schedule(trainer).last_epoch) // each
-
-
-def _bound(optimizer: Any, group: Any, step: int) -> float:
-    """Of Adam's updates in this step, in learning rates; infinite of other optimizers."""
-    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
-        return math.inf
-    mean, square = group["betas"]
-    return adam_bound(mean, square, step)
 
 
 def adam_bound(mean: float, square: float, step: int) -> float:
@@ -373,7 +356,3 @@ def _shard(parameters: list[Any]) -> int:
                 number = number * size + at if placement.is_shard() else number
             return number
     return 0
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

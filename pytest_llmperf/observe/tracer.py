@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from pytest_llmperf.observe import device as gpu
+from pytest_llmperf.observe.step_trace import IncompleteTraceError, Marks, read, step_trace
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.worker.step_trace import IncompleteTraceError, Marks, read, step_trace
 
 #: Two that agree could have lost the same; a fourth says no more.
 STEPS = 3
@@ -44,7 +44,13 @@ class Tracer:
 
     def begin(self) -> None:
         """With the next step."""
-        self._profile = self._tried(lambda: _started(gpu.profiled(self._device)))
+
+        def started() -> Any:
+            started = profile(activities=[gpu.profiled(self._device)])
+            started.start()
+            return started
+
+        self._profile = self._tried(started)
         # A profiler takes longer to start on one rank than on another, and the others' first step would wait for it.
         if dist.is_initialized():
             dist.barrier(device_ids=gpu.barrier_devices(self._device))
@@ -73,7 +79,7 @@ class Tracer:
         """What was seen, once its steps are over; ``error`` is what has ended them early."""
         if error is not None and self.is_running:
             self._stop()
-            self._none = f"a traced step failed ({_said(error)})"
+            self._none = f"a traced step failed ({said(error)})"
         started = self._profile
         if self._none or started is None:
             return Trace(none=self._none or "it was not begun")
@@ -96,27 +102,20 @@ class Tracer:
         try:
             return ask()
         except Exception as error:  # noqa: BLE001 - whatever a profiler may raise, what was measured stands
-            self._none = self._none or f"the profiler failed ({_said(error)})"
+            self._none = self._none or f"the profiler failed ({said(error)})"
             return None
 
 
-def _started(activity: ProfilerActivity) -> Any:
-    started = profile(activities=[activity])
-    started.start()
-    return started
-
-
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """In one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-# Fetches: when a rank's host was inside its loader, step by step.
-
-
 class Fetches:
-    """Tells ``tracer`` of traced steps' fetches; those of timed ones are timed only where workers fetch ahead.
+    """When a rank's host was inside its loader, step by step.
 
-    What workers have kept ready while nobody trained, between timed and traced steps, a trace takes for speed.
+    Tells ``tracer`` of traced steps' fetches; those of timed ones are timed only where workers fetch ahead:
+    what workers have kept ready while nobody trained, between timed and traced steps, a trace takes for speed.
     """
 
     def __init__(self, tracer: Tracer | None, *, ahead: bool) -> None:

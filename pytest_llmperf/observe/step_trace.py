@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from pytest_llmperf.observe.device import ALLOCATIONS, CALLS, LAUNCHES, WAITS, WORK_KINDS
 from pytest_llmperf.records.trace import Kind, Trace, TraceRow, short_name
 
-# Activities: what the profiler saw, as plain data. The only place that knows how PyTorch's profiler words it.
-
 
 class Work(NamedTuple):
     """What a device did; on the CPU an operator. Times in nanoseconds since 1970."""
@@ -63,14 +61,11 @@ def read(events: Iterable[Any], *, on_host: bool) -> Activities:
                 found.work.append(Work(kind, name, start, end, event.start_thread_id()))
         elif is_device:
             if not event.is_user_annotation():
-                found.work.append(Work(_kind(name), name, start, end, event.correlation_id()))
+                kind = next((kind for word, kind in WORK_KINDS if name.startswith(word)), "kernel")
+                found.work.append(Work(kind, name, start, end, event.correlation_id()))
         elif CALLS.match(name):
             found.calls.append(Call(name, start, end, event.correlation_id()))
     return found
-
-
-def _kind(name: str) -> Kind:
-    return next((kind for word, kind in WORK_KINDS if name.startswith(word)), "kernel")
 
 
 _SECONDS = 1e-9
@@ -101,13 +96,13 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
     steps = _on_host(found.work, marks) if on_host else _on_device(found, marks)
     if not any(steps):
         raise IncompleteTraceError("what the profiler saw is of no traced step")
-    _refuse_unlike([Counter(item.key for item in items) for items in steps])
-    sums: dict[tuple[str, str], float] = defaultdict(float)
+    _refuse_unlike(steps)
+    sums: dict[_Key, float] = defaultdict(float)
+    counts: Counter[_Key] = Counter()
     for items in steps:
-        for item in items:
-            sums[item.key] += item.nanoseconds
-    # The same in each step, but for what the allocator asks of the driver.
-    counts = Counter(item.key for items in steps for item in items)
+        for key, nanoseconds in items:
+            sums[key] += nanoseconds
+            counts[key] += 1
     rows = tuple(
         sorted(TraceRow(*key, count / len(steps), sums[key] / len(steps) * _SECONDS) for key, count in counts.items())
     )
@@ -119,11 +114,14 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
         # Operators of several threads may take longer together than the step does.
         busy = min(step_seconds - data, sum(row.seconds for row in rows if row.kind != "wait"))
         return Trace(rows=rows, steps=len(steps), step_seconds=step_seconds, busy_seconds=busy, data_seconds=data)
-    ours = _asked_in(found, begin, end)
+    asked = {call.correlation for call in found.calls if begin < call.start <= end}
+    ours = [work for work in found.work if work.correlation in asked]
     end = max([end, *(work.end for work in ours)])
     at_work = _union((work.start, work.end) for work in ours)
     computing = _union((work.start, work.end) for work in ours if work.kind != "collective")
-    idle = _between(at_work, begin, end)
+    edges = [begin, *(edge for span in at_work for edge in span), end]
+    idle = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+    fetched = ((max(start, since), min(stop, until)) for since, until in marks.data for start, stop in idle)
     each = _SECONDS / len(steps)
     return Trace(
         rows=rows,
@@ -131,14 +129,13 @@ def step_trace(found: Activities, marks: Marks, *, on_host: bool) -> Trace:
         step_seconds=(end - begin) * each,
         busy_seconds=_length(at_work) * each,
         exposed_seconds=(_length(at_work) - _length(computing)) * each,
-        data_seconds=sum(_overlap(idle, window) for window in marks.data) * each,
+        data_seconds=_length((start, stop) for start, stop in fetched if start < stop) * each,
     )
 
 
-@dataclass(frozen=True)
-class _Item:
-    key: tuple[str, str]
-    nanoseconds: int
+# What it was, by kind and name, and its nanoseconds.
+_Key = tuple[str, str]
+_Item = tuple[_Key, int]
 
 
 def _on_device(found: Activities, marks: Marks) -> list[list[_Item]]:
@@ -151,23 +148,17 @@ def _on_device(found: Activities, marks: Marks) -> list[list[_Item]]:
             raise IncompleteTraceError(f"nothing asked for {short_name(work.name)}: the profiler lost records")
         step = _step_of(call.start, marks)
         if step is not None:
-            steps[step].append(_Item((work.kind, short_name(work.name)), work.end - work.start))
+            steps[step].append(((work.kind, short_name(work.name)), work.end - work.start))
     for call in found.calls:
         step = _step_of(call.start, marks)
         if step is None:
             continue
         if LAUNCHES.match(call.name) and call.correlation not in done:
             raise IncompleteTraceError(f"nothing came of a {call.name}: the profiler lost records")
-        kind = _kind_of(call)
+        kind = "wait" if WAITS.match(call.name) else "allocation" if ALLOCATIONS.match(call.name) else ""
         if kind:
-            steps[step].append(_Item((kind, call.name), call.end - call.start))
+            steps[step].append(((kind, call.name), call.end - call.start))
     return steps
-
-
-def _kind_of(call: Call) -> str:
-    if WAITS.match(call.name):
-        return "wait"
-    return "allocation" if ALLOCATIONS.match(call.name) else ""
 
 
 def _on_host(work: Sequence[Work], marks: Marks) -> list[list[_Item]]:
@@ -176,7 +167,7 @@ def _on_host(work: Sequence[Work], marks: Marks) -> list[list[_Item]]:
         step = _step_of(one.start, marks)
         # What the loader does is fetching and not the step's: of two workers' batches one step may take in both.
         if step is not None and not any(start <= one.start < end for start, end in marks.data):
-            steps[step].append(_Item((one.kind, short_name(one.name)), own))
+            steps[step].append(((one.kind, short_name(one.name)), own))
     return steps
 
 
@@ -203,20 +194,15 @@ def _step_of(instant: int, marks: Marks) -> int | None:
     return step if 0 <= step < len(marks.ends) - 1 else None
 
 
-def _refuse_unlike(steps: Sequence[Counter[tuple[str, str]]]) -> None:
+def _refuse_unlike(steps: Sequence[Sequence[_Item]]) -> None:
     """All steps have the same; what the allocator asks of the driver comes and goes."""
-    gating = [Counter({key: n for key, n in step.items() if key[0] != "allocation"}) for step in steps]
+    gating = [Counter(key for key, _ in items if key[0] != "allocation") for items in steps]
     for one, other in pairwise(gating):
         if one != other:
             kind, name = next(iter((one - other) + (other - one)))
             raise IncompleteTraceError(
                 f"its steps are not alike ({one[kind, name]} and {other[kind, name]} of {kind} {name})"
             )
-
-
-def _asked_in(found: Activities, begin: int, end: int) -> list[Work]:
-    asked = {call.correlation for call in found.calls if begin < call.start <= end}
-    return [work for work in found.work if work.correlation in asked]
 
 
 def _union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -229,14 +215,5 @@ def _union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _between(spans: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
-    edges = [begin, *(edge for span in spans for edge in span), end]
-    return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
-
-
 def _length(spans: Iterable[tuple[int, int]]) -> int:
     return sum(end - start for start, end in spans)
-
-
-def _overlap(spans: Iterable[tuple[int, int]], window: tuple[int, int]) -> int:
-    return sum(max(0, min(end, window[1]) - max(start, window[0])) for start, end in spans)

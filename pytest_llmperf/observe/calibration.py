@@ -1,6 +1,8 @@
-"""How a device is calibrated: work that depends on nothing under test, timed long enough to tell two GPUs apart.
+"""What a device gives to work that depends on nothing under test, before the training begins.
 
-Nothing of it is left to the training: not its memory, not its random numbers, not how fp32 products are rounded.
+The canary takes a tenth of a second in each launch: a chip that is slow at a plain matrix product explains a slow step.
+A calibration is long enough to tell two GPUs apart, and serves for a day. Nothing of either is left to the training:
+not its memory, not its random numbers, not how fp32 products are rounded.
 """
 
 from __future__ import annotations
@@ -14,14 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from statistics import fmean, median
 
 import torch
 import torch.distributed as dist
 
 from pytest_llmperf.observe import device as gpu
-from pytest_llmperf.observe.instruments import Clock
+from pytest_llmperf.observe.environment import device_name
 from pytest_llmperf.records.calibration import (
     ALL_REDUCE,
     BF16_PRODUCT,
@@ -35,36 +36,83 @@ from pytest_llmperf.records.calibration import (
 from pytest_llmperf.support import kept_files
 from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.support.files import write_text
-from pytest_llmperf.worker.environment import device_name
 
-# The file that keeps a device's calibration from launch to launch of a day.
+_BATCHES, _WARM_BATCHES = 3, 1
+
+
+def run_canary(device: torch.device) -> dict[str, float]:
+    """Rates of this rank: matrix product in FLOP/s, copy in bytes/s, and all-reduce in bytes/s where there are peers.
+
+    A copied byte counts twice, read and written; all-reduce by its bus bandwidth, 2·(n-1)/n of its bytes.
+    """
+    rates = _canary_rates(device)
+    gpu.give_back(device)
+    return {name: round(rate, -6) for name, rate in rates.items()}
+
+
+def slowest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each rate of the rank where it was lowest: the job moves at its pace."""
+    return {name: min(rates[name] for rates in by_rank) for name in by_rank[0]}
+
+
+def _canary_rates(device: torch.device) -> dict[str, float]:
+    on_gpu = gpu.is_gpu(device)
+    size, elements, repeats = (8192, 2**28, 10) if on_gpu else (512, 2**21, 5)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    a, b = torch.ones(size, size, dtype=dtype, device=device), torch.ones(size, size, dtype=dtype, device=device)
+    out = torch.empty_like(a)
+    rates = {"matmul_flops": 2 * size**3 / _seconds(lambda: torch.matmul(a, b, out=out), device, repeats)}
+    source = torch.ones(elements, device=device)
+    target = torch.empty_like(source)
+    num_bytes = source.numel() * source.element_size()
+    rates["copy_bytes_per_second"] = 2 * num_bytes / _seconds(lambda: target.copy_(source), device, repeats)
+    ranks = _world_size()
+    if ranks > 1:
+        seconds = _seconds(lambda: dist.all_reduce(target[: elements // 4]), device, repeats)
+        share = 2 * (ranks - 1) / ranks
+        rates["all_reduce_bytes_per_second"] = share * num_bytes / 4 / seconds
+    return rates
+
+
+def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Of one repetition: the median of a few batches, after one that warms up."""
+    batches = []
+    for _ in range(_WARM_BATCHES + _BATCHES):
+        gpu.wait(device)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        gpu.wait(device)
+        batches.append((time.perf_counter() - start) / repeats)
+    return median(batches[_WARM_BATCHES:])
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a file holds."""
-
+class _Kept:
     calibration: Calibration
     boot: str
-    """Under which start of its host it was made."""
-
-    def serves(self, day: str, boot: str, power_limit_watts: float, versions: Mapping[str, str]) -> bool:
-        """Whether it is as good as one made on this UTC ``day``, under this start of the host, limit and versions."""
-        made = self.calibration
-        same_time = made.made_at[:10] == day and self.boot == boot
-        return same_time and made.power_limit_watts == power_limit_watts and made.versions == dict(versions)
+    """Of the host, when it was made."""
 
 
-def read(path: Path) -> Kept | None:
-    """What ``path`` holds; ``None`` where that is nothing that can be used: it can be made anew."""
-    return kept_files.load(Kept, path)
+def _kept(path: Path, boot: str, power_limit_watts: float, versions: Mapping[str, str]) -> Calibration | None:
+    """What ``path`` holds, made on this UTC day under the same start of the host, limit and versions; else ``None``.
+
+    What cannot be used can be made anew.
+    """
+    kept = kept_files.load(_Kept, path)
+    if kept is None:
+        return None
+    made = kept.calibration
+    is_of_today = made.made_at[:10] == time.strftime("%Y-%m-%d", time.gmtime()) and kept.boot == boot
+    is_the_same = made.power_limit_watts == power_limit_watts and made.versions == dict(versions)
+    return made if is_of_today and is_the_same else None
 
 
-def write(path: Path, calibration: Calibration, boot: str, of_run: Path | None = None) -> None:
+def _keep(path: Path, calibration: Calibration, boot: str, of_run: Path | None = None) -> None:
     """Keep it at ``path``; where that cannot be written at ``of_run``, for this run, with the reason beside it."""
-    why = kept_files.keep(path, Kept(calibration, boot))
+    why = kept_files.keep(path, _Kept(calibration, boot))
     # Where not even the run's folder can be written the launch's own record cannot be, which says so itself.
-    if why and of_run is not None and not kept_files.keep(of_run, Kept(calibration, boot)):
+    if why and of_run is not None and not kept_files.keep(of_run, _Kept(calibration, boot)):
         with suppress(OSError):
             write_text(of_run.with_name(UNKEPT), f"{path.parent}: {why}\n", lasts=False)
 
@@ -89,14 +137,6 @@ Work = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class _Length:
-    """How long a work is repeated, in seconds."""
-
-    warm: float
-    steady: float
-
-
-@dataclass(frozen=True)
 class _Sizes:
     """What is done on one kind of device."""
 
@@ -105,7 +145,8 @@ class _Sizes:
     """Elements of fp32."""
     exchanged: int
     batch_seconds: float
-    lengths: Mapping[str, _Length]
+    lengths: Mapping[str, tuple[float, float]]
+    """How long a work is repeated, in seconds: until it is warm, and steady."""
 
 
 _GPU = _Sizes(
@@ -115,10 +156,10 @@ _GPU = _Sizes(
     batch_seconds=0.1,
     lengths={
         # The power limit's control needs a second to settle; four more are four periods of its swing.
-        BF16_PRODUCT: _Length(1.0, 4.0),
-        FP32_PRODUCT: _Length(0.3, 0.7),
-        COPY: _Length(0.2, 0.3),
-        ALL_REDUCE: _Length(0.1, 0.5),
+        BF16_PRODUCT: (1.0, 4.0),
+        FP32_PRODUCT: (0.3, 0.7),
+        COPY: (0.2, 0.3),
+        ALL_REDUCE: (0.1, 0.5),
     },
 )
 # Small, and smaller than what the canary takes, so that the process holds no more than it did.
@@ -127,7 +168,7 @@ _CPU = _Sizes(
     copied=2**18,
     exchanged=2**16,
     batch_seconds=0.01,
-    lengths=dict.fromkeys((BF16_PRODUCT, FP32_PRODUCT, COPY, ALL_REDUCE), _Length(0.02, 0.08)),
+    lengths=dict.fromkeys((BF16_PRODUCT, FP32_PRODUCT, COPY, ALL_REDUCE), (0.02, 0.08)),
 )
 
 
@@ -144,26 +185,23 @@ def calibrated(
     paths = [each / file for each in (folder, of_run) if each is not None]
     with gpu.sensors(device) as sensed:
         limit = sensed.power_limit_watts
-    today, versions, boot = time.strftime("%Y-%m-%d", time.gmtime()), _versions(device), boot_id()
-    kept = (each for each in map(read, paths) if each and each.serves(today, boot, limit, versions))
-    found = next((each.calibration for each in kept), None)
+    versions, boot = _versions(device), boot_id()
+    found = next(filter(None, (_kept(path, boot, limit, versions) for path in paths)), None)
     # All or none: an exchange needs all, and GPUs that work side by side are calibrated side by side.
     is_needed = _of_all(float(found is None), device) > 0
     if found is not None and not is_needed:
         return found
     begin()
-    if not _has_room(device):
+    if gpu.is_gpu(device) and not _has_room(device):
         return None
     made = calibrate(device)
     if not made.trouble:
-        write(paths[0], made, boot, *paths[1:])
+        _keep(paths[0], made, boot, *paths[1:])
     return made
 
 
 def _has_room(device: torch.device) -> bool:
     """On the devices of all ranks: one that waits for an exchange with one that has none would wait for ever."""
-    if not gpu.is_gpu(device):
-        return True
     return not _of_all(float(gpu.available_bytes(device) < _ROOM_BYTES), device)
 
 
@@ -236,7 +274,7 @@ def _steady(
 ) -> list[float]:
     """Seconds of one repetition in each batch of the steady part; what the work has held is freed."""
     clock = gpu.clock_of(device)
-    length, batch, work = sizes.lengths[name], sizes.batch_seconds, make()
+    work = make()
     work()
     clock.wait()
     start = clock.instant()
@@ -245,8 +283,8 @@ def _steady(
     end = clock.instant()
     clock.wait()
     once = _of_all(clock.between(start, end), device) / _TRIALS  # ranks that exchange must do so equally often
-    repeats = max(1, round(batch / once))
-    num_warm, num_steady = (math.ceil(seconds / (repeats * once)) for seconds in (length.warm, length.steady))
+    repeats = max(1, round(sizes.batch_seconds / once))
+    num_warm, num_steady = (math.ceil(seconds / (repeats * once)) for seconds in sizes.lengths[name])
 
     marks = [clock.instant()]
     for number in range(1, num_warm + num_steady + 1):
@@ -254,8 +292,8 @@ def _steady(
             work()
         marks.append(clock.instant())
         over = number - _AHEAD
-        if over > 0:
-            _wait(clock, marks[over])
+        while over > 0 and not clock.has_passed(marks[over]):
+            time.sleep(_POLL_SECONDS)
         if over > num_warm:
             sensed.look()  # while the next batches run
     clock.wait()
@@ -263,11 +301,6 @@ def _steady(
     del work
     gpu.give_back(device)
     return times
-
-
-def _wait(clock: Clock[Any], instant: Any) -> None:
-    while not clock.has_passed(instant):
-        time.sleep(_POLL_SECONDS)
 
 
 def _product(dtype: torch.dtype, sizes: _Sizes, device: torch.device, random: torch.Generator) -> Work:

@@ -50,7 +50,7 @@ def seen(loader: Any, *, on_gpu: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """What ends a worker, in one line of what comes through here.
 
     Raises:

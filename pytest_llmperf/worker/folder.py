@@ -1,22 +1,25 @@
-"""Request: what a launch's ranks are asked for, as the launcher left it in ``request.json``."""
+"""A launch's folder as its ranks have it: ``request.json`` in; why a rank failed out. Without torch.
+
+Every file appears whole or not at all.
+"""
 
 from __future__ import annotations
 
 import json
+import time
+import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.records.batch_size_search import Search
-from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch_end import PassingRanges
-from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
-from pytest_llmperf.records.learning import RankLearning, uninspected
 from pytest_llmperf.records.parity import ParityOrder
-from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
+from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.redaction import without_secrets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,8 @@ class Request:
     """The folder of the GPUs' calibrations; empty: none is asked for."""
     parity: ParityOrder | None = None
     """Small trainings in the place of the one that is measured."""
+    recipe: str = "huggingface"
+    """Who trains: a module of ``worker/recipes``."""
 
     @classmethod
     def read(cls, folder: Path) -> Request:
@@ -57,43 +62,44 @@ class Request:
             inspect=values.get("inspect", True) and not search,
             all_steps=values.get("all_steps", False),
             calibrations=values.get("calibrations", ""),
+            recipe=values.get("recipe", "huggingface"),
             parity=codec.read(ParityOrder, values["parity"]) if values.get("parity") else None,
         )
 
 
-# Trained: what one rank saw of a finished run; the record is made of it, whatever has trained.
+_LONGEST_MESSAGE = 300
 
 
-@dataclass(frozen=True)
-class Later:
-    """What one rank sees after all that is timed."""
-
-    attention_kernel: str = "unknown"
-    """The operators that attention calls."""
-    trace: Trace = field(default_factory=lambda: Trace(none=UNWANTED))
-    learning: RankLearning = field(default_factory=lambda: uninspected(UNINSPECTED))
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` so that a reader sees the old file or the new one, never a part."""
+    write_text(path, json.dumps(value), lasts=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What one rank saw of a finished run."""
+def write_failure(folder: Path, rank: int, error: BaseException, kind: str, how: str = "") -> None:
+    """Leave the reason of this rank's end; the earliest one written is the root cause, its peers only saw it.
 
-    step_seconds: tuple[float, ...]
-    waiting_seconds: tuple[float, ...]
-    losses: tuple[float, ...]
-    gradient_norms: tuple[float, ...] = ()
-    """Of the first steps, before clipping."""
-    tokens_per_step: int
-    allocated_bytes: tuple[int, ...] = ()
-    """As each step ended."""
-    peak_reserved_bytes: int
-    peak_allocated_bytes: int
-    train_seconds: float
-    parameters: int
-    canary: Mapping[str, float]
-    calibration: Calibration | None = None
-    real_tokens: tuple[int, ...] = ()
-    """Of every step, those that were no padding; empty where there is none."""
-    evidence: Mapping[str, Any]
-    """But for what is seen ``later``."""
-    later: Later = field(default_factory=Later)
+    A refusal is its own line and nothing else: no rank erred, and where in the code it was said helps nobody. ``how``
+    is how it is known that memory ran out, where ``error`` does not say so itself.
+    """
+    refused = kind == "refused"
+    lines = [] if refused else "".join(traceback.format_exception(error)).splitlines()
+    message = str(error) if refused else f"rank {rank}: {type(error).__name__}: {_one_line(error)}"
+    if how:
+        message = f"{message}; taken for a lack of memory: {how}"
+    write_json(
+        folder / f"failure-{rank}.json",
+        {
+            "kind": kind,
+            "message": message,
+            "tail": [line for line in lines if line.strip()][-12:],
+            "time": time.time(),
+        },
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    # The first line alone may only announce what the others say.
+    line = " ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
+    line = without_secrets(line)  # what is cut is no longer known for a secret
+    # CUDA's out-of-memory message goes on about allocator settings; the log has it all.
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."

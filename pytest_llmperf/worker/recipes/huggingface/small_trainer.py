@@ -15,15 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
-from transformers import (
-    PreTrainedModel,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import PreTrainedModel, Trainer, TrainerCallback, set_seed
 from transformers.pytorch_utils import Conv1D
 
 from pytest_llmperf.observe.device import is_gpu
@@ -38,13 +30,14 @@ from pytest_llmperf.worker.build import (
     force_tf32,
     training_arguments,
 )
-from pytest_llmperf.worker.train import WatchedTrainer
-
-# Double precision throughout: transformers' models compute norms, softmax and the loss in fp32 whatever they are.
+from pytest_llmperf.worker.recipes.huggingface.trainer import WatchedTrainer
 
 
 class DoublePrecision(TorchFunctionMode):
-    """While it is on, whoever asks for fp32 is given fp64."""
+    """While it is on, whoever asks for fp32 is given fp64.
+
+    transformers' models compute norms, softmax and the loss in fp32 whatever they are.
+    """
 
     def __torch_function__(
         self,
@@ -62,9 +55,6 @@ def _wider(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
-# Weights as FSDP gathers them under mixed precision: fp32 for the optimizer, 16 bits wherever they are used.
-
-
 _ADDED = "parametrizations"
 _WRAPPERS = frozenset({_ADDED, "_orig_mod", "_checkpoint_wrapped_module"})
 
@@ -79,7 +69,7 @@ class _Cast(nn.Module):
 
 
 def as_gathered(model: nn.Module, dtype: torch.dtype) -> None:
-    """Let ``model`` compute with copies of its parameters in ``dtype``; the plain form of what FSDP does."""
+    """Let ``model`` compute with copies of its parameters in ``dtype``: the plain form of FSDP in mixed precision."""
     for module in list(model.modules()):
         for name, _ in list(module.named_parameters(recurse=False)):
             parametrize.register_parametrization(module, name, _Cast(dtype), unsafe=True)  # another type comes out
@@ -91,15 +81,12 @@ def plain_name(name: str) -> str:
     return ".".join(parts[:-1] if _ADDED in name and parts[-1] == "original" else parts)
 
 
-# Initial weights of a small training: the same values, to the last bit, in every precision and on every device.
-
-
 # Of what multiplies or is added element by element: around what the model begins it with.
 _SPREAD = 0.1
 
 
 def set_initial_weights(model: nn.Module, seed: int) -> None:
-    """Give each parameter of ``model`` values that depend on ``seed`` and the parameters' order alone.
+    """Give each parameter of ``model`` values that depend on ``seed`` and the parameters' order alone, to the last bit.
 
     Matrices keep what passes through them at its size, which a model's own initialisation does not at these widths:
     attention would look everywhere alike, and whatever is wrong with it would hardly show. What begins as one or zero
@@ -113,21 +100,14 @@ def set_initial_weights(model: nn.Module, seed: int) -> None:
                 wide = values * parameter.shape[-1] ** -0.5
             else:
                 wide = parameter.detach().float().cpu() + _SPREAD * values
-            parameter.copy_(_in_all_types(wide))
+            # What fp16's range and bf16's digits both hold, wider types hold too.
+            parameter.copy_(wide.to(torch.float16).to(torch.bfloat16).float())
 
 
 @lru_cache(maxsize=1)  # several trainings in turn are of one seed
 def _drawn(seed: int, shapes: tuple[torch.Size, ...]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) for shape in shapes]
-
-
-def _in_all_types(values: torch.Tensor) -> torch.Tensor:
-    # What fp16's range and bf16's digits both hold, wider types hold too.
-    return values.to(torch.float16).to(torch.bfloat16).float()
-
-
-# What a small training is trained on: rows of unequal length, since equal ones hide how losses are averaged.
 
 
 # What a row is filled up with, and what its labels say there: it is no part of the loss.
@@ -140,8 +120,8 @@ _FULL = 4
 class UnevenRows(Dataset[dict[str, torch.Tensor]]):
     """``length`` rows of random tokens, one in four of them full and the others down to an eighth as long.
 
-    No attention mask: in a causal model nothing that counts sees padding that follows it, and a mask would call for
-    other kernels than the measured training has.
+    Equal ones would hide how losses are averaged. No attention mask: in a causal model nothing that counts sees padding
+    that follows it, and a mask would call for other kernels than the measured training has.
     """
 
     def __init__(self, *, length: int, sequence_length: int, vocabulary_size: int, seed: int) -> None:
@@ -213,14 +193,11 @@ class SmallTrainer(Trainer):
         if self.accelerator.sync_gradients:
             self._seen.losses.append(float(sum(self._losses)))
             self._losses.clear()
-            scale = self._scale()
+            scaler = getattr(self.accelerator, "scaler", None)
+            scale = 1.0 if scaler is None else float(scaler.get_scale())
             found = gradients_of(self._inner, self._seen.device)
             self._seen.gradients.append({name: one / scale for name, one in found.items()} if scale != 1 else found)
         return loss
-
-    def _scale(self) -> float:
-        scaler = getattr(self.accelerator, "scaler", None)
-        return 1.0 if scaler is None else float(scaler.get_scale())
 
 
 class _Watch(TrainerCallback):
@@ -229,15 +206,13 @@ class _Watch(TrainerCallback):
     def __init__(self, model: nn.Module, seen: SmallSteps) -> None:
         self._model, self._seen = model, seen
 
-    def on_step_begin(self, _args: TrainingArguments, _state: TrainerState, _c: TrainerControl, **_: Any) -> None:
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._seen.weights.append(whole(self._model, self._seen.device))
 
-    def on_pre_optimizer_step(
-        self, _args: TrainingArguments, _state: TrainerState, _c: TrainerControl, **_: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._seen.clipped.append(gradients_of(self._model, self._seen.device))
 
-    def on_step_end(self, _args: TrainingArguments, _state: TrainerState, _c: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         before, after = self._seen.weights[-1], whole(self._model, self._seen.device)
         self._seen.updates.append({name: after[name] - before[name] for name in after})
 

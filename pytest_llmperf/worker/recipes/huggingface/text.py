@@ -1,100 +1,25 @@
-"""A text as samples: every row once an epoch, in an order that the seed alone decides."""
+"""A text from local files, made tokens; without a network, and once for all launches that share it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 from zipfile import BadZipFile
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_collator
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pytest_llmperf.settings.text_files import COLUMN, TextFiles
 from pytest_llmperf.support.files import replacing
 from pytest_llmperf.support.folders import cache_folder
 from pytest_llmperf.worker.refusal import RefusedError
-
-#: How samples are ordered, as the evidence tells it.
-ORDER = "shuffled by seed and epoch"
-
-#: Of a batch, how many of its tokens are no padding: a number on the host, and no input of the model's.
-REAL_TOKENS = "real_tokens"
-
-# What no loss counts, as PyTorch's cross entropy has it.
-_IGNORED = -100
-
-# Between the seeds of two runs lie the seeds of all epochs of one.
-_STRIDE = 1_000_003
-
-
-class RowSource(Protocol):
-    """Rows that are there, or made when they are taken."""
-
-    is_costly: ClassVar[bool]
-    """Whether each is made anew whenever it is taken."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, row: int) -> tuple[np.ndarray, int | None]:
-        """Its tokens, and how many of them are real; ``None``: all."""
-
-
-class TextSamples(Dataset[dict[str, torch.Tensor]]):
-    """``length`` samples: epoch after epoch of ``rows``, each in an order of its own.
-
-    What sample 7 is depends on the seed and the rows, and not on how many samples are taken.
-    """
-
-    order = ORDER
-
-    def __init__(self, rows: RowSource, *, length: int, seed: int, counts_padding: bool) -> None:
-        self._rows, self._length, self._seed = rows, length, seed
-        self._counts_padding = counts_padding
-        self._orders: dict[int, torch.Tensor] = {}
-        #: Whether a sample is made anew whenever it is asked for.
-        self.is_costly = rows.is_costly
-        #: The first samples, of which all others are repetitions.
-        self.distinct = min(length, len(rows))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def row_of(self, index: int) -> int:
-        """Which row sample ``index`` is."""
-        epoch, place = divmod(index, len(self._rows))
-        if epoch not in self._orders:
-            generator = torch.Generator().manual_seed(self._seed * _STRIDE + epoch)
-            self._orders[epoch] = torch.randperm(len(self._rows), generator=generator)
-        return int(self._orders[epoch][place])
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        row = self.row_of(index)
-        tokens, real = self._rows.take(row)
-        ids = torch.from_numpy(tokens).long()
-        if real is None:
-            return {"input_ids": ids, "labels": ids}
-        mask = torch.arange(len(ids)) < real
-        labels = ids if self._counts_padding else ids.masked_fill(~mask, _IGNORED)
-        return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
-
-
-def counted(samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """A batch as transformers puts it together, and how many of its tokens are real, counted while the host has it."""
-    batch = default_data_collator(samples)
-    return {**batch, REAL_TOKENS: int(batch["attention_mask"].sum())}
-
-
-# The rows of a text, read by ``datasets`` from local files.
-
 
 _NO_ROWS = "no rows there; expected some, {}: name another text or split"
 
@@ -114,7 +39,8 @@ def read(text: TextFiles) -> list[str]:
         raise RefusedError(
             f"data='text' is read by datasets, which cannot be imported ({error}): pip install 'pytest-llmperf[text]'"
         ) from None
-    name = _name(text)
+    more = f" and {len(text.files) - 1} more" if len(text.files) > 1 else ""
+    name = f"text {text.files[0]}{more} ({text.split.words})"
     no_rows = _NO_ROWS.format("paragraphs" if text.format == "text" else f"in a column {COLUMN!r}")
     # A file without rows gives a reader of parquet no size of its own to read by.
     words = {"sample_by": "paragraph"} if text.format == "text" else {"batch_size": 10_000}
@@ -154,13 +80,12 @@ def _column(found: Any, name: str) -> list[str]:
     return rows
 
 
-def _name(text: TextFiles) -> str:
-    more = f" and {len(text.files) - 1} more" if len(text.files) > 1 else ""
-    return f"text {text.files[0]}{more} ({text.split.words})"
-
-
 def _why(error: BaseException, no_rows: str) -> str:
-    causes = list(_causes(error))
+    causes: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None:
+        causes.append(one)
+        one = one.__cause__ or one.__context__
     for cause in causes:
         if isinstance(cause, UnicodeDecodeError):
             where = f"no UTF-8 at byte {cause.start} ({cause.reason})"
@@ -171,13 +96,15 @@ def _why(error: BaseException, no_rows: str) -> str:
     return f"cannot be read ({' '.join(str(told).split())[:200]})"
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+class Tokenizer(Protocol):
+    """Of bytes, or the user's."""
 
+    vocabulary_size: int
+    end_of_text: int
+    padding: int
 
-# A tokenizer of the user's, from local files alone.
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[np.ndarray]:
+        """The tokens of each; ``special``: with those that the tokenizer puts around a text by itself."""
 
 
 # How the families call it, where a bare tokenizer.json does not say which of its tokens that is.
@@ -185,7 +112,7 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 class LocalTokenizer:
-    """What transformers makes of the folder or file at a path.
+    """The user's: what transformers makes of the folder or file at a path.
 
     Raises:
         RefusedError: it makes nothing of it, or it has no token for the end of a text.
@@ -193,7 +120,10 @@ class LocalTokenizer:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._own = _load(path)
+            if path.is_file():
+                self._own: Any = PreTrainedTokenizerFast(tokenizer_file=str(path))
+            else:
+                self._own = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # noqa: BLE001 - a tokenizer's own code may raise anything
             reason = " ".join(str(error).split())
             raise RefusedError(
@@ -215,29 +145,14 @@ class LocalTokenizer:
         self.padding: int = end if padding is None else padding
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[np.ndarray]:
-        """The tokens of each; ``special``: with those that the tokenizer puts around a text by itself."""
         found = self._own(list(texts), add_special_tokens=special, return_attention_mask=False, verbose=False)
         return [np.asarray(ids, dtype=np.int32) for ids in found["input_ids"]]
 
 
-def _load(path: Path) -> Any:
-    if path.is_file():
-        return PreTrainedTokenizerFast(tokenizer_file=str(path))
-    return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-
-
-# The tokenizer that needs no file: a token for each byte, one for the end of a text, one for padding.
-
-
-_END_OF_TEXT, _PADDING = 256, 257
-
-
 class ByteTokenizer:
-    """UTF-8, byte by byte."""
+    """The one that needs no file: a token for each byte of UTF-8, one for the end of a text, one for padding."""
 
-    vocabulary_size = 258
-    end_of_text = _END_OF_TEXT
-    padding = _PADDING
+    vocabulary_size, end_of_text, padding = 258, 256, 257
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[np.ndarray]:  # noqa: ARG002 - it has none
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]

@@ -63,7 +63,10 @@ class Headroom:
             return
         import resource  # noqa: PLC0415 - absent on Windows, where a GPU may be
 
-        _give_back_at_once()
+        # What is freed is the system's again, which counts it. Left to itself glibc learns to keep blocks of up to
+        # 32 MiB, in pieces: after one size that was too large not even a single sequence fits.
+        with suppress(OSError, AttributeError):  # another C library has no such call
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
         self._held_before, self._limit_bytes = _held_bytes()[_DATA], limit_bytes
         limit = self._held_before + limit_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
@@ -103,7 +106,9 @@ class Headroom:
             held = _held_bytes()[_DATA] - self._held_before
             room = Room("its limit", self._limit_bytes, max(0, self._limit_bytes - held))
         else:
-            room = min((_of_the_host(), *_of_the_process()), key=lambda room: room.share)
+            host = psutil.virtual_memory()
+            of_the_host = Room("the host", int(host.total), int(host.available))
+            room = min((of_the_host, *_of_the_process()), key=lambda room: room.share)
         least = self.least  # a look of another thread, or forget(), may come between
         if least is None or room.share < least.share:
             self.least = room
@@ -112,8 +117,13 @@ class Headroom:
     def after(self) -> tuple[Room, ...]:
         """What there is, and what there was at least, once something failed: of the GPU too."""
         self.look()
-        gpu = _of_the_gpu()
-        return tuple(room for room in (self.least, gpu) if room is not None)
+        rooms = [room for room in (self.least,) if room is not None]
+        gpu = _gpu()
+        if gpu is not None:
+            with suppress(RuntimeError):  # the context is lost
+                free, total = gpu.free_and_total()
+                rooms.append(Room("the GPU", total, free, *gpu.allocator_failures()))
+        return tuple(rooms)
 
 
 def lack_of_memory(error: BaseException, headroom: Headroom) -> str | None:
@@ -152,17 +162,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _of_the_gpu() -> Room | None:
-    gpu = _gpu()
-    if gpu is None:
-        return None
-    try:
-        free, total = gpu.free_and_total()
-        return Room("the GPU", total, free, *gpu.allocator_failures())
-    except RuntimeError:  # the context is lost
-        return None
-
-
 def _gpu() -> ModuleType | None:
     """What tells of this rank's GPU; ``None`` where there is none, or torch could not be imported."""
     if "torch" not in sys.modules:
@@ -170,21 +169,6 @@ def _gpu() -> ModuleType | None:
     from pytest_llmperf.observe import device  # noqa: PLC0415 - a rank without torch asks what failed
 
     return device if device.has_gpu() else None
-
-
-def _give_back_at_once() -> None:
-    """Let what is freed be the system's again, which counts it.
-
-    Left to itself glibc learns to keep blocks of up to 32 MiB, in pieces: how much fits is then a matter of luck, and
-    after one size that was too large not even a single sequence does.
-    """
-    with suppress(OSError, AttributeError):  # another C library has no such call
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
-
-
-def _of_the_host() -> Room:
-    memory = psutil.virtual_memory()
-    return Room("the host", int(memory.total), int(memory.available))
 
 
 def _of_the_process() -> Iterator[Room]:
@@ -215,9 +199,6 @@ def _held_bytes() -> tuple[int, ...]:
     return (0,) * 7
 
 
-# A thread beside the training that writes down how little memory was left: a rank that dies of it may say no word.
-
-
 _INTERVAL_SECONDS = 0.5
 
 # A limit is come to within a step; a look takes some 20 us.
@@ -230,15 +211,14 @@ _WIDTH = 256
 
 @contextmanager
 def watched(headroom: Headroom, path: Path, *, to_be_capped: bool) -> Iterator[None]:
-    """Keep at ``path`` the least room that was seen of ``headroom``.
+    """Keep at ``path`` the least room that was seen of ``headroom``: a rank that dies of it may say no word.
 
     Entered before the limit is set: the thread's own stack is none of what the training takes.
     """
     stop, seconds = threading.Event(), _CAPPED_SECONDS if to_be_capped else _INTERVAL_SECONDS
     with path.open("wb", buffering=0) as file:
-        thread = threading.Thread(
-            target=_watch, args=(headroom, file.fileno(), stop, seconds), name="llmperf-room", daemon=True
-        )
+        what = headroom, file.fileno(), stop, seconds
+        thread = threading.Thread(target=_watch, args=what, name="llmperf-room", daemon=True)
         thread.start()
         try:
             yield

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from transformers.optimization import Adafactor
 
+from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.records.parity import (
     BESIDE,
     FILE,
@@ -31,19 +32,14 @@ from pytest_llmperf.settings.small_spec import in_fp32, in_pieces, keeps_states_
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import replacing
-from pytest_llmperf.worker.failure_file import write_json
-from pytest_llmperf.worker.heartbeat import Heartbeat
-from pytest_llmperf.worker.parity.small_trainer import (
+from pytest_llmperf.worker.folder import Request, write_json
+from pytest_llmperf.worker.recipes.huggingface.small_trainer import (
     LEARNING_RATE,
     LONGEST_GRADIENT,
     WEIGHT_DECAY,
     SmallSteps,
     train_small,
 )
-from pytest_llmperf.worker.request import Request
-
-# What the plain form of an optimizer makes of given gradients, in double precision: what an update is held against.
-
 
 # As transformers' arguments have them where nobody says otherwise; told here, since a fault may be in those.
 _ADAM: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
@@ -90,9 +86,6 @@ def plain_updates(  # noqa: PLR0913, PLR0917 - an optimizer's settings and what 
     return updates
 
 
-# From what a small training did, and the true one beside it, to figures.
-
-
 # Half the distance from 1 to the next number of the type.
 _ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4}
 
@@ -133,7 +126,11 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         given = seen.weights, seen.clipped, seen.decaying
         updates = plain_updates(optimizer, *given, LEARNING_RATE, WEIGHT_DECAY)
         tensors += _compared(UPDATE, seen.updates, updates)
-        lost = _lost(seen.updates, updates)
+        both = zip(seen.updates, updates, strict=True)
+        pairs = [(ours[name], true) for ours, plain in both for name, true in plain.items()]
+        wanted = sum(_fetched((true != 0).sum() for _, true in pairs))
+        stayed = sum(_fetched(((true != 0) & (ours == 0)).sum() for ours, true in pairs))
+        lost = stayed / wanted if wanted else 0.0
     return TrainingErrors(
         form=form,
         precision=spec.precision if spec.fp8 == "no" else f"fp8 {spec.fp8}",
@@ -179,13 +176,6 @@ def _clipping_errors(seen: SmallSteps) -> Iterator[float]:
         norm = _total(before)
         expected = norm * min(1.0, LONGEST_GRADIENT / (norm + _CLIPPING_EPSILON))
         yield _total(after) / expected - 1 if expected else 0.0
-
-
-def _lost(own: Sequence[Mapping[str, torch.Tensor]], true: Sequence[Mapping[str, torch.Tensor]]) -> float:
-    pairs = [(ours[name], expected) for ours, truth in zip(own, true, strict=True) for name, expected in truth.items()]
-    wanted = sum(_fetched((expected != 0).sum() for _, expected in pairs))
-    stayed = sum(_fetched(((expected != 0) & (found == 0)).sum() for found, expected in pairs))
-    return stayed / wanted if wanted else 0.0
 
 
 def _total(tensors: Mapping[str, torch.Tensor]) -> float:
@@ -259,15 +249,11 @@ def _beside_truth(spec: TrainSpec, folder: Path, train: Callable[..., SmallSteps
             of_seed = replace(one, seed=seed)
             seen = train(of_seed)
             truth = truth or Truth.load(_truth_file(folder, seed), seen.device)
-            yield from _from_ranks(errors_of(form, of_seed, seen, truth))
-
-
-def _from_ranks(own: TrainingErrors) -> Iterator[TrainingErrors]:
-    if not dist.is_initialized():
-        yield own
-        return
-    rank = dist.get_rank()
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.gather_object(own, found if rank == 0 else None)
-    if rank == 0:
-        yield merged(found)
+            own = errors_of(form, of_seed, seen, truth)
+            if not dist.is_initialized():
+                yield own
+                continue
+            found: list[Any] = [None] * dist.get_world_size()
+            dist.gather_object(own, found if dist.get_rank() == 0 else None)
+            if dist.get_rank() == 0:
+                yield merged(found)

@@ -1,1 +1,0 @@
-"""What one rank looks at in the step that comes after all others, to see that training learns."""

@@ -1,0 +1,173 @@
+"""The Trainer, watched without being slowed: what it does where drives ``observe``, and the inspection of one step."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from pytest_llmperf.observe.heartbeat import Heartbeat
+from pytest_llmperf.observe.training import ObservedTraining
+from pytest_llmperf.support.formats import memory
+from pytest_llmperf.worker import data_workers
+from pytest_llmperf.worker.recipes.huggingface.data import REAL_TOKENS
+from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection
+from pytest_llmperf.worker.refusal import RefusedError
+
+
+class WatchedTrainer(Trainer):
+    """Tells of each micro-batch its loss, which stays on its device, and the tokens it was given."""
+
+    def __init__(self, *args: Any, observed: ObservedTraining, inspection: Inspection | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._observed, self._inspection = observed, inspection
+
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()
+        data_workers.bind(loader)
+        return loader
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        self._observed.batches_asked()
+        return super().get_batch_samples(*args, **kwargs)
+
+    def _get_num_items_in_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Where ranks meet before the forward pass; a Trainer that has it no more lets that meeting go unseen."""
+        self._observed.ranks_meet()
+        return super()._get_num_items_in_batch(*args, **kwargs)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._observed.pass_began(model.parameters())
+        real_tokens = inputs.pop(REAL_TOKENS, None)  # the host's own number, and no input of the model's
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self._observed.pass_ended(loss, inputs["input_ids"].numel(), real_tokens)
+        if self._inspection and self._inspection.is_running:
+            self._inspection.end_pass(self.model)
+        return loss
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        given: dict[str, Any] = super()._prepare_inputs(inputs)
+        if self._inspection and self._inspection.is_running:
+            self._inspection.begin_pass(given)
+        return given
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        if self._inspection and self._inspection.is_running:
+            self._inspection.end_forward(self.model)
+        return loss
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        self._observed.gradients_clipped(norm)
+        if self._inspection and self._inspection.is_running:
+            self._inspection.before_update(self, self.model)
+        return norm
+
+    def _get_train_sampler(self, *_args: Any, **_kwargs: Any) -> SequentialSampler:
+        """In the order of the indices: a shuffle's depends on how many samples there are, and so on the steps."""
+        return SequentialSampler(self.train_dataset)
+
+
+class StepMarks(TrainerCallback):
+    """Says where steps begin and end; between those that are timed and those that come later a checkpoint is saved."""
+
+    def __init__(
+        self,
+        observed: ObservedTraining,
+        heartbeat: Heartbeat,
+        checkpoint: Checkpoint | None,
+        inspection: Inspection | None,
+    ) -> None:
+        self._observed, self._heartbeat = observed, heartbeat
+        self._checkpoint, self._inspection = checkpoint, inspection
+
+    def on_step_begin(
+        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, model: Any = None, **_: Any
+    ) -> None:
+        if state.global_step == 0:
+            if self._checkpoint:
+                self._checkpoint.check_room(model)
+            if self._inspection:
+                self._inspection.before(model)
+            self._observed.begin()
+        elif self._inspection and self._inspection.is_running:
+            self._inspection.begin_step(model)
+
+    def on_step_end(
+        self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **trained: Any
+    ) -> None:
+        came = self._observed.step_ended(state.global_step)
+        if came == "goes on":
+            return
+        if came == "measured" and self._checkpoint:
+            self._checkpoint.check_room(trained["model"], trained["optimizer"])
+            self._heartbeat.enter("saving")
+            control.should_save = True
+        else:
+            control.should_training_stop = came == "over" or not self._observed.go_on()
+
+    def on_save(self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._checkpoint:
+            self._checkpoint.end()
+            self._heartbeat.enter("gathering")
+            self._checkpoint.remove()
+            control.should_training_stop = not self._observed.go_on()
+
+
+class Checkpoint:
+    """The Trainer's own save, once and after all that is timed, into the launch's folder, and removed again.
+
+    The heartbeat tells when it begins and ends; its size is evidence that it was made.
+    """
+
+    def __init__(self, spec_id: str, folder: Path) -> None:
+        """``folder`` is the Trainer's, for which there may be nothing yet."""
+        self._spec_id, self._folder = spec_id, folder
+        self.num_bytes = 0
+
+    @property
+    def evidence(self) -> dict[str, int]:
+        return {"checkpoint_bytes": self.num_bytes}
+
+    def check_room(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Whether there is room for what is known of it: before the first step its weights alone.
+
+        Raises:
+            RefusedError: there is not.
+        """
+        tensors = list[torch.Tensor](model.parameters())
+        for state in optimizer.state.values() if optimizer is not None else ():
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # of one that is sharded the whole
+        free = free_bytes(self._folder.parent)
+        if needed > free:
+            raise RefusedError(
+                f"{self._spec_id}: save_checkpoint writes at least {memory(needed)}, and {self._folder.parent} has "
+                f"{memory(free)} left; make room there, or leave it out"
+            )
+
+    def end(self) -> None:
+        """It was written, on this rank: wait for the others."""
+        if dist.is_initialized():
+            dist.barrier()
+        self.num_bytes = sum(path.stat().st_size for path in self._folder.rglob("checkpoint-*/**/*") if path.is_file())
+
+    def remove(self) -> None:
+        """On each node, once all have counted."""
+        if dist.is_initialized():
+            dist.barrier()
+        if os.environ["LOCAL_RANK"] == "0":
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def free_bytes(folder: Path) -> int:
+    """What may still be written there."""
+    return shutil.disk_usage(folder).free

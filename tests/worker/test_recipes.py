@@ -1,0 +1,127 @@
+"""A recipe is a file found by its name, and what it drives to be observed knows no trainer."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402 - they need torch
+
+from pytest_llmperf.observe.heartbeat import Heartbeat  # noqa: E402
+from pytest_llmperf.observe.instruments import HostClock, HostMemory  # noqa: E402
+from pytest_llmperf.observe.measurement import Measurement, Trained  # noqa: E402
+from pytest_llmperf.observe.tracer import STEPS, Fetches, Tracer  # noqa: E402
+from pytest_llmperf.observe.training import Ending, ObservedTraining  # noqa: E402
+from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: E402
+from pytest_llmperf.worker import job, recipes  # noqa: E402
+from pytest_llmperf.worker.folder import Request  # noqa: E402
+
+_CPU = torch.device("cpu")
+_TOKENS, _PASSES = 8, 2
+
+
+@dataclass(frozen=True)
+class Steps:
+    steps: int = 6
+    min_steps: int = 6
+    warmup_steps: int = 1
+    gpus: int = 1
+
+
+class Loop:
+    """A training in plain PyTorch, which says nothing: who observes it hears of its steps by an optimizer's hook."""
+
+    def __init__(self, folder: Path) -> None:
+        words: Any = None
+        self.beat, clock = Heartbeat(folder, 0, words), HostClock()
+        self.tracer = Tracer(_CPU)
+        self.measurement = Measurement(clock, HostMemory(), None)
+        self.kept: list[Trained] = []
+        self.observed = ObservedTraining(
+            self.measurement,
+            self.beat,
+            Ending(Steps(), clock, 0),
+            Fetches(self.tracer, ahead=False),
+            later=[("tracing", self.tracer)],
+            measured=lambda: self.kept.append(self.trained()),
+        )
+        self.losses: list[float] = []
+        self.num_steps, self.is_over = 0, False
+
+    def trained(self) -> Trained:
+        return self.measurement.trained(_PASSES, parameters=32, canary={}, evidence={})
+
+    def run(self) -> None:
+        model = torch.nn.Linear(8, 4, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.observed.begin()
+        while not self.is_over:
+            self.observed.batches_asked()
+            for _ in range(_PASSES):
+                self.observed.pass_began(model.parameters())
+                loss = model(torch.ones(_TOKENS, 8)).square().mean() / _PASSES
+                loss.backward()
+                self.losses.append(loss.item())
+                self.observed.pass_ended(loss.detach(), _TOKENS)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def stepped(self, *_: Any) -> None:
+        self.num_steps += 1
+        came = self.observed.step_ended(self.num_steps)
+        self.is_over = came == "over" or (came == "measured" and not self.observed.go_on())
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    loop = Loop(tmp_path_factory.mktemp("run"))
+    hook = register_optimizer_step_post_hook(loop.stepped)
+    loop.run()
+    hook.remove()
+    return loop
+
+
+class TestObservedByHooks:
+    def test_each_timed_step_has_its_time_loss_and_tokens(self, loop: Loop) -> None:
+        (trained,) = loop.kept
+        assert len(trained.step_seconds) == Steps.steps
+        assert all(seconds > 0 for seconds in trained.step_seconds)
+        assert trained.tokens_per_step == _TOKENS * _PASSES
+        by_step = [sum(loop.losses[at : at + _PASSES]) for at in range(0, Steps.steps * _PASSES, _PASSES)]
+        assert trained.losses == pytest.approx(by_step)
+
+    def test_steps_that_are_traced_come_after_them_and_are_counted_apart(self, loop: Loop) -> None:
+        assert loop.num_steps == Steps.steps + STEPS
+        products = {row.name: row.count for row in loop.tracer.trace().rows if row.name == "aten::mm"}
+        assert products == {"aten::mm": 2 * _PASSES}
+
+    def test_its_phases_are_told(self, loop: Loop) -> None:
+        assert list(loop.beat._reached) == ["importing", "training", "gathering", "tracing", "finishing"]
+        assert loop.beat.step == Steps.steps
+
+
+def _request(**more: Any) -> Request:
+    return Request(spec=TrainSpec(model="llama-tiny"), folder=Path(), model_config={}, **more)
+
+
+def test_a_second_recipe_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_a_test.py").write_text("def train(*_, **__): return 'trained'\n")
+    monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path)])
+    recipe: Any = job.recipe_of(_request(recipe="of_a_test"))
+    assert recipe.train() == "trained"
+    del sys.modules[recipe.__name__]
+
+
+def test_who_names_none_has_the_trainer(tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text('{"spec": {"model": "llama-tiny"}, "model_config": {}}')
+    assert Request.read(tmp_path).recipe == _request().recipe == "huggingface"
+
+
+def test_one_that_is_not_there_is_said() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"worker\.recipes\.nemo"):
+        job.recipe_of(_request(recipe="nemo"))
