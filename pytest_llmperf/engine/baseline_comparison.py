@@ -21,7 +21,6 @@ from pytest_llmperf.judge import learning_checks, validity
 from pytest_llmperf.judge.acceptance import creep, nearest_line
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.early_stop import passing_ranges
-from pytest_llmperf.judge.evidence_checks import LEARNING
 from pytest_llmperf.judge.exact import changes, count_checks, lost_attention_kernel, trace_notes
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
 from pytest_llmperf.judge.learning_checks import changed_gradients, first_loss_checks
@@ -37,6 +36,7 @@ from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.run.context import Context
+from pytest_llmperf.settings.evidence import LEARNING
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 # Diagnosis: what a result points to, of two traces and of what else is not as it was.

@@ -20,7 +20,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.model_flops import ModelFlops
-from pytest_llmperf.settings.small_spec import narrower
+from pytest_llmperf.settings.parallelism import narrower
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 

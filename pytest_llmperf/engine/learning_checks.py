@@ -22,7 +22,8 @@ from pytest_llmperf.records.parity_order import ParityOrder
 from pytest_llmperf.records.result import FAILING, CaseResult, Check, joined_reasons, worst_of
 from pytest_llmperf.run.small_trainings import MadeTrainings, SmallTrainings
 from pytest_llmperf.settings.models import is_dropout
-from pytest_llmperf.settings.small_spec import is_gathered, plainest, small
+from pytest_llmperf.settings.parallelism import is_gathered
+from pytest_llmperf.settings.small_spec import plainest, small
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: Of a curve that is recorded, where nobody says how many.

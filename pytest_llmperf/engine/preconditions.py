@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.settings.checks import OF_A_TEXT
-from pytest_llmperf.settings.small_spec import true_optimizer
+from pytest_llmperf.settings.data import OF_A_TEXT
+from pytest_llmperf.settings.optimizer import true_optimizer
 from pytest_llmperf.settings.space import Space, axes_of
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support.formats import memory

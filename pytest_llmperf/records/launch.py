@@ -19,6 +19,7 @@ from pytest_llmperf.records.learning.learning import OLDER as UNINSPECTED
 from pytest_llmperf.records.learning.learning import Learning, from_record
 from pytest_llmperf.records.steady_state import Steady, find_steady
 from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.settings.evidence import Evidence
 from pytest_llmperf.support.json_fields import fields_of
 from pytest_llmperf.support.redaction import redacted
 
@@ -198,7 +199,7 @@ class Launch:
     """Training loss of every step, rank 0's."""
     ranks: tuple[RankRecord, ...]
     evidence: Mapping[str, Any]
-    """What was really active: patched modules, kernels, types, flags (see ``worker/evidence.py``)."""
+    """What was really active: patched modules, kernels, types, flags, as it is stored (see ``seen``)."""
     environment: Environment
     canary: Mapping[str, float] = field(default_factory=dict)
     """What the hardware gave to work that never changes, the slowest rank's (``worker/measuring/canary.py``)."""
@@ -215,6 +216,11 @@ class Launch:
     """What one more step showed of its learning."""
     planned_steps: int = 0
     """How many it might have taken, where it ended before; 0: it took all, or the record is old."""
+
+    @cached_property
+    def seen(self) -> Evidence:
+        """Its evidence, by setting; what it does not claim is not there."""
+        return Evidence.read(self.evidence)
 
     @property
     def seen_steps(self) -> str:

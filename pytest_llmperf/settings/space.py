@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.settings.axes import Axis, Choice, followed, recipes
+from pytest_llmperf.settings.axes import followed, recipes
+from pytest_llmperf.settings.batch import SIZE
+from pytest_llmperf.settings.setting import Axis, Choice
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, precision_fields
 from pytest_llmperf.support.suggestions import hint
 
@@ -26,7 +28,6 @@ MOST = 20_000
 LARGER = 4
 
 _SEED = 15
-_SIZE = "micro_batch_size"
 
 
 @dataclass(frozen=True)
@@ -155,12 +156,12 @@ class Space:
     def _sizes(self, choices: tuple[Choice, ...]) -> Iterator[tuple[Choice, ...]]:
         """``choices`` with each micro-batch from the base's up to ``LARGER`` times that."""
         own = self.base.micro_batch_size
-        place = next((n for n, axis in enumerate(self.axes) if _SIZE in axis.fields), None)
+        place = next((n for n, axis in enumerate(self.axes) if SIZE in axis.fields), None)
         if place is None:
             yield choices
             return
         for choice in self.axes[place].choices:
-            if own <= dict(choice.fields).get(_SIZE, 0) <= LARGER * own:
+            if own <= dict(choice.fields).get(SIZE, 0) <= LARGER * own:
                 yield (*choices[:place], choice, *choices[place + 1 :])
 
     def _combinations(self) -> Iterator[tuple[Choice, ...]]:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, set_seed
 
-from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
+from pytest_llmperf.observe.device import clock_of, memory_of
 from pytest_llmperf.observe.instruments import Clock
 from pytest_llmperf.records.calibration import OF_THE_RUN, Calibration
 from pytest_llmperf.records.learning.learning import UNWANTED as UNINSPECTED
@@ -21,14 +21,7 @@ from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
-from pytest_llmperf.worker.build import (
-    build_model,
-    choose_sdpa,
-    compile_layers,
-    force_tf32,
-    found_settings,
-    training_arguments,
-)
+from pytest_llmperf.worker.build import after_trainer, before_model, build_model, complete_model, training_arguments
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.data import data_workers
 from pytest_llmperf.worker.data.text import REAL_TOKENS
@@ -41,6 +34,7 @@ from pytest_llmperf.worker.measuring.calibrator import calibrated
 from pytest_llmperf.worker.measuring.canary import sing
 from pytest_llmperf.worker.measuring.measurement import Exchange, Measurement, ObservedTraining, Stopping
 from pytest_llmperf.worker.request import Request, Trained
+from pytest_llmperf.worker.settings.attention import found_settings
 from pytest_llmperf.worker.step_marks import After, Burner, StepMarks
 from pytest_llmperf.worker.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.worker.tracer import Fetches, Tracer, with_timed_waits
@@ -139,11 +133,10 @@ def train(
     calibration = _calibrated(request, device, beat)
     clock, memory = clock_of(device), memory_of(device)
     beat.reserved_bytes = memory.now
-    choose_sdpa(spec.sdpa_backend)
+    before_model(spec)
     model = build_model(spec, request.model_config, device)
     remarks = unused_settings(request.model_config, model)
-    if spec.torch_compile and spec.torch_compile_scope == "layers":
-        compile_layers(model, spec.torch_compile_mode)
+    complete_model(spec, model)
     exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
     stopping = Stopping(spec, clock, rank, place_of(device), request.passing, all_steps=request.all_steps)
     measurement = Measurement(clock, memory, exchange)
@@ -173,8 +166,7 @@ def train(
         fetches=fetches,
         inspection=inspection,
     )
-    if is_gpu(device):
-        force_tf32(spec)
+    after_trainer(spec, device)
     failed = _trained(trainer, measurement, alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
     trace = tracer.trace(failed) if tracer else Trace(none=UNWANTED)

@@ -14,7 +14,8 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.records.training_errors import OWN
-from pytest_llmperf.settings.small_spec import is_gathered, plainest
+from pytest_llmperf.settings.parallelism import is_gathered
+from pytest_llmperf.settings.small_spec import plainest
 from tests.worker.engine import checks
 from tests.worker.parity import AS_ON_GPUS, NO_CHANGE, Plain, figures
 from tests.worker.parity_faults import FAULTS

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.records.learning.learning import RankLearning, TensorSeen, uninspected
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.evidence import is_sharded
 from pytest_llmperf.worker.learning.update_replay import (
     UpdateReplay,
     bit_sums,
@@ -30,6 +29,7 @@ from pytest_llmperf.worker.learning.update_replay import (
     square_sums,
     trained,
 )
+from pytest_llmperf.worker.settings.parallelism import is_sharded
 
 # The future: whether what a model says of a position depends on what comes after it.
 

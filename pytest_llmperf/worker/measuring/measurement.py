@@ -23,11 +23,11 @@ from pytest_llmperf.records.launch_end import DECIDED, GOES_ON, PassingRanges, l
 from pytest_llmperf.records.learning.learning import RankLearning
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker import evidence
-from pytest_llmperf.worker.build import DTYPES
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.data.training_data import TrainingData
+from pytest_llmperf.worker.evidence import Witnesses
 from pytest_llmperf.worker.request import Later, Trained
+from pytest_llmperf.worker.settings.attention import attention_kernel
 
 # Stopping: ends a launch once more steps would say nothing that matters, every rank at the same step.
 
@@ -243,11 +243,10 @@ class ObservedTraining:
     remarks: Sequence[str] = ()
     """What is asked for and is not done, a line each."""
     _kept: Trained | None = None
-    _autocast: evidence.AutocastWitness = field(init=False)
-    _liger: evidence.LigerNotes = field(default_factory=evidence.LigerNotes)
+    _witnesses: Witnesses = field(init=False)
 
     def __post_init__(self) -> None:
-        self._autocast = evidence.AutocastWitness(self.model, self.model.device.type)
+        self._witnesses = Witnesses(self.spec, self.model)
 
     def keep(self, trainer: Trainer) -> None:
         """All that is timed is over."""
@@ -257,7 +256,7 @@ class ObservedTraining:
     def ended(self, trainer: Trainer, trace: Trace, learning: RankLearning) -> Trained:
         """All is over, and one more sequence may be tried."""
         trained = self._kept or self._seen(trainer)
-        return replace(trained, later=Later(evidence.attention_kernel(trainer, self.model), trace, learning))
+        return replace(trained, later=Later(attention_kernel(trainer, self.model), trace, learning))
 
     def _seen(self, trainer: Trainer) -> Trained:
         measurement = self.measurement
@@ -276,7 +275,7 @@ class ObservedTraining:
             canary=self.canary,
             calibration=self.calibration,
             evidence={
-                **evidence.collect(trainer, self.model, DTYPES[self.spec.model_precision], self._autocast, self._liger),
+                **self._witnesses.collect(trainer, self.model),
                 **self.data.evidence(len(measurement.step_seconds) * self.spec.sequences_per_step),
                 **self.stopping.evidence,
                 **(self.checkpoint.evidence if self.checkpoint else {}),

@@ -23,9 +23,9 @@ from pytest_llmperf.records.training_errors import (
     TrainingErrors,
     merged,
 )
-from pytest_llmperf.settings import small_spec
 from pytest_llmperf.settings.models import small_config
-from pytest_llmperf.settings.small_spec import in_fp32, in_pieces, keeps_states_short, true_optimizer
+from pytest_llmperf.settings.optimizer import keeps_states_short, true_optimizer
+from pytest_llmperf.settings.small_spec import in_fp32, in_pieces
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import replacing
 from pytest_llmperf.worker.failure_file import write_json
@@ -121,7 +121,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
     Of an optimizer that has no plain form only the first step is held against the truth, and no update: the later
     steps have other weights.
     """
-    optimizer = small_spec.true_optimizer(spec)
+    optimizer = true_optimizer(spec)
     steps = spec.steps if optimizer else 1
     norms = [_total(one) for one in truth.gradients[:steps]]
     tensors = [*_compared(GRADIENT, seen.gradients[:steps], truth.gradients[:steps])]
@@ -142,7 +142,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         clipping_errors=tuple(_clipping_errors(seen)),
         tensors=tuple(tensors),
         product_types=seen.product_types,
-        true_optimizer=not small_spec.keeps_states_short(spec),
+        true_optimizer=not keeps_states_short(spec),
         short_scalars=spec.optimizer != optimizer,
         unknown=tuple(sorted(seen.weights[0].keys() ^ truth.gradients[0].keys())),
         lost_updates=lost,

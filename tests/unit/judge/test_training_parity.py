@@ -14,7 +14,9 @@ from pytest_llmperf.judge.training_parity import judge_parity
 from pytest_llmperf.records.training_errors import FP32, GRADIENT, OWN, UPDATE, TensorError, TrainingErrors, merged
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.settings.models import built_in_names, resolve, small_config
-from pytest_llmperf.settings.small_spec import in_fp32, is_gathered, plainest, small, true_optimizer
+from pytest_llmperf.settings.optimizer import true_optimizer
+from pytest_llmperf.settings.parallelism import is_gathered
+from pytest_llmperf.settings.small_spec import in_fp32, plainest, small
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 ROUNDOFF = 2.0**-24

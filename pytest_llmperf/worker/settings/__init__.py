@@ -1,0 +1,1 @@
+"""The twin of each setting by the same file name: it applies the setting to a Trainer's training and witnesses it."""

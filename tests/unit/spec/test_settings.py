@@ -1,0 +1,109 @@
+"""One file for a setting: each has all its parts, its twin in the worker, and no other file says its name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import pytest_llmperf
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.settings.evidence import Evidence, RunEvidence
+from pytest_llmperf.settings.registry import SETTINGS
+from pytest_llmperf.settings.setting import Setting, read_evidence, stored_evidence
+
+PACKAGE = Path(pytest_llmperf.__file__).parent
+WORKERS = PACKAGE / "worker" / "settings"
+
+#: How long a training is measured is no work, and nothing that a worker applies to it.
+WITHOUT_TWIN = {"duration"}
+
+#: Of these no training tells by itself: a batch by its tokens, and how long it was by its steps.
+WITHOUT_EVIDENCE = {"batch", "duration"}
+
+names = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+
+
+def test_every_field_of_a_spec_is_one_settings() -> None:
+    owned = [name for setting in SETTINGS for name in setting.fields]
+    assert sorted(["model", *owned]) == sorted(each.name for each in fields(TrainSpec))
+
+
+@names
+def test_a_setting_has_its_parts(setting: Setting) -> None:
+    assert (PACKAGE / "settings" / f"{setting.name}.py").is_file()
+    assert {*setting.values, *setting.in_id, *setting.checks, *setting.moot_on_cpu} <= {*setting.fields}
+    assert (setting.evidence is None) == (setting.name in WITHOUT_EVIDENCE)
+    assert bool(setting.checks) == (setting.evidence is not None)
+    assert bool(setting.in_id) != (setting.name == "duration")
+
+
+@names
+def test_a_setting_changes_only_its_own_fields(setting: Setting) -> None:
+    spec = TrainSpec(model="llama-tiny", sequence_length=64)
+    for changed in (setting.small(spec), setting.plain(spec), setting.in_fp32(spec)):
+        assert {*changed} <= {*setting.fields}
+
+
+def test_the_worker_has_a_twin_of_each() -> None:
+    there = {path.stem for path in WORKERS.glob("*.py") if "TWIN = Twin(" in path.read_text(encoding="utf-8")}
+    assert there == {setting.name for setting in SETTINGS} - WITHOUT_TWIN
+    listed = (WORKERS / "twins.py").read_text(encoding="utf-8")
+    assert all(f"    {name}.TWIN,\n" in listed for name in there)
+
+
+def test_no_two_settings_tell_one_key() -> None:
+    kinds = [RunEvidence, *(setting.evidence for setting in SETTINGS if setting.evidence)]
+    keys = [each.name for kind in kinds for each in fields(kind)]
+    assert len(keys) == len({*keys})
+
+
+def test_evidence_is_stored_as_it_was_read() -> None:
+    stored = {
+        "autocast_dtype": None,
+        "data_prefetch": None,
+        "data_workers": 2,
+        "data_pinned": False,
+        "tf32": False,
+        "liger_modules": 0,
+        "liger_forwards": [],
+        "kept_dtypes": {"torch.float32": 8},
+        "mesh": [2],
+    }
+    seen = Evidence.read(stored)
+    parts = (getattr(seen, each.name) for each in fields(seen))
+    written = {name: value for part in parts for name, value in stored_evidence(part).items() if name in stored}
+    assert written == stored
+    assert seen.precision.autocast_dtype == ""
+    for setting in SETTINGS:
+        if setting.evidence:  # of nothing nothing is read
+            assert read_evidence(setting.evidence, {}) == setting.evidence()
+
+
+#: Why each of these names a setting, or some; the registry, which a spec is part of, and the estimate may.
+EXCEPTIONS: dict[str, str] = {}
+
+
+def _named(source: str) -> Iterator[str]:
+    """Fields of settings that ``source`` reads of a spec, or gives to one."""
+    owned = {name for setting in SETTINGS for name in setting.fields if setting.name not in ("duration", "batch")}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in owned and "spec" in ast.unparse(node.value).split(".")[-1]:
+            yield node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("replace", "TrainSpec"):
+            yield from (word.arg for word in node.keywords if word.arg in owned)
+
+
+def test_no_other_file_names_a_setting() -> None:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith(("settings/", "worker/settings/", "worker/estimate/")):
+            words = sorted({*_named(path.read_text(encoding="utf-8"))})
+            if words:
+                found[name] = words
+    assert {name: words for name, words in found.items() if name not in EXCEPTIONS} == {}
+    assert {*EXCEPTIONS} <= {*found}, "these name none any more"
