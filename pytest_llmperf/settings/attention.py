@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,32 @@ _KERNELS: Mapping[str, Callable[[str], bool]] = {
 }
 
 
+def lost_kernel(launches: Sequence[Evidence], reference: Sequence[Evidence]) -> str | None:
+    """A line where the fused attention that ``reference`` ran, the newest last, is gone.
+
+    On a GPU a launch's own evidence is enough to call that invalid; a CPU need not have one, unless its baseline had.
+    """
+    kernels = (each.attention.kernel for each in reversed(reference))
+    had = next((kernel for kernel in kernels if _is_fused(kernel)), None)
+    for launch in launches if had else ():
+        now = launch.attention.kernel
+        if launch.attention.attention == "sdpa" and now != UNKNOWN and not _is_fused(now):
+            return (
+                f"asked for attention sdpa, its fused kernel was lost: {had} -> {now or 'plain matrix products'} "
+                "(if that is meant, remove the baseline and record it anew)"
+            )
+    return None
+
+
+def _is_fused(kernel: str) -> bool:
+    return "attention" in kernel and "attention_math" not in kernel
+
+
+def _lost(spec: TrainSpec, launches: Sequence[Evidence], reference: Sequence[Evidence]) -> str | None:
+    # A kernel that is asked for by its name is looked at by the check.
+    return lost_kernel(launches, reference) if spec.sdpa_backend == "auto" else None
+
+
 SETTING = Setting(
     name="attention",
     fields=("attention", "sdpa_backend"),
@@ -141,4 +167,5 @@ SETTING = Setting(
     axis=_axis,
     evidence=AttentionEvidence,
     checks={"attention": _attention},
+    lost=_lost,
 )

@@ -124,6 +124,16 @@ def contradictions(spec: TrainSpec, evidence: Evidence, inactive: frozenset[str]
                 yield line
 
 
+def lost(
+    spec: TrainSpec, launches: Sequence[Evidence], reference: Sequence[Evidence], inactive: frozenset[str]
+) -> Iterator[str]:
+    """A line for each setting that did more in ``reference``, launches of a baseline, than it does in ``launches``."""
+    for setting in SETTINGS:
+        line = setting.lost(spec, launches, reference) if inactive.isdisjoint(setting.checks) else None
+        if line is not None:
+            yield line
+
+
 def _why_not(evidence: Evidence) -> str:
     failed = evidence.run.uncollected
     return f" (collecting it failed: {'; '.join(f'{name}: {why}' for name, why in failed.items())})" if failed else ""

@@ -73,6 +73,16 @@ def true_optimizer(spec: TrainSpec) -> str:
     return _TRUE.get(spec.optimizer, "")
 
 
+def learnt_by(spec: TrainSpec) -> str:
+    """By what its updates are, whichever implementation makes them."""
+    return true_optimizer(spec) or spec.optimizer
+
+
+def least_states(spec: TrainSpec) -> int:
+    """How many numbers it keeps for each weight, at least."""
+    return 2 if "adam" in spec.optimizer and "bit" not in spec.optimizer else 0
+
+
 def keeps_states_short(spec: TrainSpec) -> bool:
     """Whether the optimizer rounds its states to few bits, once they have made their first update."""
     return spec.optimizer.endswith(("8bit", "4bit"))

@@ -32,9 +32,9 @@ def is_sharded(spec: TrainSpec) -> bool:
     return spec.parallelism != "ddp"
 
 
-def is_gathered(spec: TrainSpec) -> bool:
-    """Whether it computes with 16-bit copies of fp32 weights, as FSDP does, and not under autocast."""
-    return is_sharded(spec) and spec.mixed_precision != "no"
+def gathered_precision(spec: TrainSpec) -> str:
+    """Of the copies of fp32 weights that it computes with, as FSDP does in the place of autocast; ``no``: of none."""
+    return spec.mixed_precision if is_sharded(spec) else "no"
 
 
 def on_one_gpu(spec: TrainSpec) -> TrainSpec:

@@ -77,6 +77,16 @@ def compute_precision_of(spec: TrainSpec) -> str:
     return "tf32" if spec.tf32 else "fp32"
 
 
+def label_of(spec: TrainSpec) -> str:
+    """Its precision with its recipe of fp8, for people."""
+    return spec.precision if spec.fp8 == "no" else f"fp8 {spec.fp8}"
+
+
+def bytes_each(spec: TrainSpec) -> int:
+    """Of an element of its weights."""
+    return 4 if spec.model_precision == "fp32" else 2
+
+
 def is_16_bit(spec: TrainSpec) -> bool:
     """Whether its attention computes in 16 bits."""
     return bool({spec.model_precision, spec.mixed_precision} & {"bf16", "fp16"})

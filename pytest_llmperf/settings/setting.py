@@ -109,26 +109,6 @@ def equal(what: str, asked: object, seen: object) -> str | None:
     return None if asked == seen else f"asked for {what} {asked}, the run had {seen}"
 
 
-def _nothing(_spec: TrainSpec) -> Mapping[str, Any]:
-    return {}
-
-
-def _no_lines(_spec: TrainSpec) -> Iterator[str]:
-    return iter(())
-
-
-def _no_packages(_spec: TrainSpec) -> Iterator[Package]:
-    return iter(())
-
-
-def _no_line(_spec: TrainSpec) -> str | None:
-    return None
-
-
-def _no_axis(_base: TrainSpec, _search: Search) -> Axis | None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One setting, all of it."""
@@ -141,24 +121,26 @@ class Setting:
     """By field the words that it may have."""
     in_id: Mapping[str, str | Callable[[TrainSpec], str]] = field(default_factory=dict)
     """By field what an id says of it: words with its value, where that is not the default; or whatever is returned."""
-    problems: Callable[[TrainSpec], Iterator[str]] = _no_lines
+    problems: Callable[[TrainSpec], Iterator[str]] = lambda _: iter(())
     """Why its values cannot be, whatever the others are; before the spec has an id."""
-    clash: Callable[[TrainSpec], str | None] = _no_line
+    clash: Callable[[TrainSpec], str | None] = lambda _: None
     """Why it cannot be with the model or with other settings, and what to do instead."""
-    why_not_on_cpu: Callable[[TrainSpec], str | None] = _no_line
-    needs: Callable[[TrainSpec], Iterator[Package]] = _no_packages
-    small: Callable[[TrainSpec], Mapping[str, Any]] = _nothing
+    why_not_on_cpu: Callable[[TrainSpec], str | None] = lambda _: None
+    needs: Callable[[TrainSpec], Iterator[Package]] = lambda _: iter(())
+    small: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}
     """Its fields in a spec made small for parity."""
-    plain: Callable[[TrainSpec], Mapping[str, Any]] = _nothing
+    plain: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}
     """Its fields where nothing makes the training fast."""
-    in_fp32: Callable[[TrainSpec], Mapping[str, Any]] = _nothing
+    in_fp32: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}
     """Its fields in fp32, where they differ."""
-    axis: Callable[[TrainSpec, Search], Axis | None] = _no_axis
+    axis: Callable[[TrainSpec, Search], Axis | None] = lambda *_: None
     """What a search may change of it."""
     evidence: type[Any] | None = None
     """What a training tells of it: a dataclass whose fields are the keys of the stored evidence."""
     checks: Mapping[str, Callable[[TrainSpec, Evidence], str | None]] = field(default_factory=dict)
     """By field, why what was seen contradicts the spec. Those fields can be declared to change nothing."""
+    lost: Callable[[TrainSpec, Sequence[Evidence], Sequence[Evidence]], str | None] = lambda *_: None
+    """What launches had no more of what their baseline's had."""
     moot_on_cpu: frozenset[str] = frozenset()
     """Fields that are neither active nor inactive there."""
 

@@ -20,7 +20,6 @@ from transformers import (
 from pytest_llmperf.observe.device import is_gpu
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
-from pytest_llmperf.worker.settings.attention import check_attention
 from pytest_llmperf.worker.settings.twins import TWINS
 from pytest_llmperf.worker.settings.weights import model_with_weights
 
@@ -63,7 +62,8 @@ def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device
         RefusedError: transformers has no such model, or not with this attention, or it is not causal.
     """
     hf_config = hf_config_of(config)
-    check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
+    for twin in TWINS:
+        twin.on_class(spec, MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config)
     arguments = {name: value for twin in TWINS for name, value in twin.model_arguments(spec).items()}
     model = model_with_weights(spec, hf_config, arguments, device)
     refusal.check_direction(model.config)

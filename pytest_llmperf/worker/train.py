@@ -19,6 +19,7 @@ from pytest_llmperf.records.learning.learning import UNWANTED as UNINSPECTED
 from pytest_llmperf.records.learning.learning import uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.settings.fault_injection import Injection
+from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.build import after_trainer, before_model, build_model, complete_model, training_arguments
@@ -221,7 +222,7 @@ def _explained(error: Exception, trainer: Trainer) -> Exception:
 
 def _exchanges_at_the_end(spec: TrainSpec) -> bool:
     """Whether gradients are exchanged as the backward pass ends, and no weights before; FSDP gathers layer by layer."""
-    return spec.gpus > 1 and spec.parallelism == "ddp"
+    return spec.gpus > 1 and not is_sharded(spec)
 
 
 def _burner(spec: TrainSpec, rank: int, device: torch.device, clock: Clock[Any]) -> Burner | None:

@@ -24,7 +24,8 @@ from pytest_llmperf.records.training_errors import (
     merged,
 )
 from pytest_llmperf.settings.models import small_config
-from pytest_llmperf.settings.optimizer import keeps_states_short, true_optimizer
+from pytest_llmperf.settings.optimizer import keeps_states_short, learnt_by, true_optimizer
+from pytest_llmperf.settings.precision import label_of
 from pytest_llmperf.settings.small_spec import in_fp32, in_pieces
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import replacing
@@ -133,7 +134,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         lost = _lost(seen.updates, updates)
     return TrainingErrors(
         form=form,
-        precision=spec.precision if spec.fp8 == "no" else f"fp8 {spec.fp8}",
+        precision=label_of(spec),
         roundoff=_ROUNDOFF[spec.compute_precision],
         seed=spec.seed,
         losses=tuple(seen.losses[:steps]),
@@ -229,7 +230,7 @@ def _plain(
     Where its optimizer rounds its states, one of the two keeps to the plain optimizer.
     """
     spec = replace(plain, seed=plain.seed + number)
-    exact = replace(spec, optimizer=true_optimizer(spec) or spec.optimizer)
+    exact = replace(spec, optimizer=learnt_by(spec))
     seen = train(in_fp32(replace(exact, optimizer=true_optimizer(spec) or "adamw_torch")), is_plain=True, double=True)
     truth = Truth(seen.losses, seen.gradients)
     truth.save(_truth_file(folder, spec.seed))

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 
 from pytest_llmperf.observe.device import SDPA_SWITCHES, matmul_precision, sdpa_kernels
 from pytest_llmperf.settings.attention import ATTENTIONS, UNKNOWN, AttentionEvidence
@@ -109,6 +109,10 @@ def _witness(training: Training) -> AttentionEvidence:
     return AttentionEvidence(attention=str(training.model.config._attn_implementation))
 
 
+def _on_class(spec: TrainSpec, kind: type, hf_config: PreTrainedConfig) -> None:
+    check_attention(kind, hf_config, spec.attention)
+
+
 def _before_model(spec: TrainSpec) -> None:
     choose_sdpa(spec.sdpa_backend)
 
@@ -116,6 +120,7 @@ def _before_model(spec: TrainSpec) -> None:
 TWIN = Twin(
     name="attention",
     model_arguments=lambda spec: {"attn_implementation": spec.attention},
+    on_class=_on_class,
     before_model=_before_model,
     watch=seen(_witness),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -44,16 +44,22 @@ class Twin:
     """One setting, as the worker applies it."""
 
     name: str
-    arguments: Callable[[TrainSpec, torch.device], Mapping[str, Any]] = lambda _spec, _device: {}
+    arguments: Callable[[TrainSpec, torch.device], Mapping[str, Any]] = lambda *_: {}
     """Of ``TrainingArguments``."""
-    model_arguments: Callable[[TrainSpec], Mapping[str, Any]] = lambda _spec: {}
+    model_arguments: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}
     """Of the model."""
-    before_model: Callable[[TrainSpec], None] = lambda _spec: None
-    on_model: Callable[[TrainSpec, PreTrainedModel], None] = lambda _spec, _model: None
+    on_class: Callable[[TrainSpec, type, PreTrainedConfig], None] = lambda *_: None
+    """Whether the model's class has it, before anything is built.
+
+    Raises:
+        RefusedError: it has not.
+    """
+    before_model: Callable[[TrainSpec], None] = lambda _: None
+    on_model: Callable[[TrainSpec, PreTrainedModel], None] = lambda *_: None
     """To the model as it was built."""
-    on_weights: Callable[[TrainSpec, PreTrainedModel], None] = lambda _spec, _model: None
+    on_weights: Callable[[TrainSpec, PreTrainedModel], None] = lambda *_: None
     """To the model once nothing else changes its weights."""
-    on_trainer: Callable[[TrainSpec, torch.device], None] = lambda _spec, _device: None
+    on_trainer: Callable[[TrainSpec, torch.device], None] = lambda *_: None
     """What making a Trainer undoes."""
     watch: Callable[[TrainSpec, PreTrainedModel], Witness] | None = None
     """Begin to watch, before a Trainer is made; ``None``: nothing is seen of it."""
