@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_llmperf.settings.precision import is_16_bit
-from pytest_llmperf.settings.setting import Axis, Choice, Package, Search, Setting, claimed
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.evidence import Evidence
-    from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.setting import Axis, Choice, Evidence, Package, Search, Setting, TrainSpec, claimed
 
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 #: SDPA's kernels as torch.nn.attention.SDPBackend calls them; ``auto`` leaves the choice to PyTorch.
@@ -45,9 +41,7 @@ def _why_not_on_cpu(spec: TrainSpec) -> str | None:
     return f"sdpa's {spec.sdpa_backend} kernel is a GPU's" if spec.sdpa_backend in ("efficient", "cudnn") else None
 
 
-def _needs(spec: TrainSpec) -> Iterator[Package]:
-    if spec.attention == "flash_attention_2":
-        yield Package("flash_attn", "flash-attn", "'pytest-llmperf[flash-attn]'", preload="flash_attention_2")
+_FLASH = Package("flash_attn", "flash-attn", "'pytest-llmperf[flash-attn]'", preload="flash_attention_2")
 
 
 def has_fp32(spec: TrainSpec) -> bool:
@@ -161,7 +155,7 @@ SETTING = Setting(
     in_id={"attention": lambda spec: spec.attention, "sdpa_backend": "{}"},
     clash=_clash,
     why_not_on_cpu=_why_not_on_cpu,
-    needs=_needs,
+    needs=lambda spec: _FLASH if spec.attention == "flash_attention_2" else None,
     plain=lambda _: {"attention": "eager", "sdpa_backend": "auto"},
     in_fp32=_in_fp32,
     axis=_axis,

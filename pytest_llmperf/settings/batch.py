@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_llmperf.settings.parallelism import few_ranks
 from pytest_llmperf.settings.precision import FP8_MULTIPLE
-from pytest_llmperf.settings.setting import Axis, Choice, Search, Setting, SpecError
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.setting import Axis, Choice, Search, Setting, SpecError, TrainSpec
 
 #: The field that a search changes last, and the name of its axis.
 SIZE, AXIS = "micro_batch_size", "micro-batch"

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_llmperf.settings.setting import Axis, Choice, Search, Setting, claimed, equal
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.evidence import Evidence
-    from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.setting import Axis, Choice, Evidence, Search, Setting, TrainSpec, claimed, equal
 
 #: ``layers`` compiles each repeated layer by itself and leaves the rest alone: PyTorch's regional compilation.
 COMPILE_SCOPES = ("model", "layers")

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_llmperf.settings.setting import Package, Setting, claimed, equal, written_as_null
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.evidence import Evidence
-    from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, claimed, equal, written_as_null
 
 DATA = ("random", "text")
 #: How a text becomes rows of ``sequence_length``: one stream cut into ``packed`` ones; or a document a row, ``padded``
@@ -72,9 +68,7 @@ def _why_not_on_cpu(spec: TrainSpec) -> str | None:
     return None if spec.data_pinned else "batches are pinned for copies to a GPU, and a CPU makes none"
 
 
-def _needs(spec: TrainSpec) -> Iterator[Package]:
-    if spec.data == "text":
-        yield Package("datasets", "datasets, which reads texts", "'pytest-llmperf[text]'", preload="text")
+_DATASETS = Package("datasets", "datasets, which reads texts", "'pytest-llmperf[text]'", preload="text")
 
 
 @dataclass(frozen=True)
@@ -144,7 +138,7 @@ SETTING = Setting(
     problems=_problems,
     clash=_clash,
     why_not_on_cpu=_why_not_on_cpu,
-    needs=_needs,
+    needs=lambda spec: _DATASETS if spec.data == "text" else None,
     small=lambda _: _DEFAULTS,
     evidence=DataEvidence,
     checks={"data": _data, "data_workers": _data_workers, "data_pinned": _pinned, "tokenise": _tokenised},

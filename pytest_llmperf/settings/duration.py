@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from pytest_llmperf.settings.setting import Setting
+from pytest_llmperf.settings.setting import Setting, TrainSpec
 from pytest_llmperf.support.quantities import A_TOLERANCE, is_tolerance
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: Steps of a small training.
 SMALL_STEPS = 2

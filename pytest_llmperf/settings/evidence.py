@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_llmperf.settings.attention import AttentionEvidence
 from pytest_llmperf.settings.compilation import CompilationEvidence
@@ -18,12 +18,9 @@ from pytest_llmperf.settings.parallelism import ParallelismEvidence
 from pytest_llmperf.settings.precision import PrecisionEvidence
 from pytest_llmperf.settings.recomputation import RecomputationEvidence
 from pytest_llmperf.settings.registry import SETTINGS
-from pytest_llmperf.settings.setting import NotClaimedError, read_evidence
+from pytest_llmperf.settings.setting import NotClaimedError, TrainSpec, read_evidence
 from pytest_llmperf.settings.weights import WeightsEvidence
 from pytest_llmperf.support.suggestions import hint
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: What no setting asks for and each launch shows; a model of which a part is never trained declares it.
 LEARNING = "learning"

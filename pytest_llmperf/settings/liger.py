@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pytest_llmperf.settings.setting import Axis, Choice, Package, Search, Setting, claimed
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.evidence import Evidence
-    from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.setting import Axis, Choice, Evidence, Package, Search, Setting, TrainSpec, claimed
 
 #: What Liger's patches can be told to replace, by its own words.
 LIGER_KERNELS = (
@@ -65,9 +60,7 @@ def _clash(spec: TrainSpec) -> str | None:
     return None
 
 
-def _needs(spec: TrainSpec) -> Iterator[Package]:
-    if spec.liger:
-        yield Package("liger_kernel", "Liger", "'pytest-llmperf[liger]'", preload="liger")
+_LIGER = Package("liger_kernel", "Liger", "'pytest-llmperf[liger]'", preload="liger")
 
 
 def _axis(base: TrainSpec, search: Search) -> Axis | None:
@@ -132,7 +125,7 @@ SETTING = Setting(
     in_id={"liger": "liger", "liger_kernels": "{}"},
     clash=_clash,
     why_not_on_cpu=lambda spec: "Liger's Triton kernels need a GPU" if spec.liger else None,
-    needs=_needs,
+    needs=lambda spec: _LIGER if spec.liger else None,
     plain=lambda _: {"liger": False, "liger_kernels": "all"},
     axis=_axis,
     evidence=LigerEvidence,

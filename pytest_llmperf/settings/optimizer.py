@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_llmperf.settings.setting import Axis, Package, Search, Setting, claimed, equal
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.evidence import Evidence
-    from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed, equal
 
 #: transformers' own names (``OptimizerNames``), kept here because this process does not import transformers;
 #: a test of the worker holds this list against the installed one.
@@ -93,10 +89,11 @@ def _problems(spec: TrainSpec) -> Iterator[str]:
         yield f"TrainSpec: optimizer={spec.optimizer!r}: {UNSUPPORTED_OPTIMIZERS[spec.optimizer]}"
 
 
-def _needs(spec: TrainSpec) -> Iterator[Package]:
+def _needs(spec: TrainSpec) -> Package | None:
     for module, (distribution, optimizers) in _PACKAGES.items():
         if spec.optimizer in optimizers.split():
-            yield Package(module, distribution, distribution)
+            return Package(module, distribution, distribution)
+    return None
 
 
 def _plain(spec: TrainSpec) -> Mapping[str, Any]:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from pytest_llmperf.settings.setting import Axis, Search, Setting, SpecError, claimed, equal
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.evidence import Evidence
-    from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, SpecError, TrainSpec, claimed, equal
 
 #: ``fsdp`` shards over all ranks; ``fsdp_hybrid`` over the ranks of a node (in one node: over half of them), and keeps
 #: replicas of that.

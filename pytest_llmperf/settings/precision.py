@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_llmperf.settings.setting import (
     Axis,
     Choice,
+    Evidence,
     Package,
     Search,
     Setting,
     SpecError,
+    TrainSpec,
     claimed,
     equal,
     written_as_null,
 )
 from pytest_llmperf.support.suggestions import hint
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.evidence import Evidence
-    from pytest_llmperf.settings.train_spec import TrainSpec
 
 MODEL_PRECISIONS = ("fp32", "bf16", "fp16")
 MIXED_PRECISIONS = ("no", "bf16", "fp16")
@@ -120,9 +118,7 @@ def _why_not_on_cpu(spec: TrainSpec) -> str | None:
     return "TF32 is a mode of the GPU's matrix units" if spec.tf32 else None
 
 
-def _needs(spec: TrainSpec) -> Iterator[Package]:
-    if spec.fp8 != "no":
-        yield Package("torchao", "torchao", "'pytest-llmperf[fp8]'", preload="fp8")
+_TORCHAO = Package("torchao", "torchao", "'pytest-llmperf[fp8]'", preload="fp8")
 
 
 def _axis(base: TrainSpec, search: Search) -> Axis:
@@ -194,7 +190,7 @@ SETTING = Setting(
     in_id={"model_precision": precision_of, "fp8": "fp8-{}"},
     clash=_clash,
     why_not_on_cpu=_why_not_on_cpu,
-    needs=_needs,
+    needs=lambda spec: _TORCHAO if spec.fp8 != "no" else None,
     in_fp32=lambda _: {**precision_fields("fp32"), "fp8": "no"},
     axis=_axis,
     evidence=PrecisionEvidence,

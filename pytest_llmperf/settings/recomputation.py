@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_llmperf.settings.liger import replaces_rope
-from pytest_llmperf.settings.setting import Axis, Choice, Search, Setting, claimed, equal
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.evidence import Evidence
-    from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.setting import Axis, Choice, Evidence, Search, Setting, TrainSpec, claimed, equal
 
 #: ``full`` recomputes whole layers; ``selective`` keeps what matrix products and attention gave.
 CHECKPOINTING_POLICIES = ("full", "selective")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pytest_llmperf.settings import (
     attention,
@@ -18,12 +17,8 @@ from pytest_llmperf.settings import (
     recomputation,
     weights,
 )
-from pytest_llmperf.settings.setting import Setting
+from pytest_llmperf.settings.setting import Package, Setting, TrainSpec
 from pytest_llmperf.support.suggestions import hint
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.setting import Package
-    from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: In the order in which a search decides.
 SETTINGS: tuple[Setting, ...] = (
@@ -41,18 +36,8 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 # In the order of ids, which is older.
-_IN_ID: tuple[Setting, ...] = (
-    precision.SETTING,
-    attention.SETTING,
-    liger.SETTING,
-    compilation.SETTING,
-    recomputation.SETTING,
-    optimizer.SETTING,
-    batch.SETTING,
-    parallelism.SETTING,
-    data.SETTING,
-    weights.SETTING,
-)
+_ORDER = "precision attention liger compilation recomputation optimizer batch parallelism data weights duration".split()
+_IN_ID = sorted(SETTINGS, key=lambda setting: _ORDER.index(setting.name))
 
 
 def words_in_id(spec: TrainSpec) -> Iterator[str]:
@@ -98,5 +83,4 @@ def why_not_on_cpu(spec: TrainSpec) -> str | None:
 
 def packages(spec: TrainSpec) -> Iterator[Package]:
     """What it needs installed beside what every training does."""
-    for setting in SETTINGS:
-        yield from setting.needs(spec)
+    return (package for setting in SETTINGS if (package := setting.needs(spec)) is not None)

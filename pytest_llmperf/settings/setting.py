@@ -10,9 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # both are made of settings, whose functions only take them
     from pytest_llmperf.settings.evidence import Evidence
     from pytest_llmperf.settings.train_spec import TrainSpec
+else:
+    Evidence = TrainSpec = Any
+
+__all__ = [
+    "Axis", "Choice", "Evidence", "NotClaimedError", "Package", "Search", "Setting", "SpecError", "TrainSpec",
+    "claimed", "equal", "read_evidence", "stored_evidence", "written_as_null",
+]  # fmt: skip
 
 
 class SpecError(ValueError):
@@ -126,7 +133,7 @@ class Setting:
     clash: Callable[[TrainSpec], str | None] = lambda _: None
     """Why it cannot be with the model or with other settings, and what to do instead."""
     why_not_on_cpu: Callable[[TrainSpec], str | None] = lambda _: None
-    needs: Callable[[TrainSpec], Iterator[Package]] = lambda _: iter(())
+    needs: Callable[[TrainSpec], Package | None] = lambda _: None
     small: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}
     """Its fields in a spec made small for parity."""
     plain: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}

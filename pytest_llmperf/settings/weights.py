@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pytest_llmperf.settings.setting import Setting, equal
-
-if TYPE_CHECKING:
-    from pytest_llmperf.settings.evidence import Evidence
-    from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.settings.setting import Evidence, Setting, TrainSpec, equal
 
 # numpy, which the Trainer seeds too, takes no larger one.
 _SEEDS = 2**32

@@ -20,7 +20,8 @@ from transformers import (
 from pytest_llmperf.observe.device import is_gpu
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
-from pytest_llmperf.worker.settings.twins import TWINS
+from pytest_llmperf.worker.settings import compilation, data, liger, parallelism, precision, recomputation
+from pytest_llmperf.worker.settings.attention import check_attention
 from pytest_llmperf.worker.settings.weights import model_with_weights
 
 
@@ -49,43 +50,18 @@ def hf_config_of(config: Mapping[str, Any]) -> PreTrainedConfig:
     return hf_config
 
 
-def before_model(spec: TrainSpec) -> None:
-    """Set what a process has once for all its models."""
-    for twin in TWINS:
-        twin.before_model(spec)
-
-
 def build_model(spec: TrainSpec, config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
     """The model on ``device`` in the spec's precision: random weights, or those of ``spec.weights``.
 
     Raises:
         RefusedError: transformers has no such model, or not with this attention, or it is not causal.
     """
-    hf_config = hf_config_of(config)
-    for twin in TWINS:
-        twin.on_class(spec, MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config)
-    arguments = {name: value for twin in TWINS for name, value in twin.model_arguments(spec).items()}
-    model = model_with_weights(spec, hf_config, arguments, device)
+    hf_config, dtype = hf_config_of(config), precision.DTYPES[spec.model_precision]
+    check_attention(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)], hf_config, spec.attention)
+    model = model_with_weights(spec, hf_config, device, dtype=dtype, attn_implementation=spec.attention)
     refusal.check_direction(model.config)
-    for twin in TWINS:
-        twin.on_model(spec, model)
+    precision.to_fp8(spec, model)
     return model
-
-
-def complete_model(spec: TrainSpec, model: PreTrainedModel) -> None:
-    """Do what comes last, when nothing else changes the model's weights.
-
-    Raises:
-        RefusedError: the model has no part to do it to.
-    """
-    for twin in TWINS:
-        twin.on_weights(spec, model)
-
-
-def after_trainer(spec: TrainSpec, device: torch.device) -> None:
-    """Set again what making a Trainer has set otherwise."""
-    for twin in TWINS:
-        twin.on_trainer(spec, device)
 
 
 def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, steps: int) -> TrainingArguments:
@@ -96,6 +72,12 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
     return TrainingArguments(
         output_dir=str(folder / "trainer"),
         max_steps=steps,
+        per_device_train_batch_size=spec.micro_batch_size,
+        gradient_accumulation_steps=spec.gradient_accumulation_steps,
+        optim=spec.optimizer,
+        # Constant: a schedule over the number of steps would make what is learnt depend on how long one measures.
+        lr_scheduler_type="constant",
+        seed=spec.seed,
         use_cpu=not is_gpu(device),
         save_strategy="no",
         eval_strategy="no",
@@ -105,5 +87,10 @@ def training_arguments(spec: TrainSpec, folder: Path, device: torch.device, step
         logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,
-        **{name: value for twin in TWINS for name, value in twin.arguments(spec, device).items()},
+        **precision.arguments(spec, device),
+        **liger.arguments(spec),
+        **compilation.arguments(spec),
+        **recomputation.arguments(spec),
+        **parallelism.arguments(spec, device),
+        **data.arguments(spec, device),
     )

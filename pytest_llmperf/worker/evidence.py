@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.observe.device import allocator_failures, is_gpu
@@ -16,9 +15,17 @@ from pytest_llmperf.settings.evidence import RunEvidence
 from pytest_llmperf.settings.setting import stored_evidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.json_fields import flat
-from pytest_llmperf.worker.settings.attention import found_settings
-from pytest_llmperf.worker.settings.twin import Training
-from pytest_llmperf.worker.settings.twins import TWINS
+from pytest_llmperf.worker.settings import (
+    attention,
+    compilation,
+    data,
+    liger,
+    optimizer,
+    parallelism,
+    precision,
+    recomputation,
+)
+from pytest_llmperf.worker.settings.training import Training
 from pytest_llmperf.worker.setup import setup
 
 
@@ -26,26 +33,32 @@ class Witnesses:
     """Who watches a training of ``spec``, one for each setting; made before its Trainer is."""
 
     def __init__(self, spec: TrainSpec, model: PreTrainedModel) -> None:
-        self._by_setting = {twin.name: twin.watch(spec, model) for twin in TWINS if twin.watch is not None}
+        self._witnesses: Mapping[str, Callable[[Training], Any]] = {
+            "run": _run,
+            "precision": precision.Witness(spec, model),
+            "attention": attention.witness,
+            "liger": liger.Witness(),
+            "compilation": compilation.witness,
+            "optimizer": optimizer.witness,
+            "recomputation": recomputation.witness,
+            "parallelism": parallelism.witness,
+            "data": data.witness,
+            "setup": lambda training: {"setup": setup(training.trainer, training.model, training.optimizer)},
+        }
 
     def collect(self, trainer: Trainer, model: PreTrainedModel) -> dict[str, Any]:
         """All that they saw, as a record holds it; called once, after all that is timed."""
-        training = Training.of(trainer, model)
-        witnesses = {"run": _run, **self._by_setting, "setup": _setup}
-        return gathered({name: partial(witness, training) for name, witness in witnesses.items()})
+        training = Training(trainer, model)
+        return gathered({name: partial(witness, training) for name, witness in self._witnesses.items()})
 
 
 def _run(training: Training) -> RunEvidence:
     return RunEvidence(
         device_type=training.device.type,
         injected=os.environ.get(fault_injection.VARIABLE, ""),
-        allocator_retries=_allocator_retries(training.device),
-        found=found_settings(),
+        allocator_retries=allocator_failures()[0] if is_gpu(training.device) else 0,
+        found=attention.found_settings(),
     )
-
-
-def _setup(training: Training) -> dict[str, Any]:
-    return {"setup": setup(training.trainer, training.model, training.optimizer)}
 
 
 def gathered(collectors: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
@@ -62,10 +75,6 @@ def gathered(collectors: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - whatever an upgrade or a setting of the user's made of its object
             uncollected[name] = f"{type(error).__name__}: {error}"
     return found | ({"uncollected": uncollected} if uncollected else {})
-
-
-def _allocator_retries(device: torch.device) -> int:
-    return allocator_failures()[0] if is_gpu(device) else 0
 
 
 def merged(by_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pytest_llmperf.settings.fault_injection import Injection
 from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
-from pytest_llmperf.worker.build import after_trainer, before_model, build_model, complete_model, training_arguments
+from pytest_llmperf.worker.build import build_model, training_arguments
 from pytest_llmperf.worker.checkpoint import Checkpoint
 from pytest_llmperf.worker.data import data_workers
 from pytest_llmperf.worker.data.text import REAL_TOKENS
@@ -35,7 +35,9 @@ from pytest_llmperf.worker.measuring.calibrator import calibrated
 from pytest_llmperf.worker.measuring.canary import sing
 from pytest_llmperf.worker.measuring.measurement import Exchange, Measurement, ObservedTraining, Stopping
 from pytest_llmperf.worker.request import Request, Trained
-from pytest_llmperf.worker.settings.attention import found_settings
+from pytest_llmperf.worker.settings.attention import choose_sdpa, found_settings
+from pytest_llmperf.worker.settings.compilation import compile_layers
+from pytest_llmperf.worker.settings.precision import force_tf32
 from pytest_llmperf.worker.step_marks import After, Burner, StepMarks
 from pytest_llmperf.worker.tracer import STEPS as TRACED_STEPS
 from pytest_llmperf.worker.tracer import Fetches, Tracer, with_timed_waits
@@ -134,10 +136,10 @@ def train(
     calibration = _calibrated(request, device, beat)
     clock, memory = clock_of(device), memory_of(device)
     beat.reserved_bytes = memory.now
-    before_model(spec)
+    choose_sdpa(spec)
     model = build_model(spec, request.model_config, device)
     remarks = unused_settings(request.model_config, model)
-    complete_model(spec, model)
+    compile_layers(spec, model)
     exchange = Exchange(clock) if _exchanges_at_the_end(spec) else None
     stopping = Stopping(spec, clock, rank, place_of(device), request.passing, all_steps=request.all_steps)
     measurement = Measurement(clock, memory, exchange)
@@ -167,7 +169,7 @@ def train(
         fetches=fetches,
         inspection=inspection,
     )
-    after_trainer(spec, device)
+    force_tf32(spec, device)
     failed = _trained(trainer, measurement, alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
     trace = tracer.trace(failed) if tracer else Trace(none=UNWANTED)

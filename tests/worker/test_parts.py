@@ -39,7 +39,7 @@ from pytest_llmperf.worker.measuring import canary  # noqa: E402
 from pytest_llmperf.worker.measuring.measurement import Exchange  # noqa: E402
 from pytest_llmperf.worker.settings.attention import choose_sdpa, found_settings  # noqa: E402
 from pytest_llmperf.worker.settings.compilation import seen_compilation  # noqa: E402
-from pytest_llmperf.worker.settings.liger import LigerNotes, liger_forwards  # noqa: E402
+from pytest_llmperf.worker.settings.liger import Witness, liger_forwards  # noqa: E402
 from pytest_llmperf.worker.settings.optimizer import seen_optimizer  # noqa: E402
 from pytest_llmperf.worker.settings.precision import parameter_dtypes  # noqa: E402
 from pytest_llmperf.worker.unused_settings import unused_settings  # noqa: E402
@@ -187,7 +187,7 @@ def test_attention_is_what_was_asked_for(attention: str) -> None:
 @pytest.mark.parametrize(("name", "is_patched"), [("llama-tiny", True), ("opt-tiny", False)])
 def test_liger_is_counted_where_it_patched(name: str, is_patched: bool) -> None:
     pytest.importorskip("liger_kernel")
-    notes = LigerNotes()
+    notes = Witness()
     model = build_model(TrainSpec(model=name), models.resolve(name).config, torch.device("cpu"))
     assert liger_forwards(model) == []
     # Liger replaces classes and functions for good, and other tests build models here.
@@ -378,11 +378,11 @@ def test_auto_leaves_attentions_kernels_as_the_environment_has_them() -> None:
     found_settings.cache_clear()
     try:
         torch.backends.cuda.enable_flash_sdp(False)
-        choose_sdpa("auto")
+        choose_sdpa(TrainSpec(model="llama-tiny", sdpa_backend="auto"))
         assert "flash" not in device.sdpa_kernels()
-        choose_sdpa("math")
+        choose_sdpa(TrainSpec(model="llama-tiny", sdpa_backend="math"))
         assert device.sdpa_kernels() == ["math"]
-        choose_sdpa("auto")
+        choose_sdpa(TrainSpec(model="llama-tiny", sdpa_backend="auto"))
         assert device.sdpa_kernels() == ["efficient", "math", "cudnn"]
     finally:
         torch.backends.cuda.enable_flash_sdp(True)

@@ -29,8 +29,10 @@ from transformers.pytorch_utils import Conv1D
 from pytest_llmperf.settings.batch import SEQUENCES
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.units import GIB
-from pytest_llmperf.worker.build import after_trainer, before_model, build_model, complete_model, training_arguments
-from pytest_llmperf.worker.settings.precision import DTYPES
+from pytest_llmperf.worker.build import build_model, training_arguments
+from pytest_llmperf.worker.settings.attention import choose_sdpa
+from pytest_llmperf.worker.settings.compilation import compile_layers
+from pytest_llmperf.worker.settings.precision import DTYPES, force_tf32
 from pytest_llmperf.worker.train import WatchedTrainer
 
 # Double precision throughout: transformers' models compute norms, softmax and the loss in fp32 whatever they are.
@@ -278,7 +280,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
     arguments = training_arguments(spec, folder, device, spec.steps)
     arguments.learning_rate, arguments.weight_decay = LEARNING_RATE, WEIGHT_DECAY
     arguments.max_grad_norm = LONGEST_GRADIENT
-    before_model(spec)
+    choose_sdpa(spec)
     with DoublePrecision() if double else nullcontext():
         model = build_model(spec, config, device)
         if is_plain:
@@ -288,7 +290,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
             model.double()
         if gathered != "no":
             as_gathered(model, DTYPES[gathered])
-        complete_model(spec, model)
+        compile_layers(spec, model)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         seen = SmallSteps(device=place_for(num_parameters, spec.steps, device))
         if not spec.torch_compile:  # a look from inside would change what is compiled
@@ -306,7 +308,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
             seen=seen,
         )
         seen.decaying = frozenset(map(plain_name, trainer.get_decay_parameter_names(model)))
-        after_trainer(spec, device)
+        force_tf32(spec, device)
         trainer.train()
     return seen
 

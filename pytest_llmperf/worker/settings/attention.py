@@ -7,14 +7,14 @@ from functools import cache
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedConfig, PreTrainedModel, Trainer
+from transformers import PreTrainedModel, Trainer
 
 from pytest_llmperf.observe.device import SDPA_SWITCHES, matmul_precision, sdpa_kernels
 from pytest_llmperf.settings.attention import ATTENTIONS, UNKNOWN, AttentionEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.refusal import RefusedError, transformers_version
 from pytest_llmperf.worker.settings.parallelism import is_sharded
-from pytest_llmperf.worker.settings.twin import Training, Twin, seen
+from pytest_llmperf.worker.settings.training import Training
 
 # An attention, and the class attribute by which a family says that it has it.
 _SAID_BY = {
@@ -63,9 +63,9 @@ def found_settings() -> Mapping[str, Any]:
     return {"sdpa_kernels": sdpa_kernels(), "matmul_precision": matmul_precision()}
 
 
-def choose_sdpa(backend: str) -> None:
-    """Leave PyTorch's attention only the kernel ``backend``; ``auto`` leaves it those that this environment has."""
-    wanted = found_settings()["sdpa_kernels"] if backend == "auto" else [backend]
+def choose_sdpa(spec: TrainSpec) -> None:
+    """Leave PyTorch's attention only the kernel asked for; ``auto`` leaves it those that this environment has."""
+    wanted = found_settings()["sdpa_kernels"] if spec.sdpa_backend == "auto" else [spec.sdpa_backend]
     for name, switch in SDPA_SWITCHES.items():
         if (name in wanted) != (name in sdpa_kernels()):
             switch(name in wanted)
@@ -104,23 +104,6 @@ def attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
     return " ".join(ops.names)
 
 
-def _witness(training: Training) -> AttentionEvidence:
+def witness(training: Training) -> AttentionEvidence:
     """Which operators it calls is not tried yet: steps that are traced may follow."""
     return AttentionEvidence(attention=str(training.model.config._attn_implementation))
-
-
-def _on_class(spec: TrainSpec, kind: type, hf_config: PreTrainedConfig) -> None:
-    check_attention(kind, hf_config, spec.attention)
-
-
-def _before_model(spec: TrainSpec) -> None:
-    choose_sdpa(spec.sdpa_backend)
-
-
-TWIN = Twin(
-    name="attention",
-    model_arguments=lambda spec: {"attn_implementation": spec.attention},
-    on_class=_on_class,
-    before_model=_before_model,
-    watch=seen(_witness),
-)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch._dynamo.utils as dynamo
 from torch import nn
 from torch._dynamo.convert_frame import FRAME_COMPILE_COUNTER
@@ -14,10 +13,10 @@ from transformers import PreTrainedModel
 from pytest_llmperf.settings.compilation import CompilationEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker.refusal import RefusedError
-from pytest_llmperf.worker.settings.twin import Twin, seen
+from pytest_llmperf.worker.settings.training import Training
 
 
-def _arguments(spec: TrainSpec, _device: torch.device) -> Mapping[str, Any]:
+def arguments(spec: TrainSpec) -> Mapping[str, Any]:
     is_whole = spec.torch_compile_scope == "model"
     return {
         "torch_compile": spec.torch_compile and is_whole,
@@ -25,7 +24,7 @@ def _arguments(spec: TrainSpec, _device: torch.device) -> Mapping[str, Any]:
     }
 
 
-def _compile_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
+def compile_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
     """Compile each repeated layer in place; they share their code, so that the first one's graphs serve all.
 
     Source: PyTorch's recipe of regional compilation.
@@ -40,6 +39,11 @@ def _compile_layers(spec: TrainSpec, model: PreTrainedModel) -> None:
         )
     for layer in layers:
         layer.compile(mode=spec.torch_compile_mode)
+
+
+def witness(training: Training) -> CompilationEvidence:
+    """Of the model as the Trainer wraps it."""
+    return seen_compilation(training.wrapped)
 
 
 def seen_compilation(model: nn.Module | None) -> CompilationEvidence:
@@ -79,11 +83,3 @@ _MODES = {
     (True, True): "max-autotune",
     (True, False): "max-autotune-no-cudagraphs",
 }
-
-
-TWIN = Twin(
-    name="compilation",
-    arguments=_arguments,
-    on_weights=_compile_layers,
-    watch=seen(lambda training: seen_compilation(training.wrapped)),
-)

@@ -10,10 +10,10 @@ import torch
 from pytest_llmperf.observe.device import is_gpu
 from pytest_llmperf.settings.data import DataEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.settings.twin import Training, Twin, seen
+from pytest_llmperf.worker.settings.training import Training
 
 
-def _arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
+def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
     return {
         "dataloader_num_workers": spec.data_workers,
         "dataloader_prefetch_factor": spec.data_prefetch,
@@ -21,7 +21,7 @@ def _arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
     }
 
 
-def _witness(training: Training) -> DataEvidence:
+def witness(training: Training) -> DataEvidence:
     loader = training.trainer.callback_handler.train_dataloader
     return DataEvidence(
         data_workers=loader.num_workers,
@@ -29,6 +29,3 @@ def _witness(training: Training) -> DataEvidence:
         # Without an accelerator PyTorch pins nothing, whatever it is asked for.
         data_pinned=bool(loader.pin_memory) and is_gpu(training.device),
     )
-
-
-TWIN = Twin(name="data", arguments=_arguments, watch=seen(_witness))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from pytest_llmperf.settings.liger import LIGER_KERNELS, LigerEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.settings.twin import Training, Twin, Witness
+from pytest_llmperf.worker.settings.training import Training
 
 
 def liger_kernels(spec: TrainSpec) -> dict[str, bool] | None:
@@ -22,8 +22,13 @@ def liger_kernels(spec: TrainSpec) -> dict[str, bool] | None:
     return {name: name in chosen for name in LIGER_KERNELS}
 
 
-class LigerNotes(logging.Handler):
-    """Keeps what Liger says when it patches nothing: one INFO line is all it gives."""
+def arguments(spec: TrainSpec) -> Mapping[str, Any]:
+    """Of the Trainer."""
+    return {"use_liger_kernel": spec.liger, "liger_kernel_config": liger_kernels(spec)}
+
+
+class Witness(logging.Handler):
+    """Keeps what Liger says when it patches nothing: one INFO line is all it gives. The rest is seen at the end."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -35,20 +40,14 @@ class LigerNotes(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
 
-
-def _watch(_spec: TrainSpec, _model: PreTrainedModel) -> Witness:
-    notes = LigerNotes()
-
-    def witness(training: Training) -> LigerEvidence:
+    def __call__(self, training: Training) -> LigerEvidence:
         forwards = liger_forwards(training.model)
         return LigerEvidence(
             liger_modules=len(forwards),
             liger_forwards=sorted(set(forwards)),
             liger_functions=liger_functions(training.model),
-            liger_note=notes.lines[-1] if notes.lines else "",
+            liger_note=self.lines[-1] if self.lines else "",
         )
-
-    return witness
 
 
 def liger_forwards(model: nn.Module) -> list[str]:
@@ -72,10 +71,3 @@ def liger_functions(model: nn.Module) -> list[str]:
         "cross_entropy": nn.functional.cross_entropy,
     }
     return [name for name, function in functions.items() if "liger" in (getattr(function, "__module__", "") or "")]
-
-
-TWIN = Twin(
-    name="liger",
-    arguments=lambda spec, _: {"use_liger_kernel": spec.liger, "liger_kernel_config": liger_kernels(spec)},
-    watch=_watch,
-)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_llmperf.settings.optimizer import OptimizerEvidence
-from pytest_llmperf.worker.settings.twin import Twin, seen
+from pytest_llmperf.worker.settings.training import Training
+
+
+def witness(training: Training) -> OptimizerEvidence:
+    """Of the optimizer that accelerate wraps."""
+    return seen_optimizer(training.optimizer)
 
 
 def seen_optimizer(optimizer: Any) -> OptimizerEvidence:
@@ -17,11 +22,3 @@ def seen_optimizer(optimizer: Any) -> OptimizerEvidence:
         optimizer_bits="" if bits is None else f"{bits}bit",
         optimizer_paged=bool(getattr(optimizer, "is_paged", False)),
     )
-
-
-TWIN = Twin(
-    name="optimizer",
-    # Constant: a schedule over the number of steps would make what is learnt depend on how long one measures.
-    arguments=lambda spec, _: {"optim": spec.optimizer, "lr_scheduler_type": "constant"},
-    watch=seen(lambda training: seen_optimizer(training.optimizer)),
-)

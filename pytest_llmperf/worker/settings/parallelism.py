@@ -15,13 +15,13 @@ from torch.distributed.tensor import DTensor
 from pytest_llmperf.observe.device import collectives
 from pytest_llmperf.settings.parallelism import ParallelismEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.settings.twin import Training, Twin, seen
+from pytest_llmperf.worker.settings.training import Training
 
 # FSDP lets go of a layer's weights when its forward pass is done, and gathers them again in the backward pass.
 RESHARD_AFTER_FORWARD = True
 
 
-def _arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
+def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
     arguments: dict[str, Any] = {"ddp_backend": collectives(device), "ddp_find_unused_parameters": False}
     if spec.parallelism != "ddp":
         arguments["fsdp"] = True
@@ -48,7 +48,7 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def _witness(training: Training) -> ParallelismEvidence:
+def witness(training: Training) -> ParallelismEvidence:
     """How the ranks share the work, and the sizes of the mesh that the weights are sharded over."""
     model, ranks = training.wrapped, training.trainer.args.world_size
     modules = list(model.modules()) if model is not None else []
@@ -65,6 +65,3 @@ def _witness(training: Training) -> ParallelismEvidence:
         mesh=mesh,
         gathered_dtype="" if cast_to is None else str(cast_to),
     )
-
-
-TWIN = Twin(name="parallelism", arguments=_arguments, watch=seen(_witness))

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from pytest_llmperf.observe.device import allow_tf32, is_gpu
 from pytest_llmperf.settings.precision import FP8_RECIPES, PrecisionEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.settings.twin import Training, Twin, Witness
+from pytest_llmperf.worker.settings.training import Training
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def _arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
+def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
     return {
         "bf16": spec.mixed_precision == "bf16",
         "fp16": spec.mixed_precision == "fp16",
@@ -27,7 +27,7 @@ def _arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
     }
 
 
-def _to_fp8(spec: TrainSpec, model: PreTrainedModel) -> None:
+def to_fp8(spec: TrainSpec, model: PreTrainedModel) -> None:
     """Let the linear layers multiply in float8, but for the vocabulary's, whose products the loss is sensitive to."""
     if spec.fp8 == "no":
         return
@@ -47,44 +47,37 @@ def _in_whole_rows(linear: nn.Module) -> bool:
     return isinstance(linear, nn.Linear) and linear.in_features % 16 == 0 and linear.out_features % 16 == 0
 
 
-def _force_tf32(spec: TrainSpec, device: torch.device) -> None:
+def force_tf32(spec: TrainSpec, device: torch.device) -> None:
     """As the spec says: accelerate switches it on for compiled fp32 training."""
     if is_gpu(device):
         allow_tf32(spec.tf32)
 
 
-class AutocastWitness:
-    """Notes the autocast type the first time the model's embedding runs, then goes away."""
+class Witness:
+    """Notes the autocast type the first time the model's embedding runs; the rest is seen at the end."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.dtype = ""
-        self._device_type = model.device.type
+    def __init__(self, spec: TrainSpec, model: PreTrainedModel) -> None:
+        self._asked, self._device_type, self._autocast = DTYPES[spec.model_precision], model.device.type, ""
         # The embedding and not the model: autocast wraps the model's forward, so it is not yet on before it.
         self._hook = model.get_input_embeddings().register_forward_pre_hook(self._look)
 
     def _look(self, _module: nn.Module, _inputs: Any) -> None:
         if torch.is_autocast_enabled(self._device_type):
-            self.dtype = str(torch.get_autocast_dtype(self._device_type))
+            self._autocast = str(torch.get_autocast_dtype(self._device_type))
         self._hook.remove()
 
-
-def _watch(spec: TrainSpec, model: PreTrainedModel) -> Witness:
-    autocast = AutocastWitness(model)
-
-    def witness(training: Training) -> PrecisionEvidence:
+    def __call__(self, training: Training) -> PrecisionEvidence:
         converted, left, recipe = fp8_layers(training.model)
         return PrecisionEvidence(
             parameter_dtypes=parameter_dtypes(training.model),
-            kept_dtypes=kept_dtypes(training.model, DTYPES[spec.model_precision]),
-            autocast_dtype=autocast.dtype,
+            kept_dtypes=kept_dtypes(training.model, self._asked),
+            autocast_dtype=self._autocast,
             tf32=_tf32_rounds(training.device),
             fp8_modules=converted,
             linear_modules=left,
             fp8_recipe=recipe,
             loss_scaling=getattr(training.trainer.accelerator, "scaler", None) is not None,
         )
-
-    return witness
 
 
 def parameter_dtypes(model: nn.Module) -> dict[str, int]:
@@ -138,13 +131,3 @@ def _tf32_rounds(device: torch.device) -> bool:
     matrix = torch.full((256, 256), finer_than_tf32, device=device)
     product = matrix @ torch.eye(256, device=device)
     return bool((product != matrix).any().item())
-
-
-TWIN = Twin(
-    name="precision",
-    arguments=_arguments,
-    model_arguments=lambda spec: {"dtype": DTYPES[spec.model_precision]},
-    on_model=_to_fp8,
-    on_trainer=_force_tf32,
-    watch=_watch,
-)

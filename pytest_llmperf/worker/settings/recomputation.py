@@ -15,10 +15,10 @@ from transformers import TrainingArguments
 
 from pytest_llmperf.settings.recomputation import RecomputationEvidence
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.settings.twin import Training, Twin, seen
+from pytest_llmperf.worker.settings.training import Training
 
 
-def _arguments(spec: TrainSpec, _device: torch.device) -> Mapping[str, Any]:
+def arguments(spec: TrainSpec) -> Mapping[str, Any]:
     if not spec.gradient_checkpointing:
         return {}
     # transformers 5.23 renames the argument and warns of the old name; 5.17 has only the old one.
@@ -48,7 +48,7 @@ def kept_operators() -> Iterator[Any]:
         yield flash.default
 
 
-def _witness(training: Training) -> RecomputationEvidence:
+def witness(training: Training) -> RecomputationEvidence:
     checkpointed = [each for each in training.model.modules() if getattr(each, "gradient_checkpointing", False)]
     return RecomputationEvidence(
         gradient_checkpointing=len(checkpointed) > 0, checkpointing_policy=next(_policies(checkpointed), "")
@@ -60,6 +60,3 @@ def _policies(checkpointed: list[nn.Module]) -> Iterator[str]:
         function = getattr(module, "_gradient_checkpointing_func", None)
         if function is not None:
             yield "selective" if "context_fn" in getattr(function, "keywords", {}) else "full"
-
-
-TWIN = Twin(name="recomputation", arguments=_arguments, watch=seen(_witness))

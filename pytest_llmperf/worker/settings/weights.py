@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
-from pytest_llmperf.worker.settings.twin import Twin
 
 
 def model_with_weights(
-    spec: TrainSpec, hf_config: PreTrainedConfig, arguments: Mapping[str, Any], device: torch.device
+    spec: TrainSpec, hf_config: PreTrainedConfig, device: torch.device, **arguments: Any
 ) -> PreTrainedModel:
     """The model of ``hf_config`` on ``device``, as transformers makes it with ``arguments``.
 
@@ -31,7 +29,3 @@ def model_with_weights(
         raise FileNotFoundError(f"no folder of weights {spec.weights}, expected one as save_pretrained writes it")
     model = AutoModelForCausalLM.from_pretrained(spec.weights, config=hf_config, local_files_only=True, **arguments)
     return model.to(device)
-
-
-# Its evidence is the size of what was saved, which the checkpoint itself tells.
-TWIN = Twin(name="weights", arguments=lambda spec, _: {"seed": spec.seed})

@@ -19,8 +19,8 @@ from pytest_llmperf.settings.setting import Setting, read_evidence, stored_evide
 PACKAGE = Path(pytest_llmperf.__file__).parent
 WORKERS = PACKAGE / "worker" / "settings"
 
-#: How long a training is measured is no work, and nothing that a worker applies to it.
-WITHOUT_TWIN = {"duration"}
+#: How long a training is measured is no work, and a batch is two of the Trainer's own arguments.
+WITHOUT_TWIN = {"batch", "duration"}
 
 #: Of these no training tells by itself: a batch by its tokens, and how long it was by its steps.
 WITHOUT_EVIDENCE = {"batch", "duration"}
@@ -50,10 +50,13 @@ def test_a_setting_changes_only_its_own_fields(setting: Setting) -> None:
 
 
 def test_the_worker_has_a_twin_of_each() -> None:
-    there = {path.stem for path in WORKERS.glob("*.py") if "TWIN = Twin(" in path.read_text(encoding="utf-8")}
+    there = {path.stem for path in WORKERS.glob("*.py")} - {"__init__", "training"}
     assert there == {setting.name for setting in SETTINGS} - WITHOUT_TWIN
-    listed = (WORKERS / "twins.py").read_text(encoding="utf-8")
-    assert all(f"    {name}.TWIN,\n" in listed for name in there)
+    applied, witnessed = ((WORKERS.parent / name).read_text(encoding="utf-8") for name in ("build.py", "evidence.py"))
+    for name in there:
+        assert f"{name}." in applied + witnessed or f"settings.{name} " in applied
+    # What is saved the checkpoint tells by itself.
+    assert {name for name in there if f'"{name}": {name}.' in witnessed} == there - {"weights"}
 
 
 def test_no_two_settings_tell_one_key() -> None:
@@ -102,6 +105,7 @@ EXCEPTIONS = {
     "judge/learning_checks.py": "a line about an update names the optimizer",
     "launch/prediction.py": "an estimate with Liger imports Liger",
     "plugin/fixtures.py": "fixtures of the suite, public by these names",
+    "worker/build.py": "lists what each setting gives the Trainer and the model",
     "worker/data/training_data.py": "makes what the setting data asks for",
     "worker/learning/inspection.py": "scales of fp8 follow the data, so that what comes later changes what was before",
     "worker/parity/parity_job.py": "the truth is trained without autocast, by the plain optimizer",
