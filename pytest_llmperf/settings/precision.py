@@ -17,9 +17,12 @@ from pytest_llmperf.settings.setting import (
     TrainSpec,
     claimed,
     equal,
+    is_refusal,
     written_as_null,
 )
 from pytest_llmperf.support.suggestions import hint
+
+__tracebackhide__ = is_refusal
 
 MODEL_PRECISIONS = ("fp32", "bf16", "fp16")
 MIXED_PRECISIONS = ("no", "bf16", "fp16")

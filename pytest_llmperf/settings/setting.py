@@ -18,12 +18,17 @@ else:
 
 __all__ = [
     "Axis", "Choice", "Evidence", "NotClaimedError", "Package", "Search", "Setting", "SpecError", "TrainSpec",
-    "claimed", "equal", "read_evidence", "stored_evidence", "written_as_null",
+    "claimed", "equal", "is_refusal", "read_evidence", "stored_evidence", "written_as_null",
 ]  # fmt: skip
 
 
 class SpecError(ValueError):
     """A training configuration that cannot be, in one line."""
+
+
+def is_refusal(caught: Any) -> bool:
+    """For pytest's ``__tracebackhide__``: such an error is about the caller's line."""
+    return caught is not None and caught.errisinstance(SpecError)
 
 
 @dataclass(frozen=True)

@@ -12,53 +12,11 @@ from typing import Any
 from pytest_llmperf.settings import models, registry, text_files
 from pytest_llmperf.settings.data import has_padding
 from pytest_llmperf.settings.precision import compute_precision_of, precision_fields, precision_of
-from pytest_llmperf.settings.setting import SpecError
+from pytest_llmperf.settings.setting import SpecError, is_refusal
 from pytest_llmperf.settings.text_files import TextFiles, TokenizerFiles
 from pytest_llmperf.support.suggestions import hint
 
 __all__ = ["SpecError", "TrainSpec", "known_failure", "precision_fields"]
-
-# Identity of a TrainSpec: an id for people, a digest for files, and the same of the search for its largest batch.
-
-
-def id_of(spec: TrainSpec) -> str:
-    """The model, and every setting that is on."""
-    parts = [spec.architecture.slug, *registry.words_in_id(spec), f"gpus{spec.gpus}"]
-    return "-".join(part for part in parts if part)
-
-
-def digest_of(spec: TrainSpec) -> str:
-    """16 hex digits, the same on every Python, machine and path.
-
-    The model enters by what its configuration says, a text and its tokenizer by what they say, weights by whether there
-    are any, and fields that only say how long to measure do not enter. A field added later stays out while it has its
-    default, so that digests stored before keep their meaning.
-    """
-
-    def enters(name: str, default: object, about: Mapping[Any, Any]) -> bool:
-        return about.get("work", True) and not (about.get("later") and getattr(spec, name) == default)
-
-    work = {f.name: getattr(spec, f.name) for f in fields(spec) if enters(f.name, f.default, f.metadata)}
-    work["model"] = spec.architecture.fingerprint
-    work["weights"] = spec.weights is not None
-    if spec.data == "text":
-        work |= {"text": spec.text_files.fingerprint, "tokenizer": spec.tokenizer_files.fingerprint}
-    return _hashed(json.dumps(work, sort_keys=True, separators=(",", ":")))
-
-
-def capacity_id_of(spec: TrainSpec) -> str:
-    """Its id without the micro-batch size, of which the largest is sought."""
-    return re.sub(r"-mbs\d+-", "-maxmbs-", id_of(spec), count=1)
-
-
-def capacity_digest_of(spec: TrainSpec) -> str:
-    """The same whatever micro-batch size the search begins at."""
-    return _hashed(f"capacity {digest_of(replace(spec, micro_batch_size=1))}")
-
-
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
 
 # A field that says how long to measure, not what work is done.
 _HOW = {"work": False}
@@ -67,13 +25,9 @@ _HOW = {"work": False}
 _LATER = {"later": True}
 
 
-def _is_refusal(caught: Any) -> bool:
-    return caught is not None and caught.errisinstance(SpecError)
-
-
 # For pytest: a refusal is about the caller's line. Of the whole module, since the `__init__` that dataclass writes has
 # no other place for it; a defect of ours still shows its frames.
-__tracebackhide__ = _is_refusal
+__tracebackhide__ = is_refusal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,22 +176,36 @@ class TrainSpec:
     @property
     def id(self) -> str:
         """For people and ``-k``: the model, and every setting that is on."""
-        return id_of(self)
+        parts = [self.architecture.slug, *registry.words_in_id(self), f"gpus{self.gpus}"]
+        return "-".join(part for part in parts if part)
 
     @property
     def digest(self) -> str:
-        """Identity of the work: the same on every Python, machine and path; 16 hex digits."""
-        return digest_of(self)
+        """Identity of the work: 16 hex digits, the same on every Python, machine and path.
+
+        The model enters by what its configuration says, a text and its tokenizer by what they say, weights by whether
+        there are any, and fields that only say how long to measure do not enter. A field added later stays out while it
+        has its default, so that digests stored before keep their meaning.
+        """
+        work = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.metadata != _HOW and not (f.metadata == _LATER and getattr(self, f.name) == f.default)
+        }
+        work |= {"model": self.architecture.fingerprint, "weights": self.weights is not None}
+        if self.data == "text":
+            work |= {"text": self.text_files.fingerprint, "tokenizer": self.tokenizer_files.fingerprint}
+        return _hashed(json.dumps(work, sort_keys=True, separators=(",", ":")))
 
     @property
     def capacity_id(self) -> str:
         """For people: every setting that is on but the micro-batch size, of which the largest is sought."""
-        return capacity_id_of(self)
+        return re.sub(r"-mbs\d+-", "-maxmbs-", self.id, count=1)
 
     @property
     def capacity_digest(self) -> str:
         """Identity of the search for the largest micro-batch, whatever size it begins at."""
-        return capacity_digest_of(self)
+        return _hashed(f"capacity {replace(self, micro_batch_size=1).digest}")
 
     @property
     def compute_precision(self) -> str:
@@ -265,6 +233,10 @@ class TrainSpec:
             SpecError: an unknown field (with the nearest known one) or an invalid value.
         """
         return cls(**values)
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
