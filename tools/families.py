@@ -32,8 +32,8 @@ def row(family: str) -> str:
 
     from pytest_llmperf.settings.train_spec import TrainSpec  # noqa: PLC0415
     from pytest_llmperf.worker.build import build_model  # noqa: PLC0415
-    from pytest_llmperf.worker.evidence import _liger_forwards  # noqa: PLC0415
-    from pytest_llmperf.worker.refusal import attentions_of  # noqa: PLC0415
+    from pytest_llmperf.worker.settings.attention import attentions_of  # noqa: PLC0415
+    from pytest_llmperf.worker.settings.liger import liger_forwards  # noqa: PLC0415
 
     config = {"model_type": family, **FAMILIES[family]}
 
@@ -63,7 +63,7 @@ def row(family: str) -> str:
         *ran,
         *("says yes" if yes else "says no" for yes in says),
         checkpointing,
-        str(len(_liger_forwards(model))),
+        str(len(liger_forwards(model))),
     ]
     return "| " + " | ".join(cells) + " |"
 

@@ -21,8 +21,8 @@ from typing import Any
 from pytest_llmperf.engine.tuning.trial_stage import compiles
 from pytest_llmperf.engine.tuning.trials import STEPS
 from pytest_llmperf.judge.tuning.search import CLOSE, Field, Outcome, Search
-from pytest_llmperf.settings.axes import SIZE, recipes, traits
-from pytest_llmperf.settings.space import LARGER
+from pytest_llmperf.settings.batch import SIZE
+from pytest_llmperf.settings.space import LARGER, recipes, traits
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tools.tuning_grid import Measured, read
 

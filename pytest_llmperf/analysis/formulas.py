@@ -65,7 +65,7 @@ def caveats(spec: TrainSpec) -> list[str]:
 
 def newest_on_a_gpu(launches: Sequence[Launch]) -> Launch | None:
     """The launch that a prediction can be held against: on the CPU no allocator counts."""
-    on_a_gpu = [launch for launch in launches if launch.evidence.get("device_type", "cpu") != "cpu"]
+    on_a_gpu = [launch for launch in launches if launch.seen.run.is_on_gpu]
     return max(on_a_gpu, key=lambda launch: launch.started_at, default=None)
 
 

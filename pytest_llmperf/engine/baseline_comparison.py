@@ -21,8 +21,7 @@ from pytest_llmperf.judge import learning_checks, validity
 from pytest_llmperf.judge.acceptance import creep, nearest_line
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.early_stop import passing_ranges
-from pytest_llmperf.judge.evidence_checks import LEARNING
-from pytest_llmperf.judge.exact import changes, count_checks, lost_attention_kernel, trace_notes
+from pytest_llmperf.judge.exact import changes, count_checks, trace_notes
 from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
 from pytest_llmperf.judge.learning_checks import changed_gradients, first_loss_checks
 from pytest_llmperf.judge.noise import disagreement
@@ -37,6 +36,7 @@ from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.run.context import Context
+from pytest_llmperf.settings.evidence import LEARNING, lost
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 # Diagnosis: what a result points to, of two traces and of what else is not as it was.
@@ -194,8 +194,8 @@ class BaselineComparison:
     def _judge(self, baseline: Baseline | None, scaling: Scaling | None) -> Judgement:
         inactive = self._caller.terms.inactive
         wrong = contradictions(self._spec, self._launches, inactive)
-        if "attention" not in inactive and self._spec.sdpa_backend == "auto":  # else it is looked at there
-            wrong = (*wrong, *lost_attention_kernel(self._launches, baseline.explained if baseline else ()))
+        now, then = ([each.seen for each in some] for some in (self._launches, baseline.explained if baseline else ()))
+        wrong = (*wrong, *lost(self._spec, now, then, inactive))
         if LEARNING not in inactive:
             wrong = (*wrong, *changed_gradients(self._launches, baseline.explained if baseline else ()))
         troubles = (*wrong, *dict.fromkeys(self._retry.spoilt))
@@ -248,8 +248,8 @@ class BaselineComparison:
             notes += filter(None, [scaling.unheld])
         notes += self._phase_checks(baseline).notes
         notes += learning_checks.notes(launches)
-        known = baseline.launches[-1].evidence.get("remarks", ()) if baseline else ()
-        remarks = dict.fromkeys(line for launch in launches for line in launch.evidence.get("remarks", ()))
+        known = (baseline.launches[-1].seen.run.remarks if baseline else None) or ()
+        remarks = dict.fromkeys(line for launch in launches for line in launch.seen.run.remarks or ())
         notes += [line for line in remarks if line not in known]
         notes += trace_notes(launches, baseline.trace if baseline else None)
         notes += [f"measured under {fault}" for fault in validity.injected(launches)]

@@ -20,7 +20,8 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import Check
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.model_flops import ModelFlops
-from pytest_llmperf.settings.small_spec import narrower
+from pytest_llmperf.settings.parallelism import narrower
+from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
@@ -46,7 +47,7 @@ def figures(spec: TrainSpec, launches: tuple[Launch, ...], model_flops: ModelFlo
 
 
 def _saved(launches: tuple[Launch, ...]) -> Iterator[Check]:
-    sizes = [size for launch in launches if (size := launch.evidence.get("checkpoint_bytes"))]
+    sizes = [size for launch in launches if (size := launch.seen.weights.checkpoint_bytes)]
     if sizes:
         yield Check(metric="checkpoint_bytes", value=float(max(sizes)), unit="bytes")
 
@@ -107,7 +108,7 @@ def _traffic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str) -> Iterato
     is_known = formulas.peak_flops(gpu, spec.compute_precision) is not None
     if spec.architecture.geometry is None or bandwidth is None or not is_known:
         return
-    moved = formulas.least_traffic(launches[0].parameters, 4 if spec.model_precision == "fp32" else 2)
+    moved = formulas.least_traffic(launches[0].parameters, bytes_each(spec))
     fastest = min(launch.median_step_seconds for launch in launches)
     yield Check(metric="least_memory_traffic", value=moved / fastest / bandwidth, unit="1")
 
@@ -138,7 +139,8 @@ def uneven_memory(launches: Sequence[Launch], tolerance: float) -> list[str]:
 
 def compiler(launches: Sequence[Launch]) -> list[str]:
     """What torch.compile had to do and should not, a line each."""
-    counts = {did: max(launch.evidence.get(name, 0) for launch in launches) for name, did in _COMPILER.items()}
+    seen = [launch.seen.compilation for launch in launches]
+    counts = {did: max(getattr(each, name) or 0 for each in seen) for name, did in _COMPILER.items()}
     return [f"torch_compile {did} {count} time(s)" for did, count in counts.items() if count]
 
 

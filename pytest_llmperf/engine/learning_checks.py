@@ -21,8 +21,10 @@ from pytest_llmperf.records.loss_curve import OTHER_LEARNING, JudgedCurve
 from pytest_llmperf.records.parity import ParityOrder
 from pytest_llmperf.records.result import FAILING, CaseResult, Check, joined_reasons, worst_of
 from pytest_llmperf.run.result_cache import MadeTrainings, SmallTrainings
+from pytest_llmperf.settings.attention import has_fp32
 from pytest_llmperf.settings.models import is_dropout
-from pytest_llmperf.settings.small_spec import is_gathered, plainest, small
+from pytest_llmperf.settings.parallelism import gathered_precision
+from pytest_llmperf.settings.small_spec import plainest, small
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: Of a curve that is recorded, where nobody says how many.
@@ -248,7 +250,7 @@ class ParityCheck:
         return judge_parity(self._known.errors[key], truth.errors)
 
     def _truth(self, spec: TrainSpec) -> MadeTrainings:
-        order = ParityOrder(gathered=spec.mixed_precision if is_gathered(spec) else "no", shrinks=_shrinks(spec))
+        order = ParityOrder(gathered=gathered_precision(spec), shrinks=_shrinks(spec))
         plain = plainest(spec)
         key = (plain.digest, order)
         if key not in self._known.truths:
@@ -280,5 +282,5 @@ def _notes(spec: TrainSpec) -> Iterator[str]:
     off = [name for name, value in spec.architecture.config.items() if is_dropout(name, value)]
     if off:
         yield f"the small model has no dropout: {', '.join(off)} is 0 there"
-    if spec.attention == "flash_attention_2":
+    if not has_fp32(spec):
         yield "flash_attention_2 has no fp32: in fp32 everything else is compared, with attention sdpa"

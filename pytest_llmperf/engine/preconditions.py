@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.settings.checks import OF_A_TEXT
-from pytest_llmperf.settings.small_spec import true_optimizer
+from pytest_llmperf.settings.data import OF_A_TEXT
+from pytest_llmperf.settings.optimizer import learnt_by, least_states
+from pytest_llmperf.settings.parallelism import is_sharded
+from pytest_llmperf.settings.precision import bytes_each
 from pytest_llmperf.settings.space import Space, axes_of
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support.formats import memory
@@ -32,10 +34,9 @@ def need_room(spec: TrainSpec, host_bytes: int) -> None:
     geometry = spec.architecture.geometry
     if geometry is None:
         return
-    bytes_each = 4 if spec.model_precision == "fp32" else 2
-    copies = 2 + (2 if "adam" in spec.optimizer and "bit" not in spec.optimizer else 0)  # weights, gradients, states
-    shards = spec.gpus if spec.parallelism == "ddp" else 1  # each rank has its own, or its share
-    least = geometry.weights * bytes_each * copies * shards
+    copies = 2 + least_states(spec)  # weights, gradients, states
+    shards = 1 if is_sharded(spec) else spec.gpus  # each rank has its own, or its share
+    least = geometry.weights * bytes_each(spec) * copies * shards
     if least > host_bytes:
         raise CaseFailedError(
             f"{spec.id}: training needs at least {memory(least)} for weights, gradients and optimizer states, and this "
@@ -93,7 +94,7 @@ def tuning_space(spec: TrainSpec, over: object, runners_up: object) -> Space:
 # What decides what is learnt, but for how it rounds.
 _LEARNT: Mapping[str, Callable[[TrainSpec], object]] = {
     "model": lambda spec: spec.model,
-    "optimizer": lambda spec: true_optimizer(spec) or spec.optimizer,
+    "optimizer": learnt_by,
     "sequence_length": lambda spec: spec.sequence_length,
     "seed": lambda spec: spec.seed,
 }

@@ -18,6 +18,7 @@ from pytest_llmperf.judge.learning_checks import changed_losses
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
 from pytest_llmperf.records.result import Check, Verdict
 from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace
+from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.support.codec import flat
 
 #: Of which more is a loss, whatever the clock saw.
@@ -95,16 +96,15 @@ def trace_notes(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple
 
 def _is_tuned(launch: Launch) -> bool:
     """Whether its kernels were chosen by timing them: nearly tied ones change from process to process."""
-    return str(launch.evidence.get("torch_compile_mode", "")).startswith("max-autotune")
+    return is_autotuned(launch.seen.compilation.torch_compile_mode)
 
 
 def _is_timed(launch: Launch) -> bool:
     """The same, and where the user's environment asks for it: of the kernels' names nothing is expected."""
-    variables, torch = launch.environment.variables, launch.evidence.get("setup", {}).get("torch", {})
+    variables, run = launch.environment.variables, launch.seen.run
     asks = any(variables.get(f"TORCHINDUCTOR_MAX_AUTOTUNE{which}", "0") == "1" for which in ("", "_GEMM"))
-    is_compiled = bool(launch.evidence.get("compiled_graphs"))
-    is_on_gpu = launch.evidence.get("device_type", "cpu") != "cpu"
-    return _is_tuned(launch) or (asks and is_compiled) or (is_on_gpu and torch.get("cudnn_benchmark") is True)
+    is_compiled = bool(launch.seen.compilation.compiled_graphs)
+    return _is_tuned(launch) or (asks and is_compiled) or (run.is_on_gpu and run.torch.get("cudnn_benchmark") is True)
 
 
 def _applies(name: str, newest: StoredTrace) -> bool:
@@ -229,30 +229,6 @@ def changed_evidence(launches: Sequence[Launch], reference: Sequence[Launch]) ->
 
 # What changes most is told first, where not all can be shown.
 _WORST = ("attention", "functions", "dropout", "loss_function", "liger", "config")
-
-
-def lost_attention_kernel(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:
-    """A line where the fused attention that ``reference`` ran is gone.
-
-    On a GPU a launch's own evidence is enough to call that invalid; a CPU need not have one, unless its baseline had.
-    """
-    had = next((kernel for launch in reversed(reference) if _is_fused(kernel := _kernel(launch))), None)
-    for launch in launches:
-        now = _kernel(launch)
-        if had and launch.evidence.get("attention") == "sdpa" and now != _UNKNOWN and not _is_fused(now):
-            yield (
-                f"asked for attention sdpa, its fused kernel was lost: {had} -> {now or 'plain matrix products'} "
-                "(if that is meant, remove the baseline and record it anew)"
-            )
-            return
-
-
-def _kernel(launch: Launch) -> str:
-    return str(launch.evidence.get("attention_kernel", _UNKNOWN))
-
-
-def _is_fused(kernel: str) -> bool:
-    return "attention" in kernel and "attention_math" not in kernel
 
 
 def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:

@@ -66,7 +66,7 @@ def notes(launches: Sequence[Launch]) -> Iterator[str]:
 
 
 def _set_up(launch: Launch) -> Iterator[str]:
-    setup = launch.evidence.get("setup", {})
+    setup = launch.seen.run.setup
     if setup.get("training") is False:
         yield "some modules were in evaluation mode while it trained: their dropout was off"
     tied, asked = setup.get("tied_weights"), setup.get("config", {}).get("tie_word_embeddings")
@@ -178,7 +178,7 @@ def changed_gradients(launches: Sequence[Launch], reference: Sequence[Launch]) -
         known = [each for each in reference if _begins_alike(launch, each)]
         if not known or not launch.gradient_norms:
             continue
-        norm, limit = launch.gradient_norms[0], _SAME_NORM_FP8 if launch.evidence.get("fp8_modules") else _SAME_NORM
+        norm, limit = launch.gradient_norms[0], _SAME_NORM_FP8 if launch.seen.precision.fp8_modules else _SAME_NORM
         if not any(abs(norm / each.gradient_norms[0] - 1) <= limit for each in known):
             yield (
                 f"the first gradient has norm {norm:.4g}, the baseline's {known[-1].gradient_norms[0]:.4g} after the "
@@ -287,9 +287,8 @@ def _are_comparable(a: Launch, b: Launch) -> bool:
 
 
 def _terms(launch: Launch) -> tuple[object, ...]:
-    setup = launch.evidence.get("setup", {})
-    torch = setup.get("torch", {})
-    return setup.get("samples"), launch.environment.gpu, torch.get("threads"), torch.get("cpu_capability")
+    samples, torch = launch.seen.run.setup.get("samples"), launch.seen.run.torch
+    return samples, launch.environment.gpu, torch.get("threads"), torch.get("cpu_capability")
 
 
 def _first_change(launch: Launch, known: Sequence[Launch]) -> str | None:
@@ -308,12 +307,12 @@ def _first_change(launch: Launch, known: Sequence[Launch]) -> str | None:
 
 
 def _least_slack(launch: Launch, index: int) -> float:
-    is_compiled = bool(launch.evidence.get("compiled_graphs") or launch.evidence.get("torch_compile"))
+    is_compiled = launch.seen.compilation.is_compiled
     if index == 0:
         return _FIRST_COMPILED if is_compiled else _LAST_DIGIT * abs(launch.losses[0])
     if not launch.environment.driver:
         return _FIRST_COMPILED if is_compiled else _LATER_CPU
-    return _LATER_FP8 if launch.evidence.get("fp8_modules") else _LATER
+    return _LATER_FP8 if launch.seen.precision.fp8_modules else _LATER
 
 
 def _told_apart(then: float, now: float) -> tuple[str, str]:

@@ -107,13 +107,13 @@ def _verdict(best: _Weighed, weighed: Sequence[_Weighed]) -> Verdict:
 
 
 def _tells(name: str, launch: Launch) -> bool:
-    is_warm = launch.evidence.get("start") == "warm"
+    is_warm = launch.seen.run.start == "warm"
     return _PHASE_OF[name] in launch.phases and not (is_warm and name in _NOT_WARM)
 
 
 def alike(name: str, a: Launch, b: Launch) -> bool:
     """Whether both tell of a phase, and began in one way, which a checkpoint does not know."""
-    began_alike = _PHASE_OF[name] == CHECKPOINT or a.evidence.get("start") == b.evidence.get("start")
+    began_alike = _PHASE_OF[name] == CHECKPOINT or a.seen.run.start == b.seen.run.start
     return began_alike and _tells(name, a) and _tells(name, b)
 
 

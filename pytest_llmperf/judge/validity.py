@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pytest_llmperf.judge.evidence_checks import LEARNING, contradictions, undeclarable
 from pytest_llmperf.judge.learning_checks import unlearnt
 from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.records.clock_reasons import THROTTLES
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.steady_state import LONGEST_SECONDS, SHORTEST_SECONDS
+from pytest_llmperf.settings.evidence import LEARNING, Evidence, contradictions, undeclarable
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.codec import flat
 
@@ -40,8 +40,8 @@ def troubles(spec: TrainSpec, launch: Launch, inactive: frozenset[str] = frozens
         *_not_what_the_spec_makes(spec, launch),
         *unusable(launch),
         *undeclarable(inactive),
-        *contradictions(spec, launch.evidence, inactive),
-        *_disagreements(launch.evidence),
+        *contradictions(spec, launch.seen, inactive),
+        *disagreements(launch.evidence, launch.seen),
         *_unlearnt(spec, launch, is_declared=LEARNING in inactive),
     )
 
@@ -86,7 +86,7 @@ def neighbours(health: Health) -> tuple[str, ...]:
 
 def injected(launches: Sequence[Launch]) -> tuple[str, ...]:
     """The faults under which ``launches`` were measured because somebody asked for them, each once."""
-    faults = dict.fromkeys(launch.evidence.get("injected") for launch in launches)
+    faults = dict.fromkeys(launch.seen.run.injected for launch in launches)
     return tuple(f"LLMPERF_INJECT={fault}" for fault in faults if fault)
 
 
@@ -168,9 +168,9 @@ def _not_what_the_spec_makes(spec: TrainSpec, launch: Launch) -> Iterator[str]:
         yield f"the record is of other settings (digest {launch.digest}, the spec's is {spec.digest})"
 
 
-def _disagreements(evidence: Mapping[str, Any]) -> Iterator[str]:
-    """What another rank saw differently; ``evidence_checks.contradictions`` looks at rank 0's."""
-    facts = {**dict(flat(evidence)), **evidence}  # old records have whole objects by their one name
-    for name, others in evidence.get("other_ranks", {}).items():
+def disagreements(stored: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
+    """What another rank saw differently; the settings' own checks look at rank 0's."""
+    facts = {**dict(flat(stored)), **stored}  # old records have whole objects by their one name
+    for name, others in evidence.run.other_ranks.items():
         said = ", ".join(f"rank {rank} has {value}" for rank, value in others.items())
         yield f"{name.removeprefix('setup.')}: {said}, rank 0 has {facts.get(name)}"

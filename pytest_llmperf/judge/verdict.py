@@ -350,7 +350,7 @@ def _detail(name: str, launches: Sequence[Launch]) -> str:
 
 def _repeats_itself(launch: Launch) -> bool:
     """Whether its memory is the same to the byte in every launch: one rank's, where no compiler tries kernels."""
-    return len(launch.ranks) == 1 and not launch.evidence.get("compiled_graphs")
+    return len(launch.ranks) == 1 and not launch.seen.compilation.compiled_graphs
 
 
 def sentence(check: Check) -> str:

@@ -19,6 +19,7 @@ from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.records.parity import ParityOrder
+from pytest_llmperf.settings.registry import packages
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
@@ -136,13 +137,8 @@ def refused(request: LaunchRequest, why: Exception) -> Failure:
 
 def needs(spec: TrainSpec) -> tuple[str, ...]:
     """What ``spec`` makes a rank import beyond what all import."""
-    wanted = {
-        "liger": spec.liger,
-        "fp8": spec.fp8 != "no",
-        "flash_attention_2": spec.attention == "flash_attention_2",
-        "text": spec.data == "text",
-    }
-    return (f"family:{spec.architecture.config['model_type']}", *(name for name in wanted if wanted[name]))
+    wanted = (package.preload for package in packages(spec) if package.preload)
+    return (f"family:{spec.architecture.config['model_type']}", *wanted)
 
 
 def server_key(

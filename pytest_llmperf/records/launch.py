@@ -19,6 +19,7 @@ from pytest_llmperf.records.learning import OLDER as UNINSPECTED
 from pytest_llmperf.records.learning import Learning
 from pytest_llmperf.records.steady_state import Steady, find_steady
 from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.settings.evidence import Evidence
 from pytest_llmperf.support.codec import Number, sparse
 from pytest_llmperf.support.redaction import redacted
 
@@ -199,7 +200,7 @@ class Launch:
     """Training loss of every step, rank 0's."""
     ranks: tuple[RankRecord, ...]
     evidence: Mapping[str, Any]
-    """What was really active: patched modules, kernels, types, flags (see ``worker/evidence.py``)."""
+    """What was really active: patched modules, kernels, types, flags, as it is stored (see ``seen``)."""
     environment: Environment
     canary: Mapping[str, float] = field(default_factory=dict)
     """What the hardware gave to work that never changes, the slowest rank's (``observe/calibration.py``)."""
@@ -223,6 +224,11 @@ class Launch:
         steps = len(self.ranks[0].step_seconds)
         if not 0 <= self.warmup_steps < steps:
             raise ValueError(f"{steps} steps, {self.warmup_steps} of them warm-up")
+
+    @cached_property
+    def seen(self) -> Evidence:
+        """Its evidence, by setting; what it does not claim is not there."""
+        return Evidence.read(self.evidence)
 
     @property
     def seen_steps(self) -> str:

@@ -148,7 +148,7 @@ def _measured(launches: Sequence[Launch]) -> str:
     warmups = sorted({launch.steady.start for launch in launches})
     warmup = f"{warmups[0]}" if len(warmups) == 1 else f"{warmups[0]} to {warmups[-1]}"
     span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
-    nodes = sorted({str(launch.evidence.get("slurm_nodes", "")) for launch in launches} - {""})
+    nodes = sorted({launch.seen.run.slurm_nodes or "" for launch in launches} - {""})
     where = f" on {', '.join(nodes)}" if nodes else ""
     return f"{_count(len(launches), 'launch', 'launches')} of {span} steps ({warmup} of them warm-up){where}"
 

@@ -9,7 +9,7 @@ from pytest_llmperf.judge.gain import Narrow
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.parity import ParityOrder, TrainingErrors
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.settings.small_spec import is_narrower
+from pytest_llmperf.settings.parallelism import is_narrower
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 

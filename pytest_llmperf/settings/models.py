@@ -284,7 +284,7 @@ def small_config(config: Mapping[str, Any], shrinks: float = 1.0) -> dict[str, A
     """
     small: dict[str, Any] = {name: 0.0 if is_dropout(name, value) else value for name, value in config.items()}
     _narrow(small)
-    layers = _small_config_first(config, LAYERS)
+    layers = _first(config, LAYERS)
     if layers:
         _set(small, LAYERS, min(layers, SMALL_LAYERS))
         if isinstance(config.get("layer_types"), Sequence):
@@ -296,7 +296,7 @@ def small_config(config: Mapping[str, Any], shrinks: float = 1.0) -> dict[str, A
     for name in ("num_local_experts", "num_experts"):
         if isinstance(config.get(name), int):
             small[name] = max(min(config[name], EXPERTS), config.get("num_experts_per_tok") or 1)
-    vocabulary = _small_config_first(config, VOCABULARY)
+    vocabulary = _first(config, VOCABULARY)
     if vocabulary:
         least = min(vocabulary, SMALL_VOCABULARY)
         _set(small, VOCABULARY, least)
@@ -317,11 +317,11 @@ def is_dropout(name: str, value: object) -> bool:
 
 
 def _narrow(small: dict[str, Any]) -> None:
-    hidden, heads = _small_config_first(small, HIDDEN), _small_config_first(small, HEADS)
+    hidden, heads = _first(small, HIDDEN), _first(small, HEADS)
     if not hidden or not heads:
         return
-    groups = _small_config_first(small, KEY_VALUE_HEADS)
-    head_size = _small_config_first(small, HEAD_SIZE) or hidden // heads
+    groups = _first(small, KEY_VALUE_HEADS)
+    head_size = _first(small, HEAD_SIZE) or hidden // heads
     if groups and groups < heads:
         groups, per_group = min(groups, GROUPS), min(heads // groups, GROUPED)
         few = groups * per_group
@@ -336,7 +336,7 @@ def _narrow(small: dict[str, Any]) -> None:
     _set(small, HEADS, few)
     if groups:
         _set(small, KEY_VALUE_HEADS, groups)
-    forward = _small_config_first(small, FEED_FORWARD)
+    forward = _first(small, FEED_FORWARD)
     if forward:
         _set(small, FEED_FORWARD, max(_MULTIPLE, forward * width // hidden // _MULTIPLE * _MULTIPLE))
 
@@ -345,10 +345,6 @@ def _one_of_each(kinds: Sequence[str]) -> list[str]:
     """As many as are kept, and no kind of layer lost."""
     found = list(dict.fromkeys(kinds))
     return [*found, *kinds[len(found) : SMALL_LAYERS]]
-
-
-def _small_config_first(config: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    return next((int(config[name]) for name in names if isinstance(config.get(name), int)), None)
 
 
 def _set(config: dict[str, Any], names: Sequence[str], value: int) -> None:

@@ -39,16 +39,6 @@ def _begin(rank: int, own: Callable[[int], None] | None, number: int) -> None:
         own(number)
 
 
-def seen(loader: Any, *, on_gpu: bool) -> dict[str, Any]:
-    """What of fetching ``loader`` really has, for the evidence."""
-    return {
-        "data_workers": loader.num_workers,
-        "data_prefetch": loader.prefetch_factor,
-        # Without an accelerator PyTorch pins nothing, whatever it is asked for.
-        "data_pinned": bool(loader.pin_memory) and on_gpu,
-    }
-
-
 @contextmanager
 def explained() -> Iterator[None]:
     """What ends a worker, in one line of what comes through here.

@@ -10,15 +10,6 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
-from pytest_llmperf.settings.checks import ATTENTIONS
-
-# An attention, and the class attribute by which a family says that it has it.
-_SAID_BY = {
-    "sdpa": "_supports_sdpa",
-    "flash_attention_2": "_supports_flash_attn",
-    "flex_attention": "_supports_flex_attn",
-}
-
 # Of what a configuration says, the values under which every token sees those that follow it, and what to write instead.
 _SEES_AHEAD: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("is_decoder", (False,), "true"),  # bert, roberta, electra, …
@@ -42,7 +33,7 @@ class RefusedError(ValueError):
 def unknown_type(model_type: str) -> RefusedError:
     """For a model type that the installed transformers does not have."""
     return RefusedError(
-        f"{_transformers()} has no model type {model_type!r}, and code that comes with a model is never run; "
+        f"{transformers_version()} has no model type {model_type!r}, and code that comes with a model is never run; "
         "expected a type that it has"
     )
 
@@ -50,7 +41,7 @@ def unknown_type(model_type: str) -> RefusedError:
 def no_language_model(model_type: str) -> RefusedError:
     """For a model type that is no causal language model."""
     return RefusedError(
-        f"{_transformers()} has no causal language model of type {model_type!r}; expected one, e.g. a llama"
+        f"{transformers_version()} has no causal language model of type {model_type!r}; expected one, e.g. a llama"
     )
 
 
@@ -68,7 +59,7 @@ def of_what_cannot_be_built(model_type: str) -> Iterator[None]:
     except Exception as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise RefusedError(
-            f"{_transformers()} cannot build {model_type} from this configuration: {why[:_LONGEST_REASON]}"
+            f"{transformers_version()} cannot build {model_type} from this configuration: {why[:_LONGEST_REASON]}"
         ) from error
 
 
@@ -85,39 +76,6 @@ def unmixed(model_type: str, types: Sequence[str]) -> RefusedError:
     return RefusedError(
         f"{model_type} keeps weights in {' and '.join(types)}, and its code does not convert between them; "
         "use mixed_precision='bf16'"
-    )
-
-
-def attentions_of(kind: type) -> tuple[str, ...]:
-    """The attentions that the model class ``kind`` says it has; one that says nothing is taken to have it."""
-    # Where a class lists kernels of its own, transformers takes one of them in the place of what was asked for.
-    own = getattr(kind, "_compatible_flash_implementations", None)
-    return tuple(
-        name
-        for name in ATTENTIONS
-        if name == "eager"
-        or (getattr(kind, _SAID_BY[name], True) and (name != "flash_attention_2" or not own or name in own))
-    )
-
-
-def check_attention(kind: type, hf_config: Any, asked: str) -> None:
-    """Whether the model class ``kind`` has the attention that was asked for.
-
-    Raises:
-        RefusedError: it does not.
-    """
-    there = attentions_of(kind)
-    if asked in there:
-        return
-    if there == ("eager",) and not hasattr(hf_config, "num_attention_heads"):
-        raise RefusedError(
-            f"{hf_config.model_type} has no attention at all, and attention={asked!r} nothing to replace; "
-            "expected 'eager', which leaves a model as it is: use attention='eager'"
-        )
-    known = ", ".join(repr(one) for one in there)
-    raise RefusedError(
-        f"{hf_config.model_type} has no attention={asked!r} in {_transformers()}, expected "
-        f"{'one of ' if len(there) > 1 else ''}{known}: use attention='eager'"
     )
 
 
@@ -141,5 +99,6 @@ def check_direction(hf_config: Any) -> None:
             )
 
 
-def _transformers() -> str:
+def transformers_version() -> str:
+    """As a message names it."""
     return f"transformers {version('transformers')}"

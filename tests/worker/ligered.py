@@ -17,10 +17,10 @@ from transformers.integrations.liger import apply_liger_kernel
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.settings import models
-from pytest_llmperf.worker import evidence
-from pytest_llmperf.worker.build import build_model, hf_config_of, liger_kernels
+from pytest_llmperf.worker.build import build_model, hf_config_of
 from pytest_llmperf.worker.estimate.arithmetic import Arithmetic
 from pytest_llmperf.worker.estimate.gpu_emulation import as_on_gpu
+from pytest_llmperf.worker.settings.liger import liger_forwards, liger_functions, liger_kernels
 
 CHOICES = {
     "rope": (["rope"], []),
@@ -38,7 +38,7 @@ def patched(kernels: str) -> list[Any]:
     spec = TrainSpec(model="llama-tiny", liger=True, liger_kernels=kernels)
     model = build_model(spec, spec.architecture.config, torch.device("cpu"))
     apply_liger_kernel(model, liger_kernels(spec))
-    return [evidence._liger_functions(model), sorted(set(evidence._liger_forwards(model)))]
+    return [liger_functions(model), sorted(set(liger_forwards(model)))]
 
 
 def computed(name: str) -> list[Any]:

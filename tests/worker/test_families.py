@@ -21,8 +21,10 @@ torch = pytest.importorskip("torch")
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: E402 - they need torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL  # noqa: E402
 
-from pytest_llmperf.worker import evidence, refusal  # noqa: E402
+from pytest_llmperf.worker import refusal  # noqa: E402
 from pytest_llmperf.worker.build import build_model  # noqa: E402
+from pytest_llmperf.worker.settings.attention import attentions_of  # noqa: E402
+from pytest_llmperf.worker.settings.precision import kept_dtypes, parameter_dtypes  # noqa: E402
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
@@ -112,11 +114,11 @@ def test_what_transformers_cannot_build_is_one_line() -> None:
 @pytest.mark.parametrize("family", ["ernie4_5_moe", "olmo_hybrid"])
 def test_only_what_the_class_keeps_in_fp32_is_excused(family: str) -> None:
     model = build_model(TrainSpec(model="llama-tiny", attention="sdpa"), of(family), torch.device("cpu"))
-    kept = evidence.kept_dtypes(model, torch.bfloat16)
-    assert kept == {"torch.float32": evidence.parameter_dtypes(model)["torch.float32"]}
+    kept = kept_dtypes(model, torch.bfloat16)
+    assert kept == {"torch.float32": parameter_dtypes(model)["torch.float32"]}
     model.get_input_embeddings().float()
-    assert evidence.kept_dtypes(model, torch.bfloat16) == kept
-    assert evidence.parameter_dtypes(model)["torch.float32"] > kept["torch.float32"]
+    assert kept_dtypes(model, torch.bfloat16) == kept
+    assert parameter_dtypes(model)["torch.float32"] > kept["torch.float32"]
 
 
 #: Of these text trains a part of the weights, or a token sees those after it: refused in a line.
@@ -146,7 +148,7 @@ def test_every_causal_type_trains_or_gets_one_line(tmp_path: Path, family: str) 
         pytest.skip("transformers refuses its own defaults")
     config = small({**CONFIG_MAPPING[family]().to_dict(), "model_type": family})
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[family]]
-    attention = "sdpa" if "sdpa" in refusal.attentions_of(kind) else "eager"
+    attention = "sdpa" if "sdpa" in attentions_of(kind) else "eager"
     spec, ran = launch(
         tmp_path, config, attention, steps=4, min_steps=4, sequence_length=32, gradient_checkpointing=False
     )

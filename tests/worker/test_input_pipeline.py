@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.waits import data_wait
-from pytest_llmperf.judge.evidence_checks import contradictions
 from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trace import Trace
+from pytest_llmperf.settings.evidence import contradictions
 from tests.fakes import trace_of
 from tests.worker import slow_text
 from tests.worker.import_patch import in_the_rank
@@ -73,7 +73,7 @@ def test_what_is_learnt_does_not_depend_on_who_fetches_and_when(
         "data_pinned": False,
         "tokenised_by": by,
     }
-    assert [*contradictions(SPEC, record.evidence, frozenset())] != []
+    assert [*contradictions(SPEC, record.seen, frozenset())] != []
     assert {line.partition(":")[0] for line in changes([record], [plain])} <= {
         "data_workers",
         "data_prefetch",

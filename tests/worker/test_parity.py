@@ -14,7 +14,8 @@ import pytest
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.records.parity import OWN
-from pytest_llmperf.settings.small_spec import is_gathered, plainest
+from pytest_llmperf.settings.parallelism import gathered_precision
+from pytest_llmperf.settings.small_spec import plainest
 from tests.worker.engine import checks
 from tests.worker.parity import AS_ON_GPUS, NO_CHANGE, Plain, figures
 from tests.worker.parity_faults import FAULTS
@@ -39,7 +40,7 @@ def plain_of(tmp_path_factory: pytest.TempPathFactory) -> PlainOf:
     known: dict[tuple[str, str], Plain] = {}
 
     def plain(spec: TrainSpec) -> Plain:
-        gathered = spec.mixed_precision if is_gathered(spec) else "no"
+        gathered = gathered_precision(spec)
         key = plainest(spec).digest, gathered
         if key not in known:
             known[key] = Plain(spec, tmp_path_factory.mktemp("plain") / "home", gathered)

@@ -14,10 +14,13 @@ from unittest import mock
 
 import pytest
 
-from pytest_llmperf.judge import evidence_checks, validity
-from pytest_llmperf.judge.evidence_checks import optimizer_class
+from pytest_llmperf.judge import validity
 from pytest_llmperf.settings import models
-from pytest_llmperf.settings.checks import ATTENTIONS, OPTIMIZERS
+from pytest_llmperf.settings.attention import ATTENTIONS
+from pytest_llmperf.settings.evidence import Evidence, contradictions
+from pytest_llmperf.settings.liger import SETTING as LIGER
+from pytest_llmperf.settings.optimizer import OPTIMIZERS, optimizer_class
+from pytest_llmperf.settings.setting import stored_evidence
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 torch = pytest.importorskip("torch")
@@ -27,17 +30,18 @@ from transformers.integrations.liger import apply_liger_kernel  # noqa: E402 - t
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.training_args import OptimizerNames  # noqa: E402
 
-from pytest_llmperf.observe import (  # noqa: E402
-    device,
-    environment,
-    instruments,
-)
+from pytest_llmperf.observe import device, environment, instruments  # noqa: E402
 from pytest_llmperf.observe.calibration import slowest  # noqa: E402
 from pytest_llmperf.observe.measurement import Exchange  # noqa: E402
-from pytest_llmperf.worker import build, evidence, installed, setup  # noqa: E402
+from pytest_llmperf.worker import evidence, installed, setup  # noqa: E402
 from pytest_llmperf.worker import setup as callables  # noqa: E402
-from pytest_llmperf.worker.build import build_model, choose_sdpa, hf_config_of  # noqa: E402
+from pytest_llmperf.worker.build import build_model, hf_config_of  # noqa: E402
 from pytest_llmperf.worker.recipes.huggingface.data import RandomTokens  # noqa: E402
+from pytest_llmperf.worker.settings.attention import choose_sdpa, found_settings  # noqa: E402
+from pytest_llmperf.worker.settings.compilation import seen_compilation  # noqa: E402
+from pytest_llmperf.worker.settings.liger import Witness, liger_forwards  # noqa: E402
+from pytest_llmperf.worker.settings.optimizer import seen_optimizer  # noqa: E402
+from pytest_llmperf.worker.settings.precision import parameter_dtypes  # noqa: E402
 from pytest_llmperf.worker.unused_settings import unused_settings  # noqa: E402
 from tests.worker.ligered import CHOICES  # noqa: E402
 
@@ -74,10 +78,16 @@ def test_every_optimizer_has_a_class_that_is_not_sgds(name: str) -> None:
 
 def test_how_an_optimizer_keeps_its_states() -> None:
     # As bitsandbytes' classes have it.
-    quantized = SimpleNamespace(args=SimpleNamespace(optim_bits=8), is_paged=True)
-    assert evidence._optimizer_states(quantized) == {"optimizer_bits": "8bit", "optimizer_paged": True}
+    quantized = SimpleNamespace(args=SimpleNamespace(optim_bits=8), is_paged=True, defaults={})
+    assert stored_evidence(seen_optimizer(quantized)) == {
+        "optimizer": "SimpleNamespace",
+        "optimizer_fused": False,
+        "optimizer_bits": "8bit",
+        "optimizer_paged": True,
+    }
     plain = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
-    assert evidence._optimizer_states(plain) == {"optimizer_bits": "", "optimizer_paged": False}
+    seen = seen_optimizer(plain)
+    assert (seen.optimizer, seen.optimizer_bits, seen.optimizer_paged) == ("AdamW", "", False)
 
 
 def test_evidence_of_all_ranks() -> None:
@@ -114,7 +124,7 @@ def test_of_a_setup_only_what_ranks_saw_differently_is_told() -> None:
     setups[1] = {"torch": {"cpu_capability": "AVX512"}, "sources": {"a": "1", "b": "3"}}
     merged = evidence.merged([{**dict.fromkeys(evidence._COUNTS, 0), "setup": each} for each in setups])
     assert merged["other_ranks"] == {"setup.sources.b": {"1": "3"}}
-    assert list(validity._disagreements(merged)) == ["sources.b: rank 1 has 3, rank 0 has 2"]
+    assert list(validity.disagreements(merged, Evidence.read(merged))) == ["sources.b: rank 1 has 3, rank 0 has 2"]
 
 
 def test_every_dropout_of_a_class_is_told() -> None:
@@ -171,19 +181,19 @@ def test_attention_is_what_was_asked_for(attention: str) -> None:
     spec = TrainSpec(model="llama-tiny", attention=attention)
     model = build_model(spec, spec.architecture.config, torch.device("cpu"))
     assert model.config._attn_implementation == attention
-    assert evidence.parameter_dtypes(model) == {"torch.bfloat16": 125_248}
+    assert parameter_dtypes(model) == {"torch.bfloat16": 125_248}
 
 
 @pytest.mark.parametrize(("name", "is_patched"), [("llama-tiny", True), ("opt-tiny", False)])
 def test_liger_is_counted_where_it_patched(name: str, is_patched: bool) -> None:
     pytest.importorskip("liger_kernel")
-    notes = evidence.LigerNotes()
+    notes = Witness()
     model = build_model(TrainSpec(model=name), models.resolve(name).config, torch.device("cpu"))
-    assert evidence._liger_forwards(model) == []
+    assert liger_forwards(model) == []
     # Liger replaces classes and functions for good, and other tests build models here.
     with mock.patch.dict(modeling_llama.__dict__):
         apply_liger_kernel(model, None)
-    assert bool(evidence._liger_forwards(model)) == is_patched
+    assert bool(liger_forwards(model)) == is_patched
     if not is_patched:
         assert "no Liger kernels supported for model type: opt" in notes.lines[-1]
 
@@ -194,7 +204,7 @@ def test_a_choice_of_ligers_kernels_is_what_is_patched(ligered: Mapping[str, lis
     assert ligered[kernels] == [functions, forwards]
     spec = TrainSpec(model="llama-tiny", liger=True, liger_kernels=kernels)
     ran = {"liger_modules": len(forwards), "liger_forwards": forwards, "liger_functions": functions}
-    assert evidence_checks._liger(spec, ran) is None
+    assert LIGER.checks["liger"](spec, Evidence.read(ran)) is None
 
 
 def test_tokens_are_the_same_for_one_seed_and_within_the_vocabulary() -> None:
@@ -365,18 +375,18 @@ class TestUnusedSettings:
 
 
 def test_auto_leaves_attentions_kernels_as_the_environment_has_them() -> None:
-    build.found_settings.cache_clear()
+    found_settings.cache_clear()
     try:
         torch.backends.cuda.enable_flash_sdp(False)
-        choose_sdpa("auto")
+        choose_sdpa(TrainSpec(model="llama-tiny", sdpa_backend="auto"))
         assert "flash" not in device.sdpa_kernels()
-        choose_sdpa("math")
+        choose_sdpa(TrainSpec(model="llama-tiny", sdpa_backend="math"))
         assert device.sdpa_kernels() == ["math"]
-        choose_sdpa("auto")
+        choose_sdpa(TrainSpec(model="llama-tiny", sdpa_backend="auto"))
         assert device.sdpa_kernels() == ["efficient", "math", "cudnn"]
     finally:
         torch.backends.cuda.enable_flash_sdp(True)
-        build.found_settings.cache_clear()
+        found_settings.cache_clear()
 
 
 def test_a_precision_that_was_set_by_the_new_names_is_told() -> None:
@@ -428,7 +438,7 @@ def test_a_collector_that_raises_takes_nothing_from_the_others() -> None:
 
     found = evidence.gathered({"a": lambda: {"x": 1}, "torch_compile": broken, "b": lambda: {"y": 2}})
     assert found == {"x": 1, "y": 2, "uncollected": {"torch_compile": "AttributeError: no such thing"}}
-    lines = list(evidence_checks.contradictions(TrainSpec(model="llama-tiny"), found, frozenset()))
+    lines = list(contradictions(TrainSpec(model="llama-tiny"), Evidence.read(found), frozenset()))
     why = (
         "no evidence of torch_compile was recorded (collecting it failed: torch_compile: AttributeError: no such thing)"
     )
@@ -438,8 +448,8 @@ def test_a_collector_that_raises_takes_nothing_from_the_others() -> None:
 def test_compiled_is_what_dynamo_wrapped() -> None:
     module = torch.nn.Linear(2, 2)
     module.compile()
-    assert evidence._compilation(module)["torch_compile_scope"] == "layers"
+    assert seen_compilation(module).torch_compile_scope == "layers"
     # As torch leaves it under TORCHDYNAMO_DISABLE=1.
     module._compiled_call_impl = module._call_impl
-    assert evidence._compilation(module)["torch_compile"] is False
-    assert evidence._compilation(module)["torch_compile_mode"] == ""
+    assert seen_compilation(module).torch_compile is False
+    assert seen_compilation(module).torch_compile_mode == ""

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.judge.evidence_checks import contradictions
 from pytest_llmperf.judge.learning_checks import unlearnt
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.settings.evidence import Evidence, contradictions
 from tests.worker.import_patch import as_on_gpus, in_the_rank
 from tests.worker.launching import launched
 
@@ -107,7 +107,7 @@ class TestSharded:
     def test_over_all_ranks(self, trained: dict[str, Launch], tmp_path: Path) -> None:
         spec, evidence = SHARDED["all"], trained["all"].evidence
         assert (evidence["parallelism"], evidence["mesh"]) == ("fsdp", [2])
-        assert list(contradictions(spec, evidence, frozenset())) == []
+        assert list(contradictions(spec, Evidence.read(evidence), frozenset())) == []
         assert trained["all"].parameters == 125_248
         together = launch(replace(spec, parallelism="ddp"), tmp_path / "ddp")
         assert trained["all"].losses == pytest.approx(together.losses, abs=1e-3)

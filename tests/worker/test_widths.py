@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llmperf.support import codec
 from tests.worker import engine
 
 pytest.importorskip("torch")

@@ -25,8 +25,7 @@ from pytest_llmperf.judge.tuning.objective import OBJECTIVES
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.options import TUNE
-from pytest_llmperf.settings.axes import default_axes
-from pytest_llmperf.settings.space import Space, read_axes
+from pytest_llmperf.settings.space import Space, default_axes, read_axes
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 from pytest_llmperf.support import formats, quantities
 

@@ -11,7 +11,7 @@ from typing import Any
 from pytest_llmperf.analysis.formulas import least_seconds, peak_bandwidth, peak_flops
 from pytest_llmperf.launch.prediction import PredictionProcess, step_request, why_none
 from pytest_llmperf.records.trial import Trial
-from pytest_llmperf.settings.axes import Axis, Choice
+from pytest_llmperf.settings.setting import Axis, Choice
 from pytest_llmperf.settings.space import Space
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 

@@ -23,7 +23,8 @@ from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.observer import LaunchObserver, Observer
 from pytest_llmperf.run.trial_store import TrialStore
-from pytest_llmperf.settings.axes import SIZE, traits
+from pytest_llmperf.settings.batch import SIZE
+from pytest_llmperf.settings.space import traits
 from pytest_llmperf.settings.train_spec import TrainSpec, known_failure
 
 # SideBySide: trials at the same time, one on each GPU that is free; on one GPU, or a CPU, one after the other.

@@ -24,6 +24,7 @@ from pytest_llmperf.judge.tuning.objective import front
 from pytest_llmperf.launch import machine
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.trial_store import TrialStore
+from pytest_llmperf.settings.parallelism import on_one_gpu
 from pytest_llmperf.settings.requirements import why_skip
 from pytest_llmperf.settings.space import Candidates
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec, known_failure
@@ -281,6 +282,6 @@ def _with(specs: Sequence[TrainSpec], least: tuple[TrainSpec, int] | None) -> tu
 def _narrow(spec: TrainSpec) -> TrainSpec | None:
     """The same work for a GPU on one of them; ``None`` where one cannot do it."""
     try:
-        return replace(spec, gpus=1, parallelism="ddp")
+        return on_one_gpu(spec)
     except SpecError:
         return None

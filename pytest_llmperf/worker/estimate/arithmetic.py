@@ -30,8 +30,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-from pytest_llmperf.worker import refusal
 from pytest_llmperf.worker.build import hf_config_of
+from pytest_llmperf.worker.settings.attention import attentions_of
 
 # What each operator computes, by its arguments.
 
@@ -294,7 +294,7 @@ def model_flops(config: Mapping[str, Any], sequence_length: int) -> float:
         Exception: whatever the model's code raises where tensors have no content.
     """
     hf_config = hf_config_of(config)
-    there = refusal.attentions_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)])
+    there = attentions_of(MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)])
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = AutoModelForCausalLM.from_config(
             hf_config, dtype=torch.bfloat16, attn_implementation="sdpa" if "sdpa" in there else "eager"

@@ -28,17 +28,15 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.worker import refusal
-from pytest_llmperf.worker.build import (
-    DTYPES,
-    RESHARD_AFTER_FORWARD,
-    hf_config_of,
-    kept_operators,
-    liger_kernels,
-    replicas_and_shards,
-)
+from pytest_llmperf.worker.build import hf_config_of
 from pytest_llmperf.worker.estimate.caching_allocator import GRANULE, Recording, parts_at_peak
 from pytest_llmperf.worker.estimate.gpu_emulation import GpuFunctions, as_on_gpu
 from pytest_llmperf.worker.estimate.operator_counter import Counter, OperatorCounter, on_this_rank
+from pytest_llmperf.worker.settings.attention import attentions_of, check_attention
+from pytest_llmperf.worker.settings.liger import liger_kernels
+from pytest_llmperf.worker.settings.parallelism import RESHARD_AFTER_FORWARD, replicas_and_shards
+from pytest_llmperf.worker.settings.precision import DTYPES
+from pytest_llmperf.worker.settings.recomputation import kept_operators
 
 
 @contextmanager
@@ -111,10 +109,10 @@ def plan(spec: TrainSpec, config: Mapping[str, Any], operators: OperatorCounter 
         )
     hf_config = hf_config_of(config)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
-    refusal.check_attention(kind, hf_config, spec.attention)
+    check_attention(kind, hf_config, spec.attention)
     # Every fused attention keeps the same tensors, but for a mask; this one can be run anywhere.
     attention = "eager" if spec.attention == "eager" else "sdpa"
-    if attention not in refusal.attentions_of(kind):
+    if attention not in attentions_of(kind):
         raise ValueError(
             f"{spec.attention} is not modelled for {hf_config.model_type}: it is counted as sdpa, which "
             f"{hf_config.model_type} does not have; known: eager"

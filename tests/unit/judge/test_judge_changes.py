@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.exact import changed_evidence, changes, lost_attention_kernel
+from pytest_llmperf.judge.exact import changed_evidence, changes
 from pytest_llmperf.judge.learning_checks import changed_losses, first_loss_checks
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.settings.attention import lost_kernel
+from pytest_llmperf.settings.evidence import lost
 from pytest_llmperf.support import codec
 from tests.fakes import ENVIRONMENT, Fake, launch_of
 from tests.shelf import accept
@@ -199,21 +201,31 @@ class TestVersions:
 class TestAttentionKernel:
     FUSED, MATH = "aten._scaled_dot_product_x_attention.default", "aten._scaled_dot_product_attention_math.default"
 
+    def lost(self, now: Launch, then: str = FUSED) -> str | None:
+        return lost_kernel([now.seen], [launch(attention_kernel=then).seen])
+
     @pytest.mark.parametrize("now", ["", MATH])
     def test_a_fused_one_is_lost(self, now: str) -> None:
-        (line,) = lost_attention_kernel([launch(attention_kernel=now)], [launch(attention_kernel=self.FUSED)])
+        line = self.lost(launch(attention_kernel=now))
+        assert line is not None
         assert f"{self.FUSED} -> {now or 'plain matrix products'}" in line
 
     @pytest.mark.parametrize("now", ["unknown", FUSED, "aten._scaled_dot_product_y_attention.default"])
     def test_another_fused_one_or_nothing_seen_is_no_loss(self, now: str) -> None:
-        assert not list(lost_attention_kernel([launch(attention_kernel=now)], [launch(attention_kernel=self.FUSED)]))
+        assert self.lost(launch(attention_kernel=now)) is None
 
     def test_what_never_was_cannot_be_lost(self) -> None:
-        assert not list(lost_attention_kernel([launch(attention_kernel="")], [launch(attention_kernel=self.MATH)]))
+        assert self.lost(launch(attention_kernel=""), then=self.MATH) is None
 
     def test_eager_attention_has_none_to_lose(self) -> None:
-        now = launch(attention="eager", attention_kernel="")
-        assert not list(lost_attention_kernel([now], [launch(attention_kernel=self.FUSED)]))
+        assert self.lost(launch(attention="eager", attention_kernel="")) is None
+
+    def test_one_that_is_asked_for_by_its_name_is_its_checks_matter(self) -> None:
+        now, then = launch(attention_kernel="").seen, launch(attention_kernel=self.FUSED).seen
+        spec = TrainSpec(model="llama-tiny", sequence_length=64)
+        assert len([*lost(spec, [now], [then], frozenset())]) == 1
+        assert not [*lost(replace(spec, sdpa_backend="flash"), [now], [then], frozenset())]
+        assert not [*lost(spec, [now], [then], frozenset({"attention"}))]
 
 
 class TestLosses:

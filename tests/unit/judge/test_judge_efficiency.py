@@ -20,7 +20,7 @@ from pytest_llmperf.judge.stats import Difference, Rule
 from pytest_llmperf.judge.verdict import Judgement, joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict
-from pytest_llmperf.settings.small_spec import is_narrower, narrower
+from pytest_llmperf.settings.parallelism import is_narrower, narrower
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import accept

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.judge.evidence_checks import optimizer_class
 from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.validity import Circumstances, circumstances, troubles, unusable
 from pytest_llmperf.records.launch import Health, Launch
-from pytest_llmperf.settings.checks import OPTIMIZERS
+from pytest_llmperf.settings.optimizer import OPTIMIZERS, optimizer_class
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 
@@ -246,25 +245,51 @@ def test_ranks_that_disagree_are_named() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "liger_modules",
-        "attention",
-        "parameter_dtypes",
-        "autocast_dtype",
-        "tf32",
-        "world_size",
-        "gradient_checkpointing",
-        "torch_compile",
-        "optimizer",
-    ],
-)
+#: By key of the evidence, a spec that asks for what it tells of.
+ASKED = {
+    "liger_modules": LIGER,
+    "attention": replace(SPEC, attention="eager"),
+    "parameter_dtypes": FP32,
+    "autocast_dtype": BF16,
+    "tf32": replace(FP32, tf32=True),
+    "world_size": SPEC,
+    "gradient_checkpointing": replace(SPEC, gradient_checkpointing=True),
+    "torch_compile": replace(SPEC, torch_compile=True),
+    "optimizer": replace(SPEC, optimizer="adamw_torch_fused"),
+}
+
+
+def without(launch: Launch, *keys: str) -> Launch:
+    return replace(launch, evidence={name: value for name, value in launch.evidence.items() if name not in keys})
+
+
+@pytest.mark.parametrize("key", ASKED)
 @pytest.mark.parametrize("inactive", [frozenset[str](), frozenset({"liger", "attention", "optimizer"})])
-def test_missing_evidence_proves_nothing(key: str, inactive: frozenset[str]) -> None:
-    launch = launch_of(LIGER)
-    evidence = {name: value for name, value in launch.evidence.items() if name != key}
-    assert f"no evidence of {key} was recorded" in troubles(LIGER, replace(launch, evidence=evidence), inactive)
+def test_what_is_asked_for_has_to_be_claimed(key: str, inactive: frozenset[str]) -> None:
+    spec = ASKED[key]
+    assert f"no evidence of {key} was recorded" in troubles(spec, without(launch_of(spec), key), inactive)
+
+
+def test_what_nobody_asked_for_need_not_be_claimed() -> None:
+    plain = replace(SPEC, gpus=1)
+    launch = launch_of(plain)
+    for key in launch.evidence:
+        assert troubles(plain, without(launch, key)) == ()
+    assert troubles(plain, without(launch, *launch.evidence)) == ()
+
+
+def test_what_could_not_be_collected_is_no_silence() -> None:
+    plain = replace(SPEC, gpus=1)
+    broken = replace(launch_of(plain), evidence={"uncollected": {"attention": "AttributeError: no such thing"}})
+    assert (
+        "no evidence of attention was recorded (collecting it failed: attention: AttributeError: no such thing)"
+    ) in troubles(plain, broken)
+
+
+def test_evidence_of_another_type_is_not_claimed() -> None:
+    launch = replace(launch_of(SPEC), evidence={"liger_modules": "many", "world_size": 2, "parameter_dtypes": []})
+    assert troubles(SPEC, launch) == ()
+    assert launch.seen.liger.liger_modules is None
 
 
 class TestDeclaredInactive:

@@ -14,7 +14,9 @@ from pytest_llmperf.judge.training_parity import judge_parity
 from pytest_llmperf.records.parity import FP32, GRADIENT, OWN, UPDATE, TensorError, TrainingErrors, merged
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.settings.models import built_in_names, resolve, small_config
-from pytest_llmperf.settings.small_spec import in_fp32, is_gathered, plainest, small, true_optimizer
+from pytest_llmperf.settings.optimizer import true_optimizer
+from pytest_llmperf.settings.parallelism import gathered_precision
+from pytest_llmperf.settings.small_spec import in_fp32, plainest, small
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 
@@ -213,8 +215,8 @@ class TestSmall:
         assert plainest(replace(spec, optimizer="adamw_bnb_8bit")).optimizer == "adamw_bnb_8bit"
 
     def test_fsdp_under_mixed_precision_has_a_plain_form_of_its_own(self) -> None:
-        assert is_gathered(SPEC)
-        assert not is_gathered(replace(SPEC, gpus=1, parallelism="ddp"))
+        assert gathered_precision(SPEC) == SPEC.mixed_precision != "no"
+        assert gathered_precision(replace(SPEC, gpus=1, parallelism="ddp")) == "no"
 
     def test_attention_that_has_no_fp32_is_another_there(self) -> None:
         flash = TrainSpec(model="llama-tiny", attention="flash_attention_2", fp8="rowwise", sequence_length=64)

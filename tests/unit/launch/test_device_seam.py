@@ -21,14 +21,14 @@ DEVICES = {"launch/device.py", "observe/device.py"}
 EXCEPTIONS = {
     "worker/warm/gpu_answers.py": "asks the driver before torch is imported, in a process that must never wake a GPU",
     "observe/environment.py": "names of variables that a record keeps",
-    "worker/evidence.py": "a mode of torch.compile, by torch's own word",
-    "settings/checks.py": "the same mode, as a setting's value",
+    "settings/compilation.py": "a mode of torch.compile, by torch's own word",
+    "worker/settings/compilation.py": "the same mode, as its compiler was given it",
     "records/memory_shortage.py": "what drivers and libraries print of a lack of memory, known by their words",
     "engine/history/past_results.py": "names of versions in stored results",
     "analysis/likely_causes.py": "patterns for names of kernels and libraries in stored traces",
     "analysis/step_difference.py": "patterns for names of variables, versions and kernels in records",
     "analysis/formulas.py": "a formula of the chapter that says whose buffers it leaves out",
-    "judge/evidence_checks.py": "advice that names torch's own functions",
+    "settings/attention.py": "advice that names torch's own functions",
     "report/step_words.py": "patterns for names of kernels in stored traces",
 }
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.waits import DataWait, data_wait
 from pytest_llmperf.engine import derived_metrics
-from pytest_llmperf.judge.evidence_checks import contradictions, declarable
 from pytest_llmperf.run.model_flops import ModelFlops
+from pytest_llmperf.settings.evidence import Evidence, contradictions, declarable
 from pytest_llmperf.settings.requirements import why_skip
 from pytest_llmperf.settings.small_spec import small
 from tests.fakes import evidence_of, launch_of, trace_of
@@ -23,7 +23,7 @@ FLY = replace(SPEC, tokenise="on_the_fly")
 
 
 def said(spec: TrainSpec, *inactive: str, **seen: Any) -> list[str]:
-    return [*contradictions(spec, {**evidence_of(spec), **seen}, frozenset(inactive))]
+    return [*contradictions(spec, Evidence.read({**evidence_of(spec), **seen}), frozenset(inactive))]
 
 
 def test_an_id_tells_what_is_not_the_default() -> None:
@@ -80,8 +80,8 @@ def test_what_was_asked_for_and_not_there_is_told(spec: TrainSpec, seen: dict[st
 def test_records_from_before_had_what_is_the_default_now() -> None:
     old = {name: value for name, value in evidence_of(SPEC).items() if not name.startswith(("data_", "tokenised"))}
     for device in ("cpu", "cuda"):
-        assert [*contradictions(SPEC, {**old, "device_type": device}, frozenset())] == []
-    assert [*contradictions(replace(FLY, data_workers=1), old, frozenset())] == [
+        assert [*contradictions(SPEC, Evidence.read({**old, "device_type": device}), frozenset())] == []
+    assert [*contradictions(replace(FLY, data_workers=1), Evidence.read(old), frozenset())] == [
         "asked for data workers 1, the run had 0",
         "asked for tokens on the fly by the workers, made by nobody",
     ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.settings.checks import OPTIMIZERS
+from pytest_llmperf.settings.optimizer import OPTIMIZERS
 from pytest_llmperf.support.suggestions import hint, nearest
 
 NAMES = st.lists(st.text("abcdef-_0123456789", min_size=1, max_size=12), min_size=1, max_size=8, unique=True)

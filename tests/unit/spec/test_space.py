@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.settings import space as spaces
-from pytest_llmperf.settings.axes import Axis, Choice, default_axes, traits
-from pytest_llmperf.settings.space import Space, axes_of, read_axes
+from pytest_llmperf.settings.setting import Axis, Choice
+from pytest_llmperf.settings.space import Space, axes_of, default_axes, read_axes, traits
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 
 TINY = TrainSpec(model="llama-tiny", micro_batch_size=8)

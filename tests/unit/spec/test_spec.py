@@ -16,7 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.settings.checks import ATTENTIONS, OF_A_TEXT, OPTIMIZERS, PRECISIONS, UNSUPPORTED_OPTIMIZERS
+from pytest_llmperf.settings.attention import ATTENTIONS
+from pytest_llmperf.settings.data import OF_A_TEXT
+from pytest_llmperf.settings.optimizer import OPTIMIZERS, UNSUPPORTED_OPTIMIZERS
+from pytest_llmperf.settings.precision import PRECISIONS
 from pytest_llmperf.settings.train_spec import SpecError, precision_fields
 
 SPEC = TrainSpec(model="llama-3.2-1b", attention="sdpa", liger=True, micro_batch_size=37)

@@ -8,7 +8,7 @@ import pytest
 
 from perf_tests.families import FAMILIES, Family
 from perf_tests.ladder import LADDER
-from pytest_llmperf.settings.checks import ATTENTIONS
+from pytest_llmperf.settings.attention import ATTENTIONS
 
 ON_CPU = [family.on_cpu() for family in FAMILIES]
 

@@ -16,15 +16,12 @@ from perf_tests.ladder import LADDER
 from perf_tests.optimisations import OPTIMISATIONS
 from perf_tests.parity import PARITY, PARITY_ON_CPU
 from perf_tests.real_data import REAL_DATA, REAL_DATA_ON_CPU
-from pytest_llmperf.settings.checks import (
-    ATTENTIONS,
-    CHECKPOINTING_POLICIES,
-    FP8_RECIPES,
-    LIGER_KERNELS,
-    PARALLELISMS,
-    SDPA_BACKENDS,
-)
+from pytest_llmperf.settings.attention import ATTENTIONS, SDPA_BACKENDS
+from pytest_llmperf.settings.liger import LIGER_KERNELS
 from pytest_llmperf.settings.models import resolve
+from pytest_llmperf.settings.parallelism import PARALLELISMS
+from pytest_llmperf.settings.precision import FP8_RECIPES
+from pytest_llmperf.settings.recomputation import CHECKPOINTING_POLICIES
 from pytest_llmperf.settings.small_spec import small
 
 REPOSITORY = Path(__file__).parents[3]

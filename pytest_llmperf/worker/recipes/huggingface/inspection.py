@@ -21,7 +21,6 @@ from transformers import PreTrainedModel, Trainer
 from pytest_llmperf.observe.tracer import said
 from pytest_llmperf.records.learning import RankLearning, TensorSeen, uninspected
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker.evidence import is_sharded
 from pytest_llmperf.worker.recipes.huggingface.update_replay import (
     UpdateReplay,
     bit_sums,
@@ -31,6 +30,7 @@ from pytest_llmperf.worker.recipes.huggingface.update_replay import (
     square_sums,
     trained,
 )
+from pytest_llmperf.worker.settings.parallelism import is_sharded
 
 # The future: whether what a model says of a position depends on what comes after it.
 

@@ -26,9 +26,10 @@ from pytest_llmperf.records.parity import (
     TrainingErrors,
     merged,
 )
-from pytest_llmperf.settings import small_spec
 from pytest_llmperf.settings.models import small_config
-from pytest_llmperf.settings.small_spec import in_fp32, in_pieces, keeps_states_short, true_optimizer
+from pytest_llmperf.settings.optimizer import keeps_states_short, learnt_by, true_optimizer
+from pytest_llmperf.settings.precision import label_of
+from pytest_llmperf.settings.small_spec import in_fp32, in_pieces
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import replacing
@@ -117,7 +118,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
     Of an optimizer that has no plain form only the first step is held against the truth, and no update: the later
     steps have other weights.
     """
-    optimizer = small_spec.true_optimizer(spec)
+    optimizer = true_optimizer(spec)
     steps = spec.steps if optimizer else 1
     norms = [_total(one) for one in truth.gradients[:steps]]
     tensors = [*_compared(GRADIENT, seen.gradients[:steps], truth.gradients[:steps])]
@@ -133,7 +134,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         lost = stayed / wanted if wanted else 0.0
     return TrainingErrors(
         form=form,
-        precision=spec.precision if spec.fp8 == "no" else f"fp8 {spec.fp8}",
+        precision=label_of(spec),
         roundoff=_ROUNDOFF[spec.compute_precision],
         seed=spec.seed,
         losses=tuple(seen.losses[:steps]),
@@ -142,7 +143,7 @@ def errors_of(form: str, spec: TrainSpec, seen: SmallSteps, truth: Truth) -> Tra
         clipping_errors=tuple(_clipping_errors(seen)),
         tensors=tuple(tensors),
         product_types=seen.product_types,
-        true_optimizer=not small_spec.keeps_states_short(spec),
+        true_optimizer=not keeps_states_short(spec),
         short_scalars=spec.optimizer != optimizer,
         unknown=tuple(sorted(seen.weights[0].keys() ^ truth.gradients[0].keys())),
         lost_updates=lost,
@@ -222,7 +223,7 @@ def _plain(
     Where its optimizer rounds its states, one of the two keeps to the plain optimizer.
     """
     spec = replace(plain, seed=plain.seed + number)
-    exact = replace(spec, optimizer=true_optimizer(spec) or spec.optimizer)
+    exact = replace(spec, optimizer=learnt_by(spec))
     seen = train(in_fp32(replace(exact, optimizer=true_optimizer(spec) or "adamw_torch")), is_plain=True, double=True)
     truth = Truth(seen.losses, seen.gradients)
     truth.save(_truth_file(folder, spec.seed))

@@ -18,19 +18,14 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, Trainer, TrainerCallback, set_seed
 from transformers.pytorch_utils import Conv1D
 
-from pytest_llmperf.observe.device import is_gpu
-from pytest_llmperf.settings.small_spec import SEQUENCES
+from pytest_llmperf.settings.batch import SEQUENCES
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.units import GIB
-from pytest_llmperf.worker.build import (
-    DTYPES,
-    build_model,
-    choose_sdpa,
-    compile_layers,
-    force_tf32,
-    training_arguments,
-)
+from pytest_llmperf.worker.build import build_model, training_arguments
 from pytest_llmperf.worker.recipes.huggingface.trainer import WatchedTrainer
+from pytest_llmperf.worker.settings.attention import choose_sdpa
+from pytest_llmperf.worker.settings.compilation import compile_layers
+from pytest_llmperf.worker.settings.precision import DTYPES, force_tf32
 
 
 class DoublePrecision(TorchFunctionMode):
@@ -260,7 +255,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
     arguments = training_arguments(spec, folder, device, spec.steps)
     arguments.learning_rate, arguments.weight_decay = LEARNING_RATE, WEIGHT_DECAY
     arguments.max_grad_norm = LONGEST_GRADIENT
-    choose_sdpa(spec.sdpa_backend)
+    choose_sdpa(spec)
     with DoublePrecision() if double else nullcontext():
         model = build_model(spec, config, device)
         if is_plain:
@@ -270,8 +265,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
             model.double()
         if gathered != "no":
             as_gathered(model, DTYPES[gathered])
-        if spec.torch_compile and spec.torch_compile_scope == "layers":
-            compile_layers(model, spec.torch_compile_mode)
+        compile_layers(spec, model)
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         seen = SmallSteps(device=place_for(num_parameters, spec.steps, device))
         if not spec.torch_compile:  # a look from inside would change what is compiled
@@ -289,8 +283,7 @@ def train_small(  # noqa: PLR0913 - what to train, where, and how otherwise
             seen=seen,
         )
         seen.decaying = frozenset(map(plain_name, trainer.get_decay_parameter_names(model)))
-        if is_gpu(device):
-            force_tf32(spec)
+        force_tf32(spec, device)
         trainer.train()
     return seen
 

@@ -13,7 +13,7 @@ import torch
 from transformers import Trainer, set_seed
 
 from pytest_llmperf.observe.calibration import calibrated, run_canary
-from pytest_llmperf.observe.device import clock_of, is_gpu, memory_of
+from pytest_llmperf.observe.device import clock_of, memory_of
 from pytest_llmperf.observe.environment import place_of
 from pytest_llmperf.observe.heartbeat import Heartbeat
 from pytest_llmperf.observe.instruments import Clock
@@ -26,22 +26,19 @@ from pytest_llmperf.records.learning import UNWANTED as UNINSPECTED
 from pytest_llmperf.records.learning import uninspected
 from pytest_llmperf.records.trace import UNWANTED, Trace
 from pytest_llmperf.settings.fault_injection import Injection
+from pytest_llmperf.settings.parallelism import is_sharded
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.worker import data_workers, evidence, refusal
-from pytest_llmperf.worker.build import (
-    DTYPES,
-    build_model,
-    choose_sdpa,
-    compile_layers,
-    force_tf32,
-    found_settings,
-    training_arguments,
-)
+from pytest_llmperf.worker import data_workers, refusal
+from pytest_llmperf.worker.build import build_model, training_arguments
+from pytest_llmperf.worker.evidence import Witnesses
 from pytest_llmperf.worker.folder import Request
 from pytest_llmperf.worker.recipes.huggingface.data import training_data
 from pytest_llmperf.worker.recipes.huggingface.inspection import STEPS as INSPECTED_STEPS
 from pytest_llmperf.worker.recipes.huggingface.inspection import Inspection
 from pytest_llmperf.worker.recipes.huggingface.trainer import Checkpoint, StepMarks, WatchedTrainer
+from pytest_llmperf.worker.settings.attention import attention_kernel, choose_sdpa, found_settings
+from pytest_llmperf.worker.settings.compilation import compile_layers
+from pytest_llmperf.worker.settings.precision import force_tf32
 from pytest_llmperf.worker.unused_settings import unused_settings
 
 
@@ -68,13 +65,12 @@ def train(
     hardware = _hardware(request, device, beat)
     clock, memory = clock_of(device), memory_of(device)
     beat.reserved_bytes = memory.now
-    choose_sdpa(spec.sdpa_backend)
+    choose_sdpa(spec)
     model = build_model(spec, request.model_config, device)
     remarks = unused_settings(request.model_config, model)
-    if spec.torch_compile and spec.torch_compile_scope == "layers":
-        compile_layers(model, spec.torch_compile_mode)
+    compile_layers(spec, model)
     # Gradients are exchanged as the backward pass ends, and no weights before; FSDP gathers layer by layer.
-    exchange = Exchange(clock) if spec.gpus > 1 and spec.parallelism == "ddp" else None
+    exchange = Exchange(clock) if spec.gpus > 1 and not is_sharded(spec) else None
     ending = Ending(spec, clock, rank, place_of(device), request.passing, all_steps=request.all_steps)
     measurement = Measurement(clock, memory, exchange)
     is_saved = spec.save_checkpoint and not request.search
@@ -83,11 +79,11 @@ def train(
     with memory.apart():  # what reads a text is there in the first launch of it alone
         data = training_data(spec, steps, model.config.get_text_config().vocab_size)
 
-    autocast, liger = evidence.AutocastWitness(model, model.device.type), evidence.LigerNotes()
+    witnesses = Witnesses(spec, model)
     kept: list[Trained] = []
 
     def seen() -> Trained:
-        facts = evidence.collect(trainer, model, DTYPES[spec.model_precision], autocast, liger)
+        facts = witnesses.collect(trainer, model)
         facts |= data.evidence(len(measurement.step_seconds) * spec.sequences_per_step) | ending.evidence
         facts |= checkpoint.evidence if checkpoint else {}
         facts |= {"remarks": list(remarks)} if remarks else {}
@@ -119,15 +115,14 @@ def train(
         observed=observed,
         inspection=inspection,
     )
-    if is_gpu(device):
-        force_tf32(spec)
+    force_tf32(spec, device)
     failed = _trained(trainer, measurement, alone=spec.gpus == 1)
     beat.enter("finishing")  # what follows is no part of the training
     trace = tracer.trace(failed) if tracer else Trace(none=UNWANTED)
     trace = with_timed_waits(trace, fetches.seconds, measurement.step_seconds, spec.warmup_steps)
     learning = inspection.learning(trainer, model, failed) if inspection else uninspected(UNINSPECTED)
     # Last of all one more sequence is tried.
-    return replace(kept[0] if kept else seen(), later=Later(evidence.attention_kernel(trainer, model), trace, learning))
+    return replace(kept[0] if kept else seen(), later=Later(attention_kernel(trainer, model), trace, learning))
 
 
 def _hardware(request: Request, device: torch.device, beat: Heartbeat) -> dict[str, Any]:

@@ -1,0 +1,165 @@
+"""Attention: which implementation computes it, and by which of PyTorch's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llmperf.settings.precision import is_16_bit
+from pytest_llmperf.settings.setting import Axis, Choice, Evidence, Package, Search, Setting, TrainSpec, claimed
+
+ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
+#: SDPA's kernels as torch.nn.attention.SDPBackend calls them; ``auto`` leaves the choice to PyTorch.
+SDPA_BACKENDS = ("auto", "flash", "efficient", "cudnn", "math")
+
+# Of PyTorch's kernels for attention the one without a fused kernel is eager's double.
+_FUSED = tuple(backend for backend in SDPA_BACKENDS if backend not in ("auto", "math"))
+
+
+def _clash(spec: TrainSpec) -> str | None:
+    backend = spec.sdpa_backend
+    if spec.attention == "flash_attention_2" and not is_16_bit(spec):
+        return "flash_attention_2 has no fp32 kernels; use bf16 or fp16, or attention='sdpa'"
+    if backend != "auto" and spec.attention != "sdpa":
+        return f"sdpa_backend={backend!r} acts on attention='sdpa', and this is {spec.attention}"
+    if backend == "flash" and spec.has_padding:
+        return (
+            f"sdpa's flash kernel takes no mask, and rows={spec.rows!r} have one; use another backend, or rows='packed'"
+        )
+    heads = spec.architecture.geometry if backend == "efficient" else None
+    if heads and heads.num_key_value_heads != heads.num_heads:
+        return "sdpa's efficient kernel takes no shared key-value heads, and this model has them; use another backend"
+    if backend in ("flash", "cudnn") and not is_16_bit(spec):
+        return f"sdpa's {backend} kernel takes no fp32; use bf16 or fp16, or sdpa_backend='auto'"
+    return None
+
+
+def _why_not_on_cpu(spec: TrainSpec) -> str | None:
+    if spec.attention in ("flash_attention_2", "flex_attention"):
+        return f"{spec.attention} trains on a GPU only"
+    return f"sdpa's {spec.sdpa_backend} kernel is a GPU's" if spec.sdpa_backend in ("efficient", "cudnn") else None
+
+
+_FLASH = Package("flash_attn", "flash-attn", "'pytest-llmperf[flash-attn]'", preload="flash_attention_2")
+
+
+def has_fp32(spec: TrainSpec) -> bool:
+    """Whether its attention has a form in fp32."""
+    return spec.attention != "flash_attention_2"
+
+
+def _in_fp32(spec: TrainSpec) -> Mapping[str, Any]:
+    """By a kernel that has fp32 where its own has none."""
+    return {
+        "attention": spec.attention if has_fp32(spec) else "sdpa",
+        "sdpa_backend": "auto" if spec.sdpa_backend in ("flash", "cudnn") else spec.sdpa_backend,
+    }
+
+
+def _axis(_base: TrainSpec, search: Search) -> Axis:
+    choices = []
+    for attention in ATTENTIONS[:2] if search.on_cpu else ATTENTIONS:
+        choices.append(Choice.of(attention, attention=attention, sdpa_backend="auto"))
+        if attention == "sdpa" and not search.on_cpu:
+            choices += [Choice.of(f"sdpa {one}", attention=attention, sdpa_backend=one) for one in _FUSED]
+    return Axis("attention", tuple(choices))
+
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class AttentionEvidence:
+    """Which attention ran."""
+
+    attention: str | None = None
+    """The implementation that the model's configuration names."""
+    attention_kernel: str | None = None
+    """The operators that one more sequence called; empty: plain matrix products. Not every kernel can be watched."""
+
+    @property
+    def kernel(self) -> str:
+        return UNKNOWN if self.attention_kernel is None else self.attention_kernel
+
+
+def _attention(spec: TrainSpec, evidence: Evidence) -> str | None:
+    asked, ran = spec.attention, claimed(evidence.attention.attention, "attention")
+    kernel = evidence.attention.kernel
+    if asked != ran:
+        return f"asked for attention {asked}, the model ran {ran}"
+    if kernel == UNKNOWN:
+        return None
+    if spec.sdpa_backend != "auto":
+        ran = "math" if kernel in ("", _MATH) else kernel
+        return None if spec.sdpa_backend in ran else f"asked for sdpa's {spec.sdpa_backend} kernel, the run had {ran}"
+    if _KERNELS[asked](kernel):
+        return None
+    if asked == "sdpa" and kernel in ("", _MATH):
+        # On a CPU it may be the only one there is; on a GPU it is what sdpa is there to avoid.
+        is_off = evidence.run.torch.get("sdpa_kernels") == ["math"]
+        line = f"asked for attention sdpa, {_TURNED_OFF if is_off else _FELL_BACK}"
+        return line if evidence.run.is_on_gpu else None
+    return f"asked for attention {asked}, the operators that ran were {kernel or 'plain matrix products'}"
+
+
+_MATH = "aten._scaled_dot_product_attention_math.default"
+_TURNED_OFF = (
+    "this environment turns its fused kernels off (torch.backends.cuda.enable_flash_sdp, ...); "
+    "use sdpa_backend='math' if that is meant"
+)
+_FELL_BACK = (
+    "PyTorch fell back to its math kernel: no fused one took these inputs "
+    "(torch.backends.cuda.can_use_flash_attention(..., debug=True) says why)"
+)
+
+# What the operators of each attention are called; eager's are matrix products and a softmax, like anything else's.
+_KERNELS: Mapping[str, Callable[[str], bool]] = {
+    "eager": lambda kernel: not kernel,
+    "sdpa": lambda kernel: "scaled_dot_product" in kernel and kernel != _MATH,
+    "flash_attention_2": lambda kernel: "flash_attn" in kernel,
+    "flex_attention": lambda kernel: "flex_attention" in kernel,
+}
+
+
+def lost_kernel(launches: Sequence[Evidence], reference: Sequence[Evidence]) -> str | None:
+    """A line where the fused attention that ``reference`` ran, the newest last, is gone.
+
+    On a GPU a launch's own evidence is enough to call that invalid; a CPU need not have one, unless its baseline had.
+    """
+    kernels = (each.attention.kernel for each in reversed(reference))
+    had = next((kernel for kernel in kernels if _is_fused(kernel)), None)
+    for launch in launches if had else ():
+        now = launch.attention.kernel
+        if launch.attention.attention == "sdpa" and now != UNKNOWN and not _is_fused(now):
+            return (
+                f"asked for attention sdpa, its fused kernel was lost: {had} -> {now or 'plain matrix products'} "
+                "(if that is meant, remove the baseline and record it anew)"
+            )
+    return None
+
+
+def _is_fused(kernel: str) -> bool:
+    return "attention" in kernel and "attention_math" not in kernel
+
+
+def _lost(spec: TrainSpec, launches: Sequence[Evidence], reference: Sequence[Evidence]) -> str | None:
+    # A kernel that is asked for by its name is looked at by the check.
+    return lost_kernel(launches, reference) if spec.sdpa_backend == "auto" else None
+
+
+SETTING = Setting(
+    name="attention",
+    fields=("attention", "sdpa_backend"),
+    values={"attention": ATTENTIONS, "sdpa_backend": SDPA_BACKENDS},
+    in_id={"attention": lambda spec: spec.attention, "sdpa_backend": "{}"},
+    clash=_clash,
+    why_not_on_cpu=_why_not_on_cpu,
+    needs=lambda spec: _FLASH if spec.attention == "flash_attention_2" else None,
+    plain=lambda _: {"attention": "eager", "sdpa_backend": "auto"},
+    in_fp32=_in_fp32,
+    axis=_axis,
+    evidence=AttentionEvidence,
+    checks={"attention": _attention},
+    lost=_lost,
+)

@@ -1,0 +1,146 @@
+"""Data: what a training reads, how a text becomes rows of tokens, and who fetches them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llmperf.settings.setting import Evidence, Package, Setting, TrainSpec, claimed, equal, written_as_null
+
+DATA = ("random", "text")
+#: How a text becomes rows of ``sequence_length``: one stream cut into ``packed`` ones; or a document a row, ``padded``
+#: with what counts in no loss, or, as many a course has it, with padding that counts like any other token.
+ROWS = ("packed", "padded", "padded_in_loss")
+#: When a text is made tokens: before anything is timed, or each row as it is fetched.
+TOKENISING = ("ahead", "on_the_fly")
+
+#: The fields that say which text, and how it is read.
+OF_A_TEXT = ("text", "split", "tokenizer", "rows")
+
+_DEFAULTS: Mapping[str, Any] = {
+    "data": "random",
+    "text": None,
+    "split": "train",
+    "tokenizer": None,
+    "rows": "packed",
+    "tokenise": "ahead",
+    "data_workers": 0,
+    "data_prefetch": None,
+    "data_pinned": True,
+}
+
+
+def has_padding(spec: TrainSpec) -> bool:
+    """Whether its rows are filled up, and come with a mask."""
+    return spec.data == "text" and spec.rows != "packed"
+
+
+def _problems(spec: TrainSpec) -> Iterator[str]:
+    if spec.data_workers < 0:
+        yield f"TrainSpec: data_workers={spec.data_workers} must be at least 0"
+    if spec.data_prefetch is not None and spec.data_prefetch < 1:
+        yield f"TrainSpec: data_prefetch={spec.data_prefetch} must be at least 1, or left out"
+    if spec.data == "text":
+        try:
+            _ = spec.text_files.fingerprint, spec.tokenizer_files.fingerprint
+        except OSError as error:
+            yield f"TrainSpec: {error.filename}: cannot be read ({error.strerror})"
+    elif spec.data in DATA:
+        # Where no text is asked for, what says which one changes nothing, and would look as if it did.
+        for name in (*OF_A_TEXT, "tokenise"):
+            if getattr(spec, name) != _DEFAULTS[name]:
+                yield f"TrainSpec: {name}={getattr(spec, name)!r} without data='text' changes nothing"
+
+
+def _clash(spec: TrainSpec) -> str | None:
+    if spec.data_prefetch is not None and not spec.data_workers:
+        return f"data_prefetch={spec.data_prefetch} without data_workers changes nothing: only workers fetch ahead"
+    if spec.tokenise == "on_the_fly" and not spec.has_padding:
+        return (
+            "packed rows are cut from the tokens of all documents, so none can be made on the fly; use rows='padded' "
+            "or 'padded_in_loss', or tokenise='ahead'"
+        )
+    return None
+
+
+def _why_not_on_cpu(spec: TrainSpec) -> str | None:
+    return None if spec.data_pinned else "batches are pinned for copies to a GPU, and a CPU makes none"
+
+
+_DATASETS = Package("datasets", "datasets, which reads texts", "'pytest-llmperf[text]'", preload="text")
+
+
+@dataclass(frozen=True)
+class DataEvidence:
+    """What was read, and who fetched it."""
+
+    data: Mapping[str, Any] | None = None
+    """Of a text what it says and how it was cut; random tokens tell nothing."""
+    epochs: float | None = None
+    tokenised_by: str | None = None
+    """``rank`` or ``workers``: on the fly by these. Records that do not tell had all tokens ahead."""
+    data_workers: int = 0
+    data_prefetch: int | None = written_as_null(0)
+    data_pinned: bool = True
+
+
+def _data(spec: TrainSpec, evidence: Evidence) -> str | None:
+    seen = evidence.data.data
+    if spec.data == "random":
+        return None if seen is None else f"asked for random tokens, the run read the text {seen.get('text')}"
+    asked = {
+        "text": spec.text_files.fingerprint,
+        "split": spec.split,
+        "tokenizer": spec.tokenizer_files.fingerprint,
+        "rows": spec.rows,
+    }
+    read = claimed(seen, "data")
+    return next((line for name in asked if (line := equal(f"the data's {name}", asked[name], read.get(name)))), None)
+
+
+def _data_workers(spec: TrainSpec, evidence: Evidence) -> str | None:
+    line = equal("data workers", spec.data_workers, evidence.data.data_workers)
+    if line or spec.data_prefetch is None:
+        return line
+    return equal("a prefetch of", spec.data_prefetch, evidence.data.data_prefetch or None)
+
+
+def _pinned(spec: TrainSpec, evidence: Evidence) -> str | None:
+    return equal("pinned batches", spec.data_pinned, evidence.data.data_pinned)
+
+
+def _tokenised(spec: TrainSpec, evidence: Evidence) -> str | None:
+    """By the process that fetches, and by no other."""
+    by = evidence.data.tokenised_by or ""
+    fetching = "workers" if spec.data_workers else "rank"
+    if spec.tokenise == "on_the_fly":
+        return None if by == fetching else f"asked for tokens on the fly by the {fetching}, made by {by or 'nobody'}"
+    makers = {"rank", "workers"} & {*by.split()}
+    return f"asked for tokens ahead, made on the fly by the {by}" if makers else None
+
+
+SETTING = Setting(
+    name="data",
+    fields=tuple(_DEFAULTS),
+    values={"data": DATA, "rows": ROWS, "tokenise": TOKENISING},
+    in_id={
+        "data": "{}",
+        "text": lambda spec: "" if spec.text is None else spec.text_files.slug,
+        "split": lambda spec: "" if spec.split == _DEFAULTS["split"] else spec.text_files.split.slug,
+        "tokenizer": lambda spec: "" if spec.tokenizer is None else spec.tokenizer_files.slug,
+        "rows": "{}",
+        "tokenise": "{}",
+        "data_workers": "workers{}",
+        "data_prefetch": "prefetch{}",
+        "data_pinned": "unpinned",
+    },
+    problems=_problems,
+    clash=_clash,
+    why_not_on_cpu=_why_not_on_cpu,
+    needs=lambda spec: _DATASETS if spec.data == "text" else None,
+    small=lambda _: _DEFAULTS,
+    evidence=DataEvidence,
+    checks={"data": _data, "data_workers": _data_workers, "data_pinned": _pinned, "tokenise": _tokenised},
+    moot_on_cpu=frozenset({"data_pinned"}),
+)

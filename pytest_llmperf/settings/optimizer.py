@@ -1,0 +1,169 @@
+"""Optimizers: by transformers' names, the package each needs, its plain form and the class that it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llmperf.settings.setting import Axis, Evidence, Package, Search, Setting, TrainSpec, claimed, equal
+
+#: transformers' own names (``OptimizerNames``), kept here because this process does not import transformers;
+#: a test of the worker holds this list against the installed one.
+OPTIMIZERS = tuple(
+    "adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adafactor adamw_anyprecision "
+    "adamw_torch_4bit adamw_torch_8bit ademamix sgd adagrad adamw_bnb_8bit adamw_8bit ademamix_8bit lion_8bit "
+    "lion_32bit paged_adamw_32bit paged_adamw_8bit paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit "
+    "paged_lion_8bit rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit galore_adamw galore_adamw_8bit "
+    "galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise lomo adalomo "
+    "grokadamw schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw apollo_adamw_layerwise "
+    "stable_adamw".split()
+)
+
+_TARGETS = "it needs optim_target_modules, for which TrainSpec has no field"
+_LOMO = "it needs the package lomo-optim, which is not supported here"
+
+#: Those of them that nothing a TrainSpec offers can make run, and why.
+UNSUPPORTED_OPTIMIZERS: Mapping[str, str] = {
+    "adamw_torch_xla": "it runs on TPUs, through torch_xla",
+    "adamw_torch_npu_fused": "it runs on Ascend NPUs, through torch_npu",
+    "adamw_anyprecision": "it needs torchdistx, which is made for no torch of today",
+    **{name: _TARGETS for name in OPTIMIZERS if name.startswith(("galore_", "apollo_"))},
+    "lomo": _LOMO,
+    "adalomo": _LOMO,
+}
+
+RUNNABLE_OPTIMIZERS = tuple(name for name in OPTIMIZERS if name not in UNSUPPORTED_OPTIMIZERS)
+
+# Two implementations of the same steps.
+_PYTORCHS_OWN = ("adamw_torch", "adamw_torch_fused")
+
+_BITSANDBYTES = (
+    "adamw_bnb_8bit adamw_8bit ademamix ademamix_8bit lion_8bit lion_32bit paged_adamw_32bit paged_adamw_8bit "
+    "paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit paged_lion_8bit rmsprop_bnb rmsprop_bnb_8bit "
+    "rmsprop_bnb_32bit"
+)
+# Module to look for -> (what installs it, the optimizers that it provides).
+_PACKAGES = {
+    "torchao": ("torchao", "adamw_torch_4bit adamw_torch_8bit"),
+    "bitsandbytes": ("bitsandbytes", _BITSANDBYTES),
+    "grokadamw": ("grokadamw", "grokadamw"),
+    "schedulefree": ("schedulefree", "schedule_free_radam schedule_free_adamw schedule_free_sgd"),
+    "optimi": ("torch-optimi", "stable_adamw"),
+}
+
+# PyTorch's own form of each, where there is one.
+_TRUE: Mapping[str, str] = {
+    **{name: name for name in ("sgd", "adagrad", "adafactor", "rmsprop")},
+    **dict.fromkeys(
+        "adamw_torch adamw_torch_fused adamw_torch_8bit adamw_torch_4bit adamw_bnb_8bit adamw_8bit paged_adamw_32bit "
+        "paged_adamw_8bit".split(),
+        "adamw_torch",
+    ),
+    **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"), "rmsprop"),
+}
+
+
+def true_optimizer(spec: TrainSpec) -> str:
+    """PyTorch's own form of its optimizer, for any type of weights; empty: there is none, and updates are unknown."""
+    return _TRUE.get(spec.optimizer, "")
+
+
+def learnt_by(spec: TrainSpec) -> str:
+    """By what its updates are, whichever implementation makes them."""
+    return true_optimizer(spec) or spec.optimizer
+
+
+def least_states(spec: TrainSpec) -> int:
+    """How many numbers it keeps for each weight, at least."""
+    return 2 if "adam" in spec.optimizer and "bit" not in spec.optimizer else 0
+
+
+def keeps_states_short(spec: TrainSpec) -> bool:
+    """Whether the optimizer rounds its states to few bits, once they have made their first update."""
+    return spec.optimizer.endswith(("8bit", "4bit"))
+
+
+def _problems(spec: TrainSpec) -> Iterator[str]:
+    if spec.optimizer in UNSUPPORTED_OPTIMIZERS:
+        yield f"TrainSpec: optimizer={spec.optimizer!r}: {UNSUPPORTED_OPTIMIZERS[spec.optimizer]}"
+
+
+def _needs(spec: TrainSpec) -> Package | None:
+    for module, (distribution, optimizers) in _PACKAGES.items():
+        if spec.optimizer in optimizers.split():
+            return Package(module, distribution, distribution)
+    return None
+
+
+def _plain(spec: TrainSpec) -> Mapping[str, Any]:
+    known = true_optimizer(spec)
+    return {"optimizer": known if known and not keeps_states_short(spec) else spec.optimizer}
+
+
+def _axis(base: TrainSpec, search: Search) -> Axis:
+    same = _PYTORCHS_OWN if base.optimizer in _PYTORCHS_OWN else (base.optimizer,)
+    more = [word for word in search.allowed if word in RUNNABLE_OPTIMIZERS and word not in same]
+    return Axis.over("optimizer", [*same, *more])
+
+
+@dataclass(frozen=True)
+class OptimizerEvidence:
+    """Which optimizer made the steps."""
+
+    optimizer: str | None = None
+    """Its class; empty, or ``NoneType``: there was none."""
+    optimizer_fused: bool | None = None
+    optimizer_bits: str | None = None
+    """Of its states, as bitsandbytes' optimizers tell; empty where the class says it."""
+    optimizer_paged: bool = True
+    """Old records do not tell."""
+
+
+def _optimizer(spec: TrainSpec, evidence: Evidence) -> str | None:
+    asked, seen = spec.optimizer, claimed(evidence.optimizer.optimizer, "optimizer")
+    if asked in _PYTORCHS_OWN:
+        fused = claimed(evidence.optimizer.optimizer_fused, "optimizer_fused")
+        return equal("optimizer (class, fused)", ("AdamW", asked == "adamw_torch_fused"), (seen, fused))
+    if seen in ("", "NoneType"):
+        return f"asked for optimizer {asked}, none was seen"
+    if not all(part in seen.lower() for part in optimizer_class(asked)):
+        return f"asked for optimizer {asked}, the run had {seen}"
+    # bitsandbytes has one class for all sizes of state, paged or not; old records do not tell.
+    words, told = asked.split("_"), evidence.optimizer.optimizer_bits
+    bits = next((word for word in words if word.endswith("bit")), "32bit" if "bnb" in words else "")
+    if bits not in seen.lower() and told not in (None, bits):
+        return f"asked for optimizer {asked}, the run had {seen} without {bits} states"
+    if "paged" in words and not evidence.optimizer.optimizer_paged:
+        return f"asked for optimizer {asked}, the run had {seen} without paging"
+    return None
+
+
+def optimizer_class(name: str) -> tuple[str, ...]:
+    """What the class of transformers' optimizer ``name`` is called, in parts and small letters; empty: unknown."""
+    words = name.split("_")
+    if "layerwise" in words:  # one optimizer for each weight, behind a dummy
+        return ("layerwise",)
+    return tuple(part for word, part in _CLASSES.items() if word in words)
+
+
+# By the words of transformers' names.
+_CLASSES = {"adamw": "adam", "schedule": "schedulefree"} | {
+    word: word
+    for word in "adafactor adagrad adalomo ademamix anyprecision apollo galore grokadamw lion lomo radam rmsprop sgd "
+    "stable".split()
+}
+
+
+SETTING = Setting(
+    name="optimizer",
+    fields=("optimizer",),
+    values={"optimizer": RUNNABLE_OPTIMIZERS},
+    in_id={"optimizer": "{}"},
+    problems=_problems,
+    needs=_needs,
+    plain=_plain,
+    axis=_axis,
+    evidence=OptimizerEvidence,
+    checks={"optimizer": _optimizer},
+)

@@ -1,0 +1,137 @@
+"""Parallelism: over how many ranks a training is spread, and how they share its weights; and its narrower forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_llmperf.settings.setting import Axis, Evidence, Search, Setting, SpecError, TrainSpec, claimed, equal
+
+#: ``fsdp`` shards over all ranks; ``fsdp_hybrid`` over the ranks of a node (in one node: over half of them), and keeps
+#: replicas of that.
+PARALLELISMS = ("ddp", "fsdp", "fsdp_hybrid")
+
+_HYBRID_LEAST = 4
+
+# Ranks that are enough to share, and to have shards with replicas.
+_FEW: Mapping[str, int] = {"ddp": 2, "fsdp": 2, "fsdp_hybrid": 4}
+
+
+def few_ranks(spec: TrainSpec) -> int:
+    """As few of its ranks as show that they share a step."""
+    return min(spec.gpus, _FEW[spec.parallelism])
+
+
+def is_sharded(spec: TrainSpec) -> bool:
+    """Whether each rank has a part of the weights alone."""
+    return spec.parallelism != "ddp"
+
+
+def gathered_precision(spec: TrainSpec) -> str:
+    """Of the copies of fp32 weights that it computes with, as FSDP does in the place of autocast; ``no``: of none."""
+    return spec.mixed_precision if is_sharded(spec) else "no"
+
+
+def on_one_gpu(spec: TrainSpec) -> TrainSpec:
+    """The same work of one rank, which has nothing to share."""
+    return replace(spec, gpus=1, parallelism="ddp")
+
+
+def is_narrower(narrow: TrainSpec, wide: TrainSpec) -> bool:
+    """Whether ``narrow`` is the training of ``wide``, with the same work for each GPU, on fewer of them."""
+    if narrow.gpus >= wide.gpus:
+        return False
+    # One GPU has nothing to share: DDP's figure serves every parallelism.
+    try:
+        same = on_one_gpu(wide) if narrow.gpus == 1 else replace(wide, gpus=narrow.gpus)
+    except SpecError:  # a parallelism that takes more GPUs than these
+        return False
+    return same.digest == narrow.digest
+
+
+def narrower(wide: TrainSpec) -> Iterator[TrainSpec]:
+    """Every spec that is narrower than ``wide``, from one GPU on."""
+    if wide.gpus > 1:
+        yield on_one_gpu(wide)
+    for gpus in range(2, wide.gpus):
+        try:
+            yield replace(wide, gpus=gpus)
+        except SpecError:  # a parallelism that takes more GPUs than these
+            continue
+
+
+def _problems(spec: TrainSpec) -> Iterator[str]:
+    if spec.gpus < 1:
+        yield f"TrainSpec: gpus={spec.gpus} must be at least 1"
+
+
+def _clash(spec: TrainSpec) -> str | None:
+    if not is_sharded(spec):
+        return None
+    if spec.gpus == 1:
+        return f"parallelism={spec.parallelism!r} has nothing to shard over on one GPU; use parallelism='ddp'"
+    if spec.mixed_precision != "no" and spec.model_precision != "fp32":
+        return (
+            f"{spec.parallelism} under mixed precision keeps fp32 weights whatever was asked for (accelerate raises "
+            "them); use fp32 weights (precision bf16-mixed), or no mixed precision (bf16-pure)"
+        )
+    if spec.mixed_precision == "fp16":
+        return f"{spec.parallelism} with fp16 loss scaling was never tried here; use bf16"
+    if spec.parallelism == "fsdp_hybrid" and (spec.gpus < _HYBRID_LEAST or spec.gpus % 2):
+        return (
+            f"fsdp_hybrid needs shards and replicas, so an even number of GPUs from {_HYBRID_LEAST} on, not {spec.gpus}"
+        )
+    return None
+
+
+def _why_not_on_cpu(spec: TrainSpec) -> str | None:
+    # accelerate would train with DDP there, and say nothing.
+    return "FSDP through accelerate shards over GPUs only" if is_sharded(spec) else None
+
+
+def _axis(base: TrainSpec, search: Search) -> Axis:
+    found = []
+    for parallelism in PARALLELISMS[:1] if search.on_cpu or base.gpus == 1 else PARALLELISMS:
+        try:
+            replace(base, parallelism=parallelism, model_precision="fp32", mixed_precision="bf16")
+        except SpecError:  # more GPUs than there are
+            continue
+        found.append(parallelism)
+    return Axis.over("parallelism", found)
+
+
+@dataclass(frozen=True)
+class ParallelismEvidence:
+    """How the ranks shared the work."""
+
+    world_size: int | None = None
+    parallelism: str = "ddp"
+    """Older records knew no other; ``none``: of one rank alone."""
+    mesh: Sequence[int] | None = None
+    """Sizes of the mesh that the weights are sharded over."""
+    gathered_dtype: str | None = None
+    """To which FSDP casts weights as it gathers them; empty: it does not."""
+
+
+def _world_size(spec: TrainSpec, evidence: Evidence) -> str | None:
+    return equal("world size", spec.gpus, claimed(evidence.parallelism.world_size, "world_size"))
+
+
+def _parallelism(spec: TrainSpec, evidence: Evidence) -> str | None:
+    return None if spec.gpus == 1 else equal("parallelism", spec.parallelism, evidence.parallelism.parallelism)
+
+
+SETTING = Setting(
+    name="parallelism",
+    fields=("gpus", "parallelism"),
+    values={"parallelism": PARALLELISMS},
+    in_id={"parallelism": "{}"},
+    problems=_problems,
+    clash=_clash,
+    why_not_on_cpu=_why_not_on_cpu,
+    small=lambda spec: {"gpus": few_ranks(spec)},
+    plain=lambda _: {"gpus": 1, "parallelism": "ddp"},
+    axis=_axis,
+    evidence=ParallelismEvidence,
+    checks={"gpus": _world_size, "parallelism": _parallelism},
+)

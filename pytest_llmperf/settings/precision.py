@@ -1,0 +1,201 @@
+"""Precision: the types of weights and of products, TF32 and fp8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_llmperf.settings.setting import (
+    Axis,
+    Choice,
+    Evidence,
+    Package,
+    Search,
+    Setting,
+    SpecError,
+    TrainSpec,
+    claimed,
+    equal,
+    is_refusal,
+    written_as_null,
+)
+from pytest_llmperf.support.suggestions import hint
+
+__tracebackhide__ = is_refusal
+
+MODEL_PRECISIONS = ("fp32", "bf16", "fp16")
+MIXED_PRECISIONS = ("no", "bf16", "fp16")
+#: torchao's recipes for the products of linear layers; ``no`` leaves them in the compute precision.
+FP8_RECIPES = ("no", "tensorwise", "rowwise", "rowwise_with_gw_hp")
+
+#: One word for the pair (model_precision, mixed_precision) and TF32, the chapter's steps first.
+PRECISIONS: Mapping[str, tuple[str, str, bool]] = {
+    "fp32": ("fp32", "no", False),
+    "tf32": ("fp32", "no", True),
+    "bf16-mixed": ("fp32", "bf16", False),
+    "bf16": ("bf16", "bf16", False),
+    "bf16-pure": ("bf16", "no", False),
+    "fp16-mixed": ("fp32", "fp16", False),
+    "fp16-pure": ("fp16", "no", False),
+}
+
+_DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+
+#: fp8 matrix units take operands in rows of 16 bytes.
+FP8_MULTIPLE = 16
+
+
+def precision_fields(word: object) -> dict[str, Any]:
+    """The three fields of a TrainSpec that a ``word`` of ``PRECISIONS`` stands for.
+
+    Raises:
+        SpecError: no such word.
+    """
+    if not isinstance(word, str) or word not in PRECISIONS:  # a test may be parametrized with a list
+        known = tuple(PRECISIONS)
+        raise SpecError(f"unknown precision {word!r}{hint(str(word), known)}; known: {', '.join(known)}")
+    return dict(zip(("model_precision", "mixed_precision", "tf32"), PRECISIONS[word], strict=True))
+
+
+def precision_of(spec: TrainSpec) -> str:
+    """The one word for its precision; a combination without a word of its own is spelled out."""
+    triple = (spec.model_precision, spec.mixed_precision, spec.tf32)
+    for word, known in PRECISIONS.items():
+        if known == triple:
+            return word
+    return f"{spec.model_precision}-amp-{spec.mixed_precision}" + ("-tf32" if spec.tf32 else "")
+
+
+def compute_precision_of(spec: TrainSpec) -> str:
+    """The type of its matrix products: one of the precisions, or ``fp8`` or ``tf32``."""
+    if spec.fp8 != "no":
+        return "fp8"
+    if spec.mixed_precision != "no":
+        return spec.mixed_precision
+    if spec.model_precision != "fp32":
+        return spec.model_precision
+    return "tf32" if spec.tf32 else "fp32"
+
+
+def label_of(spec: TrainSpec) -> str:
+    """Its precision with its recipe of fp8, for people."""
+    return spec.precision if spec.fp8 == "no" else f"fp8 {spec.fp8}"
+
+
+def bytes_each(spec: TrainSpec) -> int:
+    """Of an element of its weights."""
+    return 4 if spec.model_precision == "fp32" else 2
+
+
+def is_16_bit(spec: TrainSpec) -> bool:
+    """Whether its attention computes in 16 bits."""
+    return bool({spec.model_precision, spec.mixed_precision} & {"bf16", "fp16"})
+
+
+def _clash(spec: TrainSpec) -> str | None:
+    weights, autocast = spec.model_precision, spec.mixed_precision
+    if autocast == weights == "fp16":
+        return "fp16 weights with fp16 mixed precision: the gradient scaler refuses fp16 gradients; use fp32 weights"
+    if {weights, autocast} == {"bf16", "fp16"}:
+        return f"{weights} weights under {autocast} mixed precision; use one 16-bit type"
+    if spec.tf32 and weights != "fp32":
+        return f"tf32 acts on fp32 matrix products, and {spec.precision} has none; leave tf32=False"
+    return None if spec.fp8 == "no" else _fp8_clash(spec)
+
+
+def _fp8_clash(spec: TrainSpec) -> str | None:
+    if "bf16" not in (spec.model_precision, spec.mixed_precision):
+        return "fp8 products are made from bf16 ones; use bf16 weights or bf16 mixed precision"
+    tokens = spec.micro_batch_size * spec.sequence_length
+    if tokens % FP8_MULTIPLE:
+        return f"fp8 products need tokens in multiples of {FP8_MULTIPLE}, and a micro-batch has {tokens}"
+    return None
+
+
+def _why_not_on_cpu(spec: TrainSpec) -> str | None:
+    if "fp16" in (spec.mixed_precision, spec.model_precision):
+        return "fp16 training needs a GPU"
+    if spec.fp8 != "no":
+        return "fp8 products need a GPU's matrix units (Ada, Hopper or newer)"
+    return "TF32 is a mode of the GPU's matrix units" if spec.tf32 else None
+
+
+_TORCHAO = Package("torchao", "torchao", "'pytest-llmperf[fp8]'", preload="fp8")
+
+
+def _axis(base: TrainSpec, search: Search) -> Axis:
+    own = {name: getattr(base, name) for name in ("model_precision", "mixed_precision", "tf32")}
+    choices = [Choice.of(base.precision, **own, fp8=base.fp8)]
+    for word in search.allowed:
+        if word in PRECISIONS and word != base.precision:
+            choices.append(Choice.of(word, **precision_fields(word), fp8="no"))
+        if word == "fp8":
+            recipes = [recipe for recipe in FP8_RECIPES if recipe not in ("no", base.fp8)]
+            choices += [Choice.of(f"fp8 {recipe}", **own, fp8=recipe) for recipe in recipes]
+    return Axis("precision", tuple(choices))
+
+
+@dataclass(frozen=True)
+class PrecisionEvidence:
+    """Types as they were while it trained, as torch spells them."""
+
+    parameter_dtypes: Mapping[str, int] | None = None
+    """Elements by type, before anything wrapped the model."""
+    kept_dtypes: Mapping[str, int] = field(default_factory=dict)
+    """Those of them that the model's own class keeps in another type than asked for, as fp32 routers."""
+    autocast_dtype: str | None = written_as_null("")
+    """Empty: no autocast."""
+    tf32: bool | None = None
+    fp8_modules: int = 0
+    """Linear layers that multiply in fp8; older records have none, and no fp8."""
+    linear_modules: int = 0
+    """Those that do not."""
+    fp8_recipe: str | None = None
+    loss_scaling: bool | None = None
+
+
+def _weights(spec: TrainSpec, evidence: Evidence) -> str | None:
+    kept = evidence.precision.kept_dtypes
+    parameters = claimed(evidence.precision.parameter_dtypes, "parameter_dtypes")
+    seen = [dtype for dtype, number in sorted(parameters.items()) if number > kept.get(dtype, 0)]
+    return equal("weights of", _DTYPES[spec.model_precision], ", ".join(seen))
+
+
+def _autocast(spec: TrainSpec, evidence: Evidence) -> str | None:
+    # FSDP casts the weights of each layer as it gathers them, in the place of autocast.
+    seen = claimed(evidence.precision.autocast_dtype, "autocast_dtype") or evidence.parallelism.gathered_dtype
+    if spec.mixed_precision == "no":
+        return f"asked for no autocast, the run had autocast to {seen}" if seen else None
+    return equal("autocast to", _DTYPES[spec.mixed_precision], seen or "none")
+
+
+def _tf32(spec: TrainSpec, evidence: Evidence) -> str | None:
+    return equal("tf32", spec.tf32, claimed(evidence.precision.tf32, "tf32"))
+
+
+def _fp8(spec: TrainSpec, evidence: Evidence) -> str | None:
+    seen = evidence.precision
+    if spec.fp8 == "no":
+        return f"fp8 was not asked for, and {seen.fp8_modules} modules had it" if seen.fp8_modules else None
+    if not seen.fp8_modules:
+        return "asked for fp8, no linear layer was converted"
+    left, converted = seen.linear_modules, seen.fp8_modules
+    if left > converted:
+        return f"asked for fp8, {left} linear layers were left as they were and {converted} converted"
+    return equal("fp8's recipe", spec.fp8, spec.fp8 if seen.fp8_recipe is None else seen.fp8_recipe)
+
+
+SETTING = Setting(
+    name="precision",
+    fields=("model_precision", "mixed_precision", "tf32", "fp8"),
+    values={"model_precision": MODEL_PRECISIONS, "mixed_precision": MIXED_PRECISIONS, "fp8": FP8_RECIPES},
+    in_id={"model_precision": precision_of, "fp8": "fp8-{}"},
+    clash=_clash,
+    why_not_on_cpu=_why_not_on_cpu,
+    needs=lambda spec: _TORCHAO if spec.fp8 != "no" else None,
+    in_fp32=lambda _: {**precision_fields("fp32"), "fp8": "no"},
+    axis=_axis,
+    evidence=PrecisionEvidence,
+    checks={"model_precision": _weights, "mixed_precision": _autocast, "tf32": _tf32, "fp8": _fp8},
+)

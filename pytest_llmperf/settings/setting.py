@@ -1,0 +1,194 @@
+"""What a setting says of itself: values, words in ids, what it cannot be with, what it needs, what must be seen.
+
+A file of this folder that ends with ``SETTING`` is all of one setting; ``worker/settings/`` has its twin by the same
+file name, which applies it and witnesses it. ``registry.py`` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:  # both are made of settings, whose functions only take them
+    from pytest_llmperf.settings.evidence import Evidence
+    from pytest_llmperf.settings.train_spec import TrainSpec
+else:
+    Evidence = TrainSpec = Any
+
+__all__ = [
+    "Axis", "Choice", "Evidence", "NotClaimedError", "Package", "Search", "Setting", "SpecError", "TrainSpec",
+    "claimed", "equal", "is_refusal", "read_evidence", "stored_evidence", "written_as_null",
+]  # fmt: skip
+
+
+class SpecError(ValueError):
+    """A training configuration that cannot be, in one line."""
+
+
+def is_refusal(caught: Any) -> bool:
+    """For pytest's ``__tracebackhide__``: such an error is about the caller's line."""
+    return caught is not None and caught.errisinstance(SpecError)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one choice of a search sets."""
+
+    name: str
+    """For people, beside the axis' name."""
+    fields: tuple[tuple[str, Any], ...]
+    """Of a TrainSpec."""
+
+    @classmethod
+    def of(cls, name: str, **fields: Any) -> Choice:
+        """It sets ``fields``."""
+        return cls(name, tuple(fields.items()))
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Whether a spec with these ``values`` has made this choice."""
+        return all(values.get(name) == value for name, value in self.fields)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One decision about a training, and its choices."""
+
+    name: str
+    choices: tuple[Choice, ...]
+
+    @classmethod
+    def over(cls, field: str, values: Iterable[Any]) -> Axis:
+        """Of one ``field`` of a TrainSpec."""
+        return cls(field, tuple(Choice(_word(value), ((field, value),)) for value in values))
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """What its choices set."""
+        return frozenset(name for choice in self.choices for name, _ in choice.fields)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search for a faster training may change."""
+
+    on_cpu: bool
+    allowed: tuple[str, ...] = ()
+    """Words of trainings that need not learn as the spec's own does."""
+    fixed: frozenset[str] = frozenset()
+    """Fields that stay as they are."""
+    global_batch: int | None = None
+    """Sequences of all ranks for one step; ``None``: as many as fit."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """What a setting needs installed."""
+
+    module: str
+    name: str
+    """As people call it."""
+    install: str
+    """What pip is given."""
+    preload: str = ""
+    """The word by which a server imports it ahead of a launch; empty: it does not."""
+
+
+class NotClaimedError(LookupError):
+    """A training's evidence does not say it."""
+
+
+_T = TypeVar("_T")
+
+
+def claimed(value: _T | None, name: str) -> _T:
+    """``value``, where the evidence says it.
+
+    Raises:
+        NotClaimedError: it does not; ``name`` is its key.
+    """
+    if value is None:
+        raise NotClaimedError(name)
+    return value
+
+
+def equal(what: str, asked: object, seen: object) -> str | None:
+    """A line where they differ."""
+    return None if asked == seen else f"asked for {what} {asked}, the run had {seen}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting, all of it."""
+
+    name: str
+    """Of its file, here and in the worker."""
+    fields: Sequence[str]
+    """Of TrainSpec, which are decided together."""
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By field the words that it may have."""
+    in_id: Mapping[str, str | Callable[[TrainSpec], str]] = field(default_factory=dict)
+    """By field what an id says of it: words with its value, where that is not the default; or whatever is returned."""
+    problems: Callable[[TrainSpec], Iterator[str]] = lambda _: iter(())
+    """Why its values cannot be, whatever the others are; before the spec has an id."""
+    clash: Callable[[TrainSpec], str | None] = lambda _: None
+    """Why it cannot be with the model or with other settings, and what to do instead."""
+    why_not_on_cpu: Callable[[TrainSpec], str | None] = lambda _: None
+    needs: Callable[[TrainSpec], Package | None] = lambda _: None
+    small: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}
+    """Its fields in a spec made small for parity."""
+    plain: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}
+    """Its fields where nothing makes the training fast."""
+    in_fp32: Callable[[TrainSpec], Mapping[str, Any]] = lambda _: {}
+    """Its fields in fp32, where they differ."""
+    axis: Callable[[TrainSpec, Search], Axis | None] = lambda *_: None
+    """What a search may change of it."""
+    evidence: type[Any] | None = None
+    """What a training tells of it: a dataclass whose fields are the keys of the stored evidence."""
+    checks: Mapping[str, Callable[[TrainSpec, Evidence], str | None]] = field(default_factory=dict)
+    """By field, why what was seen contradicts the spec. Those fields can be declared to change nothing."""
+    lost: Callable[[TrainSpec, Sequence[Evidence], Sequence[Evidence]], str | None] = lambda *_: None
+    """What launches had no more of what their baseline's had."""
+    moot_on_cpu: frozenset[str] = frozenset()
+    """Fields that are neither active nor inactive there."""
+
+
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "float": (int, float),
+    "Mapping": Mapping,
+    "Sequence": (list, tuple),
+}
+
+
+def read_evidence(kind: type[_T], stored: Mapping[str, Any]) -> _T:
+    """The ``kind`` of evidence that a record holds; what is not there, or of another type, is not claimed."""
+    found = {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        value = stored.get(each.name)
+        if value is None and each.name in stored:
+            value = each.metadata.get("null")
+        if value is not None and isinstance(value, _KINDS[str(each.type).partition("[")[0].partition(" ")[0]]):
+            found[each.name] = value
+    return kind(**found)
+
+
+def stored_evidence(evidence: Any) -> dict[str, Any]:
+    """As a record holds it: what is not claimed, and an empty object, is left out."""
+    values = ((each, getattr(evidence, each.name)) for each in fields(evidence))
+    return {
+        each.name: None if "null" in each.metadata and value == each.metadata["null"] else value
+        for each, value in values
+        if value is not None and value != {}
+    }
+
+
+def written_as_null(value: object) -> Any:
+    """A field of evidence, not claimed by default, whose ``value`` a record writes as null."""
+    return field(default=None, metadata={"null": value})

@@ -1,0 +1,109 @@
+"""Attention: which implementations a model has, PyTorch's kernels for it, and the operators that it called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel, Trainer
+
+from pytest_llmperf.observe.device import SDPA_SWITCHES, matmul_precision, sdpa_kernels
+from pytest_llmperf.settings.attention import ATTENTIONS, UNKNOWN, AttentionEvidence
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.worker.refusal import RefusedError, transformers_version
+from pytest_llmperf.worker.settings.parallelism import is_sharded
+from pytest_llmperf.worker.settings.training import Training
+
+# An attention, and the class attribute by which a family says that it has it.
+_SAID_BY = {
+    "sdpa": "_supports_sdpa",
+    "flash_attention_2": "_supports_flash_attn",
+    "flex_attention": "_supports_flex_attn",
+}
+
+
+def attentions_of(kind: type) -> tuple[str, ...]:
+    """The attentions that the model class ``kind`` says it has; one that says nothing is taken to have it."""
+    # Where a class lists kernels of its own, transformers takes one of them in the place of what was asked for.
+    own = getattr(kind, "_compatible_flash_implementations", None)
+    return tuple(
+        name
+        for name in ATTENTIONS
+        if name == "eager"
+        or (getattr(kind, _SAID_BY[name], True) and (name != "flash_attention_2" or not own or name in own))
+    )
+
+
+def check_attention(kind: type, hf_config: Any, asked: str) -> None:
+    """Whether the model class ``kind`` has the attention that was asked for.
+
+    Raises:
+        RefusedError: it does not.
+    """
+    there = attentions_of(kind)
+    if asked in there:
+        return
+    if there == ("eager",) and not hasattr(hf_config, "num_attention_heads"):
+        raise RefusedError(
+            f"{hf_config.model_type} has no attention at all, and attention={asked!r} nothing to replace; "
+            "expected 'eager', which leaves a model as it is: use attention='eager'"
+        )
+    known = ", ".join(repr(one) for one in there)
+    raise RefusedError(
+        f"{hf_config.model_type} has no attention={asked!r} in {transformers_version()}, expected "
+        f"{'one of ' if len(there) > 1 else ''}{known}: use attention='eager'"
+    )
+
+
+@cache
+def found_settings() -> Mapping[str, Any]:
+    """What the user's environment has set of all that a launch forces; asked before the first time that it does."""
+    return {"sdpa_kernels": sdpa_kernels(), "matmul_precision": matmul_precision()}
+
+
+def choose_sdpa(spec: TrainSpec) -> None:
+    """Leave PyTorch's attention only the kernel asked for; ``auto`` leaves it those that this environment has."""
+    wanted = found_settings()["sdpa_kernels"] if spec.sdpa_backend == "auto" else [spec.sdpa_backend]
+    for name, switch in SDPA_SWITCHES.items():
+        if (name in wanted) != (name in sdpa_kernels()):
+            switch(name in wanted)
+
+
+class _AttentionOps(TorchDispatchMode):
+    """Collects the names of the attention operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(function)
+        if ("attention" in name or "flash" in name) and name not in self.names:
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def attention_kernel(trainer: Trainer, model: PreTrainedModel) -> str:
+    """The attention operators that one more sequence calls, after all steps; empty: plain matrix products.
+
+    ``unknown`` where the sequence does not go through, for want of memory or because an operator cannot be watched.
+    flex_attention is not tried, since it would compile once more for a batch of one; nor is a sharded model, of which
+    all ranks must gather the weights: one that failed alone would leave the others waiting.
+    """
+    if model.config._attn_implementation == "flex_attention" or is_sharded(model):
+        return UNKNOWN
+    batch = trainer.train_dataset[0]
+    inputs = {name: value.unsqueeze(0).to(model.device) for name, value in batch.items()}
+    try:
+        with trainer.accelerator.autocast(), _AttentionOps() as ops:
+            model(**inputs)
+    except Exception:  # noqa: BLE001 - whatever stands in the way, the measurement is done and counts
+        return UNKNOWN
+    return " ".join(ops.names)
+
+
+def witness(training: Training) -> AttentionEvidence:
+    """Which operators it calls is not tried yet: steps that are traced may follow."""
+    return AttentionEvidence(attention=str(training.model.config._attn_implementation))

@@ -1,0 +1,133 @@
+"""Precision: the types of weights, autocast, TF32 and torchao's fp8, and which of them a training had."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from pytest_llmperf.observe.device import allow_tf32, is_gpu
+from pytest_llmperf.settings.precision import FP8_RECIPES, PrecisionEvidence
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.worker.settings.training import Training
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def arguments(spec: TrainSpec, device: torch.device) -> Mapping[str, Any]:
+    return {
+        "bf16": spec.mixed_precision == "bf16",
+        "fp16": spec.mixed_precision == "fp16",
+        "tf32": spec.tf32 if is_gpu(device) else None,
+    }
+
+
+def to_fp8(spec: TrainSpec, model: PreTrainedModel) -> None:
+    """Let the linear layers multiply in float8, but for the vocabulary's, whose products the loss is sensitive to."""
+    if spec.fp8 == "no":
+        return
+    # Imported here: only fp8 needs the package.
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415
+
+    head = model.get_output_embeddings()
+    convert_to_float8_training(
+        model,
+        config=Float8LinearConfig.from_recipe_name(spec.fp8),
+        module_filter_fn=lambda module, _name: module is not head and _in_whole_rows(module),
+    )
+
+
+def _in_whole_rows(linear: nn.Module) -> bool:
+    # The matrix units take operands in rows of 16 bytes.
+    return isinstance(linear, nn.Linear) and linear.in_features % 16 == 0 and linear.out_features % 16 == 0
+
+
+def force_tf32(spec: TrainSpec, device: torch.device) -> None:
+    """As the spec says: accelerate switches it on for compiled fp32 training."""
+    if is_gpu(device):
+        allow_tf32(spec.tf32)
+
+
+class Witness:
+    """Notes the autocast type the first time the model's embedding runs; the rest is seen at the end."""
+
+    def __init__(self, spec: TrainSpec, model: PreTrainedModel) -> None:
+        self._asked, self._device_type, self._autocast = DTYPES[spec.model_precision], model.device.type, ""
+        # The embedding and not the model: autocast wraps the model's forward, so it is not yet on before it.
+        self._hook = model.get_input_embeddings().register_forward_pre_hook(self._look)
+
+    def _look(self, _module: nn.Module, _inputs: Any) -> None:
+        if torch.is_autocast_enabled(self._device_type):
+            self._autocast = str(torch.get_autocast_dtype(self._device_type))
+        self._hook.remove()
+
+    def __call__(self, training: Training) -> PrecisionEvidence:
+        converted, left, recipe = fp8_layers(training.model)
+        return PrecisionEvidence(
+            parameter_dtypes=parameter_dtypes(training.model),
+            kept_dtypes=kept_dtypes(training.model, self._asked),
+            autocast_dtype=self._autocast,
+            tf32=_tf32_rounds(training.device),
+            fp8_modules=converted,
+            linear_modules=left,
+            fp8_recipe=recipe,
+            loss_scaling=getattr(training.trainer.accelerator, "scaler", None) is not None,
+        )
+
+
+def parameter_dtypes(model: nn.Module) -> dict[str, int]:
+    """Parameters by type, as they were before anything wrapped the model."""
+    counts: dict[str, int] = {}
+    for parameter in model.parameters():
+        counts[str(parameter.dtype)] = counts.get(str(parameter.dtype), 0) + parameter.numel()
+    return counts
+
+
+def kept_dtypes(model: PreTrainedModel, asked: torch.dtype) -> dict[str, int]:
+    """Elements of the parameters that the model's own class makes in another type than ``asked``, by type.
+
+    Routers, gates and decay rates of a dozen families stay in fp32 on purpose. What the class does is seen on a twin
+    without storage, built only where types differ; a parameter that differs from its twin is not counted.
+    """
+    other = {name: p for name, p in model.named_parameters() if p.dtype != asked}
+    if not other:
+        return {}
+    with torch.device("meta"):
+        twin = AutoModelForCausalLM.from_config(deepcopy(model.config), dtype=asked)
+    listed = (getattr(model, name, None) for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"))
+    patterns = [pattern for patterns in listed for pattern in patterns or ()]
+    made = {name: p.dtype for name, p in twin.named_parameters()}
+    kept: dict[str, int] = {}
+    for name, p in other.items():
+        is_named = p.dtype == torch.float32 and any(re.search(rf"(^|\.){each}($|\.)", name) for each in patterns)
+        if is_named or p.dtype == made.get(name):
+            kept[str(p.dtype)] = kept.get(str(p.dtype), 0) + p.numel()
+    return kept
+
+
+def fp8_layers(model: nn.Module) -> tuple[int, int, str]:
+    """How many linear layers multiply in fp8, how many do not, and by which of torchao's recipes."""
+    kinds = [type(module).__name__ for module in model.modules()]
+    converted = next((module for module in model.modules() if type(module).__name__ == "Float8Linear"), None)
+    recipe = ""
+    if converted is not None:
+        from torchao.float8 import Float8LinearConfig  # noqa: PLC0415 - only fp8 needs the package
+
+        found = (name for name in FP8_RECIPES[1:] if Float8LinearConfig.from_recipe_name(name) == converted.config)
+        recipe = next(found, "another")
+    return kinds.count("Float8Linear"), kinds.count("Linear"), recipe
+
+
+def _tf32_rounds(device: torch.device) -> bool:
+    """Whether an fp32 matrix product on this device loses the bits that TF32 drops (it keeps 10 of 23)."""
+    if not is_gpu(device):
+        return False
+    finer_than_tf32 = 1 + 2.0**-13
+    matrix = torch.full((256, 256), finer_than_tf32, device=device)
+    product = matrix @ torch.eye(256, device=device)
+    return bool((product != matrix).any().item())

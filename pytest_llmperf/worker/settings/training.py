@@ -1,0 +1,31 @@
+"""The objects of a training that is over, off which each setting's evidence is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, Trainer
+
+
+@dataclass(frozen=True)
+class Training:
+    """What trained."""
+
+    trainer: Trainer
+    model: PreTrainedModel
+
+    @property
+    def optimizer(self) -> Any:
+        return getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)  # accelerate wraps it
+
+    @property
+    def wrapped(self) -> nn.Module | None:
+        """The model as the Trainer calls it."""
+        return self.trainer.model_wrapped
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device

@@ -1,0 +1,136 @@
+"""One file for a setting: each has all its parts, its twin in the worker, and no other file says its name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pytest_llmperf
+from pytest_llmperf import TrainSpec
+from pytest_llmperf.settings.evidence import Evidence, RunEvidence
+from pytest_llmperf.settings.registry import SETTINGS
+from pytest_llmperf.settings.setting import Setting, read_evidence, stored_evidence
+
+PACKAGE = Path(pytest_llmperf.__file__).parent
+WORKERS = PACKAGE / "worker" / "settings"
+
+#: How long a training is measured is no work, and a batch is two of the Trainer's own arguments.
+WITHOUT_TWIN = {"batch", "duration"}
+
+#: Of these no training tells by itself: a batch by its tokens, and how long it was by its steps.
+WITHOUT_EVIDENCE = {"batch", "duration"}
+
+names = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+
+
+def test_every_field_of_a_spec_is_one_settings() -> None:
+    owned = [name for setting in SETTINGS for name in setting.fields]
+    assert sorted(["model", *owned]) == sorted(each.name for each in fields(TrainSpec))
+
+
+@names
+def test_a_setting_has_its_parts(setting: Setting) -> None:
+    assert (PACKAGE / "settings" / f"{setting.name}.py").is_file()
+    assert {*setting.values, *setting.in_id, *setting.checks, *setting.moot_on_cpu} <= {*setting.fields}
+    assert (setting.evidence is None) == (setting.name in WITHOUT_EVIDENCE)
+    assert bool(setting.checks) == (setting.evidence is not None)
+    assert bool(setting.in_id) != (setting.name == "duration")
+
+
+@names
+def test_a_setting_changes_only_its_own_fields(setting: Setting) -> None:
+    spec = TrainSpec(model="llama-tiny", sequence_length=64)
+    for changed in (setting.small(spec), setting.plain(spec), setting.in_fp32(spec)):
+        assert {*changed} <= {*setting.fields}
+
+
+def test_the_worker_has_a_twin_of_each() -> None:
+    there = {path.stem for path in WORKERS.glob("*.py")} - {"__init__", "training"}
+    assert there == {setting.name for setting in SETTINGS} - WITHOUT_TWIN
+    applied, witnessed = ((WORKERS.parent / name).read_text(encoding="utf-8") for name in ("build.py", "evidence.py"))
+    for name in there:
+        assert f"{name}." in applied + witnessed or f"settings.{name} " in applied
+    # What is saved the checkpoint tells by itself.
+    assert {name for name in there if f'"{name}": {name}.' in witnessed} == there - {"weights"}
+
+
+def test_no_two_settings_tell_one_key() -> None:
+    kinds: list[type[Any]] = [RunEvidence, *(setting.evidence for setting in SETTINGS if setting.evidence)]
+    keys = [each.name for kind in kinds for each in fields(kind)]
+    assert len(keys) == len({*keys})
+
+
+def test_evidence_is_stored_as_it_was_read() -> None:
+    stored = {
+        "autocast_dtype": None,
+        "data_prefetch": None,
+        "data_workers": 2,
+        "data_pinned": False,
+        "tf32": False,
+        "liger_modules": 0,
+        "liger_forwards": [],
+        "kept_dtypes": {"torch.float32": 8},
+        "mesh": [2],
+    }
+    seen = Evidence.read(stored)
+    parts = (getattr(seen, each.name) for each in fields(seen))
+    written = {name: value for part in parts for name, value in stored_evidence(part).items() if name in stored}
+    assert written == stored
+    assert seen.precision.autocast_dtype == ""
+    for setting in SETTINGS:
+        if setting.evidence:  # of nothing nothing is read
+            assert read_evidence(setting.evidence, {}) == setting.evidence()
+
+
+#: Everybody may ask how many GPUs a launch takes and by what seed it is drawn, how large it is and how long it takes.
+EVERYBODYS = {"gpus", "seed"} | {name for setting in SETTINGS if setting.evidence is None for name in setting.fields}
+
+#: Why each of these names a setting, or some; the registry, which a spec is part of, and the estimate may.
+EXCEPTIONS = {
+    "analysis/formulas.py": "what the prediction's formula leaves out, a line for each",
+    "analysis/ladder.py": "the chapter's rungs are specs",
+    "cli/report/ladder_tables.py": "a table whose columns are the settings of the chapter's rungs",
+    "cli/report/tables.py": "a table of scaling has its rows by parallelism",
+    "engine/baseline_comparison.py": "notes of the compiler are of compiled cases alone",
+    "engine/learning_checks.py": "random tokens have no curve to learn",
+    "engine/tuning/final.py": "what a compiled trial costs",
+    "engine/tuning/forecast.py": "which settings ask for less memory, where nothing can be predicted",
+    "engine/tuning/trial_stage.py": "what a compiled trial costs",
+    "judge/integrity.py": "a text that is not here has its identity in the file",
+    "judge/learning_checks.py": "a line about an update names the optimizer",
+    "launch/prediction.py": "an estimate with Liger imports Liger",
+    "plugin/fixtures.py": "fixtures of the suite, public by these names",
+    "worker/build.py": "lists what each setting gives the Trainer and the model",
+    "worker/data/training_data.py": "makes what the setting data asks for",
+    "worker/learning/inspection.py": "scales of fp8 follow the data, so that what comes later changes what was before",
+    "worker/parity/parity_job.py": "the truth is trained without autocast, by the plain optimizer",
+    "worker/parity/small_trainer.py": "looks into a model only where that changes nothing that is compiled",
+    "worker/train.py": "asks who fetches, and whether a checkpoint is saved",
+}
+
+
+def _named(source: str) -> Iterator[str]:
+    """Fields of settings that ``source`` reads of a spec, or gives to one."""
+    owned = {name for setting in SETTINGS for name in setting.fields} - EVERYBODYS
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in owned and "spec" in ast.unparse(node.value).split(".")[-1]:
+            yield node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("replace", "TrainSpec"):
+            yield from (word.arg for word in node.keywords if word.arg in owned)
+
+
+def test_no_other_file_names_a_setting() -> None:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith(("settings/", "worker/settings/", "worker/estimate/")):
+            words = sorted({*_named(path.read_text(encoding="utf-8"))})
+            if words:
+                found[name] = words
+    assert {name: words for name, words in found.items() if name not in EXCEPTIONS} == {}
+    assert {*EXCEPTIONS} <= {*found}, "these name none any more"
