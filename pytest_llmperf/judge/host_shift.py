@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.support.formats import percent
 
 # Of fewer cases "most" means nothing, and a shift within the noise of hosts is no news.
 _FEWEST, _MOST, _NEWS = 4, 0.75, 0.005
-
-_RATE = "tokens_per_second_per_gpu"
 
 
 def host_shift(results: Sequence[CaseResult]) -> str:
@@ -22,7 +21,7 @@ def host_shift(results: Sequence[CaseResult]) -> str:
     changes = [
         check.change
         for result in results
-        if not result.shared_launches and (check := result.check(_RATE)) is not None and check.change is not None
+        if not result.shared_launches and (check := result.check(RATE)) is not None and check.change is not None
     ]
     if len(changes) < _FEWEST:
         return ""

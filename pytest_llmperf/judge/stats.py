@@ -8,29 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from pytest_llmperf.judge.noise import Noise, Spread, Squares, labels, log_of, sum_of_squares, without_outliers
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import MEAN_UP_TO, centre
 from pytest_llmperf.records.result import Verdict
 
-# Up to here the centre of some launches is their mean; from here on their median, which one outlier cannot move.
-_MEAN_UP_TO = 2
 # Keeps a covariance invertible where nothing was ever seen to vary: a millionth of a per cent, squared.
 _NEXT_TO_NOTHING = 1e-16
 # What that costs in precision: the variance of a median over that of a mean, at most.
 _MEDIAN_VARIANCE = math.pi / 2
-
-
-def pooled_step_seconds(launches: Sequence[Launch]) -> float:
-    """Step time of a measurement, in seconds: the centre of its launches' medians."""
-    return math.exp(centre([log_of(launch) for launch in launches]))
-
-
-def pooled_tokens_per_second(launches: Sequence[Launch]) -> float:
-    """Throughput over all ranks, in tokens/s."""
-    return launches[0].tokens_per_step / pooled_step_seconds(launches)
 
 
 @dataclass(frozen=True)
@@ -100,7 +89,7 @@ def contrasted(
     expected = float(weights @ np.array(logs[:num]))
     contrast = np.concatenate([-weights, np.full(len(candidates), 1 / len(candidates))])
     shares = [(float(contrast @ matrix @ contrast), df) for matrix, df in parts]
-    if len(candidates) > _MEAN_UP_TO:
+    if len(candidates) > MEAN_UP_TO:
         shares.append(((_MEDIAN_VARIANCE - 1) * launch.sd**2 / len(candidates), launch.df))
     variance = math.fsum(share for share, _ in shares)
     return Difference(
@@ -140,11 +129,6 @@ def quantile(probability: float, df: float) -> float:
     from scipy import special  # noqa: PLC0415 - only a judged case pays for it
 
     return float(special.stdtrit(min(df, 1e6), probability))
-
-
-def centre(values: Sequence[float]) -> float:
-    """The mean of up to two, the median of more."""
-    return fmean(values) if len(values) <= _MEAN_UP_TO else median(values)
 
 
 # The decision on speed after some launches: a verdict, or that another launch is worth its cost.

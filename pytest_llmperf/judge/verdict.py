@@ -13,10 +13,11 @@ from statistics import median_high, median_low
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.policy import METRICS, Metric, Policy
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Decision, Difference, Rule, decide, interval, may_be_its_gpu
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS, Metric, measured
 from pytest_llmperf.records.result import Check, Verdict, joined_reasons, worst_of
 from pytest_llmperf.support.formats import in_sentence, percent
 
@@ -50,7 +51,7 @@ def judge(
     if found:
         return Judgement("invalid", joined_reasons(found), ())
     if baseline is None:
-        checks = [_new(name, metric, launches, policy.tolerances.get(name)) for name, metric in METRICS.items()]
+        checks = [_new(metric, launches, policy.tolerances.get(name)) for name, metric in measured().items()]
         return Judgement("new", NEW, (*checks, *extra))
     court = _Court(
         launches,
@@ -77,7 +78,7 @@ def judge_pairs(
 
 
 def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
-    checks = [court.check(name, metric) for name, metric in METRICS.items()]
+    checks = [court.check(metric) for metric in measured().values()]
     gating = [check for check in checks if check.verdict is not None]
     verdict = worst_of(check.verdict for check in gating)
     reason = ", ".join(sentence(check) for check in gating if check.verdict == verdict)
@@ -112,34 +113,26 @@ def _not_comparable(launches: Sequence[Launch], baseline: Baseline | None) -> It
         yield from (f"the baseline cannot serve: {line}" for line in unusable(launch))
 
 
-# Shares of what the chip's datasheet promises.
-_OF_THE_CHIP = frozenset({"mfu", "least_memory_traffic"})
-
-
 def _impossible(extra: Sequence[Check]) -> Iterator[str]:
     for check in extra:
         if not math.isfinite(check.value):
             yield f"{check.metric} is {check.value}"
-        elif check.metric in _OF_THE_CHIP and check.value > 1:
+        elif check.value > 1 and check.metric in METRICS and METRICS[check.metric].of_the_chip:
             yield f"{check.metric} {check.value * 100:.0f} % is more than the chip can do"
 
 
-def _new(name: str, metric: Metric, launches: Sequence[Launch], tolerance: float | None) -> Check:
-    return Check(
-        metric=name,
-        value=metric.of(launches),
-        unit=metric.unit,
-        higher_is_better=metric.higher_is_better,
-        detail=_detail(name, launches),
+def _new(metric: Metric, launches: Sequence[Launch], tolerance: float | None) -> Check:
+    return metric.check(
+        metric.read(launches),
+        detail=metric.detail(launches) if metric.detail else "",
         tolerance=tolerance,
         verdict=None if tolerance is None else "new",
     )
 
 
-def highest(name: str, baseline: Baseline, policy: Policy) -> float:
-    """With how much of the metric ``name``, which is ``confirmed``, a launch passes."""
-    metric = METRICS[name]
-    return limit(metric, lasting(metric, Reference.of(baseline)), policy.tolerances[name])
+def highest(metric: Metric, baseline: Baseline, policy: Policy) -> float:
+    """With how much of ``metric``, which is ``confirmed``, a launch passes."""
+    return limit(metric, lasting(metric, Reference.of(baseline)), policy.tolerances[metric.name])
 
 
 #: The reason of a case that nothing is stored of.
@@ -184,9 +177,9 @@ class _Court:
         self._difference = difference
         self.undecided = False
 
-    def check(self, name: str, metric: Metric) -> Check:
+    def check(self, metric: Metric) -> Check:
         """The check of one metric; notes where another launch is wanted."""
-        bare = _new(name, metric, self._launches, self._policy.tolerances.get(name))
+        bare = _new(metric, self._launches, self._policy.tolerances.get(metric.name))
         by_rule = {"speed": lambda _, check: self._speed(check), "confirmed": self._confirmed, "exact": self._exact}
         return by_rule[metric.rule](metric, bare)
 
@@ -213,11 +206,11 @@ class _Court:
             return _beside(check, reference)
         most = limit(metric, reference, check.tolerance)
         launches, seen = horizon(self._launches) if metric.whole else (self._launches, "")
-        check = replace(check, value=metric.of(launches), detail=seen or check.detail)
+        check = replace(check, value=metric.read(launches), detail=seen or check.detail)
         check = _beside(check, reference)
         if check.value <= most:
             return replace(check, limit=most, verdict=None if seen else "pass")
-        if sum(metric.of([launch]) > most for launch in self._launches) < CONFIRMED_BY:
+        if sum(metric.read([launch]) > most for launch in self._launches) < CONFIRMED_BY:
             # A fresh host compiles every kernel anew, once. Where the budget is one launch, it stays at that.
             self.undecided |= self._rule.budget >= CONFIRMED_BY
             return replace(check, limit=most, verdict="inconclusive", detail=check.detail or OF_ONE_LAUNCH)
@@ -225,13 +218,13 @@ class _Court:
 
     def _exact(self, metric: Metric, check: Check) -> Check:
         # Of two that differ the rest tells which one is odd.
-        newest = [metric.of([launch]) for launch in self._reference.newest]
+        newest = [metric.read([launch]) for launch in self._reference.newest]
         reference = sorted((median_low(newest), _middle(metric, self._reference.stored), median_high(newest)))[1]
         check = _beside(check, reference)
         if check.tolerance is None:
             return check
         worse, better = reference * (1 + check.tolerance), reference / (1 + check.tolerance)
-        values = [metric.of([launch]) for launch in self._launches]
+        values = [metric.read([launch]) for launch in self._launches]
         beyond, leaner = (sum(value > worse for value in values), sum(value < better for value in values))
         if beyond == len(values):
             verdict: Verdict = self._lost(len(values))
@@ -312,7 +305,7 @@ def limit(metric: Metric, reference: float, tolerance: float) -> float:
 
 
 def _middle(metric: Metric, launches: Sequence[Launch]) -> float:
-    return median_low(metric.of([launch]) for launch in launches)
+    return median_low(metric.read([launch]) for launch in launches)
 
 
 def _beside(check: Check, reference: float) -> Check:
@@ -338,14 +331,6 @@ def _of_gpus(difference: Difference) -> str:
         return ""
     way = "slower" if difference.of_gpus > 0 else "faster"
     return f"its GPU is {way} by {percent:.1f} %, as other cases and calibrations tell: no part of the change"
-
-
-def _detail(name: str, launches: Sequence[Launch]) -> str:
-    if name != "peak_reserved_bytes" or len(launches[0].ranks) == 1:
-        return ""
-    told = min(launches, key=lambda launch: launch.peak_reserved_bytes)
-    worst = told.fullest_rank
-    return f"worst on rank {worst.rank} of {len(told.ranks)} ({worst.host}, {worst.device})"
 
 
 def _repeats_itself(launch: Launch) -> bool:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_llmperf.judge.exact import METRICS, changes, count_of
+from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Difference, Outlook, Rule, paired_difference, quantile
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import MEMORY, RATE, counts
 
 # Lineage: which candidates may still be the first bad one, and which of them tells most of the others. Pure.
 
@@ -118,7 +119,6 @@ CRITERIA: tuple[By, ...] = ("speed", "memory", "counts", "evidence")
 _ON_CPU: tuple[By, ...] = ("counts", "speed", "memory", "evidence")
 
 _CONFIRMED = 2
-_RATE, _MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
 # Two are the same where the interval of their difference, a logarithm, is within this.
 _SAME = 0.003
 _MIDDLE = 0.5
@@ -169,7 +169,7 @@ def compared_ends(pairs: Pairs, policy: Policy, order: Sequence[By], *, alpha: f
         if one == "speed":
             difference = paired_difference(pairs, policy.noise)
             # A user who asks for speed has looked at it; else a CPU's clock tells what is far beyond its noise.
-            least = 0.0 if len(order) == 1 or order == CRITERIA else math.log1p(policy.in_pairs().tolerances[_RATE])
+            least = 0.0 if len(order) == 1 or order == CRITERIA else math.log1p(policy.in_pairs().tolerances[RATE])
             if is_shown(difference.log, difference, alpha / 2, budget) and abs(difference.log) > least:
                 if _is_confirmed(difference, budget):
                     return EndsTold(False, Yardstick("speed", difference.log, difference.error))
@@ -239,11 +239,11 @@ def _exact(by: By, pairs: Pairs, policy: Policy) -> Yardstick | None:
     (before, after) = pairs[-1]
     if by == "memory":
         log = _memory_log(pairs)
-        return Yardstick(by, log) if abs(log) > math.log1p(policy.in_pairs().tolerances[_MEMORY]) else None
+        return Yardstick(by, log) if abs(log) > math.log1p(policy.in_pairs().tolerances[MEMORY]) else None
     if by == "evidence":
         lines = frozenset(changes((after,), (before,)))
         return Yardstick(by, lines=lines) if lines else None
-    for metric in METRICS:
+    for metric in counts():
         then, now = count_of(before, metric), count_of(after, metric)
         if then is not None and now is not None and then != now:
             return Yardstick(by, metric=metric, ends=(then, now))

@@ -11,10 +11,12 @@ from typing import Any
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument, items, mapping, number, text
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch, Place
+from pytest_llmperf.records.metrics import MEMORY
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
+from pytest_llmperf.records.trace import COUNTED
 
 #: Exact ones, of a traced step.
-COUNTS = ("kernels_per_step", "operators_per_step", "copies_per_step", "synchronisations_per_step")
+COUNTS = tuple(COUNTED)
 
 #: A launch that misbehaved on purpose is no history.
 _FAULT = "LLMPERF_INJECT"
@@ -60,7 +62,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         launches=tuple(launches),
         tokens_per_step=int(sum(number(rank.get("tokens_per_step")) or 0.0 for rank in ranks)),
         ranks=max(1, len(ranks)),
-        peak_reserved_bytes=result.figure("peak_reserved_bytes").value,
+        peak_reserved_bytes=result.figure(MEMORY).value,
         versions=_versions(mapping(records[0].get("environment"))),
         revision=revision_of(document),
         project=text(document.values.get("project")),

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge, calibrated_places, compared
 from pytest_llmperf.judge.gpu_effects.model import cell_variances, design_of
 from pytest_llmperf.judge.gpu_effects.panel import Panel, doubted, residuals, unit_of
-from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.stats import Difference, Rule, least_tolerance, quantile
 from pytest_llmperf.judge.verdict import sentence, speed_check, within_tolerance
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
 from pytest_llmperf.support.one_thread import one_thread
 

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from pytest_llmperf.judge.static.step_store import Place
 from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.records.metrics import label
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
 from pytest_llmperf.records.static_step import StaticStep
-from pytest_llmperf.support.formats import change_of, label
+from pytest_llmperf.support.formats import change_of
 
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone", "aten::_foreach_copy_"})
 _WAITS = frozenset({"aten::item", "aten::is_nonzero", "aten::nonzero"})
