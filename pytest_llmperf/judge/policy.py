@@ -73,9 +73,7 @@ class Policy:
 
     def difference(self, launches: Sequence[Launch], stored: Sequence[Launch]) -> Difference:
         """``launches`` of one case against those ``stored`` of it."""
-        if self.knowledge is None:
-            return stats.difference(launches, stored, self.noise)
-        return self.knowledge.difference(launches, stored)
+        return stats.difference(launches, stored, self.knowledge or self.noise)
 
     def at(self, launches: Sequence[Launch], baseline: Baseline) -> Policy:
         """This policy where ``launches`` ran: on hardware that ``baseline`` knows, or elsewhere.

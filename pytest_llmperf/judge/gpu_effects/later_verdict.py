@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge, calibrated_places, compared
 from pytest_llmperf.judge.gpu_effects.model import cell_variances, design_of
 from pytest_llmperf.judge.gpu_effects.panel import Panel, doubted, residuals, unit_of
@@ -32,7 +33,7 @@ def judged_later(result: CaseResult, stored: Sequence[Launch], knowledge: Knowle
     is_open = result.verdict in _OPEN and not result.updated and not result.launches_before
     if not is_open or not result.launches or worst_of(check.verdict for check in gating) != result.verdict:
         return result
-    difference = knowledge.difference(result.launches, stored)
+    difference = stats.difference(result.launches, stored, knowledge)
     is_told = knowledge.tells_independently_of(map(unit_of, result.launches), result.digest)
 
     def again(check: Check) -> Check:

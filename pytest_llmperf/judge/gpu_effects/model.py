@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median, variance
+from statistics import median
 
 from pytest_llmperf.judge.gpu_effects.panel import (
     CALIBRATION_COPY,
@@ -17,7 +17,7 @@ from pytest_llmperf.judge.gpu_effects.panel import (
     incidence,
     predicted,
 )
-from pytest_llmperf.judge.noise import Spread
+from pytest_llmperf.judge.noise import Spread, prior_of
 from pytest_llmperf.support.one_thread import one_thread
 
 #: What of a GPU is told apart: how fast it is, and by how much more where a case runs at its power limit.
@@ -199,24 +199,14 @@ def _own(total: float, df: float, usual: Spread) -> Spread:
 
 
 def _pooled(squares: Sequence[tuple[float, float]]) -> Spread:
-    """What is usual, and by how many degrees of freedom it tells of one more series (Smyth 2004, section 6.2).
-
-    Of logarithms: one series that scatters a hundred times as much as the others moves it by no more than it must.
-    """
-    from scipy import special  # noqa: PLC0415
-
+    """What is usual of a series."""
     several = [(total / df, df) for total, df in squares if df >= 1 and total > 0]
     if len(several) < _LEAST_SERIES:
         return _OWN
-    logs = [math.log(s2) - float(special.digamma(df / 2)) + math.log(df / 2) for s2, df in several]
-    excess = variance(logs) - fmean(float(special.polygamma(1, df / 2)) for _, df in several)
-    least, most = _LEAST_DF, _MOST_DF
-    for _ in range(20):  # trigamma falls: bisection finds where it is the excess
-        middle = (least + most) / 2
-        least, most = (middle, most) if special.polygamma(1, middle / 2) > excess else (least, middle)
-    centre = fmean(logs) + float(special.digamma(most / 2)) - math.log(most / 2)
-    before, weight = math.log(_OWN.sd**2), _OWN.df / (_OWN.df + len(several))
-    return Spread(max(_LEAST_OWN, math.exp((weight * before + (1 - weight) * centre) / 2)), most)
+    shown = prior_of(several, least=_LEAST_DF, most=_MOST_DF, halvings=20)
+    weight = _OWN.df / (_OWN.df + len(several))
+    log = weight * math.log(_OWN.sd) + (1 - weight) * math.log(shown.sd)
+    return Spread(max(_LEAST_OWN, math.exp(log)), shown.df)
 
 
 def cell_variances(model: Model, panel: Panel) -> Array:
