@@ -87,16 +87,21 @@ class Model:
     def own_spread(self, series: str) -> Spread:
         return self.own.get(series, self.usual)
 
-    def covariance(self, units: Sequence[Unit]) -> Array:
-        """Of the effects of ``units``, before any is seen: all of the first factor, then all of the next."""
+    def covariance(self, units: Sequence[Unit], first: int = 0) -> Array:
+        """Of the effects of ``units``, before any is seen, with those from the ``first`` on.
+
+        All of the first factor, then all of the next.
+        """
         import numpy as np  # noqa: PLC0415 - only a judged case pays for it
 
-        num, shares = len(units), incidence(units)
-        total = np.zeros((num * len(FACTORS),) * 2)
+        every, num, shares = len(units), len(units) - first, incidence(units)
+        alike = {component: matrix @ matrix[first:].T for component, matrix in shares.items()}
+        total = np.zeros((every * len(FACTORS), num * len(FACTORS)))
         for number, factor in enumerate(FACTORS):
-            place = slice(number * num, (number + 1) * num)
-            for component, matrix in shares.items():
-                total[place, place] += self.effects[factor][component] ** 2 * matrix @ matrix.T
+            sds = self.effects[factor]
+            total[number * every : (number + 1) * every, number * num : (number + 1) * num] = sum(
+                sds[component] ** 2 * matrix for component, matrix in alike.items()
+            )
         return total
 
 
@@ -121,10 +126,10 @@ class Posterior:
         import numpy as np  # noqa: PLC0415
 
         num, every = len(self.units), len(self.units) + len(units)
-        prior = self.model.covariance([*self.units, *units])
+        prior = self.model.covariance([*self.units, *units], num)
         known = np.concatenate([np.arange(num) + number * every for number in range(len(FACTORS))])
         asked = np.concatenate([np.arange(num, every) + number * every for number in range(len(FACTORS))])
-        return self.prediction.of(prior[np.ix_(known, asked)], prior[np.ix_(asked, asked)])
+        return self.prediction.of(prior[known], prior[asked])
 
 
 def learn(observations: Sequence[Observation]) -> Model | None:
@@ -213,7 +218,7 @@ def cell_variances(model: Model, panel: Panel) -> Array:
     """Of each cell about its series' mean and its unit's effect."""
     import numpy as np  # noqa: PLC0415
 
-    own = np.array([model.own_spread(panel.series[number]).sd ** 2 for number in panel.of_series])
+    own = np.array([model.own_spread(name).sd ** 2 for name in panel.series])[panel.of_series]
     # Half of what is left is the launch's, which several of them average; one that does not know its median has more.
     launch = own / 2 + np.maximum(0.0, panel.squared_errors - own / 2)
     return own / 2 + launch / panel.sizes
@@ -235,10 +240,11 @@ def design_of(model: Model, panel: Panel) -> Array:
     """Of each cell by how much it moves with each effect of each unit."""
     import numpy as np  # noqa: PLC0415
 
-    num = len(panel.units)
-    matrix = np.zeros((len(panel.cells), num * len(FACTORS)))
-    for cell, (series, unit) in enumerate(zip(panel.of_series, panel.of_unit, strict=True)):
-        matrix[cell, unit::num] = model.loading(panel.series[series]).mean
+    num, cells = len(panel.units), np.arange(len(panel.cells))
+    loads = np.array([model.loading(name).mean for name in panel.series]).reshape(-1, len(FACTORS))
+    matrix = np.zeros((len(cells), num * len(FACTORS)))
+    for factor in range(len(FACTORS)):
+        matrix[cells, panel.of_unit + factor * num] = loads[panel.of_series, factor]
     return matrix
 
 
