@@ -23,7 +23,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.early_stop import passing_ranges
 from pytest_llmperf.judge.evidence_checks import LEARNING
 from pytest_llmperf.judge.exact import changes, count_checks, lost_attention_kernel, trace_notes
-from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
+from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES
 from pytest_llmperf.judge.learning_checks import changed_gradients, first_loss_checks
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.phase_checks import PhaseChecks, growth_checks, is_doubted, phase_checks

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
-from pytest_llmperf.judge.gpu_effects.later_verdict import MOST, ONLY_ITS_GPU, CommonChange, common_change, judged_later
+from pytest_llmperf.judge.gpu_knowledge import Knowledge
+from pytest_llmperf.judge.run_effects import MOST, ONLY_ITS_GPU, CommonChange, common_change, judged_later
 from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import RATE

@@ -20,7 +20,7 @@ from pytest_llmperf.judge.baseline_file import (
 )
 from pytest_llmperf.judge.integrity import same_anchor, same_figures, same_settings
 from pytest_llmperf.judge.noise import labels
-from pytest_llmperf.judge.static.stored_step import StoredStep
+from pytest_llmperf.judge.stored_step import StoredStep
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Launch

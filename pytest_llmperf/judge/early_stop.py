@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import median_low
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.gpu_effects.panel import Unit
+from pytest_llmperf.judge.gpu_panel import Unit
 from pytest_llmperf.judge.noise import log_of
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Difference, passes_below

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
+from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.noise import Noise, Spread
 from pytest_llmperf.judge.stats import Difference, Rule, least_tolerance
 from pytest_llmperf.records.launch import Launch

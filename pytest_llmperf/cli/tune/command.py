@@ -20,7 +20,7 @@ from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.engine.tuning.trials import Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Tuner
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.judge.tuning.objective import OBJECTIVES
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError

@@ -12,8 +12,8 @@ from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.tuning.trials import Trials
-from pytest_llmperf.judge.tuning.objective import OBJECTIVES, Turns, turns_of
-from pytest_llmperf.judge.tuning.search import CLOSE
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Turns, turns_of
+from pytest_llmperf.judge.tuning_search import CLOSE
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch

@@ -12,8 +12,8 @@ from typing import Any
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineChangedError, BaselineError
-from pytest_llmperf.judge.static.stored_step import ANY_MACHINE, StepBaseline, StoredStep
 from pytest_llmperf.judge.store import BaselineStore, Entry, file_name, read, replace_whole
+from pytest_llmperf.judge.stored_step import ANY_MACHINE, StepBaseline, StoredStep
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 

@@ -42,8 +42,8 @@ def summarise(session: PerfSession, reporter: pytest.TerminalReporter) -> None:
 
 
 def _table(session: PerfSession, reporter: pytest.TerminalReporter) -> list[str]:
-    from pytest_llmperf.judge.host_shift import host_shift
-    from pytest_llmperf.judge.static.step_checks import upgrade_lines
+    from pytest_llmperf.judge.run_effects import host_shift
+    from pytest_llmperf.judge.static_step_checks import upgrade_lines
     from pytest_llmperf.report.summary_table import summary_lines, wide_gates
     from pytest_llmperf.report.time_spent import longest_lines
     from pytest_llmperf.run.gpu_hours import cost_lines

@@ -336,7 +336,7 @@ class _Told:
         sums = np.bincount(places, loads * panel.logs[cells], size)
         rank = np.arange(len(cells)) - np.searchsorted(cells, cells)
         few = int(rank.max(initial=0)) + 1
-        held = np.zeros((len(weights), few), dtype=int)
+        held: Array = np.zeros((len(weights), few), dtype=int)
         shares = np.zeros((len(weights), few))
         held[cells, rank], shares[cells, rank] = places, design[cells, places]
         pairs = (held[:, :, None] * size + held[:, None, :]).ravel()

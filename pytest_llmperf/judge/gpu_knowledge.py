@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 
-from pytest_llmperf.judge.gpu_effects.model import (
+from pytest_llmperf.judge.gpu_model import (
     EFFECTS_DF,
     FACTORS,
     Model,
@@ -18,7 +18,7 @@ from pytest_llmperf.judge.gpu_effects.model import (
     learn,
     loading_variances,
 )
-from pytest_llmperf.judge.gpu_effects.panel import (
+from pytest_llmperf.judge.gpu_panel import (
     COMPONENTS,
     Observation,
     Panel,

@@ -15,7 +15,7 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
-from pytest_llmperf.judge.tuning.surrogate import Prediction, Surrogate
+from pytest_llmperf.judge.tuning_surrogate import Prediction, Surrogate
 
 # Failures: how likely a configuration trains, by what failed and what trained before it.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from pytest_llmperf.judge.gpu_effects.panel import (
+from pytest_llmperf.judge.gpu_panel import (
     CALIBRATION_COPY,
     Array,
     Observation,
