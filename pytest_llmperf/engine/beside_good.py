@@ -12,7 +12,7 @@ from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.stats import paired_difference, quantile
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.judge.yardstick import Told
+from pytest_llmperf.judge.yardstick import Look
 from pytest_llmperf.launch.candidates import History, NoRoomError, NotMadeError
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.failure import LaunchFailed
@@ -24,7 +24,7 @@ from pytest_llmperf.run.trial_store import surroundings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats
 
-Decide = Callable[[Pairs], Told]
+Decide = Callable[[Pairs], Look]
 
 # Another attempt ends the same way; a timeout, or memory that a neighbour had, need not.
 _LASTING = frozenset({"error", "refused"})
@@ -97,7 +97,7 @@ class BesideGood:
             self.ended = "time"
             return Step(candidate=candidate, side=None, reason="no time was left for it")
         sides = [self._good(), self._side(candidate)]
-        answers, wrong = [Told(goes_on=True)], list[str]()
+        answers, wrong = [Look(goes_on=True)], list[str]()
         begun = time.monotonic()
 
         def judge(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
@@ -143,7 +143,7 @@ class BesideGood:
             self._store.keep(candidate.name, (), reason)
         return Step(candidate=candidate, side="skipped", reason=reason)
 
-    def _step(self, candidate: Candidate, told: Told, *, was_kept: bool = False) -> Step:
+    def _step(self, candidate: Candidate, told: Look, *, was_kept: bool = False) -> Step:
         pairs = self._pairs[candidate.name]
         difference = paired_difference(pairs, self._policy.noise)
         wide = quantile(_INTERVAL, difference.df) * difference.error

@@ -13,7 +13,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import Noise, Squares, log_of, within_sessions
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Decision, Difference, Outlook, Rule, decide
-from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.judge.verdict import Decided, Judgement
 from pytest_llmperf.records.launch import Launch, RankRecord
 from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, pooled_step_seconds
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict, worst_of
@@ -202,18 +202,9 @@ class Terms:
     """Fraction by which it may fall below the baseline's; ``None``: as throughput may."""
 
 
-@dataclass(frozen=True)
-class Efficiency:
-    """What was found."""
-
-    check: Check
-    undecided: bool
-    """Whether another launch of the wide case is worth its cost."""
-
-
 def judge_efficiency(
     launches: Sequence[Launch], baseline: Baseline | None, narrow: Narrow, policy: Policy, terms: Terms
-) -> Efficiency:
+) -> Decided:
     """The efficiency of ``launches`` over ``narrow``, held against a floor and against both widths' baselines.
 
     It is ``regressed`` against the baselines only where both words agree: the ratio fell, and the wide case itself is
@@ -235,17 +226,17 @@ def judge_efficiency(
         check = replace(check, limit=max(terms.at_least, check.limit or 0.0), detail=check.detail + floor)
         undecided |= kept is None
     verdict = worst_of(verdicts) if verdicts else None
-    return Efficiency(replace(check, verdict=verdict), undecided and verdict != "regressed")
+    return Decided(replace(check, verdict=verdict), undecided and verdict != "regressed")
 
 
 def _beside_baselines(
     check: Check, launches: Sequence[Launch], widths: tuple[Baseline, Narrow], policy: Policy, terms: Terms
-) -> Efficiency:
+) -> Decided:
     baseline, narrow = widths
     own = policy.difference(launches, baseline.launches)
     if not narrow.in_this_run or narrow.baseline is None:
         ratio = math.exp(-own.log)
-        return Efficiency(replace(check, baseline=check.value / ratio, change=ratio - 1), undecided=False)
+        return Decided(replace(check, baseline=check.value / ratio, change=ratio - 1), undecided=False)
     other = policy.difference(narrow.launches, narrow.baseline.launches)
     both = less(own, other)
     tolerance = terms.tolerance or max(
@@ -255,7 +246,7 @@ def _beside_baselines(
     ratio = math.exp(-both.log)
     check = replace(check, baseline=check.value / ratio, change=ratio - 1)
     if not tolerance:  # a user's policy without one: shown, and gates nothing
-        return Efficiency(check, undecided=False)
+        return Decided(check, undecided=False)
     of_ratio, of_own = decide(both, tolerance, policy.rule), decide(own, tolerance, policy.rule)
     verdict = milder(of_ratio.verdict or "inconclusive", of_own.verdict or "inconclusive")
     check = replace(
@@ -266,7 +257,7 @@ def _beside_baselines(
         verdict=verdict,
         detail=check.detail + _cause((of_ratio, of_own), math.exp(-other.log) - 1),
     )
-    return Efficiency(check, undecided=verdict == "inconclusive" and None in (of_ratio.verdict, of_own.verdict))
+    return Decided(check, undecided=verdict == "inconclusive" and None in (of_ratio.verdict, of_own.verdict))
 
 
 def less(wide: Difference, narrow: Difference) -> Difference:
