@@ -194,7 +194,7 @@ class Field:
     tokens: Sequence[int]
     """Of a step, of all ranks."""
     compiles: Sequence[int]
-    """How much, as ``trial_costs`` has it."""
+    """How much, as ``TrialCosts`` has it."""
     prior: Sequence[float] | None = None
     """Logarithms of what each costs as far as that can be counted, up to a constant."""
     beginnings: Sequence[Sequence[int]] = ()

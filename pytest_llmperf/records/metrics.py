@@ -302,6 +302,9 @@ _ROWS = (
     Metric("throughput_ratio", "throughput ratio"),
     Metric("memory_ratio", "memory ratio"),
     Metric("loss_difference", "loss difference", unit="nat"),
+    Metric("loss_error"),
+    Metric("gradient_error"),
+    Metric("update_error"),
 )
 
 #: By name.
