@@ -168,9 +168,9 @@ class Knowledge:
         """On which this run has launched."""
         return tuple(dict.fromkeys(each.unit for each in self.seen if not each.is_calibration))
 
-    def usual(self, series: str) -> Noise:
-        """How launches of one case scatter where nothing is taken off."""
-        model, half = self.model, self.model.own_spread(series).sd / math.sqrt(2)
+    def usual(self, launches: Sequence[Launch]) -> Noise:
+        """How launches of the case of these scatter where nothing is taken off."""
+        model, half = self.model, self.model.own_spread(launches[0].digest).sd / math.sqrt(2)
         host, device, day = (
             math.hypot(*(model.effects[factor][component] for factor in FACTORS)) for component in COMPONENTS
         )

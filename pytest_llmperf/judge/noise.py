@@ -77,9 +77,9 @@ class Noise:
         host = self.host.moderated(between(baseline, "host", {**lower, "site": site.sd}))
         return Noise(host=host, site=site, session=session, launch=launch)
 
-    def usual(self, series: str) -> Noise:
+    def usual(self, launches: Sequence[Launch]) -> Noise:
         """This, whatever the case."""
-        del series
+        del launches
         return self
 
     def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:

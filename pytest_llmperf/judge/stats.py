@@ -43,8 +43,8 @@ class Difference:
 class Effects(Protocol):
     """What is known of why launches differ: a machine's ``Noise``, or the ``Knowledge`` of its GPUs."""
 
-    def usual(self, series: str) -> Noise:
-        """How launches of one case scatter where nothing is taken off."""
+    def usual(self, launches: Sequence[Launch]) -> Noise:
+        """How launches of the case of these scatter where nothing is taken off."""
         ...
 
     def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
@@ -62,7 +62,7 @@ def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects
     """
     import numpy as np  # noqa: PLC0415 - only a judged case pays for it
 
-    baseline = without_outliers(baseline, effects.usual(candidates[0].digest))
+    baseline = without_outliers(baseline, effects.usual(candidates))
     everyone, num = [*baseline, *candidates], len(baseline)
     found = effects.scatter(candidates, baseline)
     # A launch that ended before its median was known scatters by so much more.
