@@ -9,7 +9,7 @@ from typing import Any
 from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.engine.run_page.run_page import charts_of, drawn, page_of
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
-from pytest_llmperf.judge.history.histories import CaseHistory
+from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.report.page.html_page import html
 from tests.runs import ladder_run
 

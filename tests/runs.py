@@ -16,7 +16,7 @@ from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.judge.baseline import Baseline, StoredTrace
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.static.stored_step import StoredStep
+from pytest_llmperf.judge.stored_step import StoredStep
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Spent

@@ -42,7 +42,7 @@ _LATER = (
     "pynvml",
     "pytest_benchmark.storage.file",
     "pytest_llmperf.engine.run_end",
-    "pytest_llmperf.judge.gpu_effects.later_verdict",
+    "pytest_llmperf.judge.run_effects",
     "pytest_llmperf.plugin.collector",
     "pytest_llmperf.plugin.perf",
     "pytest_llmperf.plugin.summary",

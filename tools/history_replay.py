@@ -22,9 +22,9 @@ from pathlib import Path
 
 from pytest_llmperf.engine.history.history_store import HistoryStore
 from pytest_llmperf.engine.history.machine_noise import scattering
-from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
-from pytest_llmperf.judge.gpu_effects.model import FACTORS, Model
-from pytest_llmperf.judge.history.histories import Scattering, histories
+from pytest_llmperf.judge.case_histories import Scattering, histories
+from pytest_llmperf.judge.gpu_knowledge import Knowledge
+from pytest_llmperf.judge.gpu_model import FACTORS, Model
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult

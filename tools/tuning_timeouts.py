@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from pytest_llmperf.judge.tuning.search import Outcome, Search
+from pytest_llmperf.judge.tuning_search import Outcome, Search
 from tools.tuning_world import FIELD, TRAITS, world
 
 Hangs = Callable[[int], bool]

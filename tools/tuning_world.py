@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_llmperf.judge.tuning.search import Field
+from pytest_llmperf.judge.tuning_search import Field
 
 _AXES: Mapping[str, tuple[Any, ...]] = {
     "size": (1, 2, 4, 8, 16, 32, 64),

@@ -24,10 +24,9 @@ from typing import Any, cast
 
 from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
-from pytest_llmperf.judge.gpu_effects.later_verdict import common_change, is_laid_to_its_gpu
-from pytest_llmperf.judge.gpu_effects.model import FACTORS, Model, learn
-from pytest_llmperf.judge.gpu_effects.panel import (
+from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge
+from pytest_llmperf.judge.gpu_model import FACTORS, Model, learn
+from pytest_llmperf.judge.gpu_panel import (
     CALIBRATION,
     CALIBRATION_COPY,
     COPY_ERROR,
@@ -38,6 +37,7 @@ from pytest_llmperf.judge.gpu_effects.panel import (
 )
 from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.run_effects import common_change, is_laid_to_its_gpu
 from pytest_llmperf.judge.stats import Difference, Rule, decide, least_tolerance, may_be_its_gpu, quantile
 from pytest_llmperf.judge.verdict import CONFIRMED_BY
 from pytest_llmperf.records.calibration import Calibration

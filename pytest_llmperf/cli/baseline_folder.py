@@ -16,10 +16,9 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline
-from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.store import CAPACITY, BaselineStore
+from pytest_llmperf.records.metrics import METRICS, formatted, measured
 from pytest_llmperf.settings.train_spec import TrainSpec
-from pytest_llmperf.support import formats
 from pytest_llmperf.support.folders import baselines_above
 from pytest_llmperf.support.suggestions import nearest
 
@@ -184,8 +183,8 @@ def read(path: Path) -> Stored:
     try:
         for launch in baseline.launches:
             launch.differences(baseline.launches[-1])
-        for metric in METRICS.values():
-            metric.of(baseline.launches)
+        for metric in measured().values():
+            metric.read(baseline.launches)
         _ = baseline.sessions
     except _MALFORMED as error:
         raise _malformed(path, error) from error
@@ -240,9 +239,6 @@ def _refuse_misplaced(path: Path, found: str, machine: str) -> None:
 # Figures of stored baselines, as commands show them.
 
 
-RATE, MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
-
-
 def by_machine(stored: Iterable[Stored]) -> list[tuple[str, list[Stored]]]:
     """Machine kinds and their baselines, both sorted."""
     ordered = sorted(stored, key=lambda one: (one.baseline.machine, one.baseline.id))
@@ -251,12 +247,12 @@ def by_machine(stored: Iterable[Stored]) -> list[tuple[str, list[Stored]]]:
 
 def figure(baseline: Baseline, metric: str) -> float:
     """A metric of all launches of ``baseline``, as a verdict is held against them."""
-    return METRICS[metric].of(baseline.launches)
+    return METRICS[metric].read(baseline.launches)
 
 
 def shown(metric: str, value: float | None) -> str:
     """A metric's value for people."""
-    return formats.figure(metric, value, METRICS[metric].unit)
+    return formatted(metric, value, METRICS[metric].unit)
 
 
 def change(value: float | None, reference: float | None) -> float | None:

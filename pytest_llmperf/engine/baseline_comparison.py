@@ -22,7 +22,7 @@ from pytest_llmperf.judge.acceptance import creep, nearest_line
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.early_stop import passing_ranges
 from pytest_llmperf.judge.exact import changes, count_checks, trace_notes
-from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES
+from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES
 from pytest_llmperf.judge.learning_checks import changed_gradients, first_loss_checks
 from pytest_llmperf.judge.noise import disagreement
 from pytest_llmperf.judge.phase_checks import PhaseChecks, growth_checks, is_doubted, phase_checks
@@ -32,6 +32,7 @@ from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges, takes_all_steps
+from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.report.step_words import points_to
@@ -61,8 +62,6 @@ def diagnosed(result: CaseResult, before: Trace | None, after: Trace | None, hel
         told.append(f"different: {', '.join(different)}")
     return replace(result, diagnosis="; ".join(told), differences=ranked(result.differences, difference))
 
-
-RATE = "tokens_per_second_per_gpu"
 
 #: Of a case whose speed stays undecided.
 ONE_SESSION = (
@@ -240,7 +239,7 @@ class BaselineComparison:
             notes.append("the steps have two speeds")
         notes += stalled(launches)
         notes += waits_for_data(launches)
-        notes += uneven_memory(launches, self._policy.tolerances.get("peak_reserved_bytes", math.inf))
+        notes += uneven_memory(launches, self._policy.tolerances.get(MEMORY, math.inf))
         if self._spec.torch_compile and baseline is None:  # else a change is told as such
             notes += compiler(launches)
         notes += self._held_up(launches)

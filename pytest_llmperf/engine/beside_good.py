@@ -9,21 +9,22 @@ from pytest_llmperf.engine.bisection import Change, Step
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.engine.runner import Runner
-from pytest_llmperf.judge.exact import METRICS, changes, count_of
+from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.stats import paired_difference, quantile
 from pytest_llmperf.judge.verdict import Judgement
-from pytest_llmperf.judge.yardstick import Told
+from pytest_llmperf.judge.yardstick import Look
 from pytest_llmperf.launch.candidates import History, NoRoomError, NotMadeError
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import MEMORY, counts
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.pair_store import PairStore
 from pytest_llmperf.run.trial_store import surroundings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats
 
-Decide = Callable[[Pairs], Told]
+Decide = Callable[[Pairs], Look]
 
 # Another attempt ends the same way; a timeout, or memory that a neighbour had, need not.
 _LASTING = frozenset({"error", "refused"})
@@ -96,7 +97,7 @@ class BesideGood:
             self.ended = "time"
             return Step(candidate=candidate, side=None, reason="no time was left for it")
         sides = [self._good(), self._side(candidate)]
-        answers, wrong = [Told(goes_on=True)], list[str]()
+        answers, wrong = [Look(goes_on=True)], list[str]()
         begun = time.monotonic()
 
         def judge(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
@@ -142,7 +143,7 @@ class BesideGood:
             self._store.keep(candidate.name, (), reason)
         return Step(candidate=candidate, side="skipped", reason=reason)
 
-    def _step(self, candidate: Candidate, told: Told, *, was_kept: bool = False) -> Step:
+    def _step(self, candidate: Candidate, told: Look, *, was_kept: bool = False) -> Step:
         pairs = self._pairs[candidate.name]
         difference = paired_difference(pairs, self._policy.noise)
         wide = quantile(_INTERVAL, difference.df) * difference.error
@@ -159,11 +160,11 @@ class BesideGood:
     def exact_differences(self, then: Launch, now: Launch) -> tuple[str, ...]:
         """What is counted, or else exact, of ``now`` that is not as it was ``then``; memory beyond its tolerance."""
         found = []
-        for metric in METRICS:
+        for metric in counts():
             a, b = count_of(then, metric), count_of(now, metric)
             if a is not None and b is not None and a != b:
                 found.append(f"{metric.removesuffix('_per_step')}: {a:g} -> {b:g}")
-        tolerance = self._policy.in_pairs().tolerances["peak_reserved_bytes"]
+        tolerance = self._policy.in_pairs().tolerances[MEMORY]
         if abs(now.peak_reserved_bytes - then.peak_reserved_bytes) > tolerance * then.peak_reserved_bytes:
             memory = " -> ".join(formats.memory(launch.peak_reserved_bytes) for launch in (then, now))
             found.append(f"peak memory: {memory}")

@@ -11,7 +11,7 @@ from pytest_llmperf.analysis.step_difference import step_difference
 from pytest_llmperf.engine.beside_good import BesideGood
 from pytest_llmperf.engine.bisection import Bisection, BisectionOrder, Change, Step
 from pytest_llmperf.engine.caller import Caller
-from pytest_llmperf.judge.yardstick import Lineage, Side, Told, Yardstick, compared_ends, criteria, most_steps, side_of
+from pytest_llmperf.judge.yardstick import Lineage, Look, Side, Yardstick, compared_ends, criteria, most_steps, side_of
 from pytest_llmperf.launch.candidates import History, Span
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.launch import Launch
@@ -72,10 +72,10 @@ class Bisector:
         yardstick: list[Yardstick | None] = [None]
         order = criteria(self._order.by, on_cpu=self._caller.context.on_cpu)
 
-        def decide(pairs: tuple[tuple[Launch, Launch], ...]) -> Told:
+        def decide(pairs: tuple[tuple[Launch, Launch], ...]) -> Look:
             told = compared_ends(pairs, self._policy, order, alpha=alpha, budget=self._order.max_pairs)
             yardstick[0] = told.yardstick
-            return Told(told.goes_on, "bad" if told.yardstick else None)
+            return Look(told.goes_on, "bad" if told.yardstick else None)
 
         step = beside.compared(bad, decide, is_end=True)
         self._steps.append(step)
@@ -99,7 +99,7 @@ class Bisector:
         return tuple(found)
 
     def _divided(self, beside: BesideGood, lineage: Lineage, yardstick: Yardstick, alpha: float) -> None:
-        def decide(pairs: tuple[tuple[Launch, Launch], ...]) -> Told:
+        def decide(pairs: tuple[tuple[Launch, Launch], ...]) -> Look:
             return side_of(pairs, yardstick, self._policy, alpha=alpha, budget=self._order.max_pairs)
 
         while not beside.ended:

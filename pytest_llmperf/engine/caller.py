@@ -9,6 +9,7 @@ from typing import Literal
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.judge.gain import Terms
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.result import CaseResult, Check, Reference, Verdict
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError
@@ -72,8 +73,8 @@ class Caller:
         policy = Policy.for_cpu() if context.on_cpu else Policy.for_gpu()
         policy = replace(policy, noise=context.experience.noise, rule=context.rule, knowledge=context.knowledge)
         of_spec = {
-            "tokens_per_second_per_gpu": spec.throughput_tolerance,
-            "peak_reserved_bytes": spec.memory_tolerance,
+            RATE: spec.throughput_tolerance,
+            MEMORY: spec.memory_tolerance,
         }
         for tolerances in (
             context.settings.tolerances,

@@ -21,6 +21,7 @@ from pytest_llmperf.launch.watch import Meter
 from pytest_llmperf.records.batch_size_search import LARGEST, Search
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.phases import SEARCHING
 from pytest_llmperf.records.result import CaseResult, Check, Spent, Verdict, joined_reasons
 from pytest_llmperf.settings.train_spec import TrainSpec
@@ -249,8 +250,8 @@ def _told(
     peak = launch.peak_reserved_bytes
     checks = (
         Check(metric=check.metric, value=check.value, unit=check.unit) if troubles else check,
-        Check(metric="peak_reserved_bytes", value=peak, unit="bytes"),
-        Check(metric="peak_allocated_bytes", value=launch.peak_allocated_bytes, unit="bytes"),
+        METRICS["peak_reserved_bytes"].check(peak),
+        METRICS["peak_allocated_bytes"].check(launch.peak_allocated_bytes),
     )
     verdict: Verdict = "invalid" if troubles else check.verdict or "pass"
     note = f"{found.size} sequences fit ({memory(peak)} reserved), {found.size + 1} run out of memory"

@@ -11,12 +11,11 @@ from pytest_llmperf.analysis import cost, formulas
 from pytest_llmperf.analysis.waits import communication_share, data_wait
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.conclusion import Recorder
-from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.gain import METRIC, Narrow, judge_efficiency
-from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.verdict import Judgement, joined
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS, RATE, pooled_tokens_per_second
 from pytest_llmperf.records.result import Check
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.model_flops import ModelFlops
@@ -26,9 +25,6 @@ from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import memory
 
 _MOST_STALLED = 0.01
-
-# What the compiler should not have to do, by its name in the evidence.
-_COMPILER = {"graph_breaks": "broke the graph", "recompilations": "compiled anew"}
 
 
 def figures(spec: TrainSpec, launches: tuple[Launch, ...], model_flops: ModelFlops) -> tuple[Check, ...]:
@@ -49,44 +45,44 @@ def figures(spec: TrainSpec, launches: tuple[Launch, ...], model_flops: ModelFlo
 def _saved(launches: tuple[Launch, ...]) -> Iterator[Check]:
     sizes = [size for launch in launches if (size := launch.seen.weights.checkpoint_bytes)]
     if sizes:
-        yield Check(metric="checkpoint_bytes", value=float(max(sizes)), unit="bytes")
+        yield METRICS["checkpoint_bytes"].check(float(max(sizes)))
 
 
 def _unpadded(launches: tuple[Launch, ...]) -> Iterator[Check]:
     """The rate without what only fills rows up, and how much of each row is text."""
     if any(rank.real_tokens for launch in launches for rank in launch.ranks):
         share = fmean(launch.real_share for launch in launches)
-        rate = METRICS["tokens_per_second_per_gpu"].of(launches)
-        yield Check(metric="real_tokens_per_second_per_gpu", value=share * rate, unit="tokens/s", higher_is_better=True)
-        yield Check(metric="real_token_share", value=share, unit="1")
+        rate = METRICS[RATE].read(launches)
+        yield METRICS["real_tokens_per_second_per_gpu"].check(share * rate)
+        yield METRICS["real_token_share"].check(share)
 
 
 def _waited(launches: tuple[Launch, ...]) -> Iterator[Check]:
     shares = [share for launch in launches if (share := communication_share(launch)) is not None]
     if shares:
-        yield Check(metric="communication_share", value=median(shares), unit="1")
+        yield METRICS["communication_share"].check(median(shares))
 
 
 def _waited_for_data(launches: tuple[Launch, ...]) -> Iterator[Check]:
     wait = data_wait(launches)
     if wait:
-        yield Check(metric="data_wait_seconds", value=wait.seconds, unit="s")
-        yield Check(metric="data_wait_share", value=wait.share, unit="1")
+        yield METRICS["data_wait_seconds"].check(wait.seconds)
+        yield METRICS["data_wait_share"].check(wait.share)
 
 
 def _accumulated(spec: TrainSpec, launches: tuple[Launch, ...]) -> Iterator[Check]:
     """Where an optimizer step has several micro-batches, the seconds of one beside the step's own."""
     if spec.gradient_accumulation_steps > 1:
-        seconds = METRICS["step_seconds"].of(launches) / spec.gradient_accumulation_steps
-        yield Check(metric="micro_batch_seconds", value=seconds, unit="s")
+        seconds = METRICS["step_seconds"].read(launches) / spec.gradient_accumulation_steps
+        yield METRICS["micro_batch_seconds"].check(seconds)
 
 
 def _energy(launches: tuple[Launch, ...]) -> Iterator[Check]:
     """Of all GPUs while they trained; nothing where no counter told it, as ``llmperf report --purpose`` has it."""
     watts = [launch.health.power_watts for launch in launches if launch.health.power_watts > 0]
     if watts:
-        joules = cost.joules_per_token(fmean(watts), stats.pooled_tokens_per_second(launches))
-        yield Check(metric="joules_per_token", value=joules, unit="J/token")
+        joules = cost.joules_per_token(fmean(watts), pooled_tokens_per_second(launches))
+        yield METRICS["joules_per_token"].check(joules)
 
 
 def _arithmetic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str, model_flops: ModelFlops) -> Iterator[Check]:
@@ -99,7 +95,7 @@ def _arithmetic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str, model_f
     value = formulas.mfu(rate, flops_per_token, peak)
     # A window's masked scores are counted and need not be computed: beyond the peak such a figure says nothing.
     if value <= 1 or not spec.architecture.has_window(spec.sequence_length):
-        yield Check(metric="mfu", value=value, unit="1")
+        yield METRICS["mfu"].check(value)
 
 
 def _traffic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str) -> Iterator[Check]:
@@ -110,7 +106,7 @@ def _traffic(spec: TrainSpec, launches: tuple[Launch, ...], gpu: str) -> Iterato
         return
     moved = formulas.least_traffic(launches[0].parameters, bytes_each(spec))
     fastest = min(launch.median_step_seconds for launch in launches)
-    yield Check(metric="least_memory_traffic", value=moved / fastest / bandwidth, unit="1")
+    yield METRICS["least_memory_traffic"].check(moved / fastest / bandwidth)
 
 
 def stalled(launches: Sequence[Launch]) -> list[str]:
@@ -139,9 +135,9 @@ def uneven_memory(launches: Sequence[Launch], tolerance: float) -> list[str]:
 
 def compiler(launches: Sequence[Launch]) -> list[str]:
     """What torch.compile had to do and should not, a line each."""
-    seen = [launch.seen.compilation for launch in launches]
-    counts = {did: max(getattr(each, name) or 0 for each in seen) for name, did in _COMPILER.items()}
-    return [f"torch_compile {did} {count} time(s)" for did, count in counts.items() if count]
+    noted = {row.note: row.evidence for row in METRICS.values() if row.note}
+    found = {did: max(launch.evidence.get(name, 0) for launch in launches) for did, name in noted.items()}
+    return [f"torch_compile {did} {count} time(s)" for did, count in found.items() if count]
 
 
 # Scaling: a wide case held against the narrowest of its series.
@@ -175,15 +171,13 @@ class Scaling:
         """``judgement`` against ``baseline`` with what more GPUs brought; of launches in trouble nothing."""
         if judgement.verdict == "invalid":
             return judgement
-        batch = Check(metric="global_batch_tokens", value=float(launches[0].tokens_per_step), unit="tokens")
+        batch = METRICS["global_batch_tokens"].check(float(launches[0].tokens_per_step))
         if self._narrow is None:
             judgement = replace(judgement, checks=(*judgement.checks, batch))
             return self._without_reference(judgement) if self._terms.at_least is not None else judgement
         found = judge_efficiency(launches, baseline, self._narrow, self._policy, self._terms)
         widening = len(launches[0].ranks) / self._narrow.gpus
-        speed_up = Check(
-            metric="speed_up", value=found.check.value * widening, unit="1", detail=f"over {self._narrow.name}"
-        )
+        speed_up = METRICS["speed_up"].check(found.check.value * widening, detail=f"over {self._narrow.name}")
         return joined(judgement, (found.check, speed_up, batch), undecided=found.undecided)
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pytest_llmperf.engine.baseline_comparison import RATE, contradictions, diagnosed
+from pytest_llmperf.engine.baseline_comparison import contradictions, diagnosed
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.derived_metrics import Scaling, figures
@@ -23,6 +23,7 @@ from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge, judge_pairs
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
 from pytest_llmperf.settings.train_spec import TrainSpec
 

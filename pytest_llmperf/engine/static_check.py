@@ -16,10 +16,10 @@ from pytest_llmperf.engine.tuning.recheck import tuned_case
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.gain import Bounds
-from pytest_llmperf.judge.static.step_checks import come_and_gone, judge_step, refusal
-from pytest_llmperf.judge.static.step_store import Place, StepStore
-from pytest_llmperf.judge.static.stored_step import ANY_MACHINE, StoredStep
+from pytest_llmperf.judge.static_step_checks import come_and_gone, judge_step, refusal
+from pytest_llmperf.judge.step_store import Place, StepStore
 from pytest_llmperf.judge.store import BaselineStore, read
+from pytest_llmperf.judge.stored_step import ANY_MACHINE, StoredStep
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.launch.prediction import PredictionError, why_none
 from pytest_llmperf.records.launch import Launch

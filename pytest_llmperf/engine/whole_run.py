@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
-from pytest_llmperf.judge.gpu_effects.later_verdict import MOST, ONLY_ITS_GPU, CommonChange, common_change, judged_later
+from pytest_llmperf.judge.gpu_knowledge import Knowledge
+from pytest_llmperf.judge.run_effects import MOST, ONLY_ITS_GPU, CommonChange, common_change, judged_later
 from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, CaseResult, Verdict
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.context import Context
-
-_RATE = "tokens_per_second_per_gpu"
 
 # Of a loss that is not told apart, and what tells it.
 _UNTOLD = "by their software or by a GPU that nothing else tells of"
@@ -170,5 +169,5 @@ def _identity(launch: Launch) -> tuple[str, str, str]:
 
 
 def _tolerance(result: CaseResult) -> float | None:
-    check = result.check(_RATE)
+    check = result.check(RATE)
     return (check.known_tolerance or check.tolerance) if check else None

@@ -1,6 +1,6 @@
 """From launches to a verdict. Pure, but for ``store.py``, which reads and writes baselines.
 
-``validity`` says whether a launch may count, ``policy`` by what it is judged, ``verdict``
-decides with ``sequential_test``, ``foresight`` says before a launch what will, ``exact_changes`` without tolerance,
-``acceptance`` what may become a baseline. May import: ``records``, ``spec``, ``support``.
+``validity`` and ``evidence_checks`` say whether a launch may count, ``policy`` by what it is judged, ``verdict``
+decides with ``stats``, ``early_stop`` says before a launch which step times pass, ``exact`` decides without tolerance,
+``acceptance`` what may become a baseline. ``noise`` and ``gpu_knowledge`` know why launches differ.
 """

@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
-from pytest_llmperf.judge import exact
 from pytest_llmperf.judge.baseline import Baseline, StoredTrace
 from pytest_llmperf.judge.baseline_file import Accepted, BaselineChangedError, BaselineError
-from pytest_llmperf.judge.gain import METRIC as EFFICIENCY
 from pytest_llmperf.judge.noise import Noise, Spread
 from pytest_llmperf.judge.phase_checks import alike
-from pytest_llmperf.judge.policy import METRICS, PHASES
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.judge.validity import injected
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.formats import in_sentence, percent
@@ -122,8 +120,7 @@ def _moved(checks: Sequence[Check]) -> list[Check]:
     beyond = [check for check in checks if _is_beyond(check, worse=True) or _is_beyond(check, worse=False)]
     # Memory, stalls, a cold first step and what is before it say nothing of the median, and efficiency half of it is
     # another width's: what the launches know of days and hosts stays.
-    others = ("first_step_seconds", "stall_share", "scaling_efficiency", "first_loss", *PHASES, *exact.METRICS)
-    return [check for check in beyond if not check.metric.endswith("_bytes") and check.metric not in others]
+    return [check for check in beyond if check.metric in METRICS and METRICS[check.metric].splits]
 
 
 def _is_beyond(check: Check, *, worse: bool) -> bool:
@@ -185,7 +182,7 @@ def since_reason(history: Sequence[Accepted]) -> Sequence[Accepted]:
 
 def best(history: Sequence[Accepted], metric: str) -> float | None:
     """The best figure that was accepted since the last reason."""
-    chosen = max if metric == EFFICIENCY or METRICS[metric].higher_is_better else min
+    chosen = max if METRICS[metric].higher_is_better else min
     return chosen((entry.metrics[metric] for entry in since_reason(history) if metric in entry.metrics), default=None)
 
 
@@ -212,20 +209,20 @@ def _crept(baseline: Baseline, check: Check, launches: Sequence[Launch], noise: 
 def _creep_figures(baseline: Baseline, check: Check, launches: Sequence[Launch]) -> Iterator[tuple[Accepted, float]]:
     """What was accepted of a metric since the last reason, oldest first."""
     since = since_reason(baseline.history)
-    if check.metric not in PHASES:
+    metric = METRICS[check.metric]
+    if metric.rule != "phase":
         yield from ((entry, entry.metrics[check.metric]) for entry in since if check.metric in entry.metrics)
         return
     # Launches that began in another way are none to be held against, and an acceptance does not say how its own did.
     for entry, own in reversed(baseline.held[: len(since)]):
-        told = [one for one in own if any(alike(check.metric, one, each) for each in launches)]
+        told = [one for one in own if any(alike(metric, one, each) for each in launches)]
         if told:
-            yield entry, PHASES[check.metric].of(told)
+            yield entry, metric.read(told)
 
 
 def _usual(baseline: Baseline, check: Check, launches: Sequence[Launch], noise: Noise) -> Spread:
     """How a figure scatters from one acceptance to the next when nothing changed, as a fraction."""
-    metric = METRICS.get(check.metric)
-    if check.metric != EFFICIENCY and (metric is None or metric.rule != "speed"):
+    if METRICS[check.metric].rule not in ("speed", "scaling"):
         return _STEADY
     everyone = (*baseline.launches, *launches)
     parts = [noise.launch, noise.session]
@@ -272,18 +269,17 @@ def _best_level(check: Check, past: Sequence[float], usual: Spread) -> _Level | 
 def _allowed(check: Check, level: float) -> float:
     """How much worse than ``level`` passes."""
     tolerance = check.tolerance or 0.0
-    metric = METRICS.get(check.metric) or PHASES.get(check.metric)
+    metric = METRICS[check.metric]
     if check.higher_is_better:
         return level * tolerance / (1 + tolerance)
-    # Of a metric without a row its own limit says what is next to nothing.
-    slack = metric.slack if metric else (check.limit or 0.0) - (check.baseline or 0.0)
+    # Of what is computed elsewhere its own limit says what is next to nothing.
+    slack = metric.slack if metric.of else (check.limit or 0.0) - (check.baseline or 0.0)
     return max(level * tolerance, slack)
 
 
 # Former cases: what a test had stored before its settings changed, which begins a baseline anew. Pure.
 
 
-_TOLD = ("tokens_per_second_per_gpu", "peak_reserved_bytes")
 _MOST_SETTINGS = 3
 
 
@@ -354,8 +350,8 @@ def _settings(former: Baseline, spec: TrainSpec) -> list[str]:
 def _former_case_figures(former: Baseline, checks: Sequence[Check]) -> str:
     told = []
     for check in checks:
-        if check.metric in _TOLD:
-            then = METRICS[check.metric].of(former.launches)
+        if check.metric in (RATE, MEMORY):
+            then = METRICS[check.metric].read(former.launches)
             was, now = in_sentence(then, check.unit), in_sentence(check.value, check.unit)
             told.append(f"{check.metric} {was} -> {now}, {percent(check.value / then - 1 if then else None)}")
     return "; ".join(told) or "no figures"

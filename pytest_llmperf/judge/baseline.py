@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 from pytest_llmperf.judge.baseline_file import Accepted, shared, side_by_side
 from pytest_llmperf.judge.integrity import same_anchor, same_figures, same_settings
 from pytest_llmperf.judge.noise import labels
-from pytest_llmperf.judge.static.stored_step import StoredStep
+from pytest_llmperf.judge.stored_step import StoredStep
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import MEMORY, RATE, counts
 from pytest_llmperf.records.phases import HELD
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.support import codec
@@ -25,9 +26,6 @@ from pytest_llmperf.support.formats import in_sentence
 
 # Those of Python and numpy choose no kernel.
 _IRRELEVANT = frozenset({"python", "numpy"})
-
-# What a step does beside its kernels, by its name in the evidence.
-COMPILER = ("graph_breaks", "recompilations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ class StoredTrace:
 
 def other_counts(launch: Launch) -> dict[str, float]:
     """What a launch counted by other means than its trace."""
-    found = {name: launch.evidence.get(name) for name in (*COMPILER, "allocator_retries")}
+    found = {name: launch.evidence.get(row.evidence) for name, row in counts().items() if row.evidence}
     # Of what is not compiled, nothing breaks.
     kept = {name: count for name, count in found.items() if isinstance(count, int) and not isinstance(count, bool)}
     return {name: float(count) for name, count in kept.items()}
@@ -241,7 +239,7 @@ def describe(old: Baseline | None, new: Baseline) -> list[str]:
     def figures(entry: Accepted) -> str:
         rate, memory = (
             in_sentence(entry.metrics[name], unit) if name in entry.metrics else "-"
-            for name, unit in (("tokens_per_second_per_gpu", "tokens/s/GPU"), ("peak_reserved_bytes", "bytes"))
+            for name, unit in ((RATE, "tokens/s/GPU"), (MEMORY, "bytes"))
         )
         return f"{rate:>23}  {memory:>10}"
 

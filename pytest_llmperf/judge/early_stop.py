@@ -1,4 +1,4 @@
-"""Foresight: before a launch, with which step times it will pass its case by itself. Pure.
+"""Early stop: before a launch, with which step times it will pass its case by itself. Pure.
 
 More steps of such a launch would decide nothing, so it may end (``records/launch_end.py``). One that is near a limit,
 or beyond it, goes on until its median is known; so does every later launch of a case that one did not decide.
@@ -13,13 +13,14 @@ from statistics import median_low
 from typing import Any
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.gpu_effects.panel import Unit
+from pytest_llmperf.judge.gpu_panel import Unit
 from pytest_llmperf.judge.noise import log_of
-from pytest_llmperf.judge.policy import METRICS, Policy
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Difference, passes_below
 from pytest_llmperf.judge.verdict import highest
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import ENOUGH, PassingRange, PassingRanges
+from pytest_llmperf.records.metrics import METRICS
 
 # Of the error of the difference that decides: a median known to half of it adds an eighth.
 _WEIGHT = 0.5
@@ -47,10 +48,12 @@ def passing_ranges(baseline: Baseline, policy: Policy, day: str, *, is_shared: b
     ``is_shared``: other cases compute with the launch too, and it has to tell them no less than a longer one.
     ``None``: nothing is held that fewer steps leave as it is.
     """
-    speeds = [name for name in METRICS if METRICS[name].rule == "speed" and name in policy.tolerances]
-    if not speeds or "final_loss" in policy.tolerances:
+    gating = [row for name, row in METRICS.items() if name in policy.tolerances]
+    speeds = [row.name for row in gating if row.early_stop == "median"]
+    if not speeds or not all(row.early_stop for row in gating):
         return None
-    stalls = _STALLS * highest("stall_share", baseline, policy) if "stall_share" in policy.tolerances else 1.0
+    most = [highest(row, baseline, policy) for row in gating if row.early_stop == "stalls"]
+    stalls = min((_STALLS * each for each in most), default=1.0)
     steps = steps_to_settle([launch.steady.start for launch in baseline.launches])
     most_error = max(ENOUGH, policy.noise.launch.sd) if is_shared else math.inf
 

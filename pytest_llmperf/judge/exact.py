@@ -16,16 +16,11 @@ from typing import Any
 from pytest_llmperf.judge.baseline import StoredTrace, other_counts
 from pytest_llmperf.judge.learning_checks import changed_losses
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
+from pytest_llmperf.records.metrics import Metric, counts
 from pytest_llmperf.records.result import Check, Verdict
 from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace
 from pytest_llmperf.settings.compilation import is_autotuned
 from pytest_llmperf.support.codec import flat
-
-#: Of which more is a loss, whatever the clock saw.
-COSTLY = frozenset(
-    {"copies_per_step", "synchronisations_per_step", "graph_breaks", "recompilations", "allocator_retries"}
-)
-METRICS = (*COUNTED, "graph_breaks", "recompilations", "allocator_retries")
 
 _MOST_NAMES = 3
 
@@ -37,26 +32,24 @@ def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tupl
         return ()
     gate = stored if stored and not stored.other_versions(launches[-1]) and not _is_tuned(launches[-1]) else None
     found = []
-    for name in METRICS:
+    for name, metric in counts().items():
         if name in COUNTED and not (newest and _applies(name, newest)):
             continue
         # What is counted without a trace gates launches that could not be traced as well.
-        counts = [count for launch in launches if (count := count_of(launch, name)) is not None]
-        if not counts:
+        told = [count for launch in launches if (count := count_of(launch, name)) is not None]
+        if not told:
             continue
         if gate is None or (baseline := _stored_count(gate, name)) is None:
-            found.append(Check(metric=name, value=min(counts), unit="1"))
+            found.append(metric.check(min(told)))
             continue
         # Of launches that differ, which should not be, the mildest.
-        value = min(counts, key=lambda count: abs(count - baseline))
-        verdict = _verdict(name, counts, baseline)
+        value = min(told, key=lambda count: abs(count - baseline))
+        verdict = _verdict(metric, told, baseline)
         if verdict == "pass" and not _is_timed(launches[-1]) and _has_other_names(name, launches, gate):
             verdict = "changed"
         found.append(
-            Check(
-                metric=name,
-                value=value,
-                unit="1",
+            metric.check(
+                value,
                 baseline=baseline,
                 tolerance=0.0,
                 limit=baseline,
@@ -114,7 +107,7 @@ def _applies(name: str, newest: StoredTrace) -> bool:
 
 
 def count_of(launch: Launch, name: str) -> float | None:
-    """Of a metric of ``METRICS``; ``None`` where the launch does not tell."""
+    """Of one of these metrics; ``None`` where the launch does not tell."""
     if name not in COUNTED:
         return other_counts(launch).get(name)
     return launch.trace.count(name) if launch.trace else None
@@ -124,10 +117,10 @@ def _stored_count(stored: StoredTrace, name: str) -> float | None:
     return stored.trace.count(name) if name in COUNTED else stored.counts.get(name)
 
 
-def _verdict(name: str, counts: Sequence[float], baseline: float) -> Verdict:
-    if all(count == baseline for count in counts) or min(counts) <= baseline <= max(counts):
+def _verdict(metric: Metric, told: Sequence[float], baseline: float) -> Verdict:
+    if min(told) <= baseline <= max(told):
         return "pass"
-    return "regressed" if name in COSTLY and min(counts) > baseline else "changed"
+    return "regressed" if metric.costly and min(told) > baseline else "changed"
 
 
 def _has_other_names(metric: str, launches: Sequence[Launch], stored: StoredTrace) -> bool:

@@ -11,10 +11,11 @@ from typing import Any
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.noise import Noise, Squares, log_of, within_sessions
-from pytest_llmperf.judge.policy import METRICS, Policy
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Decision, Difference, Outlook, Rule, decide
-from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.judge.verdict import Decided, Judgement
 from pytest_llmperf.records.launch import Launch, RankRecord
+from pytest_llmperf.records.metrics import MEMORY, METRICS, RATE, pooled_step_seconds
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict, worst_of
 from pytest_llmperf.support.formats import percent
 from pytest_llmperf.support.quantities import is_positive
@@ -70,10 +71,8 @@ def judge_gain(pairs: Sequence[tuple[Launch, Launch]], bounds: Mapping[str, Boun
     undecided = (undecided or memory.verdict == "inconclusive") and verdict != "regressed"
     said = ", ".join(check.detail for check in checks)
     after = [launch for _, launch in pairs]
-    shown = (
-        Check(metric=name, value=METRICS[name].of(after), unit=METRICS[name].unit)
-        for name in ("tokens_per_second_per_gpu", "peak_reserved_bytes")
-    )
+    # Their direction is the ratios'.
+    shown = (replace(METRICS[name].check(METRICS[name].read(after)), higher_is_better=False) for name in (RATE, MEMORY))
     return Judgement(verdict, f"{said} ({len(pairs)} pair{'s' * (len(pairs) > 1)})", (*checks, *shown), undecided)
 
 
@@ -112,10 +111,8 @@ def _throughput(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, policy: 
         beyond = [sign * (each - math.log(bound)) for each in (log, *logs)]
         verdicts.append(keeps(beyond[0], beyond[1:], difference, policy.rule))
         told.append(f"{name.replace('_', ' ')} {bound:g}x")
-    check = Check(
-        metric="throughput_ratio",
-        value=ratio,
-        unit="1",
+    check = METRICS["throughput_ratio"].check(
+        ratio,
         limit=next((bound for _, bound in bounds), None),
         verdict=worst_of(verdict or "inconclusive" for verdict in verdicts) if verdicts else None,
         detail=f"{detail}, to be {' and '.join(told)}" if told else detail,
@@ -133,10 +130,8 @@ def _memory(pairs: Sequence[tuple[Launch, Launch]], bounds: Bounds, rule: Rule) 
     is_confirmed = max(broken_by, default=0) >= min(_CONFIRMED, rule.budget)
     told = [f"{name.replace('_', ' ')} {bound:g}x" for name, bound in bounds]
     detail = f"memory {ratio:.3g}x"
-    return Check(
-        metric="memory_ratio",
-        value=ratio,
-        unit="1",
+    return METRICS["memory_ratio"].check(
+        ratio,
         limit=next((bound for _, bound in bounds), None),
         verdict=None if not told else "pass" if not broken_by else "regressed" if is_confirmed else "inconclusive",
         detail=f"{detail}, to be {' and '.join(told)}" if told else detail,
@@ -165,10 +160,7 @@ def _loss(pairs: Sequence[tuple[Launch, Launch]], bound: float | None) -> Iterat
     if verdict == "pass" and bound > moved / 2:
         verdict = "inconclusive"
         detail += f"; but training moved them by {moved:.2g} alone, so that this shows nothing: more steps would"
-    yield Check(metric=_LOSS, value=apart, unit="nat", limit=bound, verdict=verdict, detail=detail)
-
-
-_LOSS = "loss_difference"
+    yield METRICS["loss_difference"].check(apart, limit=bound, verdict=verdict, detail=detail)
 
 
 def _learnt(losses: Sequence[float]) -> float:
@@ -181,8 +173,6 @@ def _learnt(losses: Sequence[float]) -> float:
 
 
 METRIC = "scaling_efficiency"
-
-_RATE = "tokens_per_second_per_gpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,26 +202,17 @@ class Terms:
     """Fraction by which it may fall below the baseline's; ``None``: as throughput may."""
 
 
-@dataclass(frozen=True)
-class Efficiency:
-    """What was found."""
-
-    check: Check
-    undecided: bool
-    """Whether another launch of the wide case is worth its cost."""
-
-
 def judge_efficiency(
     launches: Sequence[Launch], baseline: Baseline | None, narrow: Narrow, policy: Policy, terms: Terms
-) -> Efficiency:
+) -> Decided:
     """The efficiency of ``launches`` over ``narrow``, held against a floor and against both widths' baselines.
 
     It is ``regressed`` against the baselines only where both words agree: the ratio fell, and the wide case itself is
     slower. Where the narrow width was not measured in this run the ratio says no more than throughput does, and gates
     by its floor alone.
     """
-    value = METRICS[_RATE].of(launches) / METRICS[_RATE].of(narrow.launches)
-    check = Check(metric=METRIC, value=value, unit="1", higher_is_better=True, detail=f"over {narrow.name}")
+    value = METRICS[RATE].read(launches) / METRICS[RATE].read(narrow.launches)
+    check = METRICS[METRIC].check(value, detail=f"over {narrow.name}")
     verdicts: list[Verdict] = []
     undecided = False
     if baseline is not None and narrow.baseline is not None:
@@ -245,27 +226,27 @@ def judge_efficiency(
         check = replace(check, limit=max(terms.at_least, check.limit or 0.0), detail=check.detail + floor)
         undecided |= kept is None
     verdict = worst_of(verdicts) if verdicts else None
-    return Efficiency(replace(check, verdict=verdict), undecided and verdict != "regressed")
+    return Decided(replace(check, verdict=verdict), undecided and verdict != "regressed")
 
 
 def _beside_baselines(
     check: Check, launches: Sequence[Launch], widths: tuple[Baseline, Narrow], policy: Policy, terms: Terms
-) -> Efficiency:
+) -> Decided:
     baseline, narrow = widths
     own = policy.difference(launches, baseline.launches)
     if not narrow.in_this_run or narrow.baseline is None:
         ratio = math.exp(-own.log)
-        return Efficiency(replace(check, baseline=check.value / ratio, change=ratio - 1), undecided=False)
+        return Decided(replace(check, baseline=check.value / ratio, change=ratio - 1), undecided=False)
     other = policy.difference(narrow.launches, narrow.baseline.launches)
     both = less(own, other)
     tolerance = terms.tolerance or max(
-        policy.at(launches, baseline).tolerances.get(_RATE, 0.0),
-        policy.at(narrow.launches, narrow.baseline).tolerances.get(_RATE, 0.0),
+        policy.at(launches, baseline).tolerances.get(RATE, 0.0),
+        policy.at(narrow.launches, narrow.baseline).tolerances.get(RATE, 0.0),
     )
     ratio = math.exp(-both.log)
     check = replace(check, baseline=check.value / ratio, change=ratio - 1)
     if not tolerance:  # a user's policy without one: shown, and gates nothing
-        return Efficiency(check, undecided=False)
+        return Decided(check, undecided=False)
     of_ratio, of_own = decide(both, tolerance, policy.rule), decide(own, tolerance, policy.rule)
     verdict = milder(of_ratio.verdict or "inconclusive", of_own.verdict or "inconclusive")
     check = replace(
@@ -276,7 +257,7 @@ def _beside_baselines(
         verdict=verdict,
         detail=check.detail + _cause((of_ratio, of_own), math.exp(-other.log) - 1),
     )
-    return Efficiency(check, undecided=verdict == "inconclusive" and None in (of_ratio.verdict, of_own.verdict))
+    return Decided(check, undecided=verdict == "inconclusive" and None in (of_ratio.verdict, of_own.verdict))
 
 
 def less(wide: Difference, narrow: Difference) -> Difference:
@@ -357,9 +338,9 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
     ]
     of_places = [(2 * level.sd**2, level.df) for level in levels]
     variance = of_launches + math.fsum(value for value, _ in of_places)
-    expected = math.log(stats.pooled_step_seconds(narrow))
+    expected = math.log(pooled_step_seconds(narrow))
     return Difference(
-        log=math.log(stats.pooled_step_seconds(wide)) - expected,
+        log=math.log(pooled_step_seconds(wide)) - expected,
         error=math.sqrt(variance),
         df=variance**2 / (of_launches**2 / spread.df + math.fsum(value**2 / df for value, df in of_places)),
         launch_sd=math.sqrt(squares[0]),

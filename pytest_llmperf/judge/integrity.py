@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
 from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 
 # A file keeps six digits, of both sides.
@@ -16,14 +17,6 @@ _ROUNDED = 2e-5
 
 # Steady states are looked for at so many places at most, as ``steady_state.py`` does.
 _MOST_CUTS = 50
-
-# What several launches show of each of these, the same for every version so far: raw values, without a statistic.
-_RAW: Mapping[str, Callable[[Sequence[Launch]], float]] = {
-    "first_step_seconds": lambda launches: min(launch.first_step_seconds for launch in launches),
-    "peak_reserved_bytes": lambda launches: min(launch.peak_reserved_bytes for launch in launches),
-    "peak_allocated_bytes": lambda launches: min(launch.peak_allocated_bytes for launch in launches),
-    "final_loss": lambda launches: launches[-1].losses[-1],
-}
 
 
 def same_settings(values: Mapping[str, Any], digest: str) -> None:
@@ -95,8 +88,8 @@ def _not_held(metrics: Mapping[str, float], launches: Sequence[Launch]) -> Itera
     low, high = _step_seconds(launches)
     if not low * (1 - _ROUNDED) <= metrics.get("step_seconds", low) <= high * (1 + _ROUNDED):
         yield "step_seconds"
-    for name, held in _RAW.items():
-        if name in metrics and not _is_near(metrics[name], held(launches)):
+    for name, row in METRICS.items():
+        if row.is_raw and name in metrics and not _is_near(metrics[name], row.read(launches)):
             yield name
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
+from typing import Any
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.steady_state import robust_sd
@@ -39,6 +40,22 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Scatter:
+    """Why some launches of one case differ, in arrays of one row for each."""
+
+    shifts: Any
+    """What their GPUs are known to do: no difference of the case's."""
+    shared: Sequence[tuple[Any, float]]
+    """Covariances of what several of them share, and by how many degrees of freedom each is known."""
+    launch: Spread
+    """What each is off by itself, moderated by what these show."""
+    lasting: Any
+    """Which of them share what keeps one from knowing its own median."""
+    gpu_df: float = math.inf
+    """By how many degrees of freedom it is known what a GPU may do of which nothing tells by itself."""
+
+
+@dataclass(frozen=True)
 class Noise:
     """The standard deviation of each component."""
 
@@ -59,6 +76,23 @@ class Noise:
         site = self.site.moderated(between(baseline, "site", lower))
         host = self.host.moderated(between(baseline, "host", {**lower, "site": site.sd}))
         return Noise(host=host, site=site, session=session, launch=launch)
+
+    def usual(self, launches: Sequence[Launch]) -> Noise:
+        """This, whatever the case."""
+        del launches
+        return self
+
+    def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
+        """Of the launches of ``baseline`` and then ``candidates``: nested deviations, of no GPU by itself."""
+        import numpy as np  # noqa: PLC0415 - only a judged case pays for it
+
+        noise, label = self.moderated(candidates, baseline), labels([*baseline, *candidates])
+        shared = [
+            (spread.sd**2 * np.array([[a == b for b in label[name]] for a in label[name]], dtype=float), spread.df)
+            for name, spread in (("host", noise.host), ("site", noise.site), ("session", noise.session))
+        ]
+        num = len(label["host"])
+        return Scatter(np.zeros(num), shared, noise.launch, np.eye(num))
 
 
 #: What launches that share a component's deviation share one level further up.
@@ -160,8 +194,6 @@ _CASES = 5
 # hosts, sites and days a case itself has few, and they must be heard all the same.
 _LEAST_DF, _MOST_DF, _MOST_DF_OF_GROUPS = 4.0, 10.0, 5.0
 
-_CLOSE = 0.1
-
 # Launches of 40 steps scatter by this much at least: their own medians are known to no better.
 _LEAST_SD = 0.002
 
@@ -231,18 +263,27 @@ def _winsorised(cases: Sequence[Sequence[Sequence[float]]]) -> list[Squares]:
 
 
 def _alikeness(shown: Sequence[Squares]) -> float:
-    from scipy import special  # noqa: PLC0415 - only a judged case pays for it
-
     positive = [(squares.total / squares.df, squares.df) for squares in shown if squares.total > 0]
     if len(positive) < _CASES:
         return _LEAST_DF
-    logs = [math.log(s2) - float(special.digamma(df / 2)) + math.log(df / 2) for s2, df in positive]
-    excess = variance(logs) - fmean(float(special.polygamma(1, df / 2)) for _, df in positive)
-    least, most = _LEAST_DF, _MOST_DF
-    while most - least > _CLOSE:  # trigamma falls: bisection finds where it is the excess
+    return prior_of(positive, least=_LEAST_DF, most=_MOST_DF, halvings=6).df
+
+
+def prior_of(variances: Sequence[tuple[float, float]], *, least: float, most: float, halvings: int) -> Spread:
+    """What these ``variances``, each with its degrees of freedom, tell of one more (Smyth 2004, section 6.2).
+
+    Of logarithms: one that is a hundred times as large as the others moves it by no more than it must. Its degrees of
+    freedom are between ``least`` and ``most``.
+    """
+    from scipy import special  # noqa: PLC0415 - only a judged case pays for it
+
+    logs = [math.log(each) - float(special.digamma(df / 2)) + math.log(df / 2) for each, df in variances]
+    excess = variance(logs) - fmean(float(special.polygamma(1, df / 2)) for _, df in variances)
+    for _ in range(halvings):  # trigamma falls: bisection finds where it is the excess
         middle = (least + most) / 2
         least, most = (middle, most) if special.polygamma(1, middle / 2) > excess else (least, middle)
-    return most
+    centre = fmean(logs) + float(special.digamma(most / 2)) - math.log(most / 2)
+    return Spread(math.exp(centre / 2), most)
 
 
 def _between_groups(

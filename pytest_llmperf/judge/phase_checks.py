@@ -10,17 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_llmperf.judge.policy import METRICS, PHASES, Metric, Policy
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import CONFIRMED_BY, OF_ONE_LAUNCH, Judgement, Reference, horizon, lasting, limit
 from pytest_llmperf.records.allocated_growth import MOST_GROWTH
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.records.phases import CHECKPOINT, HELD
+from pytest_llmperf.records.metrics import METRICS, Metric, phases
+from pytest_llmperf.records.phases import CHECKPOINT
 from pytest_llmperf.records.result import Check, Verdict
-
-_PHASE_OF = dict(zip(PHASES, HELD, strict=True))
-
-# Of a launch that began warm: how far a server was with its imports says nothing of the launch.
-_NOT_WARM = frozenset({"start_seconds", "imports_seconds"})
 
 
 @dataclass(frozen=True)
@@ -38,13 +34,13 @@ class PhaseChecks:
 def phase_checks(launches: Sequence[Launch], held: Reference | None, policy: Policy) -> PhaseChecks:
     """The phases of ``launches`` against those of launches that are like them in ``held``."""
     checks, notes, undecided = [], [], False
-    for name, metric in PHASES.items():
-        told = [launch for launch in launches if _tells(name, launch)]
+    for name, metric in phases().items():
+        told = [launch for launch in launches if _tells(metric, launch)]
         if not told:
             continue
-        check = Check(metric=name, value=metric.of(told), unit=metric.unit)
+        check = metric.check(metric.read(told))
         tolerance = policy.tolerances.get(name)
-        weighed = [] if tolerance is None or held is None else _weighed(name, metric, told, held, tolerance)
+        weighed = [] if tolerance is None or held is None else _weighed(metric, told, held, tolerance)
         if tolerance is None or not weighed:
             checks.append(check)
             continue
@@ -53,10 +49,8 @@ def phase_checks(launches: Sequence[Launch], held: Reference | None, policy: Pol
         lacks_another = verdict == "inconclusive" and len(launches) < policy.rule.budget
         undecided |= lacks_another
         checks.append(
-            Check(
-                metric=name,
-                value=best.seconds,
-                unit=metric.unit,
+            metric.check(
+                best.seconds,
                 baseline=best.usual,
                 tolerance=tolerance,
                 limit=best.limit,
@@ -86,17 +80,14 @@ class _Weighed:
         return not self.seconds <= self.limit  # also true of NaN
 
 
-def _weighed(
-    name: str, metric: Metric, launches: Sequence[Launch], held: Reference, tolerance: float
-) -> list[_Weighed]:
+def _weighed(metric: Metric, launches: Sequence[Launch], held: Reference, tolerance: float) -> list[_Weighed]:
     found = []
     for launch in launches:
-        stored, newest, explained = (
-            [each for each in side if alike(name, launch, each)] for side in (held.stored, held.newest, held.explained)
-        )
+        sides = (held.stored, held.newest, held.explained)
+        stored, newest, explained = ([each for each in side if alike(metric, launch, each)] for side in sides)
         if stored:
             usual = lasting(metric, Reference(stored, newest or stored, explained or stored))
-            found.append(_Weighed(metric.of([launch]), usual, limit(metric, usual, tolerance)))
+            found.append(_Weighed(metric.read([launch]), usual, limit(metric, usual, tolerance)))
     return found
 
 
@@ -106,15 +97,16 @@ def _verdict(best: _Weighed, weighed: Sequence[_Weighed]) -> Verdict:
     return "regressed" if len(weighed) >= CONFIRMED_BY else "inconclusive"
 
 
-def _tells(name: str, launch: Launch) -> bool:
-    is_warm = launch.seen.run.start == "warm"
-    return _PHASE_OF[name] in launch.phases and not (is_warm and name in _NOT_WARM)
+def _tells(metric: Metric, launch: Launch) -> bool:
+    # Of a launch that began warm how far a server was with its imports says nothing.
+    is_warm = launch.evidence.get("start") == "warm"
+    return metric.phase in launch.phases and not (is_warm and metric.only_cold)
 
 
-def alike(name: str, a: Launch, b: Launch) -> bool:
+def alike(metric: Metric, a: Launch, b: Launch) -> bool:
     """Whether both tell of a phase, and began in one way, which a checkpoint does not know."""
-    began_alike = _PHASE_OF[name] == CHECKPOINT or a.seen.run.start == b.seen.run.start
-    return began_alike and _tells(name, a) and _tells(name, b)
+    began_alike = metric.phase == CHECKPOINT or a.evidence.get("start") == b.evidence.get("start")
+    return began_alike and _tells(metric, a) and _tells(metric, b)
 
 
 # Growth check: whether steps leave memory behind, which ends a long training and not a launch. Pure.
@@ -145,10 +137,8 @@ def growth_checks(launches: Sequence[Launch], accepted: Sequence[Launch], budget
         verdict = "regressed" if beyond >= min(CONFIRMED_BY, budget) else "inconclusive"
     detail = seen or (OF_ONE_LAUNCH if verdict == "inconclusive" else "")
     return (
-        Check(
-            metric=GROWTH,
-            value=value,
-            unit="bytes",
+        METRICS[GROWTH].check(
+            value,
             baseline=usual if accepted else None,
             tolerance=_TOLERANCE if is_held else None,
             limit=limit,
@@ -160,8 +150,8 @@ def growth_checks(launches: Sequence[Launch], accepted: Sequence[Launch], budget
 
 def is_doubted(judgement: Judgement) -> bool:
     """Whether something was seen that a launch of all its steps has to show too."""
-    of_all_steps = (GROWTH, *(name for name, metric in METRICS.items() if metric.whole))
-    return any(check.verdict == "inconclusive" and check.metric in of_all_steps for check in judgement.checks)
+    whole = [name for name, metric in METRICS.items() if metric.whole]
+    return any(check.verdict == "inconclusive" and check.metric in whole for check in judgement.checks)
 
 
 def _of(launch: Launch) -> float:

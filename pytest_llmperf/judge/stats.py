@@ -6,31 +6,20 @@ The unit of evidence is a launch: its steps share hardware, allocator and clocks
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
-from typing import Any
+from statistics import fmean
+from typing import Any, Protocol
 
-from pytest_llmperf.judge.noise import Noise, Spread, Squares, labels, log_of, sum_of_squares, without_outliers
+from pytest_llmperf.judge.noise import Noise, Scatter, Spread, Squares, log_of, sum_of_squares, without_outliers
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import MEAN_UP_TO, centre
 from pytest_llmperf.records.result import Verdict
 
-# Up to here the centre of some launches is their mean; from here on their median, which one outlier cannot move.
-_MEAN_UP_TO = 2
 # Keeps a covariance invertible where nothing was ever seen to vary: a millionth of a per cent, squared.
 _NEXT_TO_NOTHING = 1e-16
 # What that costs in precision: the variance of a median over that of a mean, at most.
 _MEDIAN_VARIANCE = math.pi / 2
-
-
-def pooled_step_seconds(launches: Sequence[Launch]) -> float:
-    """Step time of a measurement, in seconds: the centre of its launches' medians."""
-    return math.exp(centre([log_of(launch) for launch in launches]))
-
-
-def pooled_tokens_per_second(launches: Sequence[Launch]) -> float:
-    """Throughput over all ranks, in tokens/s."""
-    return launches[0].tokens_per_step / pooled_step_seconds(launches)
 
 
 @dataclass(frozen=True)
@@ -51,43 +40,51 @@ class Difference:
     something tells of all of them."""
 
 
-def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], noise: Noise) -> Difference:
-    """``candidates`` against what ``baseline`` expects of their site.
+class Effects(Protocol):
+    """What is known of why launches differ: a machine's ``Noise``, or the ``Knowledge`` of its GPUs."""
 
-    The expectation is the best linear unbiased prediction for a nested model with an unknown mean (Henderson 1975; in
-    geostatistics, ordinary kriging): launches of the same session weigh most, then those of the same site, then those
-    of the same host. The case's own scatter moderates ``noise``; degrees of freedom are Satterthwaite's (1946).
+    def usual(self, launches: Sequence[Launch]) -> Noise:
+        """How launches of the case of these scatter where nothing is taken off."""
+        ...
+
+    def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
+        """Of the launches of ``baseline`` and then ``candidates``, which are of one case."""
+        ...
+
+
+def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects: Effects) -> Difference:
+    """``candidates`` against what ``baseline`` expects of them where they ran.
+
+    The expectation is the best linear unbiased prediction of a mixed model with an unknown mean (Henderson 1975; in
+    geostatistics, ordinary kriging): launches that share most weigh most. What is known of the GPUs of both is taken
+    off first, and what is not known of it is a part of the error; where nothing is known of any GPU, these are nested
+    deviations of hosts, sites and sessions. Degrees of freedom are Satterthwaite's (1946).
     """
     import numpy as np  # noqa: PLC0415 - only a judged case pays for it
 
-    baseline = without_outliers(baseline, noise)
-    noise = noise.moderated(candidates, baseline)
+    baseline = without_outliers(baseline, effects.usual(candidates))
     everyone, num = [*baseline, *candidates], len(baseline)
-    label = labels(everyone)
-    spreads: Mapping[str, Spread] = vars(noise)
-    parts = {
-        name: spread.sd**2 * np.array([[a == b for b in label[name]] for a in label[name]], dtype=float)
-        for name, spread in spreads.items()
-    }
-    excess = [median_excess(launch, noise.launch.sd) for launch in everyone]
-    parts["launch"] += np.diag(excess)
-    error = Spread(math.sqrt(noise.launch.sd**2 + fmean(excess[num:])), noise.launch.df)
-    return contrasted(
-        [log_of(launch) for launch in everyone],
-        num,
-        [(parts[name], spreads[name].df) for name in parts],
-        error,
-        noise.launch,
+    found = effects.scatter(candidates, baseline)
+    # A launch that ended before its median was known scatters by so much more.
+    excess = [max(0.0, launch.median_error**2 - found.launch.sd**2) for launch in everyone]
+    unsure = np.sqrt(excess)
+    own = found.launch.sd**2 * np.eye(len(everyone)) + np.outer(unsure, unsure) * found.lasting
+    parts = [*found.shared, (own, found.launch.df)]
+    logs = np.array([log_of(launch) for launch in everyone])
+    told = _contrasted(logs - found.shifts, num, parts, found.launch)
+    return replace(
+        told,
+        launch_sd=math.sqrt(found.launch.sd**2 + fmean(excess[num:])),
+        of_gpus=_contrasted(logs, num, parts, found.launch).log - told.log if found.shifts.any() else 0.0,
+        gpu_df=found.gpu_df,
     )
 
 
-def contrasted(
-    logs: Sequence[float], num: int, parts: Sequence[tuple[Any, float]], one: Spread, launch: Spread
-) -> Difference:
+def _contrasted(logs: Any, num: int, parts: Sequence[tuple[Any, float]], launch: Spread) -> Difference:
     """The ``logs`` after the first ``num`` against what these expect of them.
 
     ``parts``: covariances (arrays) of all of them that add up, and by how many degrees of freedom each is known;
-    ``one``: what one more launch is off by, ``launch``: what of that is not its own median's.
+    ``launch``: what one more is off by itself.
     """
     import numpy as np  # noqa: PLC0415
 
@@ -97,24 +94,19 @@ def contrasted(
     unbiased = (1 - ones @ inverse @ towards) / (ones @ inverse @ ones)
     weights = inverse @ (towards + unbiased * ones)
     candidates = [float(log) for log in logs[num:]]
-    expected = float(weights @ np.array(logs[:num]))
+    expected = float(weights @ logs[:num])
     contrast = np.concatenate([-weights, np.full(len(candidates), 1 / len(candidates))])
     shares = [(float(contrast @ matrix @ contrast), df) for matrix, df in parts]
-    if len(candidates) > _MEAN_UP_TO:
+    if len(candidates) > MEAN_UP_TO:
         shares.append(((_MEDIAN_VARIANCE - 1) * launch.sd**2 / len(candidates), launch.df))
     variance = math.fsum(share for share, _ in shares)
     return Difference(
         log=centre(candidates) - expected,
         error=math.sqrt(variance),
         df=variance**2 / math.fsum(share**2 / df for share, df in shares) if variance > 0 else math.inf,
-        launch_sd=one.sd,
+        launch_sd=launch.sd,
         each=tuple(log - expected for log in candidates),
     )
-
-
-def median_excess(launch: Launch, launch_sd: float) -> float:
-    """By how much more, squared, a launch scatters that ended before its median was known."""
-    return max(0.0, launch.median_error**2 - launch_sd**2)
 
 
 def paired_difference(pairs: Sequence[tuple[Launch, Launch]], noise: Noise) -> Difference:
@@ -140,11 +132,6 @@ def quantile(probability: float, df: float) -> float:
     from scipy import special  # noqa: PLC0415 - only a judged case pays for it
 
     return float(special.stdtrit(min(df, 1e6), probability))
-
-
-def centre(values: Sequence[float]) -> float:
-    """The mean of up to two, the median of more."""
-    return fmean(values) if len(values) <= _MEAN_UP_TO else median(values)
 
 
 # The decision on speed after some launches: a verdict, or that another launch is worth its cost.

@@ -22,7 +22,7 @@ from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import WHAT_TO_DO, BaselineError, Document
 from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.judge.loss_curves import CurveBaseline
-from pytest_llmperf.judge.static.stored_step import StepBaseline
+from pytest_llmperf.judge.stored_step import StepBaseline
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.files import write_text

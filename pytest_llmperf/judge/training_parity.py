@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.parity import FP32, GRADIENT, UPDATE, TensorError, TrainingErrors
 from pytest_llmperf.records.result import Check
 
@@ -313,15 +314,13 @@ _METRICS = {GRADIENT: "gradient_error", UPDATE: "update_error"}
 
 def _checks(best: _Best) -> Iterator[Check]:
     loss, precision = max(best.losses, key=lambda one: one.times), best.first.precision
-    yield Check(
-        metric="loss_error", value=loss.error, unit="1", limit=loss.limit, detail=f"step {loss.step}, {precision}"
-    )
+    yield METRICS["loss_error"].check(loss.error, limit=loss.limit, detail=f"step {loss.step}, {precision}")
     for kind, metric in _METRICS.items():
         of_kind = [one for one in best.tensors if one.tensor.kind == kind]
         if of_kind:
             worst = max(of_kind, key=lambda one: one.times)
             detail = f"{worst.tensor.tensor}, step {worst.tensor.step}, {precision}"
-            yield Check(metric=metric, value=worst.error, unit="1", limit=worst.limit, detail=detail)
+            yield METRICS[metric].check(worst.error, limit=worst.limit, detail=detail)
 
 
 def _share(check: Check) -> float:

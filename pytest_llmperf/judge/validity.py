@@ -23,7 +23,7 @@ from pytest_llmperf.support.codec import flat
 _THROTTLED_SHARE = 0.1
 
 # A canary this far below the middle one of the stored, of at least so many; two launches a minute apart were seen to
-# differ by 11 % (clocks are still rising while it sings).
+# differ by 11 % (clocks are still rising while one runs).
 _CANARY_LOSS, _FEWEST_CANARIES = 0.25, 3
 
 # A third's median scatters about 2.4 times as much as the whole's; a drift beyond three times that is none of chance.
@@ -73,7 +73,7 @@ def circumstances(launch: Launch, tolerance: float, experience: Experience | Non
     lines = (
         *neighbours(launch.health),
         *_unwell(launch.health),
-        *(_hoarse(launch, experience) if experience and launch.environment.driver else ()),
+        *(_slow_canary(launch, experience) if experience and launch.environment.driver else ()),
         *drifting,
     )
     return Circumstances(lines, drifts=bool(drifting))
@@ -101,7 +101,7 @@ def _unwell(health: Health) -> Iterator[str]:
         yield f"{health.memory_errors} new memory error(s) on the GPU (uncorrected ECC, remapped rows)"
 
 
-def _hoarse(launch: Launch, experience: Experience) -> Iterator[str]:
+def _slow_canary(launch: Launch, experience: Experience) -> Iterator[str]:
     for name, rate in launch.canary.items():
         stored = experience.canaries.get(f"{len(launch.ranks)} {name}", ())
         usual = median(stored) if stored else 0.0

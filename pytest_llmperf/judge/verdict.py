@@ -1,7 +1,6 @@
 """From launches and a baseline to a verdict: numbers in, a decision and its reason out.
 
-What is held against what, and how much it may change, is ``policy.py``'s; how speed is decided is
-``sequential_test.py``'s.
+What is held against what, and how much it may change, is ``policy.py``'s; how speed is decided is ``stats.py``'s.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from statistics import median_high, median_low
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.policy import METRICS, Metric, Policy
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Decision, Difference, Rule, decide, interval, may_be_its_gpu
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS, Metric, measured
 from pytest_llmperf.records.result import Check, Verdict, joined_reasons, worst_of
 from pytest_llmperf.support.formats import in_sentence, percent
 
@@ -50,15 +50,15 @@ def judge(
     if found:
         return Judgement("invalid", joined_reasons(found), ())
     if baseline is None:
-        checks = [_new(name, metric, launches, policy.tolerances.get(name)) for name, metric in METRICS.items()]
+        checks = [_new(metric, launches, policy.tolerances.get(name)) for name, metric in measured().items()]
         return Judgement("new", NEW, (*checks, *extra))
-    court = _Court(
+    metrics = MetricChecks(
         launches,
         Reference.of(baseline),
         policy.difference(launches, baseline.launches),
         policy.at(launches, baseline),
     )
-    return _judged(court, extra)
+    return _judged(metrics, extra)
 
 
 def judge_pairs(
@@ -73,18 +73,18 @@ def judge_pairs(
     if found:
         return Judgement("invalid", joined_reasons(found), ())
     difference = stats.paired_difference(pairs, policy.noise)
-    return _judged(_Court(after, Reference(before, before, before), difference, policy.in_pairs()), extra)
+    return _judged(MetricChecks(after, Reference(before, before, before), difference, policy.in_pairs()), extra)
 
 
-def _judged(court: _Court, extra: Sequence[Check]) -> Judgement:
-    checks = [court.check(name, metric) for name, metric in METRICS.items()]
+def _judged(metrics: MetricChecks, extra: Sequence[Check]) -> Judgement:
+    checks = [metrics.check(metric) for metric in measured().values()]
     gating = [check for check in checks if check.verdict is not None]
     verdict = worst_of(check.verdict for check in gating)
     reason = ", ".join(sentence(check) for check in gating if check.verdict == verdict)
     if verdict == "pass":
-        reason = within_tolerance(court.launches) if gating else "no metric gates this case"
+        reason = within_tolerance(metrics.launches) if gating else "no metric gates this case"
     # What is lost was shown by as many launches as it takes: another metric's would not mend it.
-    return Judgement(verdict, reason, (*checks, *extra), court.undecided and verdict != "regressed")
+    return Judgement(verdict, reason, (*checks, *extra), metrics.undecided and verdict != "regressed")
 
 
 def joined(judgement: Judgement, checks: Sequence[Check], *, undecided: bool) -> Judgement:
@@ -112,34 +112,26 @@ def _not_comparable(launches: Sequence[Launch], baseline: Baseline | None) -> It
         yield from (f"the baseline cannot serve: {line}" for line in unusable(launch))
 
 
-# Shares of what the chip's datasheet promises.
-_OF_THE_CHIP = frozenset({"mfu", "least_memory_traffic"})
-
-
 def _impossible(extra: Sequence[Check]) -> Iterator[str]:
     for check in extra:
         if not math.isfinite(check.value):
             yield f"{check.metric} is {check.value}"
-        elif check.metric in _OF_THE_CHIP and check.value > 1:
+        elif check.value > 1 and check.metric in METRICS and METRICS[check.metric].of_the_chip:
             yield f"{check.metric} {check.value * 100:.0f} % is more than the chip can do"
 
 
-def _new(name: str, metric: Metric, launches: Sequence[Launch], tolerance: float | None) -> Check:
-    return Check(
-        metric=name,
-        value=metric.of(launches),
-        unit=metric.unit,
-        higher_is_better=metric.higher_is_better,
-        detail=_detail(name, launches),
+def _new(metric: Metric, launches: Sequence[Launch], tolerance: float | None) -> Check:
+    return metric.check(
+        metric.read(launches),
+        detail=metric.detail(launches) if metric.detail else "",
         tolerance=tolerance,
         verdict=None if tolerance is None else "new",
     )
 
 
-def highest(name: str, baseline: Baseline, policy: Policy) -> float:
-    """With how much of the metric ``name``, which is ``confirmed``, a launch passes."""
-    metric = METRICS[name]
-    return limit(metric, lasting(metric, Reference.of(baseline)), policy.tolerances[name])
+def highest(metric: Metric, baseline: Baseline, policy: Policy) -> float:
+    """With how much of ``metric``, which is ``confirmed``, a launch passes."""
+    return limit(metric, lasting(metric, Reference.of(baseline)), policy.tolerances[metric.name])
 
 
 #: The reason of a case that nothing is stored of.
@@ -168,7 +160,7 @@ class Reference:
         return cls(baseline.launches, baseline.newest, baseline.explained)
 
 
-class _Court:
+class MetricChecks:
     """One measurement against what it is held against, metric by metric."""
 
     def __init__(
@@ -178,15 +170,15 @@ class _Court:
         difference: Difference,
         policy: Policy,
     ) -> None:
-        self.launches = self._launches = launches
+        self.launches = launches
         self._policy, self._rule = policy, policy.rule
         self._reference = reference
         self._difference = difference
         self.undecided = False
 
-    def check(self, name: str, metric: Metric) -> Check:
+    def check(self, metric: Metric) -> Check:
         """The check of one metric; notes where another launch is wanted."""
-        bare = _new(name, metric, self._launches, self._policy.tolerances.get(name))
+        bare = _new(metric, self.launches, self._policy.tolerances.get(metric.name))
         by_rule = {"speed": lambda _, check: self._speed(check), "confirmed": self._confirmed, "exact": self._exact}
         return by_rule[metric.rule](metric, bare)
 
@@ -203,7 +195,7 @@ class _Court:
 
     def _wants_confirmation(self, check: Check) -> bool:
         """Whether this one launch would not pass if its GPU were known: once it is, one alone condemns nobody."""
-        if check.known_tolerance is None or len(self._launches) >= min(CONFIRMED_BY, self._rule.budget):
+        if check.known_tolerance is None or len(self.launches) >= min(CONFIRMED_BY, self._rule.budget):
             return False
         return max(self._difference.each) > math.log1p(check.known_tolerance)
 
@@ -212,12 +204,12 @@ class _Court:
         if check.tolerance is None:
             return _beside(check, reference)
         most = limit(metric, reference, check.tolerance)
-        launches, seen = horizon(self._launches) if metric.whole else (self._launches, "")
-        check = replace(check, value=metric.of(launches), detail=seen or check.detail)
+        launches, seen = horizon(self.launches) if metric.whole else (self.launches, "")
+        check = replace(check, value=metric.read(launches), detail=seen or check.detail)
         check = _beside(check, reference)
         if check.value <= most:
             return replace(check, limit=most, verdict=None if seen else "pass")
-        if sum(metric.of([launch]) > most for launch in self._launches) < CONFIRMED_BY:
+        if sum(metric.read([launch]) > most for launch in self.launches) < CONFIRMED_BY:
             # A fresh host compiles every kernel anew, once. Where the budget is one launch, it stays at that.
             self.undecided |= self._rule.budget >= CONFIRMED_BY
             return replace(check, limit=most, verdict="inconclusive", detail=check.detail or OF_ONE_LAUNCH)
@@ -225,13 +217,13 @@ class _Court:
 
     def _exact(self, metric: Metric, check: Check) -> Check:
         # Of two that differ the rest tells which one is odd.
-        newest = [metric.of([launch]) for launch in self._reference.newest]
+        newest = [metric.read([launch]) for launch in self._reference.newest]
         reference = sorted((median_low(newest), _middle(metric, self._reference.stored), median_high(newest)))[1]
         check = _beside(check, reference)
         if check.tolerance is None:
             return check
         worse, better = reference * (1 + check.tolerance), reference / (1 + check.tolerance)
-        values = [metric.of([launch]) for launch in self._launches]
+        values = [metric.read([launch]) for launch in self.launches]
         beyond, leaner = (sum(value > worse for value in values), sum(value < better for value in values))
         if beyond == len(values):
             verdict: Verdict = self._lost(len(values))
@@ -251,7 +243,7 @@ class _Court:
 
     def _lost(self, launches: int) -> Verdict:
         """Of so many launches each is beyond a limit: whether that is a loss, or another one has to say so too."""
-        enough = CONFIRMED_BY if all(map(_repeats_itself, self._launches)) else self._rule.budget
+        enough = CONFIRMED_BY if all(map(_repeats_itself, self.launches)) else self._rule.budget
         if launches >= min(enough, self._rule.budget):
             return "regressed"
         self.undecided = True
@@ -271,20 +263,20 @@ def within_tolerance(launches: Sequence[Launch]) -> str:
 
 
 @dataclass(frozen=True)
-class Speed:
-    """What a difference says of one metric."""
+class Decided:
+    """One check, and whether another launch is worth its cost."""
 
     check: Check
     undecided: bool
 
 
-def speed_check(check: Check, difference: Difference, rule: Rule) -> Speed:
+def speed_check(check: Check, difference: Difference, rule: Rule) -> Decided:
     """``check``, of which the value and the tolerance are known, by how much slower its launches are."""
     ratio = math.exp(-difference.log if check.higher_is_better else difference.log)
     low, high = sorted(math.expm1(-log if check.higher_is_better else log) for log in interval(difference))
     check = replace(check, baseline=check.value / ratio, change=ratio - 1, low=low, high=high)
     if check.tolerance is None:
-        return Speed(check, undecided=False)
+        return Decided(check, undecided=False)
     decision = decide(difference, check.tolerance, rule)
     sign = -1 if check.higher_is_better else 1
     # Told as the metric changes: a step that takes twice as long is half the rate.
@@ -296,7 +288,7 @@ def speed_check(check: Check, difference: Difference, rule: Rule) -> Speed:
         verdict=decision.verdict or "inconclusive",
         detail=check.detail or "; ".join(filter(None, [_of_gpus(difference), _blind(decision, check.tolerance)])),
     )
-    return Speed(check, undecided=decision.verdict is None)
+    return Decided(check, undecided=decision.verdict is None)
 
 
 def lasting(metric: Metric, held: Reference) -> float:
@@ -312,7 +304,7 @@ def limit(metric: Metric, reference: float, tolerance: float) -> float:
 
 
 def _middle(metric: Metric, launches: Sequence[Launch]) -> float:
-    return median_low(metric.of([launch]) for launch in launches)
+    return median_low(metric.read([launch]) for launch in launches)
 
 
 def _beside(check: Check, reference: float) -> Check:
@@ -338,14 +330,6 @@ def _of_gpus(difference: Difference) -> str:
         return ""
     way = "slower" if difference.of_gpus > 0 else "faster"
     return f"its GPU is {way} by {percent:.1f} %, as other cases and calibrations tell: no part of the change"
-
-
-def _detail(name: str, launches: Sequence[Launch]) -> str:
-    if name != "peak_reserved_bytes" or len(launches[0].ranks) == 1:
-        return ""
-    told = min(launches, key=lambda launch: launch.peak_reserved_bytes)
-    worst = told.fullest_rank
-    return f"worst on rank {worst.rank} of {len(told.ranks)} ({worst.host}, {worst.device})"
 
 
 def _repeats_itself(launch: Launch) -> bool:

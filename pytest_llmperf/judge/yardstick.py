@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_llmperf.judge.exact import METRICS, changes, count_of
+from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Difference, Outlook, Rule, paired_difference, quantile
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import MEMORY, RATE, counts
 
 # Lineage: which candidates may still be the first bad one, and which of them tells most of the others. Pure.
 
@@ -118,7 +119,6 @@ CRITERIA: tuple[By, ...] = ("speed", "memory", "counts", "evidence")
 _ON_CPU: tuple[By, ...] = ("counts", "speed", "memory", "evidence")
 
 _CONFIRMED = 2
-_RATE, _MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
 # Two are the same where the interval of their difference, a logarithm, is within this.
 _SAME = 0.003
 _MIDDLE = 0.5
@@ -142,20 +142,14 @@ class Yardstick:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What some pairs say; ``goes_on``: another pair is worth its cost."""
+class Look:
+    """What some pairs say, by themselves or of the ends; ``goes_on``: another pair is worth its cost."""
 
     goes_on: bool
     side: Side | None = None
     reason: str = ""
-
-
-@dataclass(frozen=True)
-class EndsTold:
-    """The same of the ends: ``None`` and not ``goes_on`` is a tie."""
-
-    goes_on: bool
     yardstick: Yardstick | None = None
+    """Of the ends; neither this nor ``goes_on``: a tie."""
 
 
 def criteria(by: By | None, *, on_cpu: bool) -> Sequence[By]:
@@ -163,37 +157,37 @@ def criteria(by: By | None, *, on_cpu: bool) -> Sequence[By]:
     return (by,) if by else _ON_CPU if on_cpu else CRITERIA
 
 
-def compared_ends(pairs: Pairs, policy: Policy, order: Sequence[By], *, alpha: float, budget: int) -> EndsTold:
+def compared_ends(pairs: Pairs, policy: Policy, order: Sequence[By], *, alpha: float, budget: int) -> Look:
     """In what good and bad differ by ``pairs`` of (good, bad): the first of ``order`` that tells them apart."""
     for one in order:
         if one == "speed":
             difference = paired_difference(pairs, policy.noise)
             # A user who asks for speed has looked at it; else a CPU's clock tells what is far beyond its noise.
-            least = 0.0 if len(order) == 1 or order == CRITERIA else math.log1p(policy.in_pairs().tolerances[_RATE])
+            least = 0.0 if len(order) == 1 or order == CRITERIA else math.log1p(policy.in_pairs().tolerances[RATE])
             if is_shown(difference.log, difference, alpha / 2, budget) and abs(difference.log) > least:
                 if _is_confirmed(difference, budget):
-                    return EndsTold(False, Yardstick("speed", difference.log, difference.error))
+                    return Look(False, yardstick=Yardstick("speed", difference.log, difference.error))
                 if len(pairs) < budget:
-                    return EndsTold(True)
+                    return Look(True)
             elif _may_show(difference, least, alpha / 2, budget):
-                return EndsTold(True)
+                return Look(True)
         elif (found := _exact(one, pairs, policy)) is not None:
-            return EndsTold(False, found)
-    return EndsTold(False)
+            return Look(False, yardstick=found)
+    return Look(False)
 
 
-def side_of(pairs: Pairs, yardstick: Yardstick, policy: Policy, *, alpha: float, budget: int) -> Told:
+def side_of(pairs: Pairs, yardstick: Yardstick, policy: Policy, *, alpha: float, budget: int) -> Look:
     """On which side of the middle the second of ``pairs`` is; the first is the good end."""
     if yardstick.by != "speed":
         position = _position(pairs, yardstick)
         if position is None:
-            return Told(False, "skipped", f"its launches do not tell of {yardstick.metric or yardstick.by}")
-        return Told(False, "bad" if position > _MIDDLE else "good")
+            return Look(False, "skipped", f"its launches do not tell of {yardstick.metric or yardstick.by}")
+        return Look(False, "bad" if position > _MIDDLE else "good")
     difference = paired_difference(pairs, policy.noise)
     return side_of_difference(difference, yardstick, alpha=alpha, budget=budget)
 
 
-def side_of_difference(difference: Difference, yardstick: Yardstick, *, alpha: float, budget: int) -> Told:
+def side_of_difference(difference: Difference, yardstick: Yardstick, *, alpha: float, budget: int) -> Look:
     """The same of speed: Wald's test (1945) of "as good" against "as bad", by the change that is sure at least."""
     size = yardstick.size
     beyond = math.copysign(1.0, size) * (difference.log - size / 2)
@@ -204,16 +198,16 @@ def side_of_difference(difference: Difference, yardstick: Yardstick, *, alpha: f
     needed = heavier * math.log(1 / alpha)
     reach = needed * difference.error**2 / sure if sure else math.inf
     if abs(beyond) > min(reach, quantile(1 - alpha / budget, difference.df) * difference.error):
-        return Told(False, "bad" if beyond > 0 else "good")
+        return Look(False, "bad" if beyond > 0 else "good")
     ahead = Outlook.of(difference, Rule(alpha=alpha, budget=budget))
     nearest = needed * ahead.error**2 / sure if sure else math.inf
     if ahead.left and abs(beyond) + ahead.moves > min(
         nearest, quantile(1 - alpha / budget, difference.df) * ahead.error
     ):
-        return Told(True)
+        return Look(True)
     num = len(difference.each)
     where = f"{math.expm1(difference.log):+.1%} of step time, too near the middle between good and bad"
-    return Told(False, "skipped", f"undecided by {num} pair{'s' * (num > 1)}: {where}")
+    return Look(False, "skipped", f"undecided by {num} pair{'s' * (num > 1)}: {where}")
 
 
 def is_shown(beyond: float, difference: Difference, alpha: float, budget: int) -> bool:
@@ -239,11 +233,11 @@ def _exact(by: By, pairs: Pairs, policy: Policy) -> Yardstick | None:
     (before, after) = pairs[-1]
     if by == "memory":
         log = _memory_log(pairs)
-        return Yardstick(by, log) if abs(log) > math.log1p(policy.in_pairs().tolerances[_MEMORY]) else None
+        return Yardstick(by, log) if abs(log) > math.log1p(policy.in_pairs().tolerances[MEMORY]) else None
     if by == "evidence":
         lines = frozenset(changes((after,), (before,)))
         return Yardstick(by, lines=lines) if lines else None
-    for metric in METRICS:
+    for metric in counts():
         then, now = count_of(before, metric), count_of(after, metric)
         if then is not None and now is not None and then != now:
             return Yardstick(by, metric=metric, ends=(then, now))

@@ -11,8 +11,8 @@ from pytest_llmperf.engine.dry_run import plan_lines, skip_lines
 from pytest_llmperf.engine.run import Run
 from pytest_llmperf.engine.run_end import idle_line
 from pytest_llmperf.engine.stale_baselines import listed
-from pytest_llmperf.judge.host_shift import host_shift
-from pytest_llmperf.judge.static.step_checks import upgrade_lines
+from pytest_llmperf.judge.run_effects import host_shift
+from pytest_llmperf.judge.static_step_checks import upgrade_lines
 from pytest_llmperf.plugin.benchmark import unwritten
 from pytest_llmperf.report.summary_table import summary_lines, wide_gates
 from pytest_llmperf.report.text import fold, leaving

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import formatted, label
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Check
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import formats
@@ -110,10 +111,10 @@ def _table(result: CaseResult) -> list[str]:
 
 def _row(check: Check) -> tuple[str, ...]:
     return (
-        one_line(formats.label(check.metric)),
-        formats.figure(check.metric, check.value, check.unit),
-        formats.figure(check.metric, check.baseline, check.unit),
-        formats.figure(check.metric, check.limit, check.unit),
+        one_line(label(check.metric)),
+        formatted(check.metric, check.value, check.unit),
+        formatted(check.metric, check.baseline, check.unit),
+        formatted(check.metric, check.limit, check.unit),
         formats.percent(check.change),
         formats.ABSENT if check.is_wide else formats.share(check.detectable),
         one_line(check.verdict or ""),
@@ -122,10 +123,7 @@ def _row(check: Check) -> tuple[str, ...]:
 
 def _figures(result: CaseResult) -> list[str]:
     """A new case has nothing to stand beside: its figures in one line."""
-    figures = [
-        f"{formats.label(check.metric)} {formats.figure(check.metric, check.value, check.unit)}"
-        for check in _gating(result)
-    ]
+    figures = [f"{label(check.metric)} {formatted(check.metric, check.value, check.unit)}" for check in _gating(result)]
     measured = _measured(result.launches)
     if not figures:
         return [_INDENT + measured]
@@ -133,7 +131,7 @@ def _figures(result: CaseResult) -> list[str]:
 
 
 def _details(result: CaseResult) -> list[str]:
-    lines = [f"{formats.label(check.metric)}: {check.detail}" for check in _gating(result) if check.detail]
+    lines = [f"{label(check.metric)}: {check.detail}" for check in _gating(result) if check.detail]
     return _some(lines, _MOST_DETAILS)
 
 

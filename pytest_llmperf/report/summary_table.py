@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from pytest_llmperf.records.metrics import METRICS, RATE, cell, columns
 from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
 from pytest_llmperf.report.failure_message import explained
 from pytest_llmperf.report.table import Column, render
@@ -16,12 +17,9 @@ from pytest_llmperf.support import formats
 # What is said where speed is no gate, as on a CPU unless somebody chose a tolerance. Pure.
 
 
-_RATE = "tokens_per_second_per_gpu"
-
-
 def wide_gates(results: Sequence[CaseResult]) -> str:
     """A line where a slow-down by a multiple passes; else empty."""
-    checks = filter(None, (result.check(_RATE) for result in results))
+    checks = filter(None, (result.check(RATE) for result in results))
     return no_gate_of_speed(check.times_slower for check in checks)
 
 
@@ -125,8 +123,6 @@ def _number(figure: str) -> float:
 
 # A failing case has said why in its own message.
 _EXPLAINED = frozenset({"pass", "regressed", "invalid", "new"})
-# Less than that is how long any loader takes.
-_LEAST_DATA_WAIT = 0.05
 _MOST_SOURCES, _MOST_LINES = 3, 8
 
 
@@ -175,29 +171,22 @@ def summary_lines(
 def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None) -> list[Column]:
     """The columns that have something to show; the case and its verdict always have."""
 
-    def cells(metric: str) -> list[str]:
-        return [_cell(result, metric) for result in results]
-
-    def changes(metric: str) -> list[str]:
-        return [formats.percent(check.change if (check := result.check(metric)) else None) for result in results]
-
-    columns = [
+    figures = []
+    for name, column in columns("summary").items():
+        checks = [result.check(name) for result in results]
+        is_told = [not column.beside or result.check(column.beside) is not None for result in results]
+        shown = [
+            cell(name, check.value, check.unit) if check and told else formats.ABSENT
+            for check, told in zip(checks, is_told, strict=True)
+        ]
+        figures.append(Column(column.heading, shown))
+        if METRICS[name].of:
+            figures.append(Column("change", [formats.percent(check.change if check else None) for check in checks]))
+        if name == RATE:
+            figures.append(Column("detectable", [_detectable(result) for result in results]))
+    found = [
         Column("case", [one_line(result.id, encoding) or formats.ABSENT for result in results], right=False),
-        Column("tokens/s/GPU", cells("tokens_per_second_per_gpu")),
-        Column("change", changes("tokens_per_second_per_gpu")),
-        Column("detectable", [_detectable(result) for result in results]),
-        Column("memory", cells("peak_reserved_bytes")),
-        Column("change", changes("peak_reserved_bytes")),
-        Column("MFU", cells("mfu")),
-        Column("efficiency", cells("scaling_efficiency")),
-        Column("real tokens", cells("real_tokens_per_second_per_gpu")),
-        Column("communication", cells("communication_share")),
-        Column("waits for data", [_data_waits(result) for result in results]),
-        Column("operators", [_operators(result) for result in results]),
-        Column("arithmetic", cells("flops_per_step")),
-        Column("predicted", cells("predicted_peak_bytes")),
-        Column("energy", cells("joules_per_token")),
-        Column("a million tokens", cells("price_per_million_tokens")),
+        *figures,
         Column(
             "verdict",
             [one_line(_outcome(result), encoding) or formats.ABSENT for result in results],
@@ -207,7 +196,7 @@ def _columns(results: Sequence[CaseResult], glyphs: Glyphs, encoding: str | None
         Column("reference", [one_line(_reference(result, glyphs), encoding) for result in results], right=False),
     ]
     kept = ("case", "verdict")
-    return [c for c in columns if c.heading in kept or any(cell != formats.ABSENT for cell in c.cells)]
+    return [c for c in found if c.heading in kept or any(cell != formats.ABSENT for cell in c.cells)]
 
 
 def _outcome(result: CaseResult) -> str:
@@ -220,28 +209,10 @@ def _outcome(result: CaseResult) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _data_waits(result: CaseResult) -> str:
-    """The share of a step, where it can be seen at all."""
-    check = result.check("data_wait_share")
-    return formats.ABSENT if check is None or check.value < _LEAST_DATA_WAIT else formats.share(check.value)
-
-
 def _detectable(result: CaseResult) -> str:
     """The smallest slow-down that this case would have told; not where speed is no gate, which a line below says."""
-    check = result.check("tokens_per_second_per_gpu")
+    check = result.check(RATE)
     return formats.share(check.detectable) if check is not None and not check.is_wide else formats.ABSENT
-
-
-def _operators(result: CaseResult) -> str:
-    """Of a step that was told without a launch; of one that was traced its kernels are told where they moved."""
-    return _cell(result, "operators_per_step") if result.check("predicted_peak_bytes") else formats.ABSENT
-
-
-def _cell(result: CaseResult, metric: str) -> str:
-    check = result.check(metric)
-    if check is None:
-        return formats.ABSENT
-    return formats.memory(check.value) if check.unit == "bytes" else formats.figure(metric, check.value, check.unit)
 
 
 def _reference(result: CaseResult, glyphs: Glyphs) -> str:

@@ -26,7 +26,7 @@ from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_llmperf.judge.baseline import Baseline
-    from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
+    from pytest_llmperf.judge.gpu_knowledge import Knowledge
     from pytest_llmperf.judge.noise import Experience
     from pytest_llmperf.judge.stats import Rule
     from pytest_llmperf.launch.device import Gpu
@@ -148,7 +148,7 @@ class Context:
     @cached_property
     def knowledge_stored(self) -> Knowledge | None:
         """What they show of its GPUs; ``None``: too little to tell GPUs and cases apart, or it is a CPU."""
-        from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
+        from pytest_llmperf.judge.gpu_knowledge import Knowledge
 
         return None if self.on_cpu or self.settings.against else Knowledge.of(self.stored_launches)
 

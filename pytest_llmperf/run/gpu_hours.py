@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_llmperf.analysis.cost import Price, price_per_million, tokens_per_price
+from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check
 from pytest_llmperf.records.results_document import Planned
 
 _HOUR = 3600
-_RATE = "tokens_per_second_per_gpu"
 
 
 def priced(results: Sequence[CaseResult], price: Price | None) -> list[CaseResult]:
@@ -22,12 +22,12 @@ def priced(results: Sequence[CaseResult], price: Price | None) -> list[CaseResul
 
 
 def _costs(result: CaseResult, price: Price) -> tuple[Check, ...]:
-    rate = result.check(_RATE)
+    rate = result.check(RATE)
     if rate is None or rate.value <= 0:
         return ()
     per_million, tokens = price_per_million(rate.value, price.gpu_hour), tokens_per_price(rate.value, price.gpu_hour)
     return (
-        Check(metric="price_per_million_tokens", value=per_million, unit=price.currency),
+        replace(METRICS["price_per_million_tokens"].check(per_million), unit=price.currency),
         Check(metric="tokens_per_price", value=tokens, unit=f"tokens/{price.currency}"),
     )
 

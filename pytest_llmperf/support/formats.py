@@ -15,56 +15,6 @@ _MINUTE, _HOUR = 60, 3600
 # From here on a figure's first decimal is noise.
 _WHOLE_FROM = 100
 
-_LABELS = {
-    "tokens_per_second_per_gpu": "tokens/s/GPU",
-    "tokens_per_second": "tokens/s",
-    "step_seconds": "step",
-    "first_step_seconds": "first step",
-    "start_seconds": "start",
-    "imports_seconds": "imports",
-    "model_seconds": "model",
-    "checkpoint_seconds": "checkpoint",
-    "checkpoint_bytes": "checkpoint's size",
-    "peak_reserved_bytes": "peak memory",
-    "peak_allocated_bytes": "peak allocated",
-    "stall_share": "stalls",
-    "allocated_growth_bytes": "memory growth a step",
-    "throughput_ratio": "throughput ratio",
-    "memory_ratio": "memory ratio",
-    "loss_difference": "loss difference",
-    "mfu": "MFU",
-    "final_loss": "final loss",
-    "first_loss": "first loss",
-    "max_micro_batch_size": "max micro batch",
-    "scaling_efficiency": "scaling efficiency",
-    "communication_share": "communication",
-    "data_wait_seconds": "waits for data",
-    "data_wait_share": "of a step",
-    "real_tokens_per_second_per_gpu": "real tokens",
-    "real_token_share": "no padding",
-    "joules_per_token": "energy",
-    "price_per_million_tokens": "a million tokens",
-    "speed_up": "speed-up",
-    "global_batch_tokens": "global batch",
-    "kernels_per_step": "kernels a step",
-    "operators_per_step": "operators a step",
-    "copies_per_step": "copies a step",
-    "synchronisations_per_step": "synchronisations a step",
-    "graph_breaks": "graph breaks",
-    "allocator_retries": "allocator's retries",
-    "flops_per_step": "arithmetic",
-    "predicted_peak_bytes": "predicted memory",
-}
-_SHARES = frozenset(
-    {"mfu", "least_memory_traffic", "scaling_efficiency", "communication_share", "data_wait_share", "stall_share"}
-    | {"real_token_share"}
-)
-
-
-def label(metric: str) -> str:
-    """The metric's name in a table; a metric that is not known here keeps its own."""
-    return _LABELS.get(metric, metric)
-
 
 def tokens_per_second(value: float | None) -> str:
     """``71783`` -> ``71,783``; a slow CPU's rate keeps its decimals."""
@@ -139,16 +89,12 @@ def elapsed(value: float) -> str:
 _COUNT_FROM = 100.0
 
 
-def figure(metric: str, value: float | None, unit: str) -> str:
-    """A metric's value in the unit a person reads; memory with two decimals, so that a value and its limit differ."""
+def figure(value: float | None, unit: str) -> str:
+    """A value in the unit a person reads; memory with two decimals, so that a value and its limit differ."""
     if not _finite(value):
         return ABSENT
-    if unit in _BY_UNIT:
-        return _BY_UNIT[unit](value)
-    if metric == "price_per_million_tokens":
-        return f"{value:.3g} {unit}"
-    if metric in _SHARES:
-        return share(value)
+    if unit in BY_UNIT:
+        return BY_UNIT[unit](value)
     if unit == "1" and abs(value) >= _COUNT_FROM:
         return f"{value:,.7g}"
     return f"{value:.5g}" if unit in ("", "1") else f"{value:.5g} {unit}"
@@ -181,7 +127,8 @@ def flops(value: float) -> str:
     return f"{value:,.0f} FLOP"
 
 
-_BY_UNIT: Mapping[str, Callable[[float], str]] = {
+#: How values of these units are shown.
+BY_UNIT: Mapping[str, Callable[[float], str]] = {
     "bytes": lambda value: memory(value, decimals=2),
     "s": seconds,
     "tokens/s": tokens_per_second,

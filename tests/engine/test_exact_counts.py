@@ -12,6 +12,7 @@ import pytest
 from pytest_llmperf.judge.baseline import StoredTrace
 from pytest_llmperf.judge.exact import count_checks, trace_notes
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import formatted
 from pytest_llmperf.records.trace import merged
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.support import codec, formats
@@ -247,5 +248,5 @@ def test_a_kernel_more_on_one_rank_of_32_is_seen_in_the_figures() -> None:
     assert check.verdict == "changed"
     assert check.detail == "more: norm (0.0312 a step); means of 32 ranks, which differ"
     assert formats.in_sentence(check.value, check.unit) == "2,033.031"
-    assert formats.figure(check.metric, check.value, check.unit) == "2,033.031"
-    assert formats.figure(check.metric, check.baseline, check.unit) == "2,033"
+    assert formatted(check.metric, check.value, check.unit) == "2,033.031"
+    assert formatted(check.metric, check.baseline, check.unit) == "2,033"

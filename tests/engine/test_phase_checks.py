@@ -10,10 +10,11 @@ import pytest
 
 from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.judge.phase_checks import phase_checks
-from pytest_llmperf.judge.policy import PHASES, Policy
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.judge.verdict import Reference
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS, phases
 from tests.engine.conftest import SPEC, Engine
 from tests.fakes import Fake, launch_of
 
@@ -133,10 +134,10 @@ def held(*phases: dict[str, float], start: str = "cold") -> Reference:
 
 
 @pytest.mark.parametrize("kind", ["for_gpu", "for_cpu"])
-@pytest.mark.parametrize("metric", PHASES)
+@pytest.mark.parametrize("metric", phases())
 def test_both_the_share_and_the_seconds_are_tolerated(kind: str, metric: str) -> None:
     policy: Policy = getattr(Policy, kind)()
-    phase, slack, share = metric.removesuffix("_seconds"), PHASES[metric].slack, policy.tolerances[metric]
+    phase, slack, share = metric.removesuffix("_seconds"), METRICS[metric].slack, policy.tolerances[metric]
     for usual in (0.0, 0.5, 40.0):
         most = max(usual * (1 + share), usual + slack)
         for seconds, verdict in ((most, "pass"), (most + 0.01, "regressed")):
@@ -154,5 +155,5 @@ def test_a_run_whose_launches_began_differently_asks_for_two_that_are_alike() ->
 
 
 def test_no_phase_is_a_tolerance_that_a_user_cannot_set() -> None:
-    wide: dict[str, Any] = dict.fromkeys(PHASES, 0.5)
+    wide: dict[str, Any] = dict.fromkeys(phases(), 0.5)
     assert Policy.for_gpu().merged(wide).tolerances["imports_seconds"] == 0.5

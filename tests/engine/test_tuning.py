@@ -21,7 +21,7 @@ from pytest_llmperf.engine.tuning.final import Final, Knowledge
 from pytest_llmperf.engine.tuning.forecast import StepPredictions
 from pytest_llmperf.engine.tuning.trials import Share, Tried, Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Standing, Tuner
-from pytest_llmperf.judge.tuning.objective import OBJECTIVES
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES
 from pytest_llmperf.launch import local, machine
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine

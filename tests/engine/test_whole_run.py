@@ -13,7 +13,7 @@ from pytest_llmperf.engine import whole_run
 from pytest_llmperf.engine.baseline_comparison import ONE_SESSION
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.whole_run import judged_together
-from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
+from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.judge.verdict import WAITS

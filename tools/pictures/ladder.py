@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_llmperf.analysis.ladder import Rung
-from pytest_llmperf.judge.stats import pooled_tokens_per_second
 from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.records.metrics import pooled_tokens_per_second
 from pytest_llmperf.support.units import GIB
 
 _OURS, _PUBLISHED = "one H200, this project", "H100 64 GB, as published"

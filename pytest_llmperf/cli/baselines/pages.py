@@ -10,8 +10,6 @@ from statistics import fmean
 from typing import Any
 
 from pytest_llmperf.cli.baseline_folder import (
-    MEMORY,
-    RATE,
     Shelf,
     Stored,
     StoredCapacity,
@@ -29,8 +27,8 @@ from pytest_llmperf.judge.baseline_file import Accepted
 from pytest_llmperf.judge.batch_size_baseline import METRIC
 from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.loss_curves import CurveBaseline, spans, spreads
-from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.records.launch import Environment, Launch
+from pytest_llmperf.records.metrics import MEMORY, RATE, label, measured
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.support import formats
 
@@ -52,8 +50,8 @@ def _list_table(baselines: Sequence[Baseline], screen: Screen) -> list[str]:
     return table(
         [
             Column("case", [plain(one.id) for one in baselines], right=False),
-            Column(formats.label(RATE), [shown(RATE, figure(one, RATE)) for one in baselines]),
-            Column(formats.label(MEMORY), [shown(MEMORY, figure(one, MEMORY)) for one in baselines]),
+            Column(label(RATE), [shown(RATE, figure(one, RATE)) for one in baselines]),
+            Column(label(MEMORY), [shown(MEMORY, figure(one, MEMORY)) for one in baselines]),
             Column("launches", [str(len(one.launches)) for one in baselines]),
             Column("sessions", [str(one.sessions) for one in baselines]),
             Column("maturity", [one.maturity for one in baselines], right=False),
@@ -138,7 +136,7 @@ def show_page(stored: Stored, screen: Screen) -> list[str]:
         *facts(
             {
                 **_about(stored, baseline.spec),
-                "baseline": f"{_figures({name: figure(baseline, name) for name in METRICS})} ({size_of(baseline)})",
+                "baseline": f"{_figures({name: figure(baseline, name) for name in measured()})} ({size_of(baseline)})",
                 "best": best_figures(baseline),
                 "anchor": f"{_figures(baseline.anchor.metrics)} of {_day(baseline.anchor)}",
                 "since then": _since_the_anchor(baseline),
@@ -160,7 +158,7 @@ def _chosen(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figures(metrics: Mapping[str, float]) -> str:
-    return f"{shown(RATE, metrics.get(RATE))} {formats.label(RATE)}, {shown(MEMORY, metrics.get(MEMORY))}"
+    return f"{shown(RATE, metrics.get(RATE))} {label(RATE)}, {shown(MEMORY, metrics.get(MEMORY))}"
 
 
 def best_figures(baseline: Baseline) -> str:
@@ -172,7 +170,7 @@ def best_figures(baseline: Baseline) -> str:
 
 def _since_the_anchor(baseline: Baseline) -> str:
     changes = {name: change(figure(baseline, name), baseline.anchor.metrics.get(name)) for name in (RATE, MEMORY)}
-    return ", ".join(f"{formats.label(name)} {formats.percent(value)}" for name, value in changes.items())
+    return ", ".join(f"{label(name)} {formats.percent(value)}" for name, value in changes.items())
 
 
 def _launch_table(launches: Sequence[Launch], screen: Screen) -> list[str]:
@@ -182,9 +180,9 @@ def _launch_table(launches: Sequence[Launch], screen: Screen) -> list[str]:
             Column("started", [plain(launch.started_at) for launch in launches], right=False),
             Column("site", [short_site(launch.site) for launch in launches], right=False),
             Column("median step", [f"{launch.median_step_seconds:.4g} s" for launch in launches]),
-            Column(formats.label(RATE), [shown(RATE, launch.tokens_per_second_per_gpu) for launch in launches]),
+            Column(label(RATE), [shown(RATE, launch.tokens_per_second_per_gpu) for launch in launches]),
             Column("vs mean", [formats.percent(launch.tokens_per_second_per_gpu / mean - 1) for launch in launches]),
-            Column(formats.label(MEMORY), [shown(MEMORY, float(launch.peak_reserved_bytes)) for launch in launches]),
+            Column(label(MEMORY), [shown(MEMORY, float(launch.peak_reserved_bytes)) for launch in launches]),
             Column("steps", [str(len(launch.step_seconds)) for launch in launches]),
             Column("steady from", [f"step {launch.steady.start + 1}" for launch in launches], right=False),
         ],
@@ -210,10 +208,10 @@ def history_page(stored: Stored, screen: Screen) -> list[str]:
     anchor = baseline.anchor.metrics.get(RATE)
     columns = [
         Column("accepted", [_day(entry) for entry in history], right=False),
-        Column(formats.label(RATE), [shown(RATE, rate) for rate in rates]),
+        Column(label(RATE), [shown(RATE, rate) for rate in rates]),
         Column("vs before", [formats.percent(change(*pair)) for pair in zip(rates, [None, *rates], strict=False)]),
         Column("vs anchor", [formats.percent(change(rate, anchor)) for rate in rates]),
-        Column(formats.label(MEMORY), [shown(MEMORY, entry.metrics.get(MEMORY)) for entry in history]),
+        Column(label(MEMORY), [shown(MEMORY, entry.metrics.get(MEMORY)) for entry in history]),
         *_why(history),
     ]
     return [f"{plain(baseline.id)} on {plain(baseline.machine)}", *table(columns, screen)]
@@ -260,10 +258,10 @@ def diff_page(a: Stored, b: Stored, screen: Screen) -> list[str]:
 
 
 def _figure_table(a: Baseline, b: Baseline, screen: Screen) -> list[str]:
-    pairs = {name: (figure(a, name), figure(b, name)) for name in METRICS}
+    pairs = {name: (figure(a, name), figure(b, name)) for name in measured()}
     return table(
         [
-            Column("", [formats.label(name) for name in pairs], right=False),
+            Column("", [label(name) for name in pairs], right=False),
             Column("A", [shown(name, mine) for name, (mine, _) in pairs.items()]),
             Column("B", [shown(name, theirs) for name, (_, theirs) in pairs.items()]),
             Column("B/A", [_ratio(mine, theirs) for mine, theirs in pairs.values()]),
@@ -325,7 +323,7 @@ def _pair_table(pairs: Sequence[Pair], screen: Screen) -> list[str]:
     for name in (RATE, MEMORY):
         values = [(figure(mine.baseline, name), figure(theirs.baseline, name)) for mine, theirs in pairs]
         columns += [
-            Column(f"{formats.label(name)} A", [shown(name, mine) for mine, _ in values]),
+            Column(f"{label(name)} A", [shown(name, mine) for mine, _ in values]),
             Column("B", [shown(name, theirs) for _, theirs in values]),
             Column("B/A", [_ratio(*pair) for pair in values]),
         ]

@@ -17,7 +17,7 @@ from pytest_llmperf.cli.history.pages import case_page, list_page
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.engine.history.history import History, of_project
 from pytest_llmperf.engine.history.machine_noise import scattering
-from pytest_llmperf.judge.history.histories import histories
+from pytest_llmperf.judge.case_histories import histories
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.run.reading import usual_history
 from pytest_llmperf.run.revision import project_of

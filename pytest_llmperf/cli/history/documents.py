@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pytest_llmperf.judge.history.histories import CaseHistory, Segment
+from pytest_llmperf.judge.case_histories import CaseHistory, Segment
 from pytest_llmperf.records.past_result import PastResult
 
 SCHEMA = 1

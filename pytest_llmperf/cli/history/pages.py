@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pytest_llmperf.cli.screen import Screen, plain, table
-from pytest_llmperf.judge.history.histories import CaseHistory, Change, Segment
+from pytest_llmperf.judge.case_histories import CaseHistory, Change, Segment
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import ASCII

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.analysis.ladder import Gain, Rung, gains, largest_jump, step_before
 from pytest_llmperf.cli.answer import CaseError
-from pytest_llmperf.cli.baseline_folder import MEMORY, RATE, Shelf, figure
+from pytest_llmperf.cli.baseline_folder import Shelf, figure
 from pytest_llmperf.cli.baselines.pages import settings_differences
 from pytest_llmperf.cli.report import tables
 from pytest_llmperf.cli.report.tables import Scaling
 from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.report.table import Column, escaped, markdown
 from pytest_llmperf.support import formats
 

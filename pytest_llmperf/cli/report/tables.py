@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from pytest_llmperf.analysis import ladder
 from pytest_llmperf.analysis.ladder import Rung, Width
-from pytest_llmperf.cli.baseline_folder import MEMORY, RATE, Shelf, figure
+from pytest_llmperf.cli.baseline_folder import Shelf, figure
 from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.judge.baseline import Baseline
+from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.report.table import Column, escaped, markdown
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats

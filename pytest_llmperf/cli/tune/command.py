@@ -21,7 +21,7 @@ from pytest_llmperf.engine.run import Run
 from pytest_llmperf.engine.tuning.trials import Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Tuner
 from pytest_llmperf.judge.store import BaselineStore
-from pytest_llmperf.judge.tuning.objective import OBJECTIVES
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.options import TUNE

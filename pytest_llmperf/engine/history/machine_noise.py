@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from pytest_llmperf.judge.history.histories import Scattering
+from pytest_llmperf.judge.case_histories import Scattering
 from pytest_llmperf.judge.noise import Experience, Noise
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.store import BaselineStore

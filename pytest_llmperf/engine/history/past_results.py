@@ -12,12 +12,14 @@ from typing import Any
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Launch, Place
+from pytest_llmperf.records.metrics import MEMORY
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
+from pytest_llmperf.records.trace import COUNTED
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import codec
 
 #: Exact ones, of a traced step.
-COUNTS = ("kernels_per_step", "operators_per_step", "copies_per_step", "synchronisations_per_step")
+COUNTS = tuple(COUNTED)
 
 #: A launch that misbehaved on purpose is no history.
 _FAULT = "LLMPERF_INJECT"
@@ -62,7 +64,7 @@ def _past(result: Result, document: RunDocument, run: str) -> PastResult | None:
         launches=tuple(launches),
         tokens_per_step=sum(rank.tokens_per_step for rank in records[0].ranks),
         ranks=max(1, len(records[0].ranks)),
-        peak_reserved_bytes=result.figure("peak_reserved_bytes").value,
+        peak_reserved_bytes=result.figure(MEMORY).value,
         versions=_versions(records[0].environment),
         revision=revision_of(document),
         project=document.told.project,

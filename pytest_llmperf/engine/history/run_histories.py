@@ -11,7 +11,7 @@ from pytest_llmperf.engine.history.history import History, of_project
 from pytest_llmperf.engine.history.machine_noise import scattering
 from pytest_llmperf.engine.history.past_results import past_results
 from pytest_llmperf.engine.run_page.run_document import RunDocument
-from pytest_llmperf.judge.history.histories import CaseHistory, histories
+from pytest_llmperf.judge.case_histories import CaseHistory, histories
 from pytest_llmperf.report.text import one_line
 
 

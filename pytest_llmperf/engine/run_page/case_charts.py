@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from pytest_llmperf.analysis.formulas import PARTS
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument
-from pytest_llmperf.engine.run_page.stored_figures import MEMORY, RATE, StoredFigures
+from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.phases import total
 from pytest_llmperf.records.results_document import Figure
 from pytest_llmperf.report.page.page_model import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from pytest_llmperf.engine.run_page.case_charts import (
     detectable_words,
@@ -16,9 +16,11 @@ from pytest_llmperf.engine.run_page.case_charts import (
 )
 from pytest_llmperf.engine.run_page.case_name import CaseName
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument
-from pytest_llmperf.engine.run_page.stored_figures import MEMORY, RATE, StoredFigures
+from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.engine.run_page.trace_charts import trace_tables
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS, RATE, columns, formatted, label
+from pytest_llmperf.records.metrics import cell as metric_cell
 from pytest_llmperf.records.results_document import TEST, Figure
 from pytest_llmperf.records.trace import COUNTED
 from pytest_llmperf.report.page.page_model import Case, Cell, Chart, Details, Table
@@ -30,52 +32,44 @@ from pytest_llmperf.support import formats
 #: The heading of the column that is there where several runs are.
 RUN = "run"
 
-_PREDICTED = "predicted_peak_bytes"
-
 
 def headings(documents: Sequence[RunDocument]) -> tuple[str, ...]:
     """After case and verdict."""
     results = [result for document in documents for result in document.results]
-    told = [
-        name for name, cell in _CELLS.items() if any(cell(one).text not in (formats.ABSENT, "0") for one in results)
-    ]
+    absent = (formats.ABSENT, "0")
+    told = [name for name, cell in _all_cells().items() if any(cell(one).text not in absent for one in results)]
     return (*((RUN,) if len(documents) > 1 else ()), *told)
 
 
 def cells(document: RunDocument, result: Result, names: Sequence[str]) -> tuple[Cell, ...]:
     """Of one case, in the columns of these ``names``."""
+    known = _all_cells()
     return tuple(
-        Cell(text=document.source or document.machine) if name == RUN else _CELLS[name](result) for name in names
+        Cell(text=document.source or document.machine) if name == RUN else known[name](result) for name in names
     )
 
 
-def _value(metric: str) -> Callable[[Result], Cell]:
-    def cell(result: Result) -> Cell:
+def _value(metric: str, beside: str = "") -> Callable[[Result], Cell]:
+    def value(result: Result) -> Cell:
+        if beside and result.figure(beside).value is None:
+            return _cell(formats.ABSENT, None)
         figure = result.figure(metric)
-        is_size = figure.unit == "bytes"
-        text = formats.memory(figure.value) if is_size else formats.figure(metric, figure.value, figure.unit or "1")
-        return _cell(text, figure.value)
+        return _cell(metric_cell(metric, figure.value, figure.unit or "1"), figure.value)
 
-    return cell
+    return value
 
 
 def _change(metric: str) -> Callable[[Result], Cell]:
-    def cell(result: Result) -> Cell:
-        change = result.figure(metric).change
-        return _cell(formats.percent(change), change)
+    def change(result: Result) -> Cell:
+        moved = result.figure(metric).change
+        return _cell(formats.percent(moved), moved)
 
-    return cell
+    return change
 
 
 def _detectable(result: Result) -> Cell:
     figure = result.figure(RATE)
     return _cell(detectable_words(figure), None if figure.times_slower else figure.detectable)
-
-
-def _operators(result: Result) -> Cell:
-    """Of a step that was told without a launch; of one that was traced its row opens to what moved."""
-    is_static = result.figure(_PREDICTED).value is not None
-    return _value("operators_per_step")(result) if is_static else _cell(formats.ABSENT, None)
 
 
 def _case_cells_launches(result: Result) -> Cell:
@@ -87,19 +81,15 @@ def _cell(text: str, order: float | None) -> Cell:
     return Cell(text=text, order=-math.inf if order is None else order)
 
 
-_CELLS: Mapping[str, Callable[[Result], Cell]] = {
-    "tokens/s/GPU": _value(RATE),
-    "change": _change(RATE),
-    "detectable": _detectable,
-    "peak memory": _value(MEMORY),
-    "memory change": _change(MEMORY),
-    "MFU": _value("mfu"),
-    "efficiency": _value("scaling_efficiency"),
-    "operators": _operators,
-    "arithmetic": _value("flops_per_step"),
-    "predicted memory": _value(_PREDICTED),
-    "launches": _case_cells_launches,
-}
+def _all_cells() -> dict[str, Callable[[Result], Cell]]:
+    found: dict[str, Callable[[Result], Cell]] = {}
+    for name, column in columns("page").items():
+        found[column.on_page or column.heading] = _value(name, column.beside)
+        if METRICS[name].of:
+            found["change" if name == RATE else f"{column.heading} change"] = _change(name)
+        if name == RATE:
+            found["detectable"] = _detectable
+    return {**found, "launches": _case_cells_launches}
 
 
 #: The columns that a phone has room for.
@@ -229,8 +219,8 @@ def _counts(result: Result) -> Table:
         headings=("exact count", "was", "now", "limit"),
         rows=tuple(
             (
-                formats.label(name),
-                *(formats.figure(name, value, one.unit) for value in (one.baseline, one.value, one.limit)),
+                label(name),
+                *(formatted(name, value, one.unit) for value in (one.baseline, one.value, one.limit)),
             )
             for name, one in found.items()
         ),
@@ -246,10 +236,10 @@ def _figures(result: Result) -> Table:
 
 def _figure(metric: str, figure: Figure) -> tuple[str, ...]:
     values = (figure.value, figure.baseline, figure.limit)
-    name = clipped(formats.label(metric), _LONGEST_NAME)
+    name = clipped(label(metric), _LONGEST_NAME)
     return (
         f"{name} ({clipped(figure.detail)})" if figure.detail else name,
-        *(formats.figure(metric, value, figure.unit or "1") for value in values),
+        *(formatted(metric, value, figure.unit or "1") for value in values),
         formats.percent(figure.change),
         interval_words(figure),
         detectable_words(figure),

@@ -10,7 +10,8 @@ from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.analysis.ladder import Gain, Rung, Width, gains
 from pytest_llmperf.engine.run_page.case_name import CaseName
 from pytest_llmperf.engine.run_page.run_document import Result
-from pytest_llmperf.engine.run_page.stored_figures import MEMORY, RATE, StoredFigures, stored_figure
+from pytest_llmperf.engine.run_page.stored_figures import StoredFigures, stored_figure
+from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.report.page.page_model import Bar, BarChart, Chart, Line, LineChart, Section, Table
 from pytest_llmperf.support import formats
 

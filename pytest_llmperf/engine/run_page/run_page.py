@@ -16,10 +16,11 @@ from pytest_llmperf.engine.run_page.case_charts import change_section, memory_se
 from pytest_llmperf.engine.run_page.case_rows import MAIN, MOST_CASES, clipped, headings, rows
 from pytest_llmperf.engine.run_page.ladder_charts import ladder_section, scaling_section
 from pytest_llmperf.engine.run_page.run_document import Result, RunDocument
-from pytest_llmperf.engine.run_page.stored_figures import RATE, StoredFigures
+from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.engine.run_page.trace_charts import history_section, trace_section
-from pytest_llmperf.judge.history.histories import CaseHistory
-from pytest_llmperf.judge.static.stored_step import ANY_MACHINE
+from pytest_llmperf.judge.case_histories import CaseHistory
+from pytest_llmperf.judge.stored_step import ANY_MACHINE
+from pytest_llmperf.records.metrics import RATE
 from pytest_llmperf.report.page import vega_drawing
 from pytest_llmperf.report.page.charts import slim, specification
 from pytest_llmperf.report.page.html_page import html

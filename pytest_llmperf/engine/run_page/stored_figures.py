@@ -9,9 +9,7 @@ from pathlib import Path
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.policy import METRICS
-
-RATE, MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
+from pytest_llmperf.records.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -49,4 +47,4 @@ class StoredFigures:
 
 def stored_figure(baseline: Baseline | None, metric: str) -> float | None:
     """A metric of its launches; ``None`` where there are none."""
-    return None if baseline is None else METRICS[metric].of(baseline.launches)
+    return None if baseline is None else METRICS[metric].read(baseline.launches)

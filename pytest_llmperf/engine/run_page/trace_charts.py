@@ -9,7 +9,7 @@ from pytest_llmperf.analysis.likely_causes import CATEGORIES
 from pytest_llmperf.analysis.step_difference import DATA, HOST, NameChange, StepDifference, parts_of, step_difference
 from pytest_llmperf.engine.run_page.run_document import Result
 from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
-from pytest_llmperf.judge.history.histories import CaseHistory, Segment
+from pytest_llmperf.judge.case_histories import CaseHistory, Segment
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.report.page.page_model import Line, LineChart, Section, Stack, StackChart, Table

@@ -15,7 +15,7 @@ from pytest_llmperf.engine.paired_comparison import PairedComparison, Pairs, Sid
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.tuning.trials import NEEDED, Compared, Share, Tuning, TuningOrder
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.tuning.objective import Turns, turns_of
+from pytest_llmperf.judge.tuning_objective import Turns, turns_of
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.result import joined_reasons

@@ -7,17 +7,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_llmperf.engine.baseline_comparison import RATE
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case import Case
 from pytest_llmperf.engine.paired_comparison import PairedComparison, Pairs, Side
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.engine.tuning.trials import Trials
-from pytest_llmperf.judge.tuning.objective import OBJECTIVES, Turns, turns_of
-from pytest_llmperf.judge.tuning.search import CLOSE
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Turns, turns_of
+from pytest_llmperf.judge.tuning_search import CLOSE
 from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, joined_reasons
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.errors import CannotRunError
@@ -212,7 +212,7 @@ def _still(num: int) -> str:
 
 
 def _check(one: _Beside) -> Check:
-    return Check(metric="throughput_ratio", value=math.exp(-one.turns.log), unit="1", detail=one.words)
+    return METRICS["throughput_ratio"].check(math.exp(-one.turns.log), detail=one.words)
 
 
 def _failure(trial: Trial) -> str:

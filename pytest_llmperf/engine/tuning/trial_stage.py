@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.tuning.forecast import MemoryForecast, by_settings
 from pytest_llmperf.engine.tuning.trials import STEPS, Trials, Tried
-from pytest_llmperf.judge.tuning.objective import Objective
-from pytest_llmperf.judge.tuning.search import AUTOTUNED, COMPILED, PLAIN, Field, Outcome, Search
+from pytest_llmperf.judge.tuning_objective import Objective
+from pytest_llmperf.judge.tuning_search import AUTOTUNED, COMPILED, PLAIN, Field, Outcome, Search
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trial import Trial

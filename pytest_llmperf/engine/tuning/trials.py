@@ -12,7 +12,7 @@ from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.judge import validity
-from pytest_llmperf.judge.tuning.objective import Objective, Turns
+from pytest_llmperf.judge.tuning_objective import Objective, Turns
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.trial import Trial

@@ -20,7 +20,7 @@ from pytest_llmperf.engine.tuning.forecast import (
 )
 from pytest_llmperf.engine.tuning.trial_stage import Prior, SideBySide, TrialStage, compiles
 from pytest_llmperf.engine.tuning.trials import Trials, Tried, Tuning, TuningOrder
-from pytest_llmperf.judge.tuning.objective import front
+from pytest_llmperf.judge.tuning_objective import front
 from pytest_llmperf.launch import machine
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.trial_store import TrialStore

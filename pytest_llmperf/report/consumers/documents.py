@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from xml.etree import ElementTree as ET
 
+from pytest_llmperf.records.metrics import METRICS, RATE, cell, columns, formatted, label
 from pytest_llmperf.report.consumers.exported_run import ExportedCase, ExportedFigure, ExportedRun, FailedTest
 from pytest_llmperf.report.summary_table import merged_reasons, no_gate_of_speed
 from pytest_llmperf.report.table import Column, escaped, markdown
@@ -29,7 +30,7 @@ def markdown_page(run: ExportedRun) -> list[str]:
     lines += [*troubles, ""] if troubles else []
     skipped = _some([f"skipped: {line}" for line in merged_reasons(run.skipped)], _MOST_SKIPPED)
     lines += [*skipped, ""] if skipped else []
-    rates = [case.figure("tokens_per_second_per_gpu") for case in run.cases]
+    rates = [case.figure(RATE) for case in run.cases]
     gate = no_gate_of_speed(rate.times_slower for rate in rates)
     lines += [f"- {escaped(gate)}", ""] if gate else []
     return lines + case_table(run.cases)
@@ -43,44 +44,31 @@ def _some(lines: Sequence[str], most: int) -> list[str]:
 def case_table(cases: Sequence[ExportedCase]) -> list[str]:
     """A row for each case; columns that have nothing to say are left out."""
 
-    def values(metric: str) -> list[str]:
-        return [_value(case, metric) for case in cases]
-
-    def changes(metric: str) -> list[str]:
-        return [formats.percent(case.figure(metric).change) for case in cases]
-
     def words(of: Callable[[ExportedCase], str]) -> list[str]:
         return [_cut(of(case)) for case in cases]
 
     if not cases:
         return []
     machines = {case.machine for case in cases}
-    columns = [
+    figures = []
+    for name, column in columns("markdown").items():
+        told = [case.figure(name) for case in cases]
+        figures.append(Column(column.heading, [cell(name, each.value, each.unit) for each in told]))
+        if METRICS[name].of:
+            figures.append(Column("change", [formats.percent(each.change) for each in told]))
+    found = [
         Column("case", words(lambda case: case.name), right=False),
         *([Column("machine", words(lambda case: case.machine), right=False)] if len(machines) > 1 else []),
         Column("verdict", words(lambda case: case.outcome), right=False),
-        Column("tokens/s/GPU", values("tokens_per_second_per_gpu")),
-        Column("change", changes("tokens_per_second_per_gpu")),
-        Column("memory", values("peak_reserved_bytes")),
-        Column("change", changes("peak_reserved_bytes")),
-        Column("MFU", values("mfu")),
-        Column("arithmetic", values("flops_per_step")),
-        Column("predicted", values("predicted_peak_bytes")),
+        *figures,
         Column("why", words(lambda case: case.explanation), right=False),
     ]
     kept = [
         column
-        for column in columns
+        for column in found
         if column.heading in _ALWAYS or any(cell not in ("", formats.ABSENT) for cell in column.cells)
     ]
     return markdown(kept)
-
-
-def _value(case: ExportedCase, metric: str) -> str:
-    figure = case.figure(metric)
-    if figure.unit == "bytes":
-        return formats.memory(figure.value)
-    return formats.figure(metric, figure.value, figure.unit)
 
 
 def _cut(text: str) -> str:
@@ -187,13 +175,13 @@ def _failure_text(case: ExportedCase) -> Iterator[str]:
 
 def _sentence(figure: ExportedFigure) -> str:
     """``tokens/s/GPU 64,000, baseline 71,857 (-10.9 %), limit 70,420``."""
-    told = [f"{formats.label(figure.metric)} {formats.figure(figure.metric, figure.value, figure.unit)}"]
+    told = [f"{label(figure.metric)} {formatted(figure.metric, figure.value, figure.unit)}"]
     if figure.baseline is not None:
         told.append(
-            f"baseline {formats.figure(figure.metric, figure.baseline, figure.unit)} ({formats.percent(figure.change)})"
+            f"baseline {formatted(figure.metric, figure.baseline, figure.unit)} ({formats.percent(figure.change)})"
         )
     if figure.limit is not None:
-        told.append(f"limit {formats.figure(figure.metric, figure.limit, figure.unit)}")
+        told.append(f"limit {formatted(figure.metric, figure.limit, figure.unit)}")
     return ", ".join(told)
 
 

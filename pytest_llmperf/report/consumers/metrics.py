@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from pytest_llmperf.records.metrics import label
 from pytest_llmperf.records.result import VERDICTS
 from pytest_llmperf.report.consumers.exported_run import ExportedCase, ExportedRun
-from pytest_llmperf.support import formats
 
 PREFIX = "llmperf_"
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_]+")
@@ -73,9 +73,7 @@ def _of_a_case(case: ExportedCase, *, compared: bool) -> Iterator[_Sample]:
     labels = {"case": case.name, "machine": case.machine}
     for figure, value in case.trusted:
         name = PREFIX + _NO_NAME.sub("_", figure.metric)
-        told = (
-            f"{formats.label(figure.metric)} of the case, {figure.unit if figure.unit not in ('', '1') else 'a number'}"
-        )
+        told = f"{label(figure.metric)} of the case, {figure.unit if figure.unit not in ('', '1') else 'a number'}"
         yield name, told, labels, value
         if compared and figure.baseline is not None:
             yield f"{name}_baseline", f"baseline of {name}", labels, figure.baseline

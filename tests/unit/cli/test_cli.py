@@ -28,9 +28,9 @@ from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted
-from pytest_llmperf.judge.policy import METRICS
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import measured
 from pytest_llmperf.report.text import ASCII
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
@@ -54,7 +54,7 @@ def accepted(old: Baseline | None, *launches: Launch, spec: TrainSpec = SPEC, **
         recorded_at=launches[0].started_at,
         reason=other.pop("reason", ""),
         launches=len(launches),
-        metrics={name: metric.of(launches) for name, metric in METRICS.items()},
+        metrics={name: metric.read(launches) for name, metric in measured().items()},
         revision=other.pop("revision", ""),
     )
     values: dict[str, Any] = {

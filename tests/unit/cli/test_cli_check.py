@@ -16,7 +16,7 @@ from pytest_llmperf.cli import main
 from pytest_llmperf.engine import case_check, run_end, whole_run
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.whole_run import WholeRun
-from pytest_llmperf.judge.gpu_effects.later_verdict import CommonChange
+from pytest_llmperf.judge.run_effects import CommonChange
 from pytest_llmperf.records.result import CaseResult
 from tests import text_package
 from tests.fakes import install

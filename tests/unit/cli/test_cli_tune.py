@@ -20,7 +20,7 @@ from pytest_llmperf.cli.tune.test_file import TestFile
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.tuning.trials import Compared, Share, Tried, Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Tuner
-from pytest_llmperf.judge.tuning.objective import OBJECTIVES, Turns
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trial import Trial

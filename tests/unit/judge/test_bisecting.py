@@ -14,8 +14,8 @@ from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Difference
 from pytest_llmperf.judge.yardstick import (
     Lineage,
+    Look,
     Side,
-    Told,
     Yardstick,
     compared_ends,
     criteria,
@@ -127,7 +127,7 @@ def _ends(truth: float, sd: float, alpha: float, chance: random.Random) -> Yards
     return None
 
 
-def _decided(truth: float, sd: float, ends: Yardstick, alpha: float, chance: random.Random) -> tuple[Told, int]:
+def _decided(truth: float, sd: float, ends: Yardstick, alpha: float, chance: random.Random) -> tuple[Look, int]:
     each: list[float] = []
     while True:
         each.append(chance.gauss(truth, sd))
@@ -179,7 +179,7 @@ def test_one_in_the_middle_stays_undecided_and_says_so() -> None:
     told = side_of_difference(
         Difference(0.01, 0.001, math.inf, 0.003, (0.01,) * 8), Yardstick("speed", 0.02), alpha=0.01, budget=8
     )
-    assert told == Told(
+    assert told == Look(
         False, "skipped", "undecided by 8 pairs: +1.0% of step time, too near the middle between good and bad"
     )
 
@@ -240,9 +240,9 @@ class TestTheEnds:
         told = compared_ends(pairs, QUIET, order, alpha=0.01, budget=8)
         assert told.yardstick is not None
         assert told.yardstick.by == by
-        assert side_of(pairs, told.yardstick, QUIET, alpha=0.01, budget=8) == Told(False, "bad")
+        assert side_of(pairs, told.yardstick, QUIET, alpha=0.01, budget=8) == Look(False, "bad")
         same = [pair(good=Fake(trace=OPERATORS), bad=Fake(trace=OPERATORS))]
-        assert side_of(same, told.yardstick, QUIET, alpha=0.01, budget=8) == Told(False, "good")
+        assert side_of(same, told.yardstick, QUIET, alpha=0.01, budget=8) == Look(False, "good")
 
     def test_what_was_not_traced_cannot_be_told_by_counts(self) -> None:
         ends = compared_ends(
@@ -250,4 +250,4 @@ class TestTheEnds:
         )
         assert ends.yardstick is not None
         told = side_of([pair(good=Fake(trace=OPERATORS))], ends.yardstick, QUIET, alpha=0.01, budget=8)
-        assert told == Told(False, "skipped", "its launches do not tell of operators_per_step")
+        assert told == Look(False, "skipped", "its launches do not tell of operators_per_step")

@@ -14,9 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_llmperf.engine.history.machine_noise import scattering
-from pytest_llmperf.judge.history import histories as all_histories
-from pytest_llmperf.judge.history.change_points import FALSE_ALARM, Scatter, Timeline, find_levels
-from pytest_llmperf.judge.history.histories import (
+from pytest_llmperf.judge import case_histories as all_histories
+from pytest_llmperf.judge.case_histories import (
     CaseHistory,
     Scattering,
     SharedEffects,
@@ -24,6 +23,7 @@ from pytest_llmperf.judge.history.histories import (
     groups,
     histories,
 )
+from pytest_llmperf.judge.change_points import FALSE_ALARM, Scatter, Timeline, find_levels
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.support import codec

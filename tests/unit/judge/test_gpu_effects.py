@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.judge import gpu_model as model_module
+from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.early_stop import passing_ranges
-from pytest_llmperf.judge.gpu_effects import model as model_module
-from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge, robust
-from pytest_llmperf.judge.gpu_effects.later_verdict import CommonChange, common_change, judged_later
-from pytest_llmperf.judge.gpu_effects.model import EFFECTS_DF, Model, learn
-from pytest_llmperf.judge.gpu_effects.panel import Observation, Panel, Unit, incidence, observations_of, unit_of
+from pytest_llmperf.judge.gpu_knowledge import Knowledge, robust
+from pytest_llmperf.judge.gpu_model import EFFECTS_DF, Model, learn
+from pytest_llmperf.judge.gpu_panel import Observation, Panel, Unit, incidence, observations_of, unit_of
 from pytest_llmperf.judge.noise import Spread, log_of
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.run_effects import CommonChange, common_change, judged_later
 from pytest_llmperf.judge.stats import Difference, Rule, decide, least_tolerance, quantile
 from pytest_llmperf.judge.verdict import judge, speed_check
 from pytest_llmperf.records.calibration import Calibration
@@ -101,10 +102,10 @@ def test_what_a_launch_does_not_know_of_itself_the_next_one_there_does_not_eithe
     launches = [waiting(world.launch(0, UNSEEN), seed) for seed in range(3)]
     least = min(launch.median_error for launch in launches)
     assert least > 0.008
-    assert knowledge.difference(launches, stored[0]).error > least
+    assert stats.difference(launches, stored[0], knowledge).error > least
     elsewhere = [waiting(world.launch(0, UNSEEN + 8 * seed), seed) for seed in range(3)]
-    apart = knowledge.difference(elsewhere, stored[0]).error
-    assert apart < 0.8 * knowledge.difference(launches, stored[0]).error
+    apart = stats.difference(elsewhere, stored[0], knowledge).error
+    assert apart < 0.8 * stats.difference(launches, stored[0], knowledge).error
 
 
 @pytest.mark.simulated
@@ -131,8 +132,8 @@ def test_units_of_time_do_not_matter(factors: list[float]) -> None:
     others = [
         [[scaled(one, factors[i]) for one in case] for i, case in enumerate(cases)] for cases in (stored, tonight)
     ]
-    plain = known(stored).with_seen(flat(tonight)).difference(tonight[0], stored[0])
-    assert same(known(others[0]).with_seen(flat(others[1])).difference(others[1][0], others[0][0]), plain)
+    plain = stats.difference(tonight[0], stored[0], known(stored).with_seen(flat(tonight)))
+    assert same(stats.difference(others[1][0], others[0][0], known(others[0]).with_seen(flat(others[1]))), plain)
 
 
 def test_a_case_never_tells_of_itself(world: World, stored: Cases, knowledge: Knowledge) -> None:
@@ -140,13 +141,14 @@ def test_a_case_never_tells_of_itself(world: World, stored: Cases, knowledge: Kn
     own = [world.launch(0, UNSEEN, slower=slower) for slower in (0.1, -0.2)]
     without = knowledge.with_seen(flat(tonight[1:]))
     beside = knowledge.with_seen([*flat(tonight), *own])
-    assert same(beside.difference(tonight[0], stored[0]), without.difference(tonight[0], stored[0]))
+    assert same(stats.difference(tonight[0], stored[0], beside), stats.difference(tonight[0], stored[0], without))
 
 
 def test_more_cases_narrow_the_error(world: World, stored: Cases, knowledge: Knowledge) -> None:
     tonight = night(world)
     errors = [
-        knowledge.with_seen(flat(tonight[1 : 1 + num])).difference(tonight[0], stored[0]).error for num in (0, 4, 6, 9)
+        stats.difference(tonight[0], stored[0], knowledge.with_seen(flat(tonight[1 : 1 + num]))).error
+        for num in (0, 4, 6, 9)
     ]
     assert all(later < earlier for earlier, later in pairwise(errors))
     assert errors[-1] < 0.5 * errors[0]
@@ -156,14 +158,14 @@ def test_so_few_cases_that_one_of_them_may_have_changed_tell_nothing_of_their_gp
     world: World, stored: Cases, knowledge: Knowledge
 ) -> None:
     tonight = night(world)
-    alone = knowledge.difference(tonight[0], stored[0])
+    alone = stats.difference(tonight[0], stored[0], knowledge)
     for num in (1, 2, 3):
-        assert same(knowledge.with_seen(flat(tonight[1 : 1 + num])).difference(tonight[0], stored[0]), alone)
+        assert same(stats.difference(tonight[0], stored[0], knowledge.with_seen(flat(tonight[1 : 1 + num]))), alone)
     # Nor do many that were on other GPUs.
     elsewhere = night(world, UNSEEN + 1)[4:]
     few = knowledge.with_seen([*flat(tonight[1:4]), *flat(elsewhere)])
     others = knowledge.with_seen(flat(elsewhere))
-    assert same(few.difference(tonight[0], stored[0]), others.difference(tonight[0], stored[0]))
+    assert same(stats.difference(tonight[0], stored[0], few), stats.difference(tonight[0], stored[0], others))
 
 
 @pytest.mark.parametrize("gain", [0.03, 0.05, 0.1])
@@ -173,7 +175,7 @@ def test_a_case_that_gained_does_not_make_the_next_one_regressed(
     gained = list(night(world, cases=1, slower=-gain))
     for case in range(1, 6):
         tonight = [world.launch(case, UNSEEN) for _ in "ab"]
-        difference = knowledge.with_seen(flat(gained)).difference(tonight, stored[case])
+        difference = stats.difference(tonight, stored[case], knowledge.with_seen(flat(gained)))
         assert decide(difference, least_tolerance(difference), RULE).verdict != "regressed"
         gained.append(tonight)
 
@@ -187,11 +189,11 @@ def test_a_calibration_that_no_chip_can_give_is_none(
     case = [calibrated_world.launch(0, UNSEEN, calibrated=True) for _ in "ab"]
     with_it = [_scaled_calibration(each, times) for each in case]
     without = [replace(each, ranks=tuple(replace(rank, calibration=None) for rank in each.ranks)) for each in case]
-    found, alone = (informed.difference(each, calibrated[0]) for each in (with_it, without))
+    found, alone = (stats.difference(each, calibrated[0], informed) for each in (with_it, without))
     assert (found.error < alone.error) == believed
     # Nor does one that a baseline keeps keep others from being judged.
     broken = [[_scaled_calibration(calibrated[0][0], times), *calibrated[0][1:]], *calibrated[1:]]
-    assert math.isfinite(least_tolerance(known(broken).difference(without, broken[0])))
+    assert math.isfinite(least_tolerance(stats.difference(without, broken[0], known(broken))))
 
 
 def _scaled_calibration(launch: Launch, times: float) -> Launch:
@@ -211,7 +213,7 @@ def test_another_case_that_changed_does_not_drag_the_rest(
     changed = [*tonight[:5], [world.launch(5, UNSEEN, slower=slower) for _ in "ab"], *tonight[6:]]
     plain, beside = (knowledge.with_seen(flat(cases)) for cases in (tonight, changed))
     for case in (0, 1, 2, 3, 4, 6):
-        one, other = (each.difference(tonight[case], stored[case]) for each in (plain, beside))
+        one, other = (stats.difference(tonight[case], stored[case], each) for each in (plain, beside))
         assert abs(one.log - other.log) < 0.006  # of 0.1; 24 other worlds: at most 0.0042
 
 
@@ -228,7 +230,7 @@ def test_a_launch_on_several_gpus_is_told_by_those_that_had_one() -> None:
     ]
     none, one, both = (each.told(pair[0].digest).of([unit_of(pair[0])])[1][0, 0] for each in told)
     assert both < 0.5 * one < 0.5 * none
-    found = told[-1].difference(pair, wide)
+    found = stats.difference(pair, wide, told[-1])
     assert abs(found.log) < 3 * found.error < 0.02
 
 
@@ -240,7 +242,7 @@ def test_a_gpu_is_known_better_on_the_same_day_and_less_on_another(
     tonight, later = ([world.launch(0, UNSEEN, day)] for day in (TONIGHT, "2026-02-02"))
     beside = [world.launch(0, UNSEEN + 1)]
     elsewhere = [world.launch(0, UNSEEN + 80)]
-    errors = [told.difference(each, stored[0]).error for each in (tonight, later, beside, elsewhere)]
+    errors = [stats.difference(each, stored[0], told).error for each in (tonight, later, beside, elsewhere)]
     assert all(better < worse for better, worse in pairwise(errors))
 
 
@@ -248,7 +250,7 @@ def test_a_host_is_the_same_after_a_reboot(world: World, stored: Cases, knowledg
     last = stored[0][-1]
     again = replace(last, started_at=f"{TONIGHT}T12:00:00Z")
     rebooted = replace(again, ranks=tuple(replace(rank, boot="another") for rank in again.ranks))
-    differences = [knowledge.difference([each], stored[0]) for each in (again, rebooted)]
+    differences = [stats.difference([each], stored[0], knowledge) for each in (again, rebooted)]
     assert same(*differences)
     # Also of a GPU beside it that was seen after the reboot alone.
     (rank,) = rebooted.ranks
@@ -306,7 +308,7 @@ def test_a_calibration_tells_one_case_alone_of_its_gpu(
     calibrated_world: World, calibrated: Cases, informed: Knowledge
 ) -> None:
     alone = [calibrated_world.launch(0, UNSEEN, calibrated=True)]
-    told, untold = (informed.difference(each, calibrated[0]) for each in (alone, with_calibrations(alone, None)))
+    told, untold = (stats.difference(each, calibrated[0], informed) for each in (alone, with_calibrations(alone, None)))
     assert told.error < 0.6 * untold.error
     assert abs(told.log) < 4 * told.error
 
@@ -316,12 +318,12 @@ def test_of_other_versions_a_copy_alone_is_comparable_and_tells_of_no_gpu(
 ) -> None:
     made = replace(calibrated_world.calibration(UNSEEN, TONIGHT), versions={"torch": "9.9", "driver": "999"})
     alone = [calibrated_world.launch(0, UNSEEN)]
-    told, untold = (informed.difference(each, calibrated[0]) for each in (with_calibrations(alone, made), alone))
+    told, untold = (stats.difference(each, calibrated[0], informed) for each in (with_calibrations(alone, made), alone))
     assert 0.8 * untold.error < told.error < untold.error
     assert told.gpu_df == untold.gpu_df == EFFECTS_DF
     # A slower copy, which a driver may do, is no GPU's.
     slower = replace(made, seconds={**made.seconds, "copy": 1.02 * made.seconds["copy"]})
-    moved = informed.difference(with_calibrations(alone, slower), calibrated[0])
+    moved = stats.difference(with_calibrations(alone, slower), calibrated[0], informed)
     assert abs(moved.log - untold.log) < 0.01
 
 
@@ -348,13 +350,13 @@ def test_a_calibration_that_is_none_or_not_comparable_tells_nothing(
 ) -> None:
     made = replace(calibrated_world.calibration(UNSEEN, TONIGHT), **other)  # type: ignore[arg-type]
     alone = [calibrated_world.launch(0, UNSEEN)]
-    told, untold = (informed.difference(each, calibrated[0]) for each in (with_calibrations(alone, made), alone))
+    told, untold = (stats.difference(each, calibrated[0], informed) for each in (with_calibrations(alone, made), alone))
     assert same(told, untold)
 
 
 def test_baselines_of_before_calibrations_serve(world: World, stored: Cases, knowledge: Knowledge) -> None:
     alone = [world.launch(0, UNSEEN, calibrated=True)]
-    told, untold = (knowledge.difference(each, stored[0]) for each in (alone, with_calibrations(alone, None)))
+    told, untold = (stats.difference(each, stored[0], knowledge) for each in (alone, with_calibrations(alone, None)))
     assert same(told, untold)
     changed = common_change(knowledge.with_seen(flat(night(world, calibrated=True))))
     assert changed is not None
@@ -382,11 +384,11 @@ def test_what_a_baseline_keeps_of_the_run_itself_counts_once(
     once = informed.with_seen(flat(tonight))
     recorded = observations_of(list(map(rounded, flat(tonight[5:]))))
     twice = Knowledge(informed.model, [*informed.stored, *recorded]).with_seen(flat(tonight))
-    assert same(twice.difference(tonight[0], calibrated[0]), once.difference(tonight[0], calibrated[0]))
+    assert same(stats.difference(tonight[0], calibrated[0], twice), stats.difference(tonight[0], calibrated[0], once))
     # A calibration that is stored by now says no more for being found in the candidate's record too.
     alone = [calibrated_world.launch(0, UNSEEN, calibrated=True)]
     before = Knowledge(informed.model, [*informed.stored, *recorded])
-    told, untold = (before.difference(each, calibrated[0]) for each in (alone, with_calibrations(alone, None)))
+    told, untold = (stats.difference(each, calibrated[0], before) for each in (alone, with_calibrations(alone, None)))
     assert same(told, untold)
 
 
@@ -394,7 +396,9 @@ def test_the_order_of_launches_does_not_matter(calibrated_world: World, calibrat
     tonight = night(calibrated_world, calibrated=True)
     forwards = known(calibrated).with_seen(flat(tonight))
     backwards = known([case[::-1] for case in calibrated[::-1]]).with_seen(flat(tonight)[::-1])
-    assert same(forwards.difference(tonight[3], calibrated[3]), backwards.difference(tonight[3], calibrated[3]))
+    assert same(
+        stats.difference(tonight[3], calibrated[3], forwards), stats.difference(tonight[3], calibrated[3], backwards)
+    )
     one, other = common_change(forwards), common_change(backwards)
     assert one is not None
     assert other is not None
@@ -406,7 +410,7 @@ def test_a_launch_of_two_tests_counts_once(world: World, stored: Cases, knowledg
     tonight = night(world)
     copies = [codec.read(Launch, codec.plain(launch)) for launch in flat(tonight)]
     once, twice = knowledge.with_seen(flat(tonight)), knowledge.with_seen([*flat(tonight), *copies])
-    assert same(once.difference(tonight[0], stored[0]), twice.difference(tonight[0], stored[0]))
+    assert same(stats.difference(tonight[0], stored[0], once), stats.difference(tonight[0], stored[0], twice))
 
 
 def observation(case: str, gpu: int, log: float = 0.0, day: str = TONIGHT) -> Observation:
@@ -460,11 +464,11 @@ def test_differences_of_launches_that_are_all_alike_or_wild_are_finite() -> None
         stored, tonight = world.history(cases=5, launches=3, gpus=4), night(world, cases=5)
         knowledge = known(stored).with_seen(flat(tonight))
         for case in range(5):
-            found = knowledge.difference(tonight[case], stored[case])
+            found = stats.difference(tonight[case], stored[case], knowledge)
             assert all(map(math.isfinite, (found.log, found.error, found.df, found.launch_sd, *found.each)))
             assert found.error > 0
         one_each = [case[:1] for case in stored]
-        knowledge.difference(tonight[0][:1], one_each[0])
+        stats.difference(tonight[0][:1], one_each[0], knowledge)
 
 
 @pytest.mark.simulated
@@ -479,7 +483,7 @@ def test_intervals_hold_what_they_promise_and_nothing_is_an_alarm() -> None:
             gpu, case = 100 + 8 * number, number % 10
             tonight = [[world.launch(one, gpu) for _ in "ab"] for one in range(10)]
             told = knowledge.with_seen(flat(tonight))
-            found = told.difference(tonight[case], stored[case])
+            found = stats.difference(tonight[case], stored[case], told)
             inside += abs(found.log) <= quantile(0.975, found.df) * found.error
             close += abs(found.log) <= quantile(0.75, found.df) * found.error
             alarms += decide(found, 0.02, RULE).verdict == "regressed"
@@ -500,10 +504,10 @@ def test_three_per_cent_in_one_case_are_found_on_a_gpu_that_no_baseline_knows() 
         knowledge = known(stored)
         tonight = [*night(world)[:9], [world.launch(9, UNSEEN, slower=math.log(1.03)) for _ in "ab"]]
         told = knowledge.with_seen(flat(tonight))
-        found += decide(told.difference(tonight[9], stored[9]), 0.02, RULE).verdict == "regressed"
-        alone += decide(knowledge.difference(tonight[9], stored[9]), 0.02, RULE).verdict == "regressed"
+        found += decide(stats.difference(tonight[9], stored[9], told), 0.02, RULE).verdict == "regressed"
+        alone += decide(stats.difference(tonight[9], stored[9], knowledge), 0.02, RULE).verdict == "regressed"
         for case in range(9):
-            assert decide(told.difference(tonight[case], stored[case]), 0.02, RULE).verdict != "regressed"
+            assert decide(stats.difference(tonight[case], stored[case], told), 0.02, RULE).verdict != "regressed"
     assert found >= 6
     assert alone <= 1
 
@@ -583,7 +587,7 @@ def test_a_tolerance_elsewhere_narrows_with_what_is_known(world: World, stored: 
     wide, less, least = (policy.tolerances[RATE] for policy in at)
     assert wide == 0.05
     assert 0.02 <= least < less <= 0.05
-    assert least == max(0.02, least_tolerance(told.difference(tonight[0], stored[0])))
+    assert least == max(0.02, least_tolerance(stats.difference(tonight[0], stored[0], told)))
     assert [policy.on_known.get(RATE) for policy in at[:2]] == [None, 0.02]
     there = [world.launch(0, int(stored[0][0].ranks[0].device.split("GPU-")[1][:8], 16))]
     assert gpu_policy(told).at(there, baseline).tolerances[RATE] == 0.02
@@ -638,7 +642,7 @@ def test_what_is_taken_off_for_its_gpu_is_told(world: World, stored: Cases, know
     """Most of what one launch is off by, where its case is as it was: what is known of a GPU is drawn to the mean."""
     launches = [world.launch(case, UNSEEN) for case in range(9)]
     launch, more = launches[3], knowledge.with_seen([*launches[:3], *launches[4:]])
-    found = more.difference([launch], stored[3])
+    found = stats.difference([launch], stored[3], more)
     moved = log_of(launch) - fmean(map(log_of, stored[3]))
     assert abs(moved) > 0.008
     assert 0.5 < found.of_gpus / moved < 1.2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge
-from pytest_llmperf.judge.gpu_effects.model import cell_variances, design_of
-from pytest_llmperf.judge.gpu_effects.panel import ROUNDS, USUAL_ERRORS, Array, Panel, doubted, predicted, unit_of
+from pytest_llmperf.judge.gpu_knowledge import Knowledge
+from pytest_llmperf.judge.gpu_model import cell_variances, design_of
+from pytest_llmperf.judge.gpu_panel import ROUNDS, USUAL_ERRORS, Array, Panel, doubted, predicted, unit_of
 from tests.gpu_nights import TONIGHT, World
 
 

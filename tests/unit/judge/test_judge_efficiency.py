@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pytest_llmperf.judge.acceptance import creep
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineError
-from pytest_llmperf.judge.gain import Efficiency, Narrow, Terms, judge_efficiency, less, milder
+from pytest_llmperf.judge.gain import Narrow, Terms, judge_efficiency, less, milder
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Difference, Rule
-from pytest_llmperf.judge.verdict import Judgement, joined, judge
+from pytest_llmperf.judge.verdict import Decided, Judgement, joined, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import VERDICTS, Check, Verdict
 from pytest_llmperf.settings.parallelism import is_narrower, narrower
@@ -57,7 +57,7 @@ WIDE_BASELINE = baseline_of(WIDE, 1.05, 1.05, 1.05)
 ONE_BASELINE = baseline_of(ONE, 1.0, 1.0, 1.0)
 
 
-def found(wide: tuple[float, ...], one: tuple[float, ...], **values: Any) -> Efficiency:
+def found(wide: tuple[float, ...], one: tuple[float, ...], **values: Any) -> Decided:
     """Four GPUs at these step times over one GPU at those, measured in this run."""
     narrow = Narrow(gpus=1, launches=launches(ONE, *one), baseline=ONE_BASELINE, in_this_run=True)
     arguments: dict[str, Any] = {"baseline": WIDE_BASELINE, "narrow": narrow, "terms": Terms()} | values

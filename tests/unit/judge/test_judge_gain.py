@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_llmperf.judge.gain import Bounds, judge_gain
-from pytest_llmperf.judge.host_shift import host_shift
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.run_effects import host_shift
 from pytest_llmperf.judge.verdict import judge_pairs
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Check

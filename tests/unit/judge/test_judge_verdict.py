@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.policy import METRICS, Policy
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Rule
 from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import measured
 from pytest_llmperf.records.result import VERDICTS, Check
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
@@ -64,7 +65,7 @@ SETTLED = baseline_of(launch(), launch(), launch())
 def test_the_metrics_come_in_the_designs_order_and_extra_ones_last() -> None:
     mfu = Check(metric="mfu", value=0.5, unit="1")
     checks = judge([launch()], BASELINE, POLICY, extra=[mfu]).checks
-    assert [check.metric for check in checks] == [*METRICS, "mfu"]
+    assert [check.metric for check in checks] == [*measured(), "mfu"]
     assert [check.unit for check in checks] == ["tokens/s", "tokens/s", "s", "s", "1", "bytes", "bytes", "1", "1"]
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.early_stop import passing_ranges
-from pytest_llmperf.judge.policy import METRICS, Policy
+from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.launch_end import (
@@ -30,6 +30,7 @@ from pytest_llmperf.records.launch_end import (
     looks,
     why_end,
 )
+from pytest_llmperf.records.metrics import measured
 from pytest_llmperf.records.steady_state import find_steady
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec
@@ -225,8 +226,8 @@ class TestForesight:
     def test_every_metric_is_either_settled_early_or_looked_at(self) -> None:
         # A new one has to be thought about: can steps that are not run change it?
         settled = {"first_step_seconds", "peak_reserved_bytes", "peak_allocated_bytes"}
-        speeds = {name for name, metric in METRICS.items() if metric.rule == "speed"}
-        assert set(METRICS) == settled | speeds | {"stall_share", "final_loss"}
+        speeds = {name for name, metric in measured().items() if metric.rule == "speed"}
+        assert set(measured()) == settled | speeds | {"stall_share", "final_loss"}
 
 
 @pytest.mark.slow

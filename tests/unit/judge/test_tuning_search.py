@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.tuning.objective import OBJECTIVES, front
-from pytest_llmperf.judge.tuning.search import AUTOTUNED, COMPILED, PLAIN, Failures, Field, Outcome, Search, TrialCosts
-from pytest_llmperf.judge.tuning.surrogate import Surrogate
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES, front
+from pytest_llmperf.judge.tuning_search import AUTOTUNED, COMPILED, PLAIN, Failures, Field, Outcome, Search, TrialCosts
+from pytest_llmperf.judge.tuning_surrogate import Surrogate
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.support import codec
 from tools.tuning_world import FIELD, TRAITS, world

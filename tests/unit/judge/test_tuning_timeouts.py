@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_llmperf.judge.tuning.search import Field, Outcome, Search, Timeouts
+from pytest_llmperf.judge.tuning_search import Field, Outcome, Search, Timeouts
 from tests.examples import examples
 from tools.tuning_timeouts import has, searched
 from tools.tuning_world import FIELD, TRAITS, world

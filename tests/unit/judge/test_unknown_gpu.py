@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_llmperf.judge.gpu_effects.knowledge import FEWEST_CASES, Knowledge
-from pytest_llmperf.judge.gpu_effects.later_verdict import ONLY_ITS_GPU, judged_later
-from pytest_llmperf.judge.gpu_effects.model import EFFECTS_DF
+from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge
+from pytest_llmperf.judge.gpu_model import EFFECTS_DF
 from pytest_llmperf.judge.policy import Policy
+from pytest_llmperf.judge.run_effects import ONLY_ITS_GPU, judged_later
 from pytest_llmperf.judge.stats import Difference, Rule, decide, may_be_its_gpu
 from pytest_llmperf.judge.verdict import WAITS, Judgement, judge
 from pytest_llmperf.records.calibration import Calibration
@@ -63,7 +64,7 @@ def by_nobody(launch: Launch) -> Launch:
 
 def test_what_tells_of_a_gpu(world: World, knowledge: Knowledge, stored: Cases) -> None:
     def tails(launch: Launch, seen: Sequence[Launch] = ()) -> float:
-        return knowledge.with_seen(seen).difference([launch], stored[0]).gpu_df
+        return stats.difference([launch], stored[0], knowledge.with_seen(seen)).gpu_df
 
     def others(gpu: int, num: int) -> list[Launch]:
         return [world.launch(case, gpu) for case in range(1, 1 + num)]
@@ -86,7 +87,7 @@ def test_a_gpu_that_was_launched_on_before_is_known(world: World, stored: Cases)
     known = Knowledge.of(bare)
     assert known is not None
     for before in (bare[0][0], bare[1][0]):  # by the case itself, and by another
-        assert math.isinf(known.difference([on_gpu_of(before, world.launch(0, UNSEEN))], bare[0]).gpu_df)
+        assert math.isinf(stats.difference([on_gpu_of(before, world.launch(0, UNSEEN))], bare[0], known).gpu_df)
 
 
 def without_calibration(launch: Launch) -> Launch:
@@ -101,9 +102,9 @@ def on_gpu_of(other: Launch, launch: Launch) -> Launch:
 def test_of_two_gpus_both_have_to_be_known(world: World, knowledge: Knowledge, stored: Cases) -> None:
     wide = world.launch(0, (UNSEEN, BESIDE))
     seen = [world.launch(case, UNSEEN) for case in range(1, 1 + FEWEST_CASES)]
-    assert knowledge.with_seen(seen).difference([wide], stored[0]).gpu_df == EFFECTS_DF
+    assert stats.difference([wide], stored[0], knowledge.with_seen(seen)).gpu_df == EFFECTS_DF
     seen += [world.launch(case, BESIDE) for case in range(1, 1 + FEWEST_CASES)]
-    assert math.isinf(knowledge.with_seen(seen).difference([wide], stored[0]).gpu_df)
+    assert math.isinf(stats.difference([wide], stored[0], knowledge.with_seen(seen)).gpu_df)
 
 
 def difference(log: float, gpu_df: float = EFFECTS_DF) -> Difference:

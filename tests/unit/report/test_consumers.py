@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.judge.policy import METRICS
+from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.result import VERDICTS
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.consumers.documents import junit, markdown_page, within

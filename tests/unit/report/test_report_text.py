@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_llmperf.records.metrics import formatted, label
 from pytest_llmperf.report.text import ASCII, UNICODE, fold, glyphs_of, one_line, shorten_list, shorten_middle
 from pytest_llmperf.support import formats
 
@@ -39,11 +40,11 @@ from pytest_llmperf.support import formats
         (formats.seconds(1500), "25 min"),
         (formats.seconds(8040), "2 h 14 min"),
         (formats.elapsed(14.9), "14 s"),
-        (formats.figure("mfu", 0.571, "1"), "57.1 %"),
-        (formats.figure("final_loss", 6.43219, "1"), "6.4322"),
-        (formats.figure("joules_per_token", 0.0123, "J"), "0.0123 J"),
-        (formats.label("peak_reserved_bytes"), "peak memory"),
-        (formats.label("my_metric"), "my_metric"),
+        (formatted("mfu", 0.571, "1"), "57.1 %"),
+        (formatted("final_loss", 6.43219, "1"), "6.4322"),
+        (formatted("joules_per_token", 0.0123, "J"), "0.0123 J"),
+        (label("peak_reserved_bytes"), "peak memory"),
+        (label("my_metric"), "my_metric"),
     ],
 )
 def test_figures_read_as_a_person_writes_them(text: str, expected: str) -> None:
@@ -53,7 +54,7 @@ def test_figures_read_as_a_person_writes_them(text: str, expected: str) -> None:
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
 def test_what_is_absent_is_a_dash(value: float | None) -> None:
     shown = {f(value) for f in (formats.tokens_per_second, formats.compact, formats.memory, formats.percent)}
-    shown |= {formats.share(value), formats.seconds(value), formats.figure("mfu", value, "1")}
+    shown |= {formats.share(value), formats.seconds(value), formatted("mfu", value, "1")}
     assert shown == {"-"}
 
 

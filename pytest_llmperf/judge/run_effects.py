@@ -1,19 +1,22 @@
-"""The verdict on a case by what its whole run knows of its GPU, in place of what the run knew when it was launched."""
+"""What a whole run says of its cases: each verdict by what all tell of its GPU, and what all have in common. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
-from pytest_llmperf.judge.gpu_effects.knowledge import Knowledge, calibrated_places, compared
-from pytest_llmperf.judge.gpu_effects.model import cell_variances, design_of
-from pytest_llmperf.judge.gpu_effects.panel import Panel, doubted, residuals, unit_of
-from pytest_llmperf.judge.policy import METRICS
+from pytest_llmperf.judge import stats
+from pytest_llmperf.judge.gpu_knowledge import Knowledge, calibrated_places, compared
+from pytest_llmperf.judge.gpu_model import cell_variances, design_of
+from pytest_llmperf.judge.gpu_panel import Panel, doubted, residuals, unit_of
 from pytest_llmperf.judge.stats import Difference, Rule, least_tolerance, quantile
 from pytest_llmperf.judge.verdict import sentence, speed_check, within_tolerance
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
+from pytest_llmperf.support.formats import percent
 from pytest_llmperf.support.one_thread import one_thread
 
 # What failed has failed: a test cannot pass afterwards.
@@ -32,7 +35,7 @@ def judged_later(result: CaseResult, stored: Sequence[Launch], knowledge: Knowle
     is_open = result.verdict in _OPEN and not result.updated and not result.launches_before
     if not is_open or not result.launches or worst_of(check.verdict for check in gating) != result.verdict:
         return result
-    difference = knowledge.difference(result.launches, stored)
+    difference = stats.difference(result.launches, stored, knowledge)
     is_told = knowledge.tells_independently_of(map(unit_of, result.launches), result.digest)
 
     def again(check: Check) -> Check:
@@ -183,4 +186,27 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
         is_known=all(place in calibrated or place[0] in by_launches for place in places),
         is_calibrated=places <= calibrated,
         together=float((abs(left[shifted]) <= _ALIKE * abs(log)).mean()),
+    )
+
+
+def host_shift(results: Sequence[CaseResult]) -> str:
+    """A line where most cases moved in one direction and by like amounts; else empty.
+
+    It explains and excuses nothing: a slower library looks the same.
+    """
+    changes = [
+        check.change
+        for result in results
+        if not result.shared_launches and (check := result.check(RATE)) is not None and check.change is not None
+    ]
+    if len(changes) < _FEWEST:
+        return ""
+    centre = median(changes)
+    together = [change for change in changes if change * centre > 0 and abs(change - centre) <= abs(centre)]
+    if abs(centre) < _NEWS or len(together) < MOST * len(changes):
+        return ""
+    return (
+        f"host shift: {len(together)} of {len(changes)} cases moved together, by {percent(centre)} in the middle: "
+        "look at the machine, the driver or a library they share; --perf-against compares with another environment "
+        "on the same hardware"
     )

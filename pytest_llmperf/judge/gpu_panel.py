@@ -326,15 +326,24 @@ class _Told:
     def of(cls, panel: Panel, design: Array, variances: Array) -> _Told:
         import numpy as np  # noqa: PLC0415
 
-        weights = 1 / variances
-
-        def by_series(values: Array) -> Array:
-            return np.bincount(panel.of_series, weights * values, len(panel.series))
-
-        each, logs = by_series(np.ones_like(weights)), by_series(panel.logs)
-        crossed = np.stack([by_series(column) for column in design.T], axis=1)
-        information = design.T @ (weights[:, None] * design) - crossed.T @ (crossed / each[:, None])
-        return cls(each, crossed, logs, information, design.T @ (weights * panel.logs) - crossed.T @ (logs / each))
+        weights, num, size = 1 / variances, len(panel.series), design.shape[1]
+        each = np.bincount(panel.of_series, weights, num)
+        logs = np.bincount(panel.of_series, weights * panel.logs, num)
+        # A cell moves with a few of many unknowns: those of its unit.
+        cells, places = np.nonzero(design)
+        loads = weights[cells] * design[cells, places]
+        crossed = np.bincount(panel.of_series[cells] * size + places, loads, num * size).reshape(num, size)
+        sums = np.bincount(places, loads * panel.logs[cells], size)
+        rank = np.arange(len(cells)) - np.searchsorted(cells, cells)
+        few = int(rank.max(initial=0)) + 1
+        held: Array = np.zeros((len(weights), few), dtype=int)
+        shares = np.zeros((len(weights), few))
+        held[cells, rank], shares[cells, rank] = places, design[cells, places]
+        pairs = (held[:, :, None] * size + held[:, None, :]).ravel()
+        products = (weights[:, None, None] * shares[:, :, None] * shares[:, None, :]).ravel()
+        information = np.bincount(pairs, products, size * size).reshape(size, size)
+        information -= crossed.T @ (crossed / each[:, None])
+        return cls(each, crossed, logs, information, sums - crossed.T @ (logs / each))
 
     def prediction(self, prior: Array) -> Prediction:
         import numpy as np  # noqa: PLC0415

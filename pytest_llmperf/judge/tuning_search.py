@@ -15,7 +15,7 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
-from pytest_llmperf.judge.tuning.surrogate import Prediction, Surrogate
+from pytest_llmperf.judge.tuning_surrogate import Prediction, Surrogate
 
 # Failures: how likely a configuration trains, by what failed and what trained before it.
 
@@ -194,7 +194,7 @@ class Field:
     tokens: Sequence[int]
     """Of a step, of all ranks."""
     compiles: Sequence[int]
-    """How much, as ``trial_costs`` has it."""
+    """How much, as ``TrialCosts`` has it."""
     prior: Sequence[float] | None = None
     """Logarithms of what each costs as far as that can be counted, up to a constant."""
     beginnings: Sequence[Sequence[int]] = ()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean, median
+from statistics import median
 
-from pytest_llmperf.judge.gpu_effects.model import (
+from pytest_llmperf.judge.gpu_model import (
     EFFECTS_DF,
     FACTORS,
     Model,
@@ -18,9 +18,8 @@ from pytest_llmperf.judge.gpu_effects.model import (
     learn,
     loading_variances,
 )
-from pytest_llmperf.judge.gpu_effects.panel import (
+from pytest_llmperf.judge.gpu_panel import (
     COMPONENTS,
-    Array,
     Observation,
     Panel,
     Unit,
@@ -29,8 +28,7 @@ from pytest_llmperf.judge.gpu_effects.panel import (
     observations_of,
     unit_of,
 )
-from pytest_llmperf.judge.noise import Noise, Spread, Squares, log_of, within_sessions, without_outliers
-from pytest_llmperf.judge.stats import Difference, contrasted, median_excess
+from pytest_llmperf.judge.noise import Noise, Scatter, Spread, Squares, within_sessions
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support.one_thread import one_thread
 
@@ -70,20 +68,36 @@ class Knowledge:
         stored = [each for each in self.stored if each.measurement not in seen]
         return Knowledge(self.model, stored, tuple(seen.values()))
 
-    def difference(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Difference:
-        """``candidates`` of one case against what its ``baseline`` expects on their units.
+    def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
+        """Of the launches of ``baseline`` and then ``candidates``, by what all other cases, and calibrations, tell."""
+        import numpy as np  # noqa: PLC0415
 
-        What all other cases, and calibrations, tell of the GPUs of both is taken off first: as ``stats.difference``,
-        on what is left, with what they do not tell of it as a part of the error.
-        """
         series, calibrations = candidates[0].digest, [*calibrations_of(candidates)]
-        baseline = without_outliers(baseline, self._usual(series))
-        everyone = [*baseline, *candidates]
+        units = [unit_of(each) for each in (*baseline, *candidates)]
+        size, loading, own = len(units), self.model.loading(series), self.model.own_spread(series)
+        # Half of the variance is shared by all launches on a unit, half is the launch's; those that were repeated know
+        # that better.
+        half = Spread(own.sd / math.sqrt(2), own.df)
+        shown = [within_sessions(group) for group in (baseline, candidates)]
+        same = np.array([[float(a == b) for b in units] for a in units])
         with one_thread():
-            told = self.told(series, calibrations).of([unit_of(each) for each in everyone])
-            found = _difference(self.model, series, everyone, len(baseline), told)
-        is_told = self.tells_of(map(unit_of, candidates), series, calibrations)
-        return found if is_told else replace(found, gpu_df=EFFECTS_DF)
+            effects, covariance = self.told(series, calibrations).of(units)
+            loads = np.kron(loading.mean, np.eye(size))
+            # Of each two factors what both move: their effects, and that these are not known.
+            second = (np.outer(effects, effects) + covariance).reshape(len(FACTORS), size, len(FACTORS), size)
+            shared = [
+                (loads @ covariance @ loads.T, self.model.effects_df),
+                (np.einsum("ab,aibj->ij", loading.covariance, second), own.df),
+                (half.sd**2 * same, half.df),
+            ]
+        return Scatter(
+            shifts=loads @ effects,
+            shared=shared,
+            launch=half.moderated(Squares(sum(each.total for each in shown), sum(each.df for each in shown))),
+            # A host that a launch waits for, say, is there in the next one too.
+            lasting=same,
+            gpu_df=math.inf if self.tells_of(map(unit_of, candidates), series, calibrations) else EFFECTS_DF,
+        )
 
     def told(self, series: str, more: Iterable[Observation] = ()) -> Posterior:
         """What all but ``series``, and ``more``, tell of the effects of GPUs."""
@@ -154,9 +168,9 @@ class Knowledge:
         """On which this run has launched."""
         return tuple(dict.fromkeys(each.unit for each in self.seen if not each.is_calibration))
 
-    def _usual(self, series: str) -> Noise:
-        """How launches of one case scatter where nothing is taken off."""
-        model, half = self.model, self.model.own_spread(series).sd / math.sqrt(2)
+    def usual(self, launches: Sequence[Launch]) -> Noise:
+        """How launches of the case of these scatter where nothing is taken off."""
+        model, half = self.model, self.model.own_spread(launches[0].digest).sd / math.sqrt(2)
         host, device, day = (
             math.hypot(*(model.effects[factor][component] for factor in FACTORS)) for component in COMPONENTS
         )
@@ -221,36 +235,3 @@ def robust(model: Model, panel: Panel) -> Posterior:
     prior = model.covariance(panel.units)
     variances = cell_variances(model, panel) + loading_variances(model, panel)
     return Posterior(model, panel.units, doubted(panel, design_of(model, panel), prior, variances))
-
-
-def _difference(
-    model: Model, series: str, everyone: Sequence[Launch], num: int, told: tuple[Array, Array]
-) -> Difference:
-    import numpy as np  # noqa: PLC0415
-
-    effects, covariance = told
-    loading, own = model.loading(series), model.own_spread(series)
-    # Half of the variance is shared by all launches on a unit, half is the launch's; those that were repeated know
-    # that better.
-    half = Spread(own.sd / math.sqrt(2), own.df)
-    shown = [within_sessions(group) for group in (everyone[:num], everyone[num:])]
-    launch = half.moderated(Squares(sum(each.total for each in shown), sum(each.df for each in shown)))
-    excess = [median_excess(each, launch.sd) for each in everyone]
-    # What keeps a launch from knowing its median, a host that it waits for say, is there in the next one too.
-    unsure = np.sqrt(excess)
-    units, size = [unit_of(each) for each in everyone], len(everyone)
-    same = np.array([[float(a == b) for b in units] for a in units])
-    loads = np.kron(loading.mean, np.eye(size))
-    # Of each two factors what both move: their effects, and that these are not known.
-    second = (np.outer(effects, effects) + covariance).reshape(len(FACTORS), size, len(FACTORS), size)
-    parts = [
-        (loads @ covariance @ loads.T, model.effects_df),
-        (np.einsum("ab,aibj->ij", loading.covariance, second), own.df),
-        (half.sd**2 * same, half.df),
-        (launch.sd**2 * np.eye(size) + np.outer(unsure, unsure) * same, launch.df),
-    ]
-    raw = [log_of(each) for each in everyone]
-    logs = [log - float(effect) for log, effect in zip(raw, loads @ effects, strict=True)]
-    one = Spread(math.sqrt(launch.sd**2 + fmean(excess[num:])), launch.df)
-    found = contrasted(logs, num, parts, one, launch)
-    return replace(found, of_gpus=contrasted(raw, num, parts, one, launch).log - found.log)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_llmperf.judge.static.step_store import Place
+from pytest_llmperf.judge.step_store import Place
 from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.records.metrics import METRICS, label
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
 from pytest_llmperf.records.static_step import StaticStep
-from pytest_llmperf.support.formats import change_of, label
+from pytest_llmperf.support.formats import change_of
 
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone", "aten::_foreach_copy_"})
 _WAITS = frozenset({"aten::item", "aten::is_nonzero", "aten::nonzero"})
@@ -39,7 +40,6 @@ class _Figure:
     of: Callable[[StaticStep], Mapping[str, int]]
     more: Verdict
     fewer: Verdict
-    unit: str = "1"
 
 
 def _among(names: frozenset[str]) -> Callable[[StaticStep], Mapping[str, int]]:
@@ -54,8 +54,8 @@ def _others(step: StaticStep) -> Mapping[str, int]:
 _FIGURES: Mapping[str, _Figure] = {
     "synchronisations_per_step": _Figure(_among(_WAITS), "regressed", "changed"),
     "copies_per_step": _Figure(_among(_COPIES), "regressed", "changed"),
-    "flops_per_step": _Figure(lambda step: step.flops, "regressed", "changed", "FLOP"),
-    PEAK: _Figure(lambda step: step.memory, "regressed", "improved", "bytes"),
+    "flops_per_step": _Figure(lambda step: step.flops, "regressed", "changed"),
+    PEAK: _Figure(lambda step: step.memory, "regressed", "improved"),
     "operators_per_step": _Figure(_others, "changed", "changed"),
 }
 
@@ -64,7 +64,7 @@ def judge_step(now: StaticStep, stored: StaticStep | None) -> Judgement:
     """The verdict on ``now``, held against ``stored``."""
     if stored is None:
         checks = tuple(
-            Check(metric=name, value=sum(figure.of(now).values()), unit=figure.unit, tolerance=0.0, verdict="new")
+            METRICS[name].check(sum(figure.of(now).values()), tolerance=0.0, verdict="new")
             for name, figure in _FIGURES.items()
         )
         return Judgement("new", "no static figures yet", checks)
@@ -92,7 +92,7 @@ def news(now: StaticStep, stored: StaticStep) -> str:
         figure = _FIGURES[name]
         then, there = (sum(figure.of(step).values()) for step in (stored, now))
         if then != there:
-            words.append(f"{label(name)} {change_of(there - then, figure.unit)}")
+            words.append(f"{label(name)} {change_of(there - then, METRICS[name].unit)}")
     return ", ".join(words)
 
 
@@ -109,23 +109,21 @@ def _most(names: Iterable[str], counts: Mapping[str, int]) -> list[str]:
 
 
 def _check(name: str, figure: _Figure, now: StaticStep, stored: StaticStep, *, gates: bool) -> Check:
-    mine, theirs = figure.of(now), figure.of(stored)
+    mine, theirs, unit = figure.of(now), figure.of(stored), METRICS[name].unit
     value, baseline = sum(mine.values()), sum(theirs.values())
     # Of memory the peak decides: its parts take turns in being there.
-    is_same = value == baseline if figure.unit == "bytes" else mine == theirs
+    is_same = value == baseline if unit == "bytes" else mine == theirs
     verdict: Verdict = "pass" if is_same else "changed"
     if value != baseline:
         verdict = figure.more if value > baseline else figure.fewer
-    return Check(
-        metric=name,
-        value=value,
-        unit=figure.unit,
+    return METRICS[name].check(
+        value,
         baseline=baseline,
         tolerance=0.0 if gates else None,
         limit=baseline if gates else None,
         change=value / baseline - 1 if baseline else None,
         verdict=verdict if gates else None,
-        detail="" if is_same else _some(_moved(mine, theirs, figure.unit), most=8),
+        detail="" if is_same else _some(_moved(mine, theirs, unit), most=8),
     )
 
 

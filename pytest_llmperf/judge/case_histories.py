@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
-from pytest_llmperf.judge.history.change_points import (
+from pytest_llmperf.judge.change_points import (
     LEAST_CHANGE,
     LEAST_RUNS,
     ChangePoint,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median, variance
+from statistics import median
 
-from pytest_llmperf.judge.gpu_effects.panel import (
+from pytest_llmperf.judge.gpu_panel import (
     CALIBRATION_COPY,
     Array,
     Observation,
@@ -17,7 +17,7 @@ from pytest_llmperf.judge.gpu_effects.panel import (
     incidence,
     predicted,
 )
-from pytest_llmperf.judge.noise import Spread
+from pytest_llmperf.judge.noise import Spread, prior_of
 from pytest_llmperf.support.one_thread import one_thread
 
 #: What of a GPU is told apart: how fast it is, and by how much more where a case runs at its power limit.
@@ -87,16 +87,21 @@ class Model:
     def own_spread(self, series: str) -> Spread:
         return self.own.get(series, self.usual)
 
-    def covariance(self, units: Sequence[Unit]) -> Array:
-        """Of the effects of ``units``, before any is seen: all of the first factor, then all of the next."""
+    def covariance(self, units: Sequence[Unit], first: int = 0) -> Array:
+        """Of the effects of ``units``, before any is seen, with those from the ``first`` on.
+
+        All of the first factor, then all of the next.
+        """
         import numpy as np  # noqa: PLC0415 - only a judged case pays for it
 
-        num, shares = len(units), incidence(units)
-        total = np.zeros((num * len(FACTORS),) * 2)
+        every, num, shares = len(units), len(units) - first, incidence(units)
+        alike = {component: matrix @ matrix[first:].T for component, matrix in shares.items()}
+        total = np.zeros((every * len(FACTORS), num * len(FACTORS)))
         for number, factor in enumerate(FACTORS):
-            place = slice(number * num, (number + 1) * num)
-            for component, matrix in shares.items():
-                total[place, place] += self.effects[factor][component] ** 2 * matrix @ matrix.T
+            sds = self.effects[factor]
+            total[number * every : (number + 1) * every, number * num : (number + 1) * num] = sum(
+                sds[component] ** 2 * matrix for component, matrix in alike.items()
+            )
         return total
 
 
@@ -121,10 +126,10 @@ class Posterior:
         import numpy as np  # noqa: PLC0415
 
         num, every = len(self.units), len(self.units) + len(units)
-        prior = self.model.covariance([*self.units, *units])
+        prior = self.model.covariance([*self.units, *units], num)
         known = np.concatenate([np.arange(num) + number * every for number in range(len(FACTORS))])
         asked = np.concatenate([np.arange(num, every) + number * every for number in range(len(FACTORS))])
-        return self.prediction.of(prior[np.ix_(known, asked)], prior[np.ix_(asked, asked)])
+        return self.prediction.of(prior[known], prior[asked])
 
 
 def learn(observations: Sequence[Observation]) -> Model | None:
@@ -199,31 +204,21 @@ def _own(total: float, df: float, usual: Spread) -> Spread:
 
 
 def _pooled(squares: Sequence[tuple[float, float]]) -> Spread:
-    """What is usual, and by how many degrees of freedom it tells of one more series (Smyth 2004, section 6.2).
-
-    Of logarithms: one series that scatters a hundred times as much as the others moves it by no more than it must.
-    """
-    from scipy import special  # noqa: PLC0415
-
+    """What is usual of a series."""
     several = [(total / df, df) for total, df in squares if df >= 1 and total > 0]
     if len(several) < _LEAST_SERIES:
         return _OWN
-    logs = [math.log(s2) - float(special.digamma(df / 2)) + math.log(df / 2) for s2, df in several]
-    excess = variance(logs) - fmean(float(special.polygamma(1, df / 2)) for _, df in several)
-    least, most = _LEAST_DF, _MOST_DF
-    for _ in range(20):  # trigamma falls: bisection finds where it is the excess
-        middle = (least + most) / 2
-        least, most = (middle, most) if special.polygamma(1, middle / 2) > excess else (least, middle)
-    centre = fmean(logs) + float(special.digamma(most / 2)) - math.log(most / 2)
-    before, weight = math.log(_OWN.sd**2), _OWN.df / (_OWN.df + len(several))
-    return Spread(max(_LEAST_OWN, math.exp((weight * before + (1 - weight) * centre) / 2)), most)
+    shown = prior_of(several, least=_LEAST_DF, most=_MOST_DF, halvings=20)
+    weight = _OWN.df / (_OWN.df + len(several))
+    log = weight * math.log(_OWN.sd) + (1 - weight) * math.log(shown.sd)
+    return Spread(max(_LEAST_OWN, math.exp(log)), shown.df)
 
 
 def cell_variances(model: Model, panel: Panel) -> Array:
     """Of each cell about its series' mean and its unit's effect."""
     import numpy as np  # noqa: PLC0415
 
-    own = np.array([model.own_spread(panel.series[number]).sd ** 2 for number in panel.of_series])
+    own = np.array([model.own_spread(name).sd ** 2 for name in panel.series])[panel.of_series]
     # Half of what is left is the launch's, which several of them average; one that does not know its median has more.
     launch = own / 2 + np.maximum(0.0, panel.squared_errors - own / 2)
     return own / 2 + launch / panel.sizes
@@ -245,10 +240,11 @@ def design_of(model: Model, panel: Panel) -> Array:
     """Of each cell by how much it moves with each effect of each unit."""
     import numpy as np  # noqa: PLC0415
 
-    num = len(panel.units)
-    matrix = np.zeros((len(panel.cells), num * len(FACTORS)))
-    for cell, (series, unit) in enumerate(zip(panel.of_series, panel.of_unit, strict=True)):
-        matrix[cell, unit::num] = model.loading(panel.series[series]).mean
+    num, cells = len(panel.units), np.arange(len(panel.cells))
+    loads = np.array([model.loading(name).mean for name in panel.series]).reshape(-1, len(FACTORS))
+    matrix = np.zeros((len(cells), num * len(FACTORS)))
+    for factor in range(len(FACTORS)):
+        matrix[cells, panel.of_unit + factor * num] = loads[panel.of_series, factor]
     return matrix
 
 

@@ -1,1 +1,0 @@
-"""Since when a case takes what it takes: change points over runs."""

@@ -1,0 +1,356 @@
+"""Metrics: one row for each, with all that is known of it. Nothing else lists their names.
+
+Another metric that is read off launches and gated is one more row here; one that is computed elsewhere is a row, and a
+``METRICS[name].check(value)`` where it is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any, Literal
+
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.phases import CHECKPOINT, IMPORTS, MODEL, START
+from pytest_llmperf.records.result import Check
+from pytest_llmperf.support import formats
+
+Rule = Literal["speed", "confirmed", "exact", "phase", "count", "scaling", ""]
+EarlyStop = Literal["median", "settled", "stalls", ""]
+
+#: The two that every case has, and that people look at.
+RATE, MEMORY = "tokens_per_second_per_gpu", "peak_reserved_bytes"
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where a metric has a column in tables of cases; one that gates has its change beside it."""
+
+    heading: str
+    on_page: str = ""
+    """Its heading on the page; empty: the same."""
+    places: str = "summary page markdown"
+    """The tables that have it."""
+    least: float = -math.inf
+    """Less is not worth its place."""
+    beside: str = ""
+    """Another metric, without which it is not shown."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is known of one metric."""
+
+    name: str
+    """As files have it; it carries its unit."""
+    label: str = ""
+    """For people; empty: its name."""
+    unit: str = "1"
+    is_share: bool = False
+    """Whether it is shown in per cent."""
+    higher_is_better: bool = False
+    of: Callable[[Sequence[Launch]], float] | None = None
+    """How it is read off launches; ``None`` where it is computed elsewhere."""
+    rule: Rule = ""
+    """By what it is decided. ``speed``: by the statistics of launches, less what a GPU is known to do; ``scaling``: by
+    those of two widths. ``confirmed``: the best of the launches, and never one alone. ``exact``: a loss where all
+    launches show it, two where they repeat themselves and else as many as may be. Both are held against the middle one
+    of the baseline's launches, of those accepted last where it is exact, and of those accepted with a reason and since
+    where a loss was: an odd one that was stored must not move the limit. ``phase``: as ``confirmed``, and only against
+    launches that are like it. ``count``: without tolerance. Empty: shown, or decided where it is computed."""
+    gpu: float | None = None
+    """Tolerance on GPUs that the baseline knows, a fraction; ``None``: it gates only where a user chose one."""
+    gpu_elsewhere: float | None = None
+    """The same on others, if wider."""
+    gpu_paired: float | None = None
+    """The same where both sides took turns."""
+    cpu: float | None = None
+    slack: float = 0.0
+    """In its own unit: a smaller change is no change, whatever fraction it is."""
+    whole: bool = False
+    """Whether only launches that took all their steps pass: what comes late or seldom may be in the others' rest."""
+    early_stop: EarlyStop = ""
+    """Why a launch may end before its last step though this gates: its ``median`` is known, it is ``settled`` by then,
+    or fewer ``stalls`` are allowed for. Empty: it may not."""
+    is_raw: bool = False
+    """Whether it is a raw value of launches, so that files of every version must agree with theirs."""
+    splits: bool = False
+    """Whether launches beyond its tolerance, once accepted, take the place of the stored: they are of another kind."""
+    of_the_chip: bool = False
+    """Whether it is a share of what the chip's datasheet promises, which nothing exceeds."""
+    phase: str = ""
+    """Of a launch, whose seconds it is."""
+    only_cold: bool = False
+    """Whether a launch that began warm does not tell of it."""
+    evidence: str = ""
+    """The name of a count in a launch's evidence; others of rule ``count`` are of a traced step."""
+    costly: bool = False
+    """Whether one more of a count is a loss, whatever the clock saw."""
+    note: str = ""
+    """What torch.compile did so many times, where a count is worth a note."""
+    detail: Callable[[Sequence[Launch]], str] | None = None
+    """What a check says beside the figure."""
+    column: Column | None = None
+
+    def read(self, launches: Sequence[Launch]) -> float:
+        """Its value, of one that is read off ``launches``."""
+        if self.of is None:
+            raise TypeError(f"{self.name} is not read off launches")
+        return self.of(launches)
+
+    def check(self, value: float, **more: Any) -> Check:
+        """A check of ``value``; ``more`` are other fields."""
+        return Check(metric=self.name, value=value, unit=self.unit, higher_is_better=self.higher_is_better, **more)
+
+
+# Up to here the centre of some launches is their mean; from here on their median, which one outlier cannot move.
+MEAN_UP_TO = 2
+
+
+def centre(values: Sequence[float]) -> float:
+    """The mean of up to two, the median of more."""
+    return fmean(values) if len(values) <= MEAN_UP_TO else median(values)
+
+
+def pooled_step_seconds(launches: Sequence[Launch]) -> float:
+    """Step time of a measurement, in seconds: the centre of its launches' medians."""
+    return math.exp(centre([math.log(launch.median_step_seconds) for launch in launches]))
+
+
+def pooled_tokens_per_second(launches: Sequence[Launch]) -> float:
+    """Throughput over all ranks, in tokens/s."""
+    return launches[0].tokens_per_step / pooled_step_seconds(launches)
+
+
+def _worst_rank(launches: Sequence[Launch]) -> str:
+    if len(launches[0].ranks) == 1:
+        return ""
+    told = min(launches, key=lambda launch: launch.peak_reserved_bytes)
+    worst = told.fullest_rank
+    return f"worst on rank {worst.rank} of {len(told.ranks)} ({worst.host}, {worst.device})"
+
+
+def _phase(name: str, label: str, phase: str, slack: float, *, only_cold: bool = False) -> Metric:
+    """Of a launch that told how long it was in each of its phases.
+
+    The best launch says what the code takes: file systems are cold, hosts busy, and a second launch finds files where
+    the first had to fetch them. What is less than the slack is the machine's
+    (docs/explanation/verdicts/within-a-launch.md).
+    """
+    return Metric(
+        name,
+        label,
+        unit="s",
+        of=lambda runs: min(launch.phases[phase] for launch in runs),
+        rule="phase",
+        gpu=1.0,
+        cpu=3.0,
+        slack=slack,
+        early_stop="settled",
+        phase=phase,
+        only_cold=only_cold,
+    )
+
+
+# In the order in which they are shown. Tolerances of GPUs: eight of one host differ by 0.6 % (sd), hosts by 2 %. Of
+# CPUs: identical runs spread 20 % and more, twice that beside a busy neighbour, and the resident memory of a small
+# process is mostly libraries and allocator: a tight gate would cry wolf every day.
+_ROWS = (
+    Metric(
+        RATE,
+        "tokens/s/GPU",
+        unit="tokens/s",
+        higher_is_better=True,
+        of=lambda runs: pooled_tokens_per_second(runs) / len(runs[0].ranks),
+        rule="speed",
+        gpu=0.02,
+        gpu_elsewhere=0.05,
+        gpu_paired=0.01,
+        cpu=3.0,
+        early_stop="median",
+        splits=True,
+        column=Column("tokens/s/GPU"),
+    ),
+    Metric(
+        "tokens_per_second",
+        "tokens/s",
+        unit="tokens/s",
+        higher_is_better=True,
+        of=pooled_tokens_per_second,
+        rule="speed",
+        early_stop="median",
+        splits=True,
+    ),
+    Metric("step_seconds", "step", unit="s", of=pooled_step_seconds, rule="speed", early_stop="median", splits=True),
+    # Kernels compile, caches fill, autotuners try: the best launch says what the code takes.
+    Metric(
+        "first_step_seconds",
+        "first step",
+        unit="s",
+        of=lambda runs: min(launch.first_step_seconds for launch in runs),
+        rule="confirmed",
+        gpu=1.0,
+        cpu=9.0,
+        slack=3.0,
+        early_stop="settled",
+        is_raw=True,
+    ),
+    # A median hides what only some steps lose. A hiccup in one launch is nobody's fault; one in every launch is. The
+    # steadiest H200 launch lost nothing, the least steady of 231 six tenths of this.
+    Metric(
+        "stall_share",
+        "stalls",
+        is_share=True,
+        of=lambda runs: min(launch.steady.stalls for launch in runs),
+        rule="confirmed",
+        gpu=0.02,
+        slack=0.01,
+        whole=True,
+        early_stop="stalls",
+    ),
+    # The leanest launch says what the code takes: one in three kept 1.3 % more after its compiler had tried kernels,
+    # one in two 3.7 %, where a rank still held the buckets of DDP's first step.
+    Metric(
+        MEMORY,
+        "peak memory",
+        unit="bytes",
+        of=lambda runs: float(min(launch.peak_reserved_bytes for launch in runs)),
+        rule="exact",
+        gpu=0.01,
+        cpu=0.5,
+        early_stop="settled",
+        is_raw=True,
+        detail=_worst_rank,
+        column=Column("memory", on_page="peak memory"),
+    ),
+    Metric(
+        "peak_allocated_bytes",
+        "peak allocated",
+        unit="bytes",
+        of=lambda runs: float(min(launch.peak_allocated_bytes for launch in runs)),
+        rule="exact",
+        early_stop="settled",
+        is_raw=True,
+    ),
+    Metric("final_loss", "final loss", of=lambda runs: runs[-1].losses[-1], rule="exact", is_raw=True, splits=True),
+    _phase("start_seconds", "start", START, slack=10.0, only_cold=True),
+    _phase("imports_seconds", "imports", IMPORTS, slack=15.0, only_cold=True),
+    _phase("model_seconds", "model", MODEL, slack=5.0),
+    _phase("checkpoint_seconds", "checkpoint", CHECKPOINT, slack=5.0),
+    Metric("allocated_growth_bytes", "memory growth a step", unit="bytes", whole=True),
+    Metric("first_loss", "first loss"),
+    Metric("mfu", "MFU", is_share=True, of_the_chip=True, column=Column("MFU")),
+    Metric("least_memory_traffic", is_share=True, of_the_chip=True),
+    Metric(
+        "scaling_efficiency",
+        "scaling efficiency",
+        is_share=True,
+        higher_is_better=True,
+        rule="scaling",
+        column=Column("efficiency", places="summary page"),
+    ),
+    Metric("speed_up", "speed-up"),
+    Metric("global_batch_tokens", "global batch", unit="tokens"),
+    Metric(
+        "real_tokens_per_second_per_gpu",
+        "real tokens",
+        unit="tokens/s",
+        higher_is_better=True,
+        column=Column("real tokens", places="summary"),
+    ),
+    Metric("real_token_share", "no padding", is_share=True),
+    Metric("communication_share", "communication", is_share=True, column=Column("communication", places="summary")),
+    Metric("data_wait_seconds", "waits for data", unit="s"),
+    Metric(
+        # Less than that is how long any loader takes.
+        "data_wait_share",
+        "of a step",
+        is_share=True,
+        column=Column("waits for data", places="summary", least=0.05),
+    ),
+    Metric("micro_batch_seconds", unit="s"),
+    # How many of each kind a traced step has (``records/trace.py`` says which these are).
+    Metric("kernels_per_step", "kernels a step", rule="count"),
+    Metric(
+        "operators_per_step",
+        "operators a step",
+        rule="count",
+        # Of one that was traced its kernels are shown where they moved.
+        column=Column("operators", places="summary page", beside="predicted_peak_bytes"),
+    ),
+    Metric("copies_per_step", "copies a step", rule="count", costly=True),
+    Metric("synchronisations_per_step", "synchronisations a step", rule="count", costly=True),
+    Metric("graph_breaks", "graph breaks", rule="count", evidence="graph_breaks", costly=True, note="broke the graph"),
+    Metric("recompilations", rule="count", evidence="recompilations", costly=True, note="compiled anew"),
+    Metric("allocator_retries", "allocator's retries", rule="count", evidence="allocator_retries", costly=True),
+    Metric("flops_per_step", "arithmetic", unit="FLOP", column=Column("arithmetic")),
+    Metric(
+        "predicted_peak_bytes",
+        "predicted memory",
+        unit="bytes",
+        column=Column("predicted", on_page="predicted memory"),
+    ),
+    Metric("joules_per_token", "energy", unit="J/token", column=Column("energy", places="summary")),
+    # Its unit is the currency.
+    Metric(
+        "price_per_million_tokens", "a million tokens", unit="", column=Column("a million tokens", places="summary")
+    ),
+    Metric("checkpoint_bytes", "checkpoint's size", unit="bytes"),
+    Metric("max_micro_batch_size", "max micro batch", higher_is_better=True),
+    Metric("throughput_ratio", "throughput ratio"),
+    Metric("memory_ratio", "memory ratio"),
+    Metric("loss_difference", "loss difference", unit="nat"),
+    Metric("loss_error"),
+    Metric("gradient_error"),
+    Metric("update_error"),
+)
+
+#: By name.
+METRICS: dict[str, Metric] = {row.name: row for row in _ROWS}
+
+
+def measured() -> dict[str, Metric]:
+    """Those that every launch has, which a baseline is held against."""
+    return {name: row for name, row in METRICS.items() if row.rule in ("speed", "confirmed", "exact")}
+
+
+def phases() -> dict[str, Metric]:
+    """Those that not every launch has: its phases."""
+    return {name: row for name, row in METRICS.items() if row.rule == "phase"}
+
+
+def counts() -> dict[str, Metric]:
+    """What a step does, as whole numbers: of a trace first."""
+    return {name: row for name, row in METRICS.items() if row.rule == "count"}
+
+
+def columns(place: str) -> dict[str, Column]:
+    """Of the metrics that have one in the table of cases there: ``summary``, ``page`` or ``markdown``."""
+    return {name: row.column for name, row in METRICS.items() if row.column and place in row.column.places}
+
+
+def label(metric: str) -> str:
+    """The metric's name in a table; a metric that is not known here keeps its own."""
+    row = METRICS.get(metric)
+    return (row and row.label) or metric
+
+
+def formatted(metric: str, value: float | None, unit: str) -> str:
+    """A metric's value in the unit a person reads; memory with two decimals, so that a value and its limit differ."""
+    row = METRICS.get(metric)
+    if row and value is not None and math.isfinite(value) and unit not in formats.BY_UNIT:
+        if row.is_share:
+            return formats.share(value)
+        if not row.unit:
+            return f"{value:.3g} {unit}"
+    return formats.figure(value, unit)
+
+
+def cell(metric: str, value: float | None, unit: str) -> str:
+    """The same in a column of its own, where memory has one decimal."""
+    column = METRICS[metric].column
+    if value is not None and column and value < column.least:
+        return formats.ABSENT
+    return formats.memory(value) if unit == "bytes" else formatted(metric, value, unit)
