@@ -137,7 +137,7 @@ def _phase(name: str, label: str, phase: str, slack: float, *, only_cold: bool =
 
     The best launch says what the code takes: file systems are cold, hosts busy, and a second launch finds files where
     the first had to fetch them. What is less than the slack is the machine's
-    (docs/explanation/verdicts/within-a-launch.md).
+    (docs/explanation/noise.md).
     """
     return Metric(
         name,

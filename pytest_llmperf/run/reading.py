@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -194,22 +193,23 @@ def _slurm(ini: Callable[[str], Any]) -> SlurmOptions:
 def _width(gpus: int | None, path: Path | None) -> Width | None:
     if gpus is None:
         return None
+    from pytest_llmperf.records.results_document import ResultsError, ResultsFile
     from pytest_llmperf.run.coverage import Width, is_whole
 
     if path is None:
         return Width(gpus=gpus)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        found: dict[str, int] = {}
-        for case in values["planned"]:
-            nodeid, width = str(case["nodeid"]), int(case["width"])
-            found[nodeid] = max(width, found.get(nodeid, width))
-        return Width(gpus=gpus, plan=found, is_whole=is_whole(values))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        file = ResultsFile.read(path)
+        if "planned" not in file.values:
+            raise ResultsError(f"{path}: no planned cases in it")
+    except ResultsError as error:
         raise UsageError(
-            f"--perf-plan {path}: not a plan ({type(error).__name__}: {error}); "
-            "write one with --perf-dry-run --perf-json FILE"
+            f"--perf-plan {path}: not a plan ({error}); write one with --perf-dry-run --perf-json FILE"
         ) from None
+    found: dict[str, int] = {}
+    for case in file.document.planned:
+        found[case.nodeid] = max(case.width, found.get(case.nodeid, case.width))
+    return Width(gpus=gpus, plan=found, is_whole=is_whole(file.document))
 
 
 def _python(path: str) -> str:

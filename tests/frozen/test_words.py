@@ -24,7 +24,7 @@ COMMANDS = (
     *"bisect check explain export history merge nights plan report submit tune".split(),
 )
 #: What the documentation and the suite import beside the names of the package itself.
-MODULES = ("chapter15", "chip_utilisation", "cost", "ladder", "memory_formulas")
+MODULES = ("cost", "formulas", "ladder")
 
 
 @pytest.mark.parametrize("subject", ["options", "ini", "markers", "commands", "names"])
@@ -56,11 +56,11 @@ def test_what_users_import(golden: Golden) -> None:
         line for name in sorted(pytest_llmperf.__all__) for line in signatures(name, getattr(pytest_llmperf, name))
     ]
     for name in MODULES:
-        module = import_module(f"pytest_llmperf.insight.{name}")
+        module = import_module(f"pytest_llmperf.analysis.{name}")
         for own, value in sorted(vars(module).items()):
-            is_ours = getattr(value, "__module__", "").startswith("pytest_llmperf.insight") or own.isupper()
+            is_ours = getattr(value, "__module__", "").startswith("pytest_llmperf.analysis") or own.isupper()
             if is_ours and not own.startswith("_"):
-                lines += signatures(f"insight.{name}.{own}", value)
+                lines += signatures(f"analysis.{name}.{own}", value)
     golden.check("public-names.txt", "\n".join(lines))
 
 

@@ -22,7 +22,6 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE, columns, formatted, label
 from pytest_llmperf.records.metrics import cell as metric_cell
 from pytest_llmperf.records.results_document import TEST, Figure
-from pytest_llmperf.records.trace import COUNTED
 from pytest_llmperf.report.page.page_model import Case, Cell, Chart, Details, Table
 from pytest_llmperf.support import formats
 
@@ -95,7 +94,7 @@ def _all_cells() -> dict[str, Callable[[Result], Cell]]:
 #: The columns that a phone has room for.
 MAIN = ("tokens/s/GPU", "change", "peak memory")
 
-_EXACT = {*COUNTED, "graph_breaks", "recompilations", "allocator_retries", "flops_per_step"}
+_EXACT = {"flops_per_step", *(name for name, row in METRICS.items() if row.rule == "count")}
 
 # More cases than these show their figures, and no picture of their steps.
 _MOST_CHARTS = 40

@@ -21,6 +21,7 @@ from pytest_llmperf.judge.verdict import Judgement, judge
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Column, Metric, formatted, label
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.consumers.documents import case_table
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
 from pytest_llmperf.report.consumers.metrics import prometheus
@@ -113,7 +114,7 @@ class TestOneRowMore:
         assert "spikes" in head
         assert "+125.0 %" in row
         values = json.loads(json.dumps(document({"kind": "m"}, [result])))
-        (markdown, _, first) = case_table(ExportedRun.read([values]).cases)[:3]
+        (markdown, _, first) = case_table(ExportedRun.read([document_of(values)]).cases)[:3]
         assert "spikes" in markdown
         assert "+125.0 %" in first
         assert {"spikes", "spikes change"} <= {*headings([RunDocument(values)])}
@@ -122,7 +123,7 @@ class TestOneRowMore:
 
     def test_it_is_exported(self, result: CaseResult) -> None:
         values = json.loads(json.dumps(document({"kind": "m"}, [result])))
-        lines = [*prometheus(ExportedRun.read([values]))]
+        lines = [*prometheus(ExportedRun.read([document_of(values)]))]
         assert any(line.startswith("llmperf_spikes_per_step{") and line.endswith(" 9") for line in lines)
         assert any(line.startswith("llmperf_spikes_per_step_baseline{") for line in lines)
         assert "# HELP llmperf_spikes_per_step spikes a step of the case, a number" in lines

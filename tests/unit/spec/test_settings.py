@@ -106,11 +106,11 @@ EXCEPTIONS = {
     "launch/prediction.py": "an estimate with Liger imports Liger",
     "plugin/fixtures.py": "fixtures of the suite, public by these names",
     "worker/build.py": "lists what each setting gives the Trainer and the model",
-    "worker/data/training_data.py": "makes what the setting data asks for",
-    "worker/learning/inspection.py": "scales of fp8 follow the data, so that what comes later changes what was before",
-    "worker/parity/parity_job.py": "the truth is trained without autocast, by the plain optimizer",
-    "worker/parity/small_trainer.py": "looks into a model only where that changes nothing that is compiled",
-    "worker/train.py": "asks who fetches, and whether a checkpoint is saved",
+    "worker/recipes/huggingface/data.py": "makes what the setting data asks for",
+    "worker/recipes/huggingface/inspection.py": "scales of fp8 follow the data: what comes later changes what was before",
+    "worker/recipes/huggingface/parity.py": "the truth is trained without autocast, by the plain optimizer",
+    "worker/recipes/huggingface/small_trainer.py": "looks into a model where nothing compiled changes by it",
+    "worker/recipes/huggingface/training.py": "asks who fetches, and whether a checkpoint is saved",
 }
 
 

@@ -18,7 +18,7 @@ PACKAGE = Path(pytest_llmperf.__file__).parent
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
     for path in PACKAGE.rglob("*.py")
-    if "worker" not in path.relative_to(PACKAGE).parts and path.stem not in ("__init__", "__main__")
+    if not {"observe", "worker"} & {*path.relative_to(PACKAGE).parts} and path.stem not in ("__init__", "__main__")
 )
 SUITE = sorted((REPOSITORY / "perf_tests").glob("*.py"))
 

@@ -13,9 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.judge.baseline_file import dump
-from pytest_llmperf.observe.step_trace import Activities, Call, IncompleteTraceError, Marks, Work, read, step_trace
 from pytest_llmperf.records.trace import Trace, TraceRow, merged, short_name
 from pytest_llmperf.support import codec
+
+pytest.importorskip("torch")
+
+from pytest_llmperf.observe.step_trace import (
+    Activities,
+    Call,
+    IncompleteTraceError,
+    Marks,
+    Work,
+    read,
+    step_trace,
+)
 
 STEP = 1_000_000  # nanoseconds
 
