@@ -1,14 +1,18 @@
-"""The old name of ``pytest_llmperf.analysis``, for suites that import the chapter's ladder by it. It goes with 2.0."""
+"""The old name of ``pytest_llmperf.analysis`` and its modules, for suites that import them by it. It goes with 2.0."""
 
 import sys
 import warnings
 
-from pytest_llmperf.analysis import ladder
+from pytest_llmperf.analysis import cost, formulas, ladder, waits
 
 warnings.warn(
-    "pytest_llmperf.insight is deprecated: import chapter15 and ladder as pytest_llmperf.analysis.ladder",
+    "pytest_llmperf.insight is deprecated: its modules are pytest_llmperf.analysis.cost, formulas, ladder and waits",
     DeprecationWarning,
     stacklevel=2,
 )
+__all__ = ["cost", "ladder"]
 chapter15 = ladder
-sys.modules[f"{__name__}.chapter15"] = sys.modules[f"{__name__}.ladder"] = ladder
+chip_utilisation = memory_formulas = roofline = formulas
+data_waits = stragglers = waits
+for _name in "chapter15 chip_utilisation cost data_waits ladder memory_formulas roofline stragglers".split():
+    sys.modules[f"{__name__}.{_name}"] = globals()[_name]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.loss_curve import JudgedCurve
 from pytest_llmperf.records.phases import summed, total
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import Number
 
 Verdict = Literal["invalid", "regressed", "new", "inconclusive", "improved", "changed", "pass"]
@@ -126,6 +127,20 @@ class CaseResult:
     """The test of this run whose launches these are, where it asked for the same before."""
     shared_launches: int = 0
     """How many of ``launches``, its first ones, another test of this run has made and tells of too."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        plain: dict[str, Any] = codec.plain(self)
+        return plain
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CaseResult:
+        """Of plain data.
+
+        Raises:
+            ValueError: a field is missing or of another kind, in one line.
+        """
+        return codec.read(cls, values)
 
     def check(self, metric: str) -> Check | None:
         """The check of this metric, if the case has one."""

@@ -107,7 +107,7 @@ EXCEPTIONS = {
     "plugin/fixtures.py": "fixtures of the suite, public by these names",
     "worker/build.py": "lists what each setting gives the Trainer and the model",
     "worker/recipes/huggingface/data.py": "makes what the setting data asks for",
-    "worker/recipes/huggingface/inspection.py": "scales of fp8 follow the data: what comes later changes what was before",
+    "worker/recipes/huggingface/inspection.py": "fp8 scales follow the data: what comes later changes what was before",
     "worker/recipes/huggingface/parity.py": "the truth is trained without autocast, by the plain optimizer",
     "worker/recipes/huggingface/small_trainer.py": "looks into a model where nothing compiled changes by it",
     "worker/recipes/huggingface/training.py": "asks who fetches, and whether a checkpoint is saved",

@@ -53,3 +53,21 @@ def test_the_worker_gets_no_pytest_with_them() -> None:
     code = "import sys, pytest_llmperf; print([name for name in ('pytest', '_pytest', 'torch') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_old_name_of_analysis_still_imports_and_says_so() -> None:
+    code = (
+        "import warnings; warnings.simplefilter('error', DeprecationWarning)\n"
+        "try: import pytest_llmperf.insight\n"
+        "except DeprecationWarning as told: print(told)\n"
+        "warnings.simplefilter('ignore')\n"
+        "from pytest_llmperf.insight.chapter15 import LADDERS\n"
+        "from pytest_llmperf.insight.ladder import Rung\n"
+        "from pytest_llmperf.insight.cost import Price\n"
+        "from pytest_llmperf.insight import memory_formulas\n"
+        "print(len(LADDERS))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    deprecated, ladders = told
+    assert deprecated.startswith("pytest_llmperf.insight is deprecated: its modules are pytest_llmperf.analysis.cost")
+    assert ladders == "2"
