@@ -33,6 +33,10 @@ def run_document(run: Context, whole_run: WholeRun, exit_code: int, *, stopped: 
     values |= {"exit_code": exit_code, "ended_at": ended_at} | cost_document(spent.gpu_seconds, settings.price)
     if run.tests:
         values["tests"] = list(run.tests.values())
+    if run.command:
+        values["command"] = run.command
+    if run.static_versions:
+        values["versions"] = dict(run.static_versions)
     if findings.results and (rerun := run.rerun_words()):
         values["rerun"] = rerun
     if any(result.launches for result in findings.results):

@@ -83,6 +83,7 @@ class StaticChecks:
                     result = self._caller.result(case, "invalid", str(step).removeprefix(f"{spec.id}: "))
                     return self._conclusions.conclude(result, _held_against(stored))
                 self._skip(case, str(step), lost=bool(stored))
+            self._context.static_versions = step.versions
             judged = [_Judged(place, judge_step(step, place.stored.step)) for place in stored if place.stored]
             result = self._result(case, step, judged)
             result, refused = self._recorded(spec, result, step, places)

@@ -28,7 +28,7 @@ class PerfSession(Run):
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         worker: dict[str, list[str]] | None = getattr(config, "workerinput", None)
-        words = map(str, config.invocation_params.args)
+        words = [str(word) for word in config.invocation_params.args]
         super().__init__(
             settings,
             rootdir=config.rootpath,
@@ -38,6 +38,7 @@ class PerfSession(Run):
             is_worker=worker is not None,
         )
         self.config, self.has_suite = config, True
+        self.command = shlex.join(["pytest", *words])
         self.progress: RunProgress | None = None
         """How far it is; ``None``: it has no cases, or is a worker of others."""
         self.could_not_collect = False

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -79,6 +79,10 @@ class Context:
         """Every perf test of the files that were looked at, chosen or not."""
         self.tests: dict[tuple[str, str], dict[str, str]] = {}
         """How tests ended, by node id and phase; of one that is run again its last attempt."""
+        self.command = ""
+        """The one that made the run; empty where it is not known."""
+        self.static_versions: Mapping[str, str] = {}
+        """Of what counted steps without a launch."""
         self.idle: list[str] = []
         """Tests that passed, take ``perf`` and called nothing of it."""
         self.num_gates = 1

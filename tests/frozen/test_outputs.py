@@ -126,6 +126,7 @@ _MOVING = (
     (r"\bin \d+\.\d\ds\b", "in N s"),
     (r"-{3,} generated xml file", "- generated xml file"),
     (r"[^\s>\"]*/pytest_llmperf/\w+(/\w+)*\.py:\d+", "OURS"),
+    (r"--basetemp=\S+ ", ""),
     (r"={3,}", "==="),
     (r' (time|timestamp|hostname)="[^"]*"', r' \1=""'),
     (r"pytest-llmperf \d[\w.+]*", "pytest-llmperf VERSION"),
