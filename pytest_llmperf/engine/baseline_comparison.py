@@ -33,7 +33,7 @@ from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.launch_end import PassingRanges, takes_all_steps
 from pytest_llmperf.records.metrics import MEMORY, RATE
-from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.records.result import USUAL, CaseResult
 from pytest_llmperf.records.trace import Trace
 from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.run.context import Context
@@ -236,7 +236,7 @@ class BaselineComparison:
         notes += filter(None, [unseen(launches)])
         was_bimodal = baseline and any(launch.steady.bimodal for launch in baseline.launches)
         if any(launch.steady.bimodal for launch in launches) and not was_bimodal:
-            notes.append("the steps have two speeds")
+            notes.append(f"step times are bimodal (noise or a periodic task); {USUAL}")
         notes += stalled(launches)
         notes += waits_for_data(launches)
         notes += uneven_memory(launches, self._policy.tolerances.get(MEMORY, math.inf))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import OLDER, UNWANTED, Learning
-from pytest_llmperf.records.result import Check
+from pytest_llmperf.records.result import USUAL, Check
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 # Of a norm of gradients in 16 bits, what rounding each element may do to it; clipping rounds them once.
@@ -60,7 +60,7 @@ def notes(launches: Sequence[Launch]) -> Iterator[str]:
         if learning.lost:
             yield (
                 f"{learning.lost} of {learning.tensors} tensors did not change in {learning.steps} steps: "
-                "weights kept in 16 bits alone round such updates away; usual, no fault (mixed precision keeps 32 bits)"
+                f"weights kept in 16 bits alone round such updates away (mixed precision keeps 32 bits); {USUAL}"
             )
             return
 

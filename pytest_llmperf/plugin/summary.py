@@ -50,6 +50,7 @@ def _table(run: Run, reporter: pytest.TerminalReporter) -> list[str]:
         reporter._tw.hasmarkup,
         sys.stdout.encoding,
         spent,
+        verbose=reporter.verbosity > 0,
     )
     costs = cost_lines(spent.gpu_seconds, run.settings.price)
     most = reporter.config.getoption("durations", None)  # pytest's own, which tells of whole tests; 0: all

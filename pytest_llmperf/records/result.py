@@ -36,6 +36,10 @@ def joined_reasons(lines: Iterable[str]) -> str:
     return "; ".join(line.replace("; ", ", ") for line in lines)
 
 
+#: Ends a note that means no fault: the page has it, and the terminal with ``-v``.
+USUAL = "usual, no fault"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One metric of one case against its baseline."""

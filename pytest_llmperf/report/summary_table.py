@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_llmperf.records.metrics import METRICS, RATE, cell, columns
-from pytest_llmperf.records.result import VERDICTS, CaseResult, Spent
+from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Spent
 from pytest_llmperf.report.failure_message import explained
 from pytest_llmperf.report.table import Column, render
 from pytest_llmperf.report.text import Glyphs, fold, glyphs_of, one_line
@@ -29,9 +29,8 @@ def no_gate_of_speed(times: Iterable[float | None]) -> str:
     if not wide:
         return ""
     return (
-        "CPU: this is no gate of speed: equal runs differ by tens of per cent here, so a case fails only when it is "
-        f"{min(wide):.2g} times slower (perf_throughput_tolerance = 0.3 makes that 30 %, on a quiet machine); "
-        "held exactly all the same: what was active, what a step runs, the first loss, and that it learns"
+        f"CPU: speed is not gated (a case fails only when it is {min(wide):.2g} times slower); "
+        "counts and losses are exact"
     )
 
 
@@ -126,17 +125,20 @@ _EXPLAINED = frozenset({"pass", "regressed", "invalid", "new"})
 _MOST_SOURCES, _MOST_LINES = 3, 8
 
 
-def summary_lines(
+def summary_lines(  # noqa: PLR0913 - what is shown, and on what
     results: Sequence[CaseResult],
     width: int | None,
     color: bool,
     encoding: str | None = "utf-8",
     spent: Spent | None = None,
+    *,
+    verbose: bool = False,
 ) -> list[str]:
     """The table of ``results`` and what belongs below it: among it what the run ``spent``, on launches that failed too.
 
     ``width`` is the terminal's, ``None`` where there is none: then nothing is folded. Whatever the width, no id and no
-    figure is cut. ``encoding`` is the output's: what it cannot show is written in ASCII.
+    figure is cut. ``encoding`` is the output's: what it cannot show is written in ASCII. ``verbose``: with notes that
+    mean no fault.
     """
     if not results:
         return list(filter(None, [time_line(spent or Spent())]))
@@ -154,7 +156,7 @@ def summary_lines(
         *_grouped("not the same on both sides", in_turns, lambda result: result.changed),
         *_grouped("different from the baseline's environment", stored, lambda result: result.differences),
         *_grouped("different between the two sides", in_turns, lambda result: result.differences),
-        *merged_notes((result.id, result.notes) for result in results),
+        *merged_notes((one.id, [note for note in one.notes if verbose or USUAL not in note]) for one in results),
         # Two tests of one training recorded it once.
         *(line for recorded in dict.fromkeys(map(_recorded, results)) for line in recorded),
         _totals(results, spent or Spent(), glyphs),

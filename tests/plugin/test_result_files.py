@@ -35,7 +35,7 @@ def test_each_case_is_told_in_junit_and_on_the_page(project: Project, workers: t
     assert all("\n" not in each.attrib["message"] and len((each.text or "").splitlines()) > 1 for each in failures)
     heading, _, remark, _, *table = (project.path / "out.md").read_text().splitlines()
     assert heading == "## llmperf: red: 2 new"
-    assert remark.startswith("- CPU: this is no gate of speed")
+    assert remark.startswith("- CPU: speed is not gated")
     assert len(table) == 4
 
 

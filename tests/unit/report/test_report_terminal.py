@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.records.launch import Environment, Launch, RankRecord
-from pytest_llmperf.records.result import VERDICTS, CaseResult, Check, Reference, Spent, Verdict
+from pytest_llmperf.records.result import USUAL, VERDICTS, CaseResult, Check, Reference, Spent, Verdict
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.support.units import GIB
 from tests.examples import examples
@@ -268,6 +268,13 @@ def test_a_note_that_several_cases_have_is_said_once() -> None:
     lines = summary_lines([*results, case("pass", "c")], None, color=False)
     assert [line for line in lines if "two speeds" in line] == ["2 cases: the steps have two speeds (a, b)"]
     assert "a: own" in lines
+
+
+def test_a_note_that_means_no_fault_is_there_where_all_is_asked_for() -> None:
+    note = f"step times are bimodal (noise or a periodic task); {USUAL}"
+    results = [case("pass", "a", notes=(note, "own"))]
+    assert f"a: {note}" not in summary_lines(results, None, color=False)
+    assert {f"a: {note}", "a: own"} <= {*summary_lines(results, None, color=False, verbose=True)}
 
 
 def test_notes_that_differ_by_a_figure_are_one_with_its_range_and_who_has_most_of_it() -> None:
