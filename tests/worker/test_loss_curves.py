@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.engine import runner
 from pytest_llmperf.engine.conclusion import Conclusion
+from pytest_llmperf.launch import local
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
@@ -62,7 +62,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checked(home: Path, monkeypatch: pytest.MonkeyPatch, patch: str = NO_CHANGE, **settings: Any) -> Conclusion:
-    monkeypatch.setattr(runner, "LocalLauncher", Patched)
+    monkeypatch.setattr(local, "LocalLauncher", Patched)
     monkeypatch.setattr(Patched, "patch", patch)
     # As many seeds as it takes; of the case itself one launch.
     run = checks(home, loss_curve=True, trace=False, max_launches=1, **settings)

@@ -284,7 +284,7 @@ class TestKilled:
     def ending(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
         """Launches of one server whose ranks, where they were to hang, end with 0 in step 3 and fail later."""
         folder = tmp_path_factory.mktemp("ending")
-        ends = after_import("pytest_llmperf.observe.training", "import os; module._hang = lambda: os._exit(0)")
+        ends = after_import("pytest_llmperf.observe.training", ENDS)
         (folder / "sitecustomize.py").write_text(ends + LIGHT_TOO)
         warm = Warm(folder)
         yield warm
