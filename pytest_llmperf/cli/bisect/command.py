@@ -1,4 +1,4 @@
-"""The command: its options, and the search that it makes of them."""
+"""``llmperf bisect``: the revision, or the version of a package, that made a training slower, larger or another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.screen import Screen, facts, plain, table
 from pytest_llmperf.cli.spec_arguments import named
-from pytest_llmperf.engine.bisection import Bisection, BisectionOrder, Change, Step
+from pytest_llmperf.engine.bisection import Bisection, BisectionOrder, Change
 from pytest_llmperf.engine.bisector import Bisector
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.terms import CaseTerms
@@ -38,57 +38,44 @@ from pytest_llmperf.support.quantities import argument
 
 # What a bisection found, as lines for people and as a document for programs.
 
-
 # Exact changes that a page shows; the document has all.
 _MOST_EXACT = 8
 
 
 def page(spec: TrainSpec, found: Bisection, spent: Spent, further: str, screen: Screen) -> Iterator[str]:
     """Each candidate that was launched, then the first bad one."""
-    num = found.num_candidates
+    num, steps = found.num_candidates, found.steps
     yield f"{spec.id}: {num} candidate{'s' * (num != 1)} after {found.good.told}"
-    if found.steps:
-        yield ""
-        yield from table(_columns(found.steps), screen)
-        yield ""
-    for step in found.steps:
-        if step.reason:
-            yield plain(f"{step.candidate.shown}: {step.reason}")
+    if steps:
+        columns = [
+            Column("candidate", [plain(step.candidate.shown) for step in steps], right=False),
+            Column("side", [step.side or "not decided" for step in steps], right=False),
+            Column("pairs", [f"{step.pairs}{' (kept)' if step.was_kept else ''}" for step in steps]),
+            Column("step time", [_shown(step.change) for step in steps]),
+            Column("exact", [plain("; ".join(step.exact[:1])) or formats.ABSENT for step in steps], right=False),
+        ]
+        yield from ("", *table(columns, screen), "")
+    yield from (plain(f"{step.candidate.shown}: {step.reason}") for step in steps if step.reason)
     if found.yardstick is not None:
-        yield from _conclusion(found, further)
-    launches = f"{spent.launches} launch{'es' * (spent.launches != 1)}"
+        yield from _conclusion(found, _words(found.yardstick), further)
     yield from (f"note: {plain(note)}" for note in found.notes)
+    launches = f"{spent.launches} launch{'es' * (spent.launches != 1)}"
     gpus = f"; {spent.gpu_seconds / 60:.1f} GPU-minutes" if spent.gpu_seconds else ""
     yield f"cost: {launches}, {formats.elapsed(sum(spent.phases.values()))}{gpus}"
 
 
-def _columns(steps: tuple[Step, ...]) -> list[Column]:
-    return [
-        Column("candidate", [plain(step.candidate.shown) for step in steps], right=False),
-        Column("side", [step.side or "not decided" for step in steps], right=False),
-        Column("pairs", [f"{step.pairs}{' (kept)' if step.was_kept else ''}" for step in steps]),
-        Column("step time", [_shown(step.change) for step in steps]),
-        Column("exact", [plain("; ".join(step.exact[:1])) or formats.ABSENT for step in steps], right=False),
-    ]
-
-
-def _conclusion(found: Bisection, further: str) -> Iterator[str]:
-    assert found.yardstick is not None  # noqa: S101 - asked by its caller alone
-    by = _words(found.yardstick)
+def _conclusion(found: Bisection, by: str, further: str) -> Iterator[str]:
     if found.first_bad is None:
         yield f"the first bad one is one of these {len(found.suspects)}, told apart by {by}:"
         yield from (f"  {plain(one.told)}" for one in found.suspects)
         return
     yield f"first bad: {plain(found.first_bad.told)}"
+    confidence = f"at least {100 * found.confidence:.0f} % that the change is there, if it is one change"
+    if found.confidence == 1:
+        confidence = "no noise is in what was compared; of several changes, one that crosses the middle"
     last = found.last_good or found.good
-    yield from facts(
-        {
-            "last good": last.told,
-            "told apart by": by,
-            "step time": _shown(found.change),
-            "confidence": _confidence(found),
-        }
-    )
+    about = {"last good": last.told, "told apart by": by, "step time": _shown(found.change), "confidence": confidence}
+    yield from facts(about)
     if found.diagnosis:
         yield plain(f"points to: {found.diagnosis}")
     if found.exact:
@@ -99,11 +86,30 @@ def _conclusion(found: Bisection, further: str) -> Iterator[str]:
     yield f"look further: {further}"
 
 
+def _words(yardstick: Yardstick) -> str:
+    if yardstick.by == "counts":
+        good, bad = yardstick.ends
+        return f"{yardstick.metric.removesuffix('_per_step')} of a step, {good:g} and {bad:g}"
+    if yardstick.by == "evidence":
+        return f"what is exact: {'; '.join(sorted(yardstick.lines)[:2])}"
+    name = "step time" if yardstick.by == "speed" else "peak memory"
+    return f"{name}, {_percent(yardstick.size)} from end to end"
+
+
+def _shown(change: Change | None) -> str:
+    if change is None:
+        return formats.ABSENT
+    return f"{_percent(change.log)} ({_percent(change.low)} to {_percent(change.high)})"
+
+
+def _percent(log: float) -> str:
+    return formats.percent(math.expm1(log))
+
+
 def document(
     spec: TrainSpec, found: Bisection, spent: Spent, further: str, machine: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The same as plain values."""
-    first_bad = found.first_bad
     return {
         "case": spec.id,
         "spec": spec.to_dict(),
@@ -114,7 +120,7 @@ def document(
         "by": found.yardstick.by if found.yardstick else None,
         "steps": [step.to_dict() for step in found.steps],
         "suspects": [one.to_dict() for one in found.suspects],
-        "first_bad": first_bad.to_dict() if first_bad else None,
+        "first_bad": found.first_bad.to_dict() if found.first_bad else None,
         "last_good": found.last_good.to_dict() if found.last_good else None,
         "change": vars(found.change) if found.change else None,
         "confidence": found.confidence,
@@ -126,29 +132,6 @@ def document(
         "launches": spent.launches,
         "gpu_seconds": spent.gpu_seconds,
     }
-
-
-def _words(yardstick: Yardstick) -> str:
-    if yardstick.by == "counts":
-        good, bad = yardstick.ends
-        return f"{yardstick.metric.removesuffix('_per_step')} of a step, {good:g} and {bad:g}"
-    if yardstick.by == "evidence":
-        return f"what is exact: {'; '.join(sorted(yardstick.lines)[:2])}"
-    name = "step time" if yardstick.by == "speed" else "peak memory"
-    return f"{name}, {formats.percent(math.expm1(yardstick.size))} from end to end"
-
-
-def _confidence(found: Bisection) -> str:
-    if found.confidence == 1:
-        return "no noise is in what was compared; of several changes, one that crosses the middle"
-    return f"at least {100 * found.confidence:.0f} % that the change is there, if it is one change"
-
-
-def _shown(change: Change | None) -> str:
-    if change is None:
-        return formats.ABSENT
-    log, low, high = (formats.percent(math.expm1(value)) for value in (change.log, change.low, change.high))
-    return f"{log} ({low} to {high})"
 
 
 NODEID = "llmperf bisect"
@@ -283,10 +266,6 @@ def _troubles(found: Bisection, *, on_cpu: bool) -> list[str]:
     if found.first_bad is None:
         return [f"the first bad one is among {len(found.suspects)}, of which no more can be told: see why above"]
     return []
-
-
-def _percent(log: float) -> str:
-    return formats.percent(math.expm1(log))
 
 
 def _versions(text: str) -> list[str]:

@@ -1,17 +1,19 @@
-"""The command: its options, and what it answers."""
+"""``llmperf merge``: the results of a night as one document and one page, and a notice of it."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from pytest_llmperf.cli import option_types
 from pytest_llmperf.cli.answer import Answer
-from pytest_llmperf.cli.left_out_widths import left_out
-from pytest_llmperf.cli.merge import night_results
-from pytest_llmperf.cli.merge.notice import Notice
+from pytest_llmperf.cli.merge.night_results import gather
+from pytest_llmperf.cli.merge.unjudged import left_out
+from pytest_llmperf.cli.nights.night_log import Notice
 from pytest_llmperf.cli.screen import Screen
-from pytest_llmperf.cli.submit import night
+from pytest_llmperf.report.results_json import write_json
+from pytest_llmperf.support.files import write_text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +42,19 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     without = left_out(arguments.without)
     if without is None:
         arguments.usage(f"--without {' '.join(arguments.without)}: expected numbers of GPUs, or the word wider")
-    found = night_results.gather(arguments.results, arguments.expect, without)
-    told = Notice(arguments.results[0].name, name=arguments.name, mail=arguments.mail, nights=arguments.nights)
-    return Answer(*night.merged(found, arguments.json, arguments.markdown, told), acts=True)
+    night = gather(arguments.results, arguments.expect, without)
+    page, unwritten = night.page(), list[str]()
+    writers: list[tuple[Path | None, Callable[[Path], None]]] = [
+        (arguments.json, lambda path: write_json(path, night.document())),
+        (arguments.markdown, lambda path: write_text(path, "\n".join([*page, ""]))),
+    ]
+    for path, write in writers:
+        try:
+            if path is not None:
+                write(path)
+        except OSError as error:
+            unwritten.append(f"{path}: not written ({error.strerror or error})")
+    notice = Notice(arguments.results[0].name, name=arguments.name, mail=arguments.mail, nights=arguments.nights)
+    # A failed report fails the command: somebody waits for word of a green night, too.
+    unreported = notice.tell(night.headline, page, unwritten, night.troubles)
+    return Answer(page, [*night.troubles, *unwritten, *unreported], acts=True)

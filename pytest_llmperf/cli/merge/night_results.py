@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +10,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.left_out_widths import LeftOut
-from pytest_llmperf.cli.merge.provenance import differences, judged
 from pytest_llmperf.cli.merge.results_file import Part, ended
-from pytest_llmperf.cli.merge.unjudged import Tests, silent, skipped, some_of, unjudged
+from pytest_llmperf.cli.merge.unjudged import LeftOut, Tests, silent, skipped, some_of, unjudged
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.curves.curve_store import CurveStore
 from pytest_llmperf.judge.static.step_store import StepStore
@@ -23,74 +22,12 @@ from pytest_llmperf.report.consumers.exported_run import ExportedCase, counted, 
 from pytest_llmperf.report.summary_table import merged_reasons
 from pytest_llmperf.report.table import escaped
 from pytest_llmperf.run.coverage import Coverage, file_of, is_whole, unused_baselines
+from pytest_llmperf.support import formats
 
-# Baselines that no test of a whole night asks for: each width alone saw only its own tests.
-
-
-def unused(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-    """A line for each, of all the files of one night together; and why some may not be known.
-
-    Nobody knows where a file says nothing of its suite, being of an older version, or where no plan asked every test:
-    a width alone has seen its own.
-    """
-    suites = [document["suite"] for document in documents if "suite" in document]
-    if not suites or len(suites) < len(documents):
-        return [], []
-    plans = [document for document in documents if document["suite"].get("perf_width") is None]
-    if not plans or not all(map(is_whole, plans)):
-        return [], ["no unused baseline can be known: no plan has asked every test"]
-    whole, digests = Coverage(), set[str]()
-    for suite in suites:
-        whole.add(suite["coverage"])
-        digests |= set(suite["digests"])
-    places = {
-        (suite["baselines"], suite["rootdir"], document["machine"].get("kind", ""))
-        for document, suite in zip(documents, suites, strict=True)
-    }
-    on_cpu = not any(document["machine"].get("gpus") for document in documents)
-    lines: list[str] = []
-    for baselines, root, kind in sorted(places):
-        try:
-            entries = _entries(Path(baselines), kind, on_cpu=on_cpu)
-        except BaselineError as error:
-            lines.append(str(error))
-            continue
-        lines += [
-            f"unused baseline: {path} (no case of any width has its settings; if they are gone, remove it with "
-            "--update-baselines=prune)"
-            for path in unused_baselines(entries, digests, whole, Path(root))
-        ]
-        lines += _not_collected(entries, whole)
-    doubts = whole.doubts()
-    lines = list(dict.fromkeys(lines))  # what is of no machine kind is found with each
-    return lines, [f"not every unused baseline may be known: {doubts}"] if doubts else []
-
-
-def _entries(root: Path, kind: str, *, on_cpu: bool) -> list[Entry]:
-    """Those of the machine kind, and those of none that cases for the CPU or for GPUs recorded."""
-    if not kind:
-        return []
-    return [
-        *BaselineStore(root).entries(kind),
-        *StepStore(root).entries(on_cpu=on_cpu),
-        *CurveStore(root).entries(on_cpu=on_cpu),
-    ]
-
-
-def _not_collected(entries: Sequence[Entry], whole: Coverage) -> list[str]:
-    """A line for each file with baselines of which pytest collected no test, for want of a package say."""
-    lines = []
-    for gap in sorted(whole.gaps):
-        file, _, how = gap.partition(": collection ")
-        stored = sum(file_of(entry.recorded_by) == file for entry in entries)
-        if how and stored:
-            lines.append(f"{file}: its tests were not collected ({how}), and {stored} baseline(s) are of them")
-    return lines
-
-
-def is_strict(documents: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an unused baseline is red."""
-    return any(document.get("suite", {}).get("strict") for document in documents)
+# pytest's own exit code.
+_NO_TESTS = 5
+# As the run says it, several nodes with commas between, and as SLURM does where it gives a node up.
+_FAILED = re.compile(r"\bnode ((?:[\w.-]+, )*[\w.-]+)(?: and \d+ more)? failed|\bNode failure on ([\w.-]+)")
 
 
 @dataclass(frozen=True)
@@ -100,22 +37,22 @@ class Night:
     parts: tuple[Part, ...]
     troubles: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What is told and keeps nothing from being green."""
+    """Worth a line, and no reason to be red."""
     judged: str = ""
-    """Of which revision, and in which job."""
+    """Which revision, and in which job."""
 
     @property
     def results(self) -> list[Mapping[str, Any]]:
         """Every case once, by its worst verdict; the worst first."""
         found = [result for part in self.parts for result in part.document["results"]]
         unique: dict[tuple[str, str], Mapping[str, Any]] = {}
-        for result in sorted(found, key=lambda result: (_rank(result), result["id"])):
+        for result in sorted(found, key=lambda result: (VERDICTS.index(result["verdict"]), result["id"])):
             unique.setdefault((result["nodeid"], result["digest"]), result)
         return list(unique.values())
 
     @property
     def cases(self) -> list[ExportedCase]:
-        """Those of ``results``, with how their tests ended; with the test where several have checked one case."""
+        """``results`` with how their tests ended; with the test where several have checked one case."""
         tests = {nodeid: test for part in self.parts for nodeid, test in tests_of(part.document).items()}
         cases = [ExportedCase.read(result, tests=tests) for result in self.results]
         names = Counter(case.name for case in cases)
@@ -129,22 +66,19 @@ class Night:
     def document(self) -> dict[str, Any]:
         """As one run's --perf-json, with the parts' machines side by side."""
         machines = [part.document["machine"] for part in self.parts]
+        # Of a run, and of GPUs, of its own: so by file.
+        together = {part.path.name: part.document.get("all_cases") for part in self.parts}
+        together = {name: common for name, common in together.items() if common}
         return {
             "schema": 1,
             "machine": machines[0] if machines and all(each == machines[0] for each in machines) else {},
             "machines": {part.path.name: part.document["machine"] for part in self.parts},
             "troubles": list(self.troubles),
-            **({"all_cases": common} if (common := self._all_cases) else {}),
+            **({"all_cases": together} if together else {}),
             "results": self.results,
             "tests": [test for part in self.parts for test in part.document.get("tests", [])],
             "ended_at": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
-
-    @property
-    def _all_cases(self) -> dict[str, Any]:
-        """By file what all its cases have in common: each is of a run, and of GPUs, of its own."""
-        found = {part.path.name: part.document.get("all_cases") for part in self.parts}
-        return {name: common for name, common in found.items() if common}
 
     def page(self) -> list[str]:
         """Markdown: the headline, what is missing, and a line for each case."""
@@ -163,41 +97,33 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     folders = [one for one in named if one.is_dir()]
     parts, troubles = _read(paths)
     plans, broken = _read(path for folder in folders for path in sorted(folder.glob("plan*.json")))
-    troubles += broken
+    documents = [part.document for part in (*parts, *plans)]
+    suites = [document["suite"] for document in documents if "suite" in document]
     tests = Tests.of([part.document for part in parts], [plan.document for plan in plans])
     missing = [name for name in expected if not any((folder / name).exists() for folder in folders)]
-    troubles += [_missing(name, folders, tests) for name in missing]
+    troubles += [*broken, *(_missing(name, folders, tests) for name in missing)]
     if not parts and not troubles:
         troubles.append(f"no gpus-*.json in {', '.join(map(str, named))}; name a results folder or --perf-json files")
     troubles += filter(None, (_trouble(part, tests) for part in parts))
     troubles += [f"{part.path.name}: {line}" for part in parts for line in failed_tests(part.document)]
     failing, told = _of_whole_runs(parts)
-    troubles += failing
-    ended_early = {part.width for part in parts if "unfinished" in part.document} | set(map(_width_of, missing))
-    widths = {part.width for part in parts} | set(map(_width_of, expected))
-    missed, notes = unjudged(tests, _known(widths), _known(ended_early), without or LeftOut())
-    troubles += missed
-    notes = told + notes
-    documents = [part.document for part in (*parts, *plans)]
+    ended_early = [part.width for part in parts if "unfinished" in part.document]
+    widths = _known([*(part.width for part in parts), *map(_width_of, expected)])
+    missed, meant = unjudged(tests, widths, _known([*ended_early, *map(_width_of, missing)]), without or LeftOut())
+    troubles += [*failing, *missed]
     left, doubts = unused(documents)
-    gaps = sorted({gap for suite in map(_suite, documents) for gap in suite.get("coverage", {}).get("gaps", [])})
-    notes += [f"not collected: {gap}" for gap in gaps if ": collection " in gap]
-    notes += doubts if is_strict(documents) else []
-    notes += [*differences(parts), *(f"skipped: {line}" for line in merged_reasons(skipped(tests)))]
-    said = judged(parts, folders)
-    notes += [
-        f"{plan.path.name}: not every test was asked, see {plan.path.name}.log"
-        for plan in plans
-        if not is_whole(plan.document)
+    is_strict = any(suite.get("strict") for suite in suites)  # then an unused baseline is red
+    gaps = sorted({gap for suite in suites for gap in suite.get("coverage", {}).get("gaps", [])})
+    notes = [
+        *([] if is_strict else left),
+        *(*told, *meant, *(f"not collected: {gap}" for gap in gaps if ": collection " in gap)),
+        *(doubts if is_strict else []),
+        *(*_differences(parts), *(f"skipped: {line}" for line in merged_reasons(skipped(tests)))),
     ]
-    if is_strict(documents):
-        return Night(tuple(parts), (*troubles, *left), (*notes, *silent(tests)), said)
-    return Night(tuple(parts), tuple(troubles), (*left, *notes, *silent(tests)), said)
-
-
-def _suite(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    suite: Mapping[str, Any] = document.get("suite", {})
-    return suite
+    partial = [plan.path.name for plan in plans if not is_whole(plan.document)]
+    notes += [f"{name}: not every test was asked, see {name}.log" for name in partial]
+    troubles += left if is_strict else []
+    return Night(tuple(parts), tuple(troubles), (*notes, *silent(tests)), _judged(parts, folders))
 
 
 def _read(paths: Iterable[Path]) -> tuple[list[Part], list[str]]:
@@ -215,22 +141,7 @@ def _trouble(part: Part, tests: Tests) -> str:
     width, is_empty = part.width, part.document.get("exit_code") == _NO_TESTS
     if is_empty and width is not None and tests.planned and not tests.of_width(width):
         return f"{part.path.name}: no test asks for {width} GPU(s); leave {width} out of [suite] gpus"
-    return part.trouble + (_left(part.width, tests) if "unfinished" in part.document else "")
-
-
-def _of_whole_runs(parts: Sequence[Part]) -> tuple[list[str], list[str]]:
-    """A line for each run about all its cases together: of what has failed it, and of what is only told."""
-    failing, notes = [], []
-    for part in parts:
-        common, unjudged_why = part.document.get("all_cases", {}), part.document.get("unjudged", "")
-        strict = part.document.get("suite", {}).get("strict")
-        told, has_failed = common.get("told", ""), common.get("verdict") in (FAILING_IF_STRICT if strict else FAILING)
-        if has_failed:
-            failing.append(f"{part.path.name}: {told or 'all cases: ' + common['verdict']}")
-        elif told:
-            notes.append(f"{part.path.name}: {told}")
-        failing += [f"{part.path.name}: {unjudged_why}"] if unjudged_why else []
-    return failing, notes
+    return part.trouble + (_left(width, tests) if "unfinished" in part.document else "")
 
 
 def _missing(name: str, folders: Sequence[Path], tests: Tests) -> str:
@@ -244,10 +155,6 @@ def _left(width: int | None, tests: Tests) -> str:
     return f"; not judged: {some_of(left)}" if left else ""
 
 
-# Pytest's own exit code.
-_NO_TESTS = 5
-
-
 def _width_of(name: str) -> int | None:
     number = name.removesuffix(".json").rpartition("-")[2]
     return int(number) if number.isascii() and number.isdigit() else None
@@ -257,5 +164,111 @@ def _known(widths: Iterable[int | None]) -> set[int]:
     return {width for width in widths if width is not None}
 
 
-def _rank(result: Mapping[str, Any]) -> int:
-    return VERDICTS.index(result["verdict"])
+def _of_whole_runs(parts: Sequence[Part]) -> tuple[list[str], list[str]]:
+    """A line for each run about all its cases together: what has failed it, and what is only noted."""
+    failing, notes = [], []
+    for part in parts:
+        common, why = part.document.get("all_cases", {}), part.document.get("unjudged", "")
+        fails = FAILING_IF_STRICT if part.document.get("suite", {}).get("strict") else FAILING
+        told = common.get("told", "")
+        if common.get("verdict") in fails:
+            failing.append(f"{part.path.name}: {told or 'all cases: ' + common['verdict']}")
+        elif told:
+            notes.append(f"{part.path.name}: {told}")
+        failing += [f"{part.path.name}: {why}"] if why else []
+    return failing, notes
+
+
+# Baselines that no test of a whole night asks for: each width alone saw only its own tests.
+
+
+def unused(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """A line for each, by all the files of one night together; and why some may not be known.
+
+    Nothing is known where a file of an older version lacks its suite, or where no plan asked every test: a width alone
+    has seen its own.
+    """
+    suites = [document["suite"] for document in documents if "suite" in document]
+    if not suites or len(suites) < len(documents):
+        return [], []
+    plans = [document for document in documents if document["suite"].get("perf_width") is None]
+    if not plans or not all(map(is_whole, plans)):
+        return [], ["no unused baseline can be known: no plan has asked every test"]
+    whole, digests = Coverage(), set[str]()
+    for suite in suites:
+        whole.add(suite["coverage"])
+        digests |= set(suite["digests"])
+    on_cpu = not any(document["machine"].get("gpus") for document in documents)
+    places = {(d["suite"]["baselines"], d["suite"]["rootdir"], d["machine"].get("kind", "")) for d in documents}
+    lines: list[str] = []
+    for baselines, root, kind in sorted(places):
+        try:
+            entries = _entries(Path(baselines), kind, on_cpu=on_cpu)
+        except BaselineError as error:
+            lines.append(str(error))
+            continue
+        lines += [
+            f"unused baseline: {path} (no case of any width has its settings; if they are gone, remove it with "
+            "--update-baselines=prune)"
+            for path in unused_baselines(entries, digests, whole, Path(root))
+        ]
+        for gap in sorted(whole.gaps):  # for want of a package, say
+            file, _, how = gap.partition(": collection ")
+            stored = sum(file_of(entry.recorded_by) == file for entry in entries)
+            if how and stored:
+                lines.append(f"{file}: its tests were not collected ({how}), and {stored} baseline(s) are of them")
+    doubts = whole.doubts()
+    lines = list(dict.fromkeys(lines))  # what is of no machine kind is found with each
+    return lines, [f"not every unused baseline may be known: {doubts}"] if doubts else []
+
+
+def _entries(root: Path, kind: str, *, on_cpu: bool) -> list[Entry]:
+    """Those of the machine kind, and those of none that cases for the CPU or for GPUs recorded."""
+    if not kind:
+        return []
+    stores = StepStore(root), CurveStore(root)
+    return [*BaselineStore(root).entries(kind), *(entry for store in stores for entry in store.entries(on_cpu=on_cpu))]
+
+
+# What a night judged, and where: the revision, the jobs, their starts and the nodes that failed meanwhile.
+
+
+def _judged(parts: Sequence[Part], folders: Sequence[Path]) -> str:
+    """One line; empty where no file says."""
+    jobs = [part.document["slurm"] for part in parts if "slurm" in part.document]
+    names, starts = sorted({job["job"] for job in jobs}), max((job["starts"] for job in jobs), default=1)
+    failed: set[str] = set()
+    for log in (path for name in names for folder in folders for path in folder.glob(f"*-{name}.log")):
+        try:
+            found = _FAILED.findall(log.read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            continue
+        failed |= {node for nodes, node_alone in found for node in (nodes or node_alone).split(", ")}
+    nodes = f" ({', '.join(sorted(failed))} failed)" if failed else ""
+    told = [
+        " and ".join(dict.fromkeys(filter(None, (_revision(part.document) for part in parts)))),
+        f"{formats.counted(starts, 'start')}{nodes}" if starts > 1 or failed else "",
+        f"SLURM {' '.join(names)}" if names else "",
+    ]
+    said = "; ".join(filter(None, told))
+    return f"judged: {said}" if said else ""
+
+
+def _differences(parts: Sequence[Part]) -> list[str]:
+    """A line where the widths did not judge the same sources, or not against the same baselines."""
+    lines = []
+    for what, value_of in (
+        ("the revision differs between widths", _revision),
+        ("the stored baselines differ between widths", lambda one: one.get("suite", {}).get("baselines_digest", "")),
+    ):
+        known = {part.path.name: value for part in parts if (value := value_of(part.document))}
+        if len({*known.values()}) > 1:
+            lines.append(f"{what}: {', '.join(f'{name} {value}' for name, value in known.items())}")
+    return lines
+
+
+def _revision(document: Mapping[str, Any]) -> str:
+    found = document.get("revision")
+    if not found:
+        return ""
+    return f"{found['commit']} + {found['changed']} changed" if found["changed"] else str(found["commit"])

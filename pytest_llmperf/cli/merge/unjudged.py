@@ -1,4 +1,4 @@
-"""The tests of a night that no width has judged: what all its files together say was asked for, and was not told of."""
+"""The tests of a night that no width has judged, by what all its files together say."""
 
 from __future__ import annotations
 
@@ -7,10 +7,30 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llmperf.cli.left_out_widths import LeftOut
 from pytest_llmperf.records.result import FAILING
+from pytest_llmperf.support import quantities
 
 _MOST_NAMES = 10
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Widths that a night is not for: its suite may have tests for more GPUs than the site has."""
+
+    widths: AbstractSet[int] = frozenset()
+    wider: bool = False
+    """Tests of more GPUs than the widest of the night."""
+
+    def has(self, width: int, night: AbstractSet[int]) -> bool:
+        """Whether a test of ``width`` is left out of a night of these widths."""
+        return width in self.widths or (self.wider and width > max(night, default=0))
+
+
+def left_out(words: Sequence[str]) -> LeftOut | None:
+    """What ``words``, numbers or ``wider``, leave out; ``None`` where one of them is neither."""
+    numbers = [quantities.count(word) for word in words if word != "wider"]
+    widths = frozenset(number for number in numbers if number is not None)
+    return LeftOut(widths, "wider" in words) if None not in numbers else None
 
 
 @dataclass(frozen=True)
@@ -24,11 +44,11 @@ class Tests:
     planned: Mapping[str, int]
     """The width that the plan gives each."""
     to_judge: AbstractSet[tuple[str, str]]
-    """Node and case, of which the plan says that a result comes."""
+    """Node and case that the plan expects a result of."""
     at_home: AbstractSet[str]
     """That ended at a width which was theirs, as far as they said."""
     failed: AbstractSet[str]
-    """Of which a case does not hold: what it would have asked for after that is no riddle."""
+    """With a failing case: what they would have asked for after that is no riddle."""
     skipped: Sequence[Mapping[str, Any]]
     judged: AbstractSet[tuple[str, str]]
     """Node and case."""
@@ -37,27 +57,23 @@ class Tests:
 
     @classmethod
     def of(cls, widths: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]]) -> Tests:
-        """Of the documents of widths, and of those of plans."""
+        """From the documents of widths, and those of plans."""
         suites = [each["suite"]["coverage"] for each in (*widths, *plans) if "suite" in each]
         results = [result for each in widths for result in each["results"]]
+        cases = [case for each in plans for case in each.get("planned", [])]
         planned: dict[str, int] = {}
-        at_home: set[str] = set()
-        for each in widths:
-            left = {case.get("nodeid") for case in each.get("skipped", []) if case.get("elsewhere") == "test"}
-            at_home |= {*each["suite"]["coverage"]["said"]} - left if "suite" in each else set()
-        for case in (case for each in plans for case in each.get("planned", [])):
+        for case in cases:
             planned[case["nodeid"]] = max(case["width"], planned.get(case["nodeid"], 0))
+        ended, at_home = {result["nodeid"] for result in results}, set[str]()
+        for each in widths:
+            said = {*each["suite"]["coverage"]["said"]} if "suite" in each else set()
+            ended |= said
+            at_home |= said - {c.get("nodeid") for c in each.get("skipped", []) if c.get("elsewhere") == "test"}
         return cls(
             collected={node for suite in suites for node in suite["nodes"]},
-            ended={node for each in widths if "suite" in each for node in each["suite"]["coverage"]["said"]}
-            | {result["nodeid"] for result in results},
+            ended=ended,
             planned=planned,
-            to_judge={
-                (case["nodeid"], case["id"])
-                for each in plans
-                for case in each.get("planned", [])
-                if case.get("judges", True)
-            },
+            to_judge={(case["nodeid"], case["id"]) for case in cases if case.get("judges", True)},
             at_home=at_home,
             failed={result["nodeid"] for result in results if result["verdict"] in FAILING},
             skipped=[case for each in widths for case in each.get("skipped", []) if "nodeid" in case],
@@ -75,20 +91,19 @@ class Tests:
         return width in self.planned.values()
 
     def not_reached(self, width: int) -> list[str]:
-        """Of the tests that the plan gives this width, those that never ended."""
+        """The tests that the plan gives this width and that never ended."""
         return sorted(node for node, its in self.planned.items() if its == width and node not in self.ended)
 
 
 def unjudged(
     tests: Tests, widths: AbstractSet[int], told: AbstractSet[int], without: LeftOut
 ) -> tuple[list[str], list[str]]:
-    """A line for each reason, with the tests: of those that were missed, and of those that the night is ``without``.
+    """A line for each reason, with the tests: those that were missed, and those that the night is ``without``.
 
-    ``widths`` are the night's; tests of widths that are ``told`` of are left to whoever tells.
+    ``widths`` are the night's; another line names the tests of the widths in ``told``.
     """
     missed, meant = dict[str, set[str]](), dict[str, set[str]]()
-    found = (*_never_ended(tests, widths, told), *_elsewhere(tests, widths, told), *_not_asked_for(tests))
-    for node, width, why, case in found:
+    for node, width, why, case in _missed(tests, widths, told):
         if width is not None and without.has(width, widths):
             meant.setdefault(f"asks for {width} GPU(s), which this night is without", set()).add(node)
         else:
@@ -96,74 +111,31 @@ def unjudged(
     return _lines("not judged", missed), _lines("left out", meant)
 
 
-# Its node, its width where that is known, why, and its case where the test has others.
-_Missed = tuple[str, int | None, str, str]
-
-
-def _never_ended(tests: Tests, widths: AbstractSet[int], told: AbstractSet[int]) -> Iterator[_Missed]:
+def _missed(
+    tests: Tests, widths: AbstractSet[int], told: AbstractSet[int]
+) -> Iterator[tuple[str, int | None, str, str]]:
+    """Each node, its width where that is known, why, and the case where its test has others."""
     for node in tests.collected - tests.ended:
         width = tests.planned.get(node)
         if width not in told:
             yield node, width, _why(width, widths), ""
-
-
-def _elsewhere(tests: Tests, widths: AbstractSet[int], told: AbstractSet[int]) -> Iterator[_Missed]:
-    """Left by every width that came to it to another one."""
+    # What no number of GPUs changes is skipped for good; other cases are left to another width.
+    skipped_for_good = {(case["nodeid"], case["id"]) for case in tests.skipped if not case.get("elsewhere")}
     for case in tests.skipped:
-        node, width = case["nodeid"], case["width"]
-        if not case.get("elsewhere") or _is_told(case, tests):
+        node, name, width, elsewhere = case["nodeid"], case["id"], case["width"], case.get("elsewhere")
+        is_done = elsewhere == "test" and node in tests.at_home
+        if not elsewhere or is_done or (node, name) in tests.judged | skipped_for_good:
             continue
         if width not in widths:
-            yield node, width, _why(width, widths), case["id"]
-        elif case["elsewhere"] == "case":
-            yield node, width, case["reason"].removeprefix(f"{case['id']}: "), case["id"]
+            yield node, width, _why(width, widths), name
+        elif elsewhere == "case":
+            yield node, width, case["reason"].removeprefix(f"{name}: "), name
         elif width not in told:
             yield node, width, _why(width, widths), ""
-
-
-def _not_asked_for(tests: Tests) -> Iterator[_Missed]:
-    """Planned, and not heard of from a test that ended well."""
-    skipped = {(case["nodeid"], case["id"]) for case in tests.skipped}
-    for node, name in tests.to_judge - tests.judged - skipped:
+    # Planned, and its test ended well without asking for it.
+    for node, name in tests.to_judge - tests.judged - {(case["nodeid"], case["id"]) for case in tests.skipped}:
         if node in tests.ended - tests.failed:
             yield node, tests.planned[node], "planned, and not asked for when the test ran", name
-
-
-def _lines(what: str, reasons: Mapping[str, AbstractSet[str]]) -> list[str]:
-    return [f"{what}: {some_of(nodes)}: {why}" for why, nodes in sorted(reasons.items())]
-
-
-def silent(tests: Tests) -> list[str]:
-    """A line with the tests that ran and of which nothing is known: that is their own doing."""
-    # Of those that the plan knows something is missed, or launches are all that they wanted.
-    told = {node for node, _ in tests.judged} | {case["nodeid"] for case in tests.skipped} | {*tests.planned}
-    why: dict[str, set[str]] = {}
-    for node in tests.ended - told:
-        why.setdefault(tests.skips.get(node) or "skipped, or it asked for nothing", set()).add(node)
-    return [f"judged nothing: {some_of(nodes)}: {reason}" for reason, nodes in sorted(why.items())]
-
-
-def skipped(tests: Tests) -> list[tuple[str, str]]:
-    """Each case that no width judged and that no other width is for, with its reason."""
-    left = [case for case in tests.skipped if not case.get("elsewhere")]
-    found = {(case["nodeid"], case["id"]): case["reason"] for case in left}
-    return [(name, reason) for (node, name), reason in found.items() if (node, name) not in tests.judged]
-
-
-def some_of(nodes: Iterable[str]) -> str:
-    """Some of them, and how many more."""
-    found = sorted(nodes)
-    more = [f"{len(found) - _MOST_NAMES} more"] if len(found) > _MOST_NAMES else []
-    return ", ".join([*found[:_MOST_NAMES], *more])
-
-
-def _is_told(case: Mapping[str, Any], tests: Tests) -> bool:
-    """Whether another width has judged it, or skipped it for what no number of GPUs changes."""
-    if case["elsewhere"] == "test" and case["nodeid"] in tests.at_home:
-        return True
-    key = (case["nodeid"], case["id"])
-    others = (other for other in tests.skipped if not other.get("elsewhere"))
-    return key in tests.judged or any((other["nodeid"], other["id"]) == key for other in others)
 
 
 def _why(width: int | None, widths: AbstractSet[int]) -> str:
@@ -175,4 +147,29 @@ def _why(width: int | None, widths: AbstractSet[int]) -> str:
     return f"asks for {width} GPU(s), and the night has {have}; add {width} to [suite] gpus, or to without"
 
 
-__all__ = ["Tests", "silent", "skipped", "some_of", "unjudged"]
+def silent(tests: Tests) -> list[str]:
+    """A line with the tests that ran, and judged nothing."""
+    # Of a planned test something is missed, or it wanted launches alone.
+    known = {node for node, _ in tests.judged} | {case["nodeid"] for case in tests.skipped} | {*tests.planned}
+    why: dict[str, set[str]] = {}
+    for node in tests.ended - known:
+        why.setdefault(tests.skips.get(node) or "skipped, or it asked for nothing", set()).add(node)
+    return _lines("judged nothing", why)
+
+
+def _lines(what: str, reasons: Mapping[str, AbstractSet[str]]) -> list[str]:
+    return [f"{what}: {some_of(nodes)}: {why}" for why, nodes in sorted(reasons.items())]
+
+
+def skipped(tests: Tests) -> list[tuple[str, str]]:
+    """Each case that no width judged and that no other width is for, with its reason."""
+    left = [case for case in tests.skipped if not case.get("elsewhere")]
+    found = {(case["nodeid"], case["id"]): case["reason"] for case in left}
+    return [(name, reason) for (node, name), reason in found.items() if (node, name) not in tests.judged]
+
+
+def some_of(nodes: Iterable[str]) -> str:
+    """The first names, and how many more."""
+    found = sorted(nodes)
+    more = [f"{len(found) - _MOST_NAMES} more"] if len(found) > _MOST_NAMES else []
+    return ", ".join([*found[:_MOST_NAMES], *more])

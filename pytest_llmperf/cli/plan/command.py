@@ -1,10 +1,10 @@
-"""The command: its options, and what it answers."""
+"""``llmperf plan``: the memory that specs will need, predicted on any machine."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -23,8 +23,6 @@ from pytest_llmperf.report.text import one_line
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats
 
-# ``llmperf plan``: the memory that specs will need, predicted on any machine.
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -35,80 +33,62 @@ class Prediction:
     machine: str = ""
     launch: Launch | None = None
 
+    @property
+    def error(self) -> str:
+        """For people."""
+        if self.launch is None:
+            return formats.ABSENT
+        text = f"{self.plan.error(self.launch) * 100:+.2f} %"
+        return "0.00 %" if text in ("+0.00 %", "-0.00 %") else text  # neither sign is true of what rounds to nothing
+
 
 def predictions(cases: Sequence[Named]) -> Iterator[Prediction | CaseError]:
     """The prediction for each case, or why there is none, in their order and each as soon as it is known."""
     found = prediction.predictions([case.spec for case in cases])
     for case, parts in zip(cases, found, strict=True):
-        yield CaseError(str(parts)) if isinstance(parts, PredictionError) else _prediction(case, MemoryPlan(parts))
+        if isinstance(parts, PredictionError):
+            yield CaseError(str(parts))
+        elif case.stored is None:
+            yield Prediction(case.spec, MemoryPlan(parts))
+        else:
+            baseline = case.stored.baseline
+            newest = formulas.newest_on_a_gpu(baseline.launches)
+            yield Prediction(case.spec, MemoryPlan(parts), baseline.machine, newest)
 
 
-def _prediction(case: Named, plan: MemoryPlan) -> Prediction:
-    if case.stored is None:
-        return Prediction(case.spec, plan)
-    baseline = case.stored.baseline
-    return Prediction(case.spec, plan, baseline.machine, formulas.newest_on_a_gpu(baseline.launches))
-
-
-def page(prediction: Prediction) -> list[str]:
+def page(one: Prediction) -> list[str]:
     """What is predicted, part by part, and what was measured."""
-    spec, plan = prediction.spec, prediction.plan
-    lines = [spec.id, _fact("peak allocated", plan.peak_allocated_bytes, "of each rank's GPU")]
+
+    def fact(name: str, num_bytes: int | None, text: str) -> str:
+        return f"  {name:14}  {formats.memory(num_bytes, 2):>10}  {text}"
+
+    lines = [one.spec.id, fact("peak allocated", one.plan.peak_allocated_bytes, "of each rank's GPU")]
     lines += [
-        f"    {name:12}  {formats.memory(plan.parts[name], 2):>10}  {text}"
+        f"    {name:12}  {formats.memory(one.plan.parts[name], 2):>10}  {text}"
         for name, text in formulas.PARTS.items()
-        if plan.parts.get(name)
+        if one.plan.parts.get(name)
     ]
-    if prediction.launch is not None:
-        text = f"{_where(prediction)}; the prediction's error: {_error(prediction)}"
-        lines.append(_fact("measured", prediction.launch.peak_allocated_bytes, text))
-    elif prediction.machine:
-        lines.append(_fact("measured", None, f"on {one_line(prediction.machine)} is no GPU's memory"))
-    return [*lines, *(f"  note: {line}" for line in formulas.caveats(spec))]
+    if one.launch is not None:
+        where = one_line(f"on {one.machine}, {one.launch.started_at[:10]}")
+        lines.append(fact("measured", one.launch.peak_allocated_bytes, f"{where}; the prediction's error: {one.error}"))
+    elif one.machine:
+        lines.append(fact("measured", None, f"on {one_line(one.machine)} is no GPU's memory"))
+    return [*lines, *(f"  note: {line}" for line in formulas.caveats(one.spec))]
 
 
-def _fact(name: str, num_bytes: int | None, text: str) -> str:
-    return f"  {name:14}  {formats.memory(num_bytes, 2):>10}  {text}"
-
-
-def _where(prediction: Prediction) -> str:
-    started = prediction.launch.started_at[:10] if prediction.launch else ""
-    return one_line(f"on {prediction.machine}, {started}")
-
-
-def _error(prediction: Prediction) -> str:
-    if prediction.launch is None:
-        return formats.ABSENT
-    text = f"{prediction.plan.error(prediction.launch) * 100:+.2f} %"
-    return "0.00 %" if text in ("+0.00 %", "-0.00 %") else text  # neither sign is true of what rounds to nothing
-
-
-def document(prediction: Prediction) -> dict[str, Any]:
+def document(one: Prediction) -> dict[str, Any]:
     """The same for programs."""
-    spec, plan, launch = prediction.spec, prediction.plan, prediction.launch
+    spec, plan, launch = one.spec, one.plan, one.launch
     return {
         "id": spec.id,
         "digest": spec.digest,
         "peak_allocated_bytes": plan.peak_allocated_bytes,
         "parts": dict(plan.parts),
         "notes": formulas.caveats(spec),
-        "machine": prediction.machine or None,
+        "machine": one.machine or None,
         "measured_peak_allocated_bytes": launch.peak_allocated_bytes if launch else None,
         "error": plan.error(launch) if launch else None,
     }
-
-
-def columns(found: Iterable[Prediction]) -> list[Column]:
-    """A line for each: predicted beside measured."""
-    rows = list(found)
-    launches = [row.launch for row in rows]
-    return [
-        Column("case", [row.spec.id for row in rows], right=False),
-        Column("predicted", [formats.memory(row.plan.peak_allocated_bytes, 2) for row in rows]),
-        Column("measured", [formats.memory(launch.peak_allocated_bytes if launch else None, 2) for launch in launches]),
-        Column("error", [_error(row) for row in rows]),
-        Column("measured on", [one_line(row.machine) if row.launch else formats.ABSENT for row in rows], right=False),
-    ]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -130,20 +110,27 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     cases, troubles = named(arguments.specs, root, machine), list[str]()
     if arguments.stored:
         cases, troubles = all_stored(Shelf.read(root, machine))
-    found = _predicted(cases, troubles)
+
+    def predicted() -> Iterator[Prediction]:
+        for one in predictions(cases):
+            if isinstance(one, CaseError):
+                troubles.append(str(one))
+            else:
+                yield one
+
     if arguments.json:
-        return Answer((json.dumps(document(one)) for one in found), troubles, for_programs=True)
+        return Answer((json.dumps(document(one)) for one in predicted()), troubles, for_programs=True)
     if arguments.format is None:
-        return Answer((line for one in found for line in page(one)), troubles)
-    rows = list(found)
+        return Answer((line for one in predicted() for line in page(one)), troubles)
+    rows = list(predicted())
+    measured = [row.launch.peak_allocated_bytes if row.launch else None for row in rows]
+    columns = [
+        Column("case", [row.spec.id for row in rows], right=False),
+        Column("predicted", [formats.memory(row.plan.peak_allocated_bytes, 2) for row in rows]),
+        Column("measured", [formats.memory(num_bytes, 2) for num_bytes in measured]),
+        Column("error", [row.error for row in rows]),
+        Column("measured on", [one_line(row.machine) if row.launch else formats.ABSENT for row in rows], right=False),
+    ]
     if arguments.format == "markdown":
-        return Answer(markdown(columns(rows)), troubles, for_programs=True)
-    return Answer(table(columns(rows), screen), troubles)
-
-
-def _predicted(cases: Sequence[Named], troubles: list[str]) -> Iterator[Prediction]:
-    for one in predictions(cases):
-        if isinstance(one, CaseError):
-            troubles.append(str(one))
-        else:
-            yield one
+        return Answer(markdown(columns), troubles, for_programs=True)
+    return Answer(table(columns, screen), troubles)

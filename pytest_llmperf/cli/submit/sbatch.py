@@ -1,4 +1,4 @@
-"""`llmperf submit`: the scripts of a night given to sbatch, or run here; the one that merges their results the last."""
+"""The jobs of a night: what they may cost, the scripts that sbatch is given, and what it answers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import re
 import shlex
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.nights.night_log import FILE
+from pytest_llmperf.cli.nights.night_log import answer_of
 from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterFile
 
-# The jobs of a night, as a cluster file says them, and what they may cost.
+# The jobs, as a cluster file says them, and what they may cost.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,7 @@ class Job:
     nodes: int
     is_array: bool
     gpu_hours: float
-    """At most, of a start of all its tasks: every GPU of every node until the time limit; 0: no GPU, or no limit."""
+    """At most, in one start of all its tasks: every GPU of every node until the time limit; 0: no GPU, or no limit."""
 
     @property
     def title(self) -> str:
@@ -40,22 +39,21 @@ class Job:
 
 def jobs(cluster: ClusterFile) -> list[Job]:
     """What one night submits, the widest first."""
-    per_node = cluster.count("cluster", "gpus_per_node")
-    is_free = cluster.text("cluster", "on_cpu") == "yes" or cluster.is_local
-    each = 0.0 if is_free else per_node * cluster.hours
-    widths = cluster.widths
-    if cluster.text("suite", "mode") == "packed" or cluster.is_local:
-        nodes = _nodes(widths[0], per_node)
-        return [Job(widths=tuple(widths), nodes=nodes, is_array=False, gpu_hours=nodes * each)]
+    per_node, widths = cluster.count("cluster", "gpus_per_node"), cluster.widths
+    nodes = {width: -(-width // per_node) for width in widths}
+    is_array = cluster.text("suite", "mode") == "array" and not cluster.is_local
     # All tasks of an array have the same number of nodes, and the same options.
     alike: dict[tuple[int, str], list[int]] = {}
     for width in widths:
-        alike.setdefault((_nodes(width, per_node), str(cluster.at(width).values["sbatch"])), []).append(width)
-    return [
-        Job(widths=tuple(same), nodes=nodes, is_array=True, gpu_hours=len(same) * nodes * hours)
-        for (nodes, _), same in alike.items()
-        for hours in [0.0 if is_free else per_node * cluster.at(same[0]).hours]
-    ]
+        options = (nodes[width], str(cluster.at(width).values["sbatch"])) if is_array else (0, "")
+        alike.setdefault(options, []).append(width)
+    found = []
+    for same in alike.values():
+        of_first = cluster.at(same[0]) if is_array else cluster
+        each = 0.0 if cluster.on_cpu or cluster.is_local else per_node * of_first.hours
+        hours = (len(same) if is_array else 1) * nodes[same[0]] * each
+        found.append(Job(widths=tuple(same), nodes=nodes[same[0]], is_array=is_array, gpu_hours=hours))
+    return found
 
 
 def check_budget(cluster: ClusterFile, planned: Sequence[Job]) -> None:
@@ -74,7 +72,7 @@ def check_budget(cluster: ClusterFile, planned: Sequence[Job]) -> None:
 
 def cost(cluster: ClusterFile, planned: Sequence[Job]) -> str:
     """What the night may cost, as far as anything bounds it."""
-    if cluster.text("cluster", "on_cpu") == "yes":
+    if cluster.on_cpu:
         return "no GPU-hours, on_cpu = yes"
     if cluster.is_local:
         return "no bound of GPU-hours: without SLURM nothing ends the run"
@@ -94,32 +92,45 @@ def shares(cluster: ClusterFile, planned: Sequence[Job]) -> list[float | None]:
     return [budget * job.gpu_hours / total / (len(job.widths) if job.is_array else 1) for job in planned]
 
 
-def _nodes(width: int, per_node: int) -> int:
-    return -(-width // per_node)
-
+# What sbatch, or bash, is given and answers.
 
 # The controller may have taken a job and not come to say so.
 _UNSURE = re.compile(r"timed out|Unable to contact|Zero Bytes", re.IGNORECASE)
 # And the cluster's name, where there are several; a site's own words may stand before it.
 _NUMBER = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
+# Which key SLURM's words are about.
+_ABOUT = {
+    **{word: word for word in ("partition", "account", "qos", "gres")},
+    "time limit": "time",
+    "feature": "constraint",
+    **dict.fromkeys(("option", "directive", "memory"), "options"),
+}
+_REFUSED = "sbatch refused: "
+_USAGE = 'Try "sbatch --help" for more information'
+# SLURM says so of options that no node has, and of any job while its nodes are down or drained.
+_NOT_NOW = re.compile("configuration is not available|nodes are busy|not available")
 
 
-def results_folder(cluster: ClusterFile) -> Path:
-    """A new folder for this submission: two of one second do not meet in it."""
-    return cluster.results / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+class RefusedError(ClusterError):
+    """sbatch took no job."""
 
 
-def nights_file(cluster: ClusterFile) -> Path:
-    """Beside those folders: a line for each night that was submitted, and one for each that was merged."""
-    return cluster.results / FILE
+class _SignalledError(BaseException):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
-def run_here(words: Sequence[str]) -> int:
-    """bash's exit code, run on this machine with ``words``; what ends this process ends bash before."""
-    before = {number: signal.signal(number, _on_signal) for number in (signal.SIGTERM, signal.SIGHUP)}
+def run_here(script: Path) -> int:
+    """bash's exit code, run on this machine with ``script``; what ends this process ends bash before."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise _SignalledError(number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         # In a session of its own: Ctrl-C would end it at once, and what it starts in the background does not hear it.
-        with subprocess.Popen(["bash", *words], stdin=subprocess.DEVNULL, start_new_session=True) as bash:
+        with subprocess.Popen(["bash", str(script)], stdin=subprocess.DEVNULL, start_new_session=True) as bash:
             try:
                 return bash.wait()
             except (KeyboardInterrupt, _SignalledError):
@@ -135,37 +146,6 @@ def run_here(words: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
-class _SignalledError(BaseException):
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-def _on_signal(number: int, _frame: FrameType | None) -> None:
-    raise _SignalledError(number)
-
-
-class RefusedError(ClusterError):
-    """sbatch took no job."""
-
-
-# Which key SLURM's words are about.
-_ABOUT = {
-    "partition": "partition",
-    "account": "account",
-    "qos": "qos",
-    "time limit": "time",
-    "feature": "constraint",
-    "gres": "gres",
-    "option": "options",
-    "directive": "options",
-    "memory": "options",
-}
-_USAGE = 'Try "sbatch --help" for more information'
-# SLURM says so of options that no node has, and of any job while its nodes are down or drained.
-_NOT_NOW = re.compile("configuration is not available|nodes are busy|not available")
-
-
 def check_taken(cluster: ClusterFile, words: Sequence[str], *, key: str = "", without: Sequence[str] = ()) -> None:
     """Ask sbatch whether it would take a job; silent where it would, or where that depends on the hour.
 
@@ -177,27 +157,24 @@ def check_taken(cluster: ClusterFile, words: Sequence[str], *, key: str = "", wi
     try:
         sbatch(["--test-only", *words])
     except RefusedError as error:
-        said = str(error).removeprefix("sbatch refused: ")
-        if _NOT_NOW.search(said) and not (without and _is_taken(without)):
-            return
-        raise refused(cluster, said, key) from None
-
-
-def _is_taken(words: Sequence[str]) -> bool:
-    try:
-        return sbatch(["--test-only", *words]) == ""
-    except ClusterError:
-        return False
+        if _NOT_NOW.search(str(error).removeprefix(_REFUSED)):
+            try:
+                is_taken = bool(without) and sbatch(["--test-only", *without]) == ""
+            except ClusterError:
+                is_taken = False
+            if not is_taken:
+                return
+        raise refused(cluster, str(error), key) from None
 
 
 def refused(cluster: ClusterFile, said: str, key: str = "") -> ClusterError:
     """By the key that SLURM's words are about, as far as they tell."""
-    said = said.removeprefix("sbatch refused: ").replace("sbatch: error: ", "").removesuffix(_USAGE).strip()
+    said = said.removeprefix(_REFUSED).replace("sbatch: error: ", "").removesuffix(_USAGE).strip()
     keys = [name for word, name in _ABOUT.items() if word in said.lower()]
     about = next((name for name in (key, *keys) if name and cluster.text("sbatch", name)), "")
     if about:
-        return cluster.wrong("sbatch", about, f"what SLURM takes here (sbatch refused: {said})")
-    return RefusedError(f"{cluster.path}: sbatch refused: {said}")
+        return cluster.wrong("sbatch", about, f"what SLURM takes here ({_REFUSED}{said})")
+    return RefusedError(f"{cluster.path}: {_REFUSED}{said}")
 
 
 def sbatch(words: Sequence[str]) -> str:
@@ -207,11 +184,8 @@ def sbatch(words: Sequence[str]) -> str:
         RefusedError: sbatch is missing or refuses.
         ClusterError: it does not say what it did.
     """
-    command = ["sbatch", "--parsable", *words]
     try:
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
-        )
+        done = answer_of(["sbatch", "--parsable", *words])
     except OSError as error:
         raise RefusedError(
             f"sbatch: {error}; submit where SLURM is, or write scheduler = local to run on this machine"
@@ -220,7 +194,7 @@ def sbatch(words: Sequence[str]) -> str:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         if _UNSURE.search(said):
             raise ClusterError(f"sbatch: {said}; see squeue whether it took the job")
-        raise RefusedError(f"sbatch refused: {said}")
+        raise RefusedError(f"{_REFUSED}{said}")
     if "--test-only" in words:
         return ""
     numbers = _NUMBER.findall(done.stdout)
@@ -232,44 +206,34 @@ def sbatch(words: Sequence[str]) -> str:
 
 def merge_options(cluster: ClusterFile, job_ids: Sequence[str]) -> list[str]:
     """sbatch's options for the job that merges what the others leave, however they end."""
-    after = [f"--dependency=afterany:{':'.join(job_ids)}"] if job_ids else []
-    known = [
-        f"--{key}={cluster.text('sbatch', key)}"
-        for key in ("account", "partition", "qos")
-        if cluster.text("sbatch", key)
-    ]
+    known = {key: cluster.text("sbatch", key) for key in ("account", "partition", "qos")}
     return [
-        *(*after, "--nodes=1", "--ntasks=1", "--time=00:10:00"),
+        *([f"--dependency=afterany:{':'.join(job_ids)}"] if job_ids else []),
+        *("--nodes=1", "--ntasks=1", "--time=00:10:00", f"--job-name={cluster.text('cluster', 'name')}-merge"),
         # The script writes its own log: with one that cannot be opened SLURM would not start it.
-        *(f"--job-name={cluster.text('cluster', 'name')}-merge", f"--output={os.devnull}", *known),
+        f"--output={os.devnull}",
+        *(f"--{key}={value}" for key, value in known.items() if value),
         *cluster.words("sbatch", "merge_options"),
     ]
 
 
 def merge_arguments(cluster: ClusterFile, results: Path, planned: Sequence[Job]) -> list[str]:
-    """Those of `llmperf merge`, for a night's results."""
-    expected = [f"--expect=gpus-{width}.json" for job in planned for width in job.widths]
-    files = ["--json", str(results / "merged.json"), "--markdown", str(results / "summary.md")]
-    told = ["--nights", str(nights_file(cluster)), f"--name={cluster.text('cluster', 'name')}"]
+    """The arguments of `llmperf merge`, for a night's results."""
     address = cluster.text("suite", "mail")
-    told += [f"--without={word}" for word in cluster.text("suite", "without").replace(",", " ").split()]
-    return [str(results), *expected, *files, *told, *([f"--mail={address}"] if address else [])]
+    return [
+        *(str(results), *(f"--expect=gpus-{width}.json" for job in planned for width in job.widths)),
+        *("--json", str(results / "merged.json"), "--markdown", str(results / "summary.md")),
+        *("--nights", str(cluster.nights_file), f"--name={cluster.text('cluster', 'name')}"),
+        *(f"--without={word}" for word in cluster.left_out),
+        *([f"--mail={address}"] if address else []),
+    ]
 
 
-def merge_line(cluster: ClusterFile, results: Path, planned: Sequence[Job]) -> str:
-    """The shell's line that merges by hand, and tells whom the job would tell."""
-    merge = [cluster.text("suite", "python"), "-m", "pytest_llmperf.cli", "merge"]
-    merge += merge_arguments(cluster, results, planned)
-    return f"cd {shlex.quote(str(cluster.checkout))} && {shlex.join(merge)}"
-
-
-# The scripts of a night, filled from a cluster file.
-
+# The scripts, filled from a cluster file.
 
 _PLACEHOLDER = re.compile(r"@([a-z_]+)@")
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
 _SIGNAL_SECONDS = 60
-_LAUNCH_INI = {key: f"perf_slurm_{key}" for key in KEYS["launch"]}
 
 
 def filled(template: str, cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> str:
@@ -283,13 +247,14 @@ def filled(template: str, cluster: ClusterFile, job: Job, results: Path, budget_
     lines = []
     for line in template.splitlines():
         names = _PLACEHOLDER.findall(line)
-        unknown = [name for name in names if name not in values]
-        if unknown:
+        if unknown := [name for name in names if name not in values]:
             raise ClusterError(f"the script asks for @{unknown[0]}@, which is unknown; known: {', '.join(values)}")
-        if line.startswith("#SBATCH"):
-            lines += _directive(line, {name: values[name] for name in names})
-        else:
-            lines.append(_PLACEHOLDER.sub(lambda match: _quoted(match[1], values[match[1]]), line))
+        if not line.startswith("#SBATCH"):
+            lines.append(_quoted(line, values))
+        elif "exclusive" in names:
+            lines += [line.replace("=@exclusive@", "")] if values["exclusive"] == "yes" else []
+        elif all(values[name] for name in names):
+            lines.append(_PLACEHOLDER.sub(lambda match: _sbatch_quoted(values[match[1]]), line))
     last = max((number for number, line in enumerate(lines) if line.startswith("#SBATCH")), default=-1)
     # On one line, since only there an option and the word after it belong together.
     extra = " ".join(map(_sbatch_quoted, cluster.words("sbatch", "options")))
@@ -304,48 +269,47 @@ def filled_merge(template: str, cluster: ClusterFile, results: Path, arguments: 
         "host_python": cluster.text("suite", "python"),
         "name": cluster.text("cluster", "name"),
         "mail": cluster.text("suite", "mail"),
-        "nights": str(nights_file(cluster)),
+        "nights": str(cluster.nights_file),
         "log": "" if cluster.is_local else str(results / "merge.log"),
         "options": shlex.join(arguments),
     }
-    return _PLACEHOLDER.sub(lambda match: _quoted(match[1], values[match[1]]), template)
+    return _quoted(template, values)
 
 
 def signal_seconds(hours: float) -> int:
-    """How long before its end a job is told to stop: a minute, or an eighth of a short job.
+    """How long before its end a job is signalled to stop: a minute, or an eighth of a short job.
 
-    SLURM tells it up to half a minute earlier, and by then pytest has seen to it that no launch is in the way.
+    SLURM may signal half a minute earlier, and by then pytest has seen to it that no launch is in the way.
     """
     return max(1, min(_SIGNAL_SECONDS, int(hours * 3600 / 8)))
 
 
-def log_name(results: Path, pattern: str) -> str:
-    """A log's name as sbatch takes it: a % of the folder's own name is none of SLURM's."""
-    return f"{str(results).replace('%', '%%')}/{pattern}"
-
-
 def pytest_options(cluster: ClusterFile) -> list[str]:
     """What every pytest of a night is given: the suite's own options, and what the site says once."""
-    said = {ini: cluster.text("launch", key) for key, ini in _LAUNCH_INI.items()}
-    launch = [word for ini, value in said.items() if value for word in ("-o", f"{ini}={value}")]
+    said = {key: cluster.text("launch", key) for key in KEYS["launch"]}
+    launch = [word for key, value in said.items() if value for word in ("-o", f"perf_slurm_{key}={value}")]
     return [*cluster.words("suite", "options"), *launch]
 
 
 def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> Mapping[str, str]:
-    per_node = cluster.count("cluster", "gpus_per_node")
-    on_cpu = cluster.text("cluster", "on_cpu") == "yes"
+    per_node, on_cpu = cluster.count("cluster", "gpus_per_node"), cluster.on_cpu
     gpus = min(per_node, max(job.widths))
+    # A node's cores shared among its tasks; on the CPU a task is a rank.
+    cpus = "1" if on_cpu else ""
+    if cluster.text("cluster", "cpus_per_node"):
+        cpus = str(max(1, cluster.count("cluster", "cpus_per_node") // (gpus if on_cpu else 1)))
+    log = "%x-%A_%a.log" if job.is_array else "%x-%j.log"
     sbatch_values = {key: cluster.text("sbatch", key) for key in KEYS["sbatch"] if "options" not in key}
     return {
         **sbatch_values,
         "gres": sbatch_values["gres"] or ("" if on_cpu else f"gpu:{gpus}"),
         "nodes": str(job.nodes),
         "tasks_per_node": str(gpus) if on_cpu else "1",
-        "cpus_per_task": _cpus_per_task(cluster, gpus if on_cpu else 1),
+        "cpus_per_task": cpus,
         "signal_seconds": str(signal_seconds(cluster.hours)),
         "array": ",".join(map(str, job.widths)) if job.is_array else "",
         "name": cluster.text("cluster", "name"),
-        "output": log_name(results, "%x-%A_%a.log" if job.is_array else "%x-%j.log"),
+        "output": f"{str(results).replace('%', '%%')}/{log}",  # a % of the folder's own name is none of SLURM's
         "checkout": str(cluster.checkout),
         "results": str(results),
         "host_python": cluster.text("suite", "python"),
@@ -360,26 +324,13 @@ def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float |
     }
 
 
-def _cpus_per_task(cluster: ClusterFile, tasks: int) -> str:
-    """A node's cores shared among its tasks; on the CPU, where a task is a rank, 1 unless the file says more."""
-    if cluster.text("cluster", "cpus_per_node"):
-        return str(max(1, cluster.count("cluster", "cpus_per_node") // tasks))
-    return "1" if cluster.text("cluster", "on_cpu") == "yes" else ""
-
-
-def _directive(line: str, values: Mapping[str, str]) -> list[str]:
-    """A line for sbatch; none where it has no value to say."""
-    if "exclusive" in values:
-        return [line.replace("=@exclusive@", "")] if values["exclusive"] == "yes" else []
-    if values and not all(values.values()):
-        return []
-    return [_PLACEHOLDER.sub(lambda match: _sbatch_quoted(values[match[1]]), line)]
-
-
 def _sbatch_quoted(value: str) -> str:
     # Not as a shell: sbatch takes a backslash for an escape inside of any quotes, and # for a comment outside of them.
     return value if _PLAIN.fullmatch(value) else '"' + re.sub(r'([\\"])', r"\\\1", value) + '"'
 
 
-def _quoted(name: str, value: str) -> str:
-    return value if name == "options" else shlex.quote(value)  # the options are quoted, each by itself
+def _quoted(text: str, values: Mapping[str, str]) -> str:
+    """``text`` with each value as one word of a shell; the options are quoted, each by itself."""
+    return _PLACEHOLDER.sub(
+        lambda match: values[match[1]] if match[1] == "options" else shlex.quote(values[match[1]]), text
+    )

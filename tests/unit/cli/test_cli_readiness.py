@@ -202,7 +202,7 @@ class TestAsked:
     ) -> None:
         program("sbatch", "echo x >> asked; echo 1")
         monkeypatch.setattr(
-            "pytest_llmperf.cli.submit.night.ask", lambda _file: readiness.Asked(None, asked[1], asked[0])
+            "pytest_llmperf.cli.submit.command.ask", lambda _file: readiness.Asked(None, asked[1], asked[0])
         )
         assert submit(ALONE + more) == 1
         out, error = capsys.readouterr()
@@ -215,7 +215,7 @@ class TestAsked:
     def test_a_test_that_cannot_be_collected_is_named_with_its_error(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pytest_llmperf.cli.submit.night.ask", readiness.ask)
+        monkeypatch.setattr("pytest_llmperf.cli.submit.command.ask", readiness.ask)
         Path("perf_tests/test_b.py").write_text("import no_such_module\n")
         # Of launches in a job, and here is none.
         assert submit(ALONE + "options = perf_tests --perf-launcher slurm\n") == 1

@@ -41,7 +41,7 @@ def planning(monkeypatch: pytest.MonkeyPatch) -> None:
         coverage = {"nodes": [case["nodeid"] for case in planned], "parts": [], "gaps": [], "said": {}}
         return readiness.Asked({"results": [], "planned": planned, "suite": {"coverage": coverage}}, "", 0)
 
-    monkeypatch.setattr("pytest_llmperf.cli.submit.night.ask", ask)
+    monkeypatch.setattr("pytest_llmperf.cli.submit.command.ask", ask)
 
 
 def cluster(tmp_path: Path, text: str = MINIMAL) -> ClusterFile:
