@@ -17,8 +17,7 @@ from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.screen import Screen, facts, plain, table
 from pytest_llmperf.cli.spec_arguments import named
-from pytest_llmperf.engine.bisection import Bisection, BisectionOrder, Change
-from pytest_llmperf.engine.bisector import Bisector
+from pytest_llmperf.engine.bisection import Bisection, BisectionOrder, Bisector, Change
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.judge.yardstick import CRITERIA, Yardstick

@@ -1,11 +1,11 @@
-"""The command: its options, the search that it makes of them, and what it answers."""
+"""``llmperf tune``: the fastest configuration of a model that fits, searched and shown."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +28,7 @@ from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import CALIBRATIONS, STARTS, Settings
 from pytest_llmperf.settings.axes import default_axes
 from pytest_llmperf.settings.space import Space, read_axes
-from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats, quantities
 from pytest_llmperf.support.quantities import argument
 
@@ -123,9 +123,7 @@ class Tune:
             )
             tuning = Tuner(caller, self.order, watcher.standing).run()
             yield from self._told(tuning, screen)
-        except (CaseFailedError, UsageError) as error:
-            self.troubles.append(str(error))
-        except RunEndedError as error:
+        except (CaseFailedError, UsageError, RunEndedError) as error:
             self.troubles.append(str(error))
         finally:
             self.context.close()
@@ -140,7 +138,7 @@ class Tune:
         if tuning.winner is None:
             self.troubles.append(self._why_none(tuning))
         elif self.test_file is not None:
-            yield from self._written(tuning, tuning.winner)
+            yield from self._written(tuning, tuning.winner, self.test_file)
         if tuning.ended == "interrupted":
             goes_on = "" if tuning.unkept else "; the same command goes on from what was tried"
             for line in (*self.troubles, f"interrupted{goes_on}"):
@@ -148,8 +146,12 @@ class Tune:
             raise KeyboardInterrupt  # the exit code is that of a command that was
 
     def _why_none(self, tuning: Tuning) -> str:
+        objective, trained = self.order.objective, [one.trial for one in tuning.tried if one.trial.is_measured]
         if tuning.least is None:
-            return f"no configuration was found: {tuning.ended or self._why_none_of(tuning)}"
+            why = "the fastest are not sound, see the notes above" if trained else "see above what became of each"
+            if trained and not any(objective.log_of(trial) is not None for trial in trained):
+                why = f"of {len(trained)} that trained none told of its {objective.name}"
+            return f"no configuration was found: {tuning.ended or why}"
         spec, needed = tuning.least
         limit = tuning.limit_bytes or self.context.memory_bytes
         has = formats.memory(limit) if limit else "what this host has"
@@ -159,33 +161,23 @@ class Tune:
         least = f"{spec.id} with {formats.memory(needed)} predicted"
         return f"nothing fits: the least is {least}, and {holder} may hold {has}"
 
-    def _why_none_of(self, tuning: Tuning) -> str:
-        """Of trials that came to their end, and found no winner."""
-        objective, trained = self.order.objective, [one.trial for one in tuning.tried if one.trial.is_measured]
-        if trained and not any(objective.log_of(trial) is not None for trial in trained):
-            return f"of {len(trained)} that trained none told of its {objective.name}"
-        return "the fastest are not sound, see the notes above" if trained else "see above what became of each"
-
-    def _written(self, tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
-        assert self.test_file is not None  # noqa: S101 - asked for by its caller alone
-        if tuning.case is None or not tuning.case.result.updated:
-            # It has a baseline, by a search that was ended before it wrote, say: that is what holds it.
-            held = tuning.case is not None and tuning.case.result.verdict in {"pass", "inconclusive"}
-            if not held:
-                asked = tuning.case.refused or tuning.case.result.reason if tuning.case else "".join(tuning.notes[-1:])
-                why = asked or tuning.ended or "it was not launched as a case"
-                is_short = "time was left for" in why
-                more = "; the same command with more --minutes goes on from what was tried" if is_short else ""
-                self.troubles.append(f"{self.test_file.path}: not written, as the winner was not recorded: {why}{more}")
-                return
+    def _written(self, tuning: Tuning, winner: TrainSpec, test_file: TestFile) -> Iterator[str]:
+        # It may have a baseline, by a search that was ended before it wrote, say: that is what holds it.
+        result = tuning.case.result if tuning.case is not None else None
+        if result is None or (not result.updated and result.verdict not in {"pass", "inconclusive"}):
+            asked = tuning.case.refused or tuning.case.result.reason if tuning.case else "".join(tuning.notes[-1:])
+            why = asked or tuning.ended or "it was not launched as a case"
+            is_short = "time was left for" in why
+            more = "; the same command with more --minutes goes on from what was tried" if is_short else ""
+            self.troubles.append(f"{test_file.path}: not written, as the winner was not recorded: {why}{more}")
+            return
         try:
-            replaced = self.test_file.write(winner)
+            replaced = test_file.write(winner)
         except (OSError, CaseError) as error:  # somebody has edited it meanwhile
-            self.troubles.append(f"{self.test_file.path}: not written ({error})")
+            self.troubles.append(f"{test_file.path}: not written ({error})")
             return
         if not self.arguments.json:
-            gpus = self.context.num_gpus
-            yield f"written: {self.test_file.path}; hold it with: pytest {self.test_file.path} --gpus {gpus}"
+            yield f"written: {test_file.path}; hold it with: pytest {test_file.path} --gpus {self.context.num_gpus}"
             store = BaselineStore(self.arguments.perf_baselines)
             for other in replaced:
                 path = store.path(self.context.machine_kind, other)
@@ -196,20 +188,21 @@ def _space(arguments: argparse.Namespace, context: Context) -> Space:
     """What is searched.
 
     Raises:
-        CaseError: a setting that is none.
+        CaseError: a setting that cannot be.
         ValueError: a model, or a space, that cannot be.
     """
-    pairs = named_settings(arguments.fixed)
+    pairs, length = named_settings(arguments.fixed), arguments.sequence_length
     if "model" in pairs:
         raise CaseError(f"model={pairs['model']} is given beside {arguments.model}, expected one model")
-    ranks = max(1, context.num_gpus)
-    options = {"gpus": arguments.gpus, "sequence_length": arguments.sequence_length}
-    _refuse_twice({name: value for name, value in options.items() if value is not None}, pairs)
-    given: dict[str, Any] = {"gpus": ranks, **pairs}
-    if arguments.sequence_length is not None:
-        given["sequence_length"] = arguments.sequence_length
-    base = TrainSpec(model=arguments.model, **{**_usual(context), **given})
-    known = {one.name for one in fields(TrainSpec)} & set(given)
+    for name, value in (("gpus", arguments.gpus), ("sequence_length", length)):
+        if value is not None and name in pairs and pairs[name] != max(1, value):
+            option = "--" + name.replace("_", "-")
+            raise CaseError(f"{name}={pairs[name]} is given beside {option} {value}, expected one of them")
+    given: dict[str, Any] = {"gpus": max(1, context.num_gpus), **pairs}
+    given |= {} if length is None else {"sequence_length": length}
+    # A CPU takes short sequences, as the suite's cases for it do.
+    usual = {"micro_batch_size": _MICRO_BATCH_SIZE, **({"sequence_length": _CPU_LENGTH} if context.on_cpu else {})}
+    base = TrainSpec(model=arguments.model, **{**usual, **given})
     if arguments.space is not None:
         for option, value in (("--global-batch", arguments.global_batch), ("--allow", arguments.allow)):
             if value:
@@ -222,14 +215,14 @@ def _space(arguments: argparse.Namespace, context: Context) -> Space:
         if twice:
             raise CaseError(f"{twice[0]} is fixed by {twice[0]}={pairs[twice[0]]}, and an axis of {arguments.space}")
         return Space(base, axes)
-    axes = default_axes(
-        base,
-        on_cpu=context.on_cpu,
-        fixed=known,
-        allowed=arguments.allow,
-        global_batch=arguments.global_batch,
-    )
-    return Space(_nearest(base, axes, arguments.global_batch), axes)
+    known = {one.name for one in fields(TrainSpec)} & set(given)
+    batch = arguments.global_batch
+    axes = default_axes(base, on_cpu=context.on_cpu, fixed=known, allowed=arguments.allow, global_batch=batch)
+    if batch is not None:  # of the micro-batches that it can have the largest up to the usual one
+        choices = [dict(choice.fields) for axis in axes for choice in axis.choices if "micro_batch_size" in axis.fields]
+        fitting = [one for one in choices if one["micro_batch_size"] <= base.micro_batch_size] or choices[:1]
+        base = replace(base, **max(fitting, key=lambda one: one["micro_batch_size"]))
+    return Space(base, axes)
 
 
 def _refuse_untold(arguments: argparse.Namespace, context: Context) -> None:
@@ -242,35 +235,6 @@ def _refuse_untold(arguments: argparse.Namespace, context: Context) -> None:
         raise CaseError("--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective")
 
 
-def _refuse_twice(options: Mapping[str, Any], pairs: Mapping[str, Any]) -> None:
-    """Neither of two that say otherwise is taken silently.
-
-    Raises:
-        CaseError: a field that an option sets, and a pair sets to something else.
-    """
-    for name, value in options.items():
-        if name in pairs and pairs[name] != max(1, value):
-            option = "--" + name.replace("_", "-")
-            raise CaseError(f"{name}={pairs[name]} is given beside {option} {value}, expected one of them")
-
-
-def _usual(context: Context) -> dict[str, Any]:
-    """What a search begins with; a CPU takes short sequences, as the suite's cases for it do."""
-    return {"micro_batch_size": _MICRO_BATCH_SIZE, **({"sequence_length": _CPU_LENGTH} if context.on_cpu else {})}
-
-
-def _nearest(base: TrainSpec, axes: Sequence[Any], global_batch: int | None) -> TrainSpec:
-    """``base`` with a micro-batch that the global batch can have: the largest up to its own."""
-    if global_batch is None:
-        return base
-    choices = [dict(choice.fields) for axis in axes for choice in axis.choices if "micro_batch_size" in axis.fields]
-    fitting = [one for one in choices if one["micro_batch_size"] <= base.micro_batch_size] or choices[:1]
-    return replace(base, **max(fitting, key=lambda one: one["micro_batch_size"]))
-
-
 def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
     tune = Tune.of(arguments)
     return Answer(tune.lines(screen), tune.troubles, for_programs=arguments.json, acts=True)
-
-
-__all__ = ["NODEID", "SpecError", "Tune", "add_options"]

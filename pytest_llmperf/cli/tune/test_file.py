@@ -121,13 +121,12 @@ def _cases(text: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def _text(cases: Sequence[Mapping[str, Any]]) -> str:
-    return _TEXT.format(name=_NAME, function=_FUNCTION, cases="\n".join(map(_case, cases)))
-
-
-def _case(case: Mapping[str, Any]) -> str:
     """As a formatter would have it: an entry a line."""
-    lines = "".join(f"        {_quoted(name)}: {_quoted(value)},\n" for name, value in case.items())
-    return f"    {{\n{lines}    }},"
+    blocks = []
+    for case in cases:
+        lines = "".join(f"        {_quoted(name)}: {_quoted(value)},\n" for name, value in case.items())
+        blocks.append(f"    {{\n{lines}    }},")
+    return _TEXT.format(name=_NAME, function=_FUNCTION, cases="\n".join(blocks))
 
 
 def _quoted(value: object) -> str:
