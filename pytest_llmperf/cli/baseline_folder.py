@@ -308,7 +308,7 @@ def is_of_curves(case: str) -> bool:
 
 
 def refuse_curves(case: str) -> None:
-    """Of what has neither launches nor a history.
+    """Loss curves have neither launches nor a history.
 
     Raises:
         CaseError: ``case`` is a file of loss curves.

@@ -64,12 +64,12 @@ class BisectionOrder:
     seconds: float = 3600.0
     """For all of it."""
     max_pairs: int = 8
-    """Of one comparison at most; the run's settings allow as many launches of a side."""
+    """In one comparison at most; the run's settings allow as many launches of a side."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Of a ratio of step times, as a logarithm: between ``low`` and ``high`` with 95 %."""
+    """A ratio of step times, as a logarithm: between ``low`` and ``high`` with 95 %."""
 
     log: float
     low: float
@@ -121,7 +121,7 @@ class Bisection:
     """Those that may be the first bad one; one, if it was found."""
     last_good: Candidate | None = None
     change: Change | None = None
-    """Of the step times of the first bad one over those of the last good one."""
+    """The step times of the first bad one over those of the last good one."""
     exact: tuple[str, ...] = ()
     """What else is exact and changed between the two."""
     diagnosis: str = ""
@@ -254,7 +254,7 @@ class Bisector:
 
 
 def _between(good: Step | None, bad: Step | None) -> Change | None:
-    """Of the second over the first, both of which were held against the same end; none is that end itself."""
+    """The second over the first, both held against the same end; ``None`` is that end itself."""
     if bad is None or bad.change is None:
         return None
     if good is None or good.change is None:

@@ -231,13 +231,13 @@ class Bisect:
             terminal.say(note)
         try:
             bisector = Bisector(caller, self.spec, order, self.history, lambda line: terminal.say(one_line(line)))
-            yield from self._told(bisector.run(self.span), findings.spent, screen)
+            yield from self._report(bisector.run(self.span), findings.spent, screen)
         except (CaseFailedError, RunEndedError) as error:
             self.troubles.append(str(error).splitlines()[0])
         finally:
             self.context.close()
 
-    def _told(self, found: Bisection, spent: Spent, screen: Screen) -> Iterator[str]:
+    def _report(self, found: Bisection, spent: Spent, screen: Screen) -> Iterator[str]:
         first_bad = found.first_bad
         further = self.history.further(first_bad) if first_bad else ""
         if self.arguments.json:
@@ -275,7 +275,7 @@ def _versions(text: str) -> list[str]:
 
 
 def _history(arguments: argparse.Namespace) -> History:
-    """Of what kind candidates are.
+    """What the candidates are.
 
     Raises:
         CaseError: options of two kinds, or no such history.

@@ -81,7 +81,7 @@ def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
 
 
 def _of_one_project(results: Sequence[PastResult], *, named: bool) -> Sequence[PastResult]:
-    """Of the store of all projects those of this folder's; of what was ``named`` all that is there."""
+    """From the store of all projects those of this folder's; everything from what was ``named``."""
     known = {result.project for result in results} - {""}
     here = [project_of(Path.cwd()), *map(str, Path.cwd().parents)]
     if named and len(known) != 1:

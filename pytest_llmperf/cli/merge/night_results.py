@@ -106,7 +106,7 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
         troubles.append(f"no gpus-*.json in {', '.join(map(str, named))}; name a results folder or --perf-json files")
     troubles += filter(None, (_trouble(part, tests) for part in parts))
     troubles += [f"{part.path.name}: {line}" for part in parts for line in failed_tests(part.document)]
-    failing, told = _of_whole_runs(parts)
+    failing, noted = _of_whole_runs(parts)
     ended_early = [part.width for part in parts if "unfinished" in part.document]
     widths = _known([*(part.width for part in parts), *map(_width_of, expected)])
     missed, meant = unjudged(tests, widths, _known([*ended_early, *map(_width_of, missing)]), without or LeftOut())
@@ -116,7 +116,7 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     gaps = sorted({gap for suite in suites for gap in suite.get("coverage", {}).get("gaps", [])})
     notes = [
         *([] if is_strict else left),
-        *(*told, *meant, *(f"not collected: {gap}" for gap in gaps if ": collection " in gap)),
+        *(*noted, *meant, *(f"not collected: {gap}" for gap in gaps if ": collection " in gap)),
         *(doubts if is_strict else []),
         *(*_differences(parts), *(f"skipped: {line}" for line in merged_reasons(skipped(tests)))),
     ]
@@ -245,12 +245,12 @@ def _judged(parts: Sequence[Part], folders: Sequence[Path]) -> str:
             continue
         failed |= {node for nodes, node_alone in found for node in (nodes or node_alone).split(", ")}
     nodes = f" ({', '.join(sorted(failed))} failed)" if failed else ""
-    told = [
+    parts_known = [
         " and ".join(dict.fromkeys(filter(None, (_revision(part.document) for part in parts)))),
         f"{formats.counted(starts, 'start')}{nodes}" if starts > 1 or failed else "",
         f"SLURM {' '.join(names)}" if names else "",
     ]
-    said = "; ".join(filter(None, told))
+    said = "; ".join(filter(None, parts_known))
     return f"judged: {said}" if said else ""
 
 

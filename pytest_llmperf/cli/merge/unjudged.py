@@ -96,14 +96,14 @@ class Tests:
 
 
 def unjudged(
-    tests: Tests, widths: AbstractSet[int], told: AbstractSet[int], without: LeftOut
+    tests: Tests, widths: AbstractSet[int], reported: AbstractSet[int], without: LeftOut
 ) -> tuple[list[str], list[str]]:
     """A line for each reason, with the tests: those that were missed, and those that the night is ``without``.
 
-    ``widths`` are the night's; another line names the tests of the widths in ``told``.
+    ``widths`` are the night's; another line names the tests of the widths in ``reported``.
     """
     missed, meant = dict[str, set[str]](), dict[str, set[str]]()
-    for node, width, why, case in _missed(tests, widths, told):
+    for node, width, why, case in _missed(tests, widths, reported):
         if width is not None and without.has(width, widths):
             meant.setdefault(f"asks for {width} GPU(s), which this night is without", set()).add(node)
         else:
@@ -112,12 +112,12 @@ def unjudged(
 
 
 def _missed(
-    tests: Tests, widths: AbstractSet[int], told: AbstractSet[int]
+    tests: Tests, widths: AbstractSet[int], reported: AbstractSet[int]
 ) -> Iterator[tuple[str, int | None, str, str]]:
     """Each node, its width where that is known, why, and the case where its test has others."""
     for node in tests.collected - tests.ended:
         width = tests.planned.get(node)
-        if width not in told:
+        if width not in reported:
             yield node, width, _why(width, widths), ""
     # What no number of GPUs changes is skipped for good; other cases are left to another width.
     skipped_for_good = {(case["nodeid"], case["id"]) for case in tests.skipped if not case.get("elsewhere")}
@@ -130,7 +130,7 @@ def _missed(
             yield node, width, _why(width, widths), name
         elif elsewhere == "case":
             yield node, width, case["reason"].removeprefix(f"{name}: "), name
-        elif width not in told:
+        elif width not in reported:
             yield node, width, _why(width, widths), ""
     # Planned, and its test ended well without asking for it.
     for node, name in tests.to_judge - tests.judged - {(case["nodeid"], case["id"]) for case in tests.skipped}:

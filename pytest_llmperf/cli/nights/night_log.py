@@ -193,9 +193,9 @@ class LoggedNight:
 
     name: str
     begun: float
-    """Of its first line; seconds since the epoch, as all times here."""
+    """Time of its first line; seconds since the epoch, as all times here."""
     at: float = 0.0
-    """Of the line that counts."""
+    """Time of the line that counts."""
     said: str = ""
     """That line: how it was merged, else the last."""
     jobs: tuple[str, ...] = ()

@@ -76,8 +76,8 @@ def _written(path: Path, results: Sequence[Path], baselines: Path, history: Path
                 raise ValueError(why)
             found.append((file.name, values))
         except (OSError, ValueError) as error:
-            told = error.strerror if isinstance(error, OSError) and error.strerror else error
-            troubles.append(f"{file}: {told}; it is not on the page")
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            troubles.append(f"{file}: {why}; it is not on the page")
     if not found:
         return Answer([], [*troubles, f"{path}: no page was written, there is nothing to show"])
     names, runs = [name for name, _ in found], list[RunDocument]()
@@ -133,7 +133,7 @@ class Scaling:
 
 
 def ladders(shelf: Shelf) -> tuple[str, list[Ladder]]:
-    """The one machine kind of ``shelf``, and the chapter's ladders of which it has a rung.
+    """The one machine kind of ``shelf``, and the chapter's ladders that it has a rung of.
 
     Raises:
         CaseError: several machine kinds, or no baseline of a rung; one line.

@@ -58,7 +58,7 @@ _CHOICES = {
     ("suite", "check_python"): ("yes", "no"),
 }
 
-#: Words, of which there may be more than a line has.
+#: Words, which may take more than a line.
 _LONG = (
     *(("sbatch", "options"), ("sbatch", "merge_options"), ("suite", "gpus"), ("suite", "select"), ("suite", "options")),
     *(("launch", "modules"), ("launch", "prefix"), ("launch", "srun")),

@@ -84,8 +84,10 @@ def folder() -> Path:
     for place in places:
         if (place / "nightly.sbatch").is_file():
             return place
-    told = " or ".join(map(str, places))
-    raise ClusterError(f"no nightly.sbatch in {told}; install pytest-llmperf anew, or name the script with --script")
+    where = " or ".join(map(str, places))
+    raise ClusterError(
+        f"no nightly.sbatch in {where}; install pytest-llmperf anew, or name the script with --script"
+    )
 
 
 def _examples() -> dict[str, list[str]]:
@@ -137,7 +139,7 @@ class _Submission:
         )
 
     def alarm(self, line: str, error: ClusterError) -> ClusterError:
-        """``error``, once a night without results is noted, and mailed where nobody sees what this command prints."""
+        """``error``, once a night without results is noted, and mailed unless somebody watches this command."""
         is_watched = sys.stderr is not None and sys.stderr.isatty()
         return ClusterError("; ".join([str(error), *self.notice().alarm(line, mailed=not is_watched)]))
 
@@ -280,7 +282,7 @@ def _steps(night: _Submission, *, wait: bool) -> Iterator[str]:
 
 
 def _test(night: _Submission, paths: Sequence[Path], merging: Path) -> None:
-    """Ask sbatch of every job before the first is submitted: a night without its last one would be told to nobody."""
+    """Ask sbatch about every job before the first is submitted: without the last one a night goes unreported."""
     cluster = night.cluster
     options, own = merge_options(cluster, []), cluster.words("sbatch", "merge_options")
     without = [*options[: len(options) - len(own)], str(merging)] if own else []

@@ -1,4 +1,4 @@
-"""Readiness: what a night needs and can be looked at before it is submitted; at night nobody is there to mend it."""
+"""Readiness: what a night needs and can be checked before it is submitted; at night it cannot be mended."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from pytest_llmperf.support.quantities import argument
 
 NODEID = "llmperf tune"
 
-# What a search begins with where nobody says: people's usual beginning.
+# What a search begins with by default.
 _MICRO_BATCH_SIZE, _CPU_LENGTH = 8, 64
 
 
@@ -122,13 +122,13 @@ class Tune:
                 context=self.context, terms=CaseTerms(), findings=Findings(), observer=watcher, nodeid=nodeid
             )
             tuning = Tuner(caller, self.order, watcher.standing).run()
-            yield from self._told(tuning, screen)
+            yield from self._report(tuning, screen)
         except (CaseFailedError, UsageError, RunEndedError) as error:
             self.troubles.append(str(error))
         finally:
             self.context.close()
 
-    def _told(self, tuning: Tuning, screen: Screen) -> Iterator[str]:
+    def _report(self, tuning: Tuning, screen: Screen) -> Iterator[str]:
         if self.arguments.json:
             yield json.dumps(document(self.order, tuning, self.context.machine_document()), indent=1)
         else:

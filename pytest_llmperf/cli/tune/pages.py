@@ -80,11 +80,11 @@ def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[s
         yield from (f"  uncertain: {line}" for line in trial.disturbances[:1])
     if trial is not None and before is not None and winner != tuning.begun_at:
         now, then = order.objective.log_of(trial), order.objective.log_of(before)
-        told = f"{tuning.begun_at.id} did not train"
+        gain = f"{tuning.begun_at.id} did not train"
         if now is not None and then is not None:
             about = "" if trial.ranks and before.ranks else "about "
-            told = f"{about}{math.exp(then - now):.2f} times what {tuning.begun_at.id} gives"
-        yield f"  {told}, where the search began"
+            gain = f"{about}{math.exp(then - now):.2f} times what {tuning.begun_at.id} gives"
+        yield f"  {gain}, where the search began"
     yield from (f"  {_turns(one)}" for one in tuning.compared)
     yield from (f"  a tie with {tie.id}" for tie in tuning.ties)
     chance = "below 1 %" if tuning.better_chance < 0.01 else f"{tuning.better_chance * 100:.0f} %"  # noqa: PLR2004
@@ -192,15 +192,15 @@ class Watcher(Terminal):
     """What is seen of a search while it runs: a line for each trial, on standard error."""
 
     def __init__(self, order: TuningOrder) -> None:
-        self._told = 0
+        self._shown = 0
         size, minutes = formats.counted(order.space.size, "combination"), formats.elapsed(order.seconds)
         self.say(f"searching {size} for {order.objective.words}, {minutes} at most")
 
     def standing(self, standing: Standing) -> None:
         """Where the search is now."""
         seconds_left = f"{formats.elapsed(max(0.0, standing.seconds_left))} left"
-        new, self._told = standing.tried[self._told :], len(standing.tried)
-        for number, tried in enumerate(new, self._told - len(new) + 1):
+        new, self._shown = standing.tried[self._shown :], len(standing.tried)
+        for number, tried in enumerate(new, self._shown - len(new) + 1):
             self.say(f"{number}: {_outcome(tried)}: {tried.spec.id}; {standing.left:,} left, {seconds_left}")
         if standing.doing and not standing.doing.startswith("trial"):
             self.say(f"{standing.doing}; {seconds_left}")

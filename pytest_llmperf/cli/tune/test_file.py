@@ -71,7 +71,7 @@ class TestFile:
 
     @property
     def nodeid(self) -> str:
-        """Of the test that holds the cases."""
+        """The test that holds the cases."""
         return f"{self.path.as_posix()}::{_FUNCTION}"
 
     def write(self, winner: TrainSpec) -> list[TrainSpec]:

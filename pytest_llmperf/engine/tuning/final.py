@@ -48,13 +48,13 @@ class Knowledge:
     """What the trials before it tell."""
 
     estimate: Callable[[TrainSpec], tuple[float, float] | None]
-    """Of the logarithm of a configuration's cost: mean and standard deviation; ``None`` of one that is unknown."""
+    """Mean and standard deviation of the logarithm of a configuration's cost; ``None``: unknown."""
     fits: Callable[[TrainSpec], bool]
     """Whether its memory is enough."""
 
 
 class Final:
-    """Of one search, until its time is over."""
+    """One search, until its time is over."""
 
     def __init__(self, caller: Caller, order: TuningOrder, until: float, tell: Callable[[str], None]) -> None:
         self._caller, self._order, self._until, self._tell = caller, order, until, tell
@@ -69,7 +69,7 @@ class Final:
         return None if self._so_far is None else replace(self._so_far, notes=(*self._so_far.notes, *self._notes))
 
     def decided(self, tuning: Tuning, ranked: Sequence[TrainSpec], knowledge: Knowledge, *, num_close: int) -> Tuning:
-        """``tuning`` with its winner: of ``ranked``, best first, of which so many are close to one another."""
+        """``tuning`` with its winner: one of ``ranked``, best first, the first ``num_close`` close to one another."""
         needed = _PARITY_SECONDS + 2 * self._seconds_of(ranked[0])  # of parity and a case of its own
         is_short = self._left < 2 * needed  # then what is shown of it comes after all else
         self._kept = needed if self._order.proves and not is_short else 0.0
@@ -190,7 +190,7 @@ class Final:
         return replace(tuning, winner=None, notes=(*tuning.notes, "none of the fastest configurations is sound"))
 
     def _asked(self, winner: TrainSpec, what: str) -> Conclusion | str | None:
-        """What ``CaseChecks`` says to ``what``, or why the winner failed at it; ``None``: nobody could be asked."""
+        """What ``CaseChecks`` says to ``what``, or why the winner failed at it; ``None``: that could not be asked."""
         if self._left < self._seconds_of(winner):
             self._notes.append(f"no time was left for {_WORDS[what]}")
             return None

@@ -25,7 +25,7 @@ _NICENESS = 10
 
 
 class StepPredictions:
-    """Of one search, by one process that needs no GPU."""
+    """One search's predictions, by one process that needs no GPU."""
 
     def __init__(self) -> None:
         self._process = PredictionProcess(_NICENESS)
@@ -43,7 +43,7 @@ class StepPredictions:
                 numbers[spec] = self._process.ask(request | ({"traffic": True} if work else {}))
 
     def peak_bytes(self, spec: TrainSpec) -> int | None:
-        """Of one rank; ``None`` where it cannot be predicted."""
+        """For one rank; ``None`` where it cannot be predicted."""
         self.ask([spec])
         answer = self._process.answer(self._memory[spec]) if spec in self._memory else {}
         return sum(answer["parts"].values()) if "parts" in answer else None
@@ -151,14 +151,14 @@ _FP8_SIZE = 16
 
 @dataclass
 class _Bounds:
-    """Of what differs by the micro-batch alone: it fits up to one size, and not from another on."""
+    """Where only the micro-batch differs: it fits up to one size, and not from another on."""
 
     fits: float = 0
     fails: float = math.inf
 
 
 class MemoryForecast:
-    """Of one search, on cards with so many bytes; 0: no limit is known, and everything fits."""
+    """Which configurations fit on cards with so many bytes; 0: no limit is known, and everything fits."""
 
     def __init__(self, limit_bytes: int, predictions: StepPredictions) -> None:
         self._limit, self._predictions = limit_bytes, predictions
@@ -215,7 +215,7 @@ class MemoryForecast:
             self._ratios.append(trial.peak_reserved_bytes / self._peaks[spec])
 
     def least(self) -> tuple[TrainSpec, int] | None:
-        """Of what was looked at, what takes the least memory, and how much is predicted of it."""
+        """What takes the least memory of all that was looked at, and its predicted bytes."""
         return min(self._peaks.items(), key=lambda one: one[1], default=None)
 
     @property
@@ -242,7 +242,7 @@ class MemoryForecast:
 
 
 def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
-    """Of ``specs`` the one whose settings ask for the least, where nothing can be predicted.
+    """The one of ``specs`` whose settings ask for the least, where nothing can be predicted.
 
     The fewest tokens at once, each rank with its part of the model, activations recomputed, a loss that never holds its
     logits, and no compiler.

@@ -64,14 +64,14 @@ def neighbours(spec: TrainSpec, space: Space) -> tuple[TrainSpec, ...]:
 
 
 class Recheck:
-    """Of one caller's winners."""
+    """One caller's winners."""
 
     def __init__(self, caller: Caller, most: int) -> None:
         """``most`` neighbours take turns with it: those that were the fastest in a trial of their own."""
         self._caller, self._most = caller, most
         self._notes: list[str] = []
         self._num_spoilt = 0
-        """Of the neighbours, that others have spoilt twice."""
+        """Neighbours whose trials were spoilt twice by others."""
 
     def check(self, case: Case, spec: TrainSpec, space: Space) -> CaseResult:
         """``improved`` where a neighbour is shown to be faster by 1 % (on a CPU, its tolerance), else ``pass``.

@@ -30,7 +30,7 @@ from pytest_llmperf.settings.train_spec import TrainSpec, known_failure
 
 
 class _StoppedError(Exception):
-    """Nobody waits for this launch any more."""
+    """The search has ended, and with it this launch."""
 
 
 class SideBySide:
@@ -59,7 +59,7 @@ class SideBySide:
 
     @property
     def running(self) -> Sequence[TrainSpec]:
-        """What was begun and not told of."""
+        """What was begun and not yet finished."""
         return [*self._running.values(), *(spec for spec, _ in self._done)]
 
     def begin(self, spec: TrainSpec, until: float) -> None:
@@ -155,9 +155,9 @@ class Prior:
     """What is known of configurations before any of them is tried."""
 
     logs: Sequence[float] | None = None
-    """Of each what it costs, as far as that can be counted or others tell: logarithms, up to a constant."""
+    """What each costs, as far as it can be counted or others tell: logarithms, up to a constant."""
     recipes: Sequence[Sequence[TrainSpec]] = ()
-    """Of each the first that fits is tried first of all."""
+    """The first of each that fits is tried before all others."""
     least: TrainSpec | None = None
     """What takes the least memory, and fits, where the first of all does not: it is tried in its place."""
 
