@@ -11,7 +11,7 @@ from pytest_llmperf.cli.command_parser import CommandParser
 
 
 class _Command(NamedTuple):
-    """The folder has its name, and a ``command.py``."""
+    """Its module in ``commands`` has its name."""
 
     help: str
     description: bool = True
@@ -46,7 +46,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pytest-llmperf {__version__}")
     rooms = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
-        module = f"pytest_llmperf.cli.{name}.command"
+        module = f"pytest_llmperf.cli.commands.{name}"
         rooms.add_parser(
             name, help=command.help, description=command.help if command.description else None, module=module
         )

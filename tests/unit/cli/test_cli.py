@@ -16,7 +16,7 @@ import pytest
 
 from pytest_llmperf.cli import entry_point, main
 from pytest_llmperf.cli.baseline_folder import Stored, read, settings_differences
-from pytest_llmperf.cli.baselines.command import (
+from pytest_llmperf.cli.commands.baselines import (
     diff_page,
     history_page,
     list_page,

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.check import command
+from pytest_llmperf.cli.commands import check as command
 from pytest_llmperf.engine import whole_run
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.whole_run import WholeRun

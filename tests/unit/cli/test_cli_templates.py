@@ -13,7 +13,7 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.submit.command import folder
+from pytest_llmperf.cli.commands.submit import folder
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLES = sorted((REPOSITORY / "slurm" / "clusters").glob("*.ini"))

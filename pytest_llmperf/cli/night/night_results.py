@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.merge.results_file import Part, ended
-from pytest_llmperf.cli.merge.unjudged import LeftOut, Tests, silent, skipped, some_of, unjudged
+from pytest_llmperf.cli.night.results_file import Part, ended
+from pytest_llmperf.cli.night.unjudged import LeftOut, Tests, silent, skipped, some_of, unjudged
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.curves.curve_store import CurveStore
 from pytest_llmperf.judge.static.step_store import StepStore

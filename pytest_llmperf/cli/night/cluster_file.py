@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.merge.unjudged import LeftOut, left_out
-from pytest_llmperf.cli.nights.night_log import NIGHTS_FILE
+from pytest_llmperf.cli.night.night_log import NIGHTS_FILE
+from pytest_llmperf.cli.night.unjudged import LeftOut, left_out
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.suggestions import hint
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from pytest_llmperf.cli.answer import Answer, CaseError
 from pytest_llmperf.cli.arguments import add_place
-from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.screen import Screen, facts, plain, table
 from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.cli.terminal import Terminal
 from pytest_llmperf.engine.bisection import Bisection, BisectionOrder, Bisector, Change
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.terms import CaseTerms

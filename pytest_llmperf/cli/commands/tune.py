@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 from pytest_llmperf.cli.answer import Answer, CaseError
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import settings as named_settings
-from pytest_llmperf.cli.tune.pages import Watcher, document, page
-from pytest_llmperf.cli.tune.test_file import TestFile
+from pytest_llmperf.cli.test_file import TestFile
+from pytest_llmperf.cli.tune_pages import Watcher, document, page
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.terms import CaseTerms
 from pytest_llmperf.engine.tuning.trials import Tuning, TuningOrder

@@ -15,13 +15,11 @@ from typing import NoReturn
 
 import pytest_llmperf
 from pytest_llmperf.cli.answer import Answer, ClusterError
-from pytest_llmperf.cli.nights import night_log
-from pytest_llmperf.cli.nights.night_log import Notice
-from pytest_llmperf.cli.screen import Screen
-from pytest_llmperf.cli.submit import readiness
-from pytest_llmperf.cli.submit.cluster_file import ClusterFile
-from pytest_llmperf.cli.submit.readiness import ask
-from pytest_llmperf.cli.submit.sbatch import (
+from pytest_llmperf.cli.night import night_log, readiness
+from pytest_llmperf.cli.night.cluster_file import ClusterFile
+from pytest_llmperf.cli.night.night_log import Notice
+from pytest_llmperf.cli.night.readiness import ask
+from pytest_llmperf.cli.night.sbatch import (
     Job,
     RefusedError,
     check_budget,
@@ -37,6 +35,7 @@ from pytest_llmperf.cli.submit.sbatch import (
     sbatch,
     shares,
 )
+from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.suggestions import hint
 
@@ -85,9 +84,7 @@ def folder() -> Path:
         if (place / "nightly.sbatch").is_file():
             return place
     where = " or ".join(map(str, places))
-    raise ClusterError(
-        f"no nightly.sbatch in {where}; install pytest-llmperf anew, or name the script with --script"
-    )
+    raise ClusterError(f"no nightly.sbatch in {where}; install pytest-llmperf anew, or name the script with --script")
 
 
 def _examples() -> dict[str, list[str]]:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.screen import Screen, table
+from pytest_llmperf.cli.terminal import Terminal
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.tuning.trials import NEEDED, Compared, Tried, Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Standing

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pytest_llmperf.cli import option_types
 from pytest_llmperf.cli.answer import Answer, CommandError
-from pytest_llmperf.cli.nights import night_log
-from pytest_llmperf.cli.nights.night_log import Notice
+from pytest_llmperf.cli.night import night_log
+from pytest_llmperf.cli.night.night_log import Notice
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.report.text import one_line
 

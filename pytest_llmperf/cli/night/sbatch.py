@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.nights.night_log import answer_of
-from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterFile
+from pytest_llmperf.cli.night.cluster_file import KEYS, ClusterFile
+from pytest_llmperf.cli.night.night_log import answer_of
 
 # The jobs, as a cluster file says them, and what they may cost.
 

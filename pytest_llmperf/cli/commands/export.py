@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pytest_llmperf.cli.answer import Answer
-from pytest_llmperf.cli.export.results_documents import read_documents
+from pytest_llmperf.cli.results_documents import read_documents
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.report.consumers.documents import junit, markdown_page
 from pytest_llmperf.report.consumers.exported_run import ExportedRun

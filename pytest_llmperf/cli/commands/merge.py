@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pytest_llmperf.cli import option_types
 from pytest_llmperf.cli.answer import Answer
-from pytest_llmperf.cli.merge.night_results import gather
-from pytest_llmperf.cli.merge.unjudged import left_out
-from pytest_llmperf.cli.nights.night_log import Notice
+from pytest_llmperf.cli.night.night_log import Notice
+from pytest_llmperf.cli.night.night_results import gather
+from pytest_llmperf.cli.night.unjudged import left_out
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.report.results_json import write_json
 from pytest_llmperf.support.files import write_text

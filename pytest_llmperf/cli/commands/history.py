@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from pytest_llmperf.cli.answer import Answer, CaseError
-from pytest_llmperf.cli.history.documents import history_document
+from pytest_llmperf.cli.history_document import history_document
 from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.engine.history.history import History, of_project
 from pytest_llmperf.engine.history.machine_noise import scattering

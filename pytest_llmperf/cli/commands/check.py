@@ -11,9 +11,9 @@ from typing import Any
 
 from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.arguments import add_place
-from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.cli.terminal import Terminal
 from pytest_llmperf.engine.caller import Caller
 from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.engine.conclusion import Conclusion

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.merge.results_file import Part, last_word
-from pytest_llmperf.cli.merge.unjudged import Tests, some_of
-from pytest_llmperf.cli.nights import night_log
-from pytest_llmperf.cli.nights.night_log import Notice, QueuedJob, answer_of, queued
-from pytest_llmperf.cli.submit.cluster_file import RESERVED, ClusterFile, reserved_in
-from pytest_llmperf.cli.submit.sbatch import pytest_options
+from pytest_llmperf.cli.night import night_log
+from pytest_llmperf.cli.night.cluster_file import RESERVED, ClusterFile, reserved_in
+from pytest_llmperf.cli.night.night_log import Notice, QueuedJob, answer_of, queued
+from pytest_llmperf.cli.night.results_file import Part, last_word
+from pytest_llmperf.cli.night.sbatch import pytest_options
+from pytest_llmperf.cli.night.unjudged import Tests, some_of
 from pytest_llmperf.run.coverage import is_whole
 
 # Much more than an import takes from a busy file system; a wrapper that asks for a password takes for ever.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.merge.results_file import check
+from pytest_llmperf.cli.night.results_file import check
 from pytest_llmperf.support.lenient_json import read_lenient
 
 

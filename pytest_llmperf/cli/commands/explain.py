@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pytest_llmperf.cli.answer import Answer
 from pytest_llmperf.cli.arguments import add_place
-from pytest_llmperf.cli.explain.step_pages import difference_page, step_page
-from pytest_llmperf.cli.explain.traced import traced
 from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.cli.step_pages import difference_page, step_page
+from pytest_llmperf.cli.traced import traced
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
