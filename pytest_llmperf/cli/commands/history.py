@@ -7,13 +7,14 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from pytest_llmperf.cli.answer import Answer, CaseError
-from pytest_llmperf.cli.history_document import history_document
 from pytest_llmperf.cli.screen import Screen, plain, table
 from pytest_llmperf.engine.history.history import History, of_project
 from pytest_llmperf.engine.history.machine_noise import scattering
@@ -307,3 +308,52 @@ def _latest(one: CaseHistory) -> tuple[str, str, str]:
     if latest.different:
         different = plain(latest.different[0]) + (f" (+{more})" if more else "")
     return formats.percent(latest.change.rate if latest.change else None), latest.results[0].began[:10], different
+
+
+# The same for programs.
+
+
+def history_document(histories: Sequence[CaseHistory]) -> dict[str, Any]:
+    """Plain data; ``rate`` is tokens/s per GPU, and null where tokens were not told."""
+    return {"schema": 1, "cases": [_case(one) for one in histories]}
+
+
+def _case(history: CaseHistory) -> dict[str, Any]:
+    return {
+        "id": history.id,
+        "digest": history.digest,
+        "machine": history.machine,
+        "runs": [_run(result) for result in history.results],
+        "segments": [_segment(segment) for segment in history.segments],
+        "with_another_host": [
+            {"at": one.began, "rate": one.rate, "different": list(one.different)} for one in history.steps
+        ],
+    }
+
+
+def _run(result: PastResult) -> dict[str, Any]:
+    return {
+        "began": result.began,
+        "verdict": result.verdict,
+        "step_seconds": result.step_seconds,
+        "rate": result.tokens_per_second_per_gpu,
+        "peak_reserved_bytes": result.peak_reserved_bytes,
+        "hosts": sorted({launch.host for launch in result.launches}),
+        "revision": result.revision,
+        "versions": dict(result.versions),
+        "counts": dict(result.counts),
+        "calibrations": {device: dict(made) for device, made in result.calibrations.items()},
+    }
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    return {
+        "from": segment.results[0].began,
+        "to": segment.results[-1].began,
+        "runs": len(segment.results),
+        "step_seconds": segment.step_seconds,
+        "step_seconds_interval": [segment.low, segment.high],
+        "rate": segment.rate(segment.step_seconds),
+        "change": asdict(segment.change) if segment.change else None,
+        "different": list(segment.different),
+    }
