@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from pytest_llmperf.cli.check.terminal import Terminal
 from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.cli.terminal import Terminal
 from pytest_llmperf.engine.caller import Caller, CaseTerms
 from pytest_llmperf.engine.runner import Runner, Turn
 from pytest_llmperf.judge.stats import quantile

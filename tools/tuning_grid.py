@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.check.terminal import Terminal
+from pytest_llmperf.cli.terminal import Terminal
 from pytest_llmperf.engine.caller import Caller, CaseTerms
 from pytest_llmperf.engine.tuning.forecast import StepPredictions, counted_prior
 from pytest_llmperf.engine.tuning.trials import Trials

@@ -14,7 +14,7 @@ from pytest_llmperf.support.version import MADE_BY
 
 
 class _Command(NamedTuple):
-    """The folder has its name, and a ``command.py``."""
+    """Its module in ``commands`` has its name."""
 
     help: str
     description: bool = True
@@ -105,7 +105,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=MADE_BY)
     rooms = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
-        module = f"pytest_llmperf.cli.{name}.command"
+        module = f"pytest_llmperf.cli.commands.{name}"
         rooms.add_parser(
             name, help=command.help, description=command.help if command.description else None, module=module
         )

@@ -18,12 +18,14 @@ from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline
 from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline
 from pytest_llmperf.judge.store import CAPACITY, BaselineStore
 from pytest_llmperf.records.metrics import METRICS, formatted, measured
+from pytest_llmperf.report.text import one_line
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.folders import baselines_above
 from pytest_llmperf.support.suggestions import nearest
 
 # Fewer digits of a digest are as likely a word.
-_DIGEST = re.compile(r"[0-9a-f]{6,16}")
+_FEWEST_DIGITS = 6
+_DIGEST = re.compile(rf"[0-9a-f]{{{_FEWEST_DIGITS},16}}")
 
 # What a field of the wrong type or size raises where something is computed from it.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -115,31 +117,43 @@ class Shelf:
         unreadable = [line for path, line in self.broken.items() if path.stem == case]
         if unreadable:
             raise BaselineError("\n".join(unreadable))
-        found = [one for one in self._all if one.baseline.id == case]
+        every: tuple[Stored | StoredCapacity, ...] = (*self.stored, *self.capacities)
+        found = [one for one in every if one.baseline.id == case]
         if not found and _DIGEST.fullmatch(case):
-            found = [one for one in self._all if one.baseline.digest.startswith(case)]
-        if not found:
-            raise NotStoredError(self._no_such(case))
+            found = [one for one in every if one.baseline.digest.startswith(case)]
         if len(found) > 1:
             files = ", ".join(str(one.path) for one in found)
             raise CaseError(
                 f"{case}: {len(found)} baselines, expected one; choose with --machine, or name a file: {files}"
             )
-        return found[0]
-
-    @property
-    def _all(self) -> tuple[Stored | StoredCapacity, ...]:
-        return (*self.stored, *self.capacities)
-
-    def _no_such(self, case: str) -> str:
-        line = (
-            f"{case}: no such case in {self.root}, expected an id, 6 digits or more of a digest, or a baseline's file"
+        if found:
+            return found[0]
+        expected = "expected an id, 6 digits or more of a digest, or a baseline's file"
+        near = nearest(case, [one.baseline.id for one in every], at_least=0.0) if every else ""
+        raise NotStoredError(
+            f"{case}: no such case in {self.root}, {expected}"
+            + (f"; the nearest id is {near!r}" if every else "")
+            + (f"; {len(self.broken)} more cannot be read" if self.broken else "")
+            + "; llmperf baselines list names them all"
         )
-        if self._all:
-            line += f"; the nearest id is {nearest(case, [one.baseline.id for one in self._all], at_least=0.0)!r}"
-        if self.broken:
-            line += f"; {len(self.broken)} more cannot be read"
-        return f"{line}; llmperf baselines list names them all"
+
+
+def _each(
+    root: Path, machines: Sequence[str], pattern: str, reader: Callable[[Path], _Found], broken: dict[Path, str]
+) -> Iterator[_Found]:
+    """What is stored of these machines; what cannot serve goes to ``broken``."""
+    for machine, path in ((kind, path) for kind in machines for path in sorted((root / kind).glob(pattern))):
+        try:
+            found = reader(path)
+            if found.baseline.machine != machine:
+                raise BaselineError(
+                    f"{path}: it is of machine {found.baseline.machine}, expected {machine}; "
+                    "move it where it belongs, or delete it and record anew with --update-baselines=new"
+                )
+        except BaselineError as error:
+            broken[path] = str(error)
+        else:
+            yield found
 
 
 def find(case: str, root: Path, machine: str | None) -> Stored:
@@ -174,7 +188,7 @@ def find_any(case: str, root: Path, machine: str | None) -> Stored | StoredCapac
 
 
 def read(path: Path) -> Stored:
-    """The baseline in this file, of which everything that is shown can be computed.
+    """The baseline in this file; everything that is shown can be computed from it.
 
     Raises:
         BaselineError: it cannot be read, or cannot serve.
@@ -187,7 +201,10 @@ def read(path: Path) -> Stored:
             metric.read(baseline.launches)
         _ = baseline.sessions
     except _MALFORMED as error:
-        raise _malformed(path, error) from error
+        raise BaselineError(
+            f"{path}: a field has a value that cannot be computed with ({error}); "
+            "restore it from version control, or delete it and record anew with --update-baselines=new"
+        ) from error
     return Stored(path, baseline)
 
 
@@ -204,36 +221,6 @@ def _there(path: Path, baseline: _Baseline | None) -> _Baseline:
     if baseline is None:
         raise BaselineError(f"{path}: it is gone; look again")
     return baseline
-
-
-def _each(
-    root: Path, machines: Sequence[str], pattern: str, reader: Callable[[Path], _Found], broken: dict[Path, str]
-) -> Iterator[_Found]:
-    """What is stored of these machines; what cannot serve goes to ``broken``."""
-    for machine in machines:
-        for path in sorted((root / machine).glob(pattern)):
-            try:
-                found = reader(path)
-                _refuse_misplaced(path, found.baseline.machine, machine)
-            except BaselineError as error:
-                broken[path] = str(error)
-            else:
-                yield found
-
-
-def _malformed(path: Path, error: Exception) -> BaselineError:
-    return BaselineError(
-        f"{path}: a field has a value that cannot be computed with ({error}); "
-        "restore it from version control, or delete it and record anew with --update-baselines=new"
-    )
-
-
-def _refuse_misplaced(path: Path, found: str, machine: str) -> None:
-    if found != machine:
-        raise BaselineError(
-            f"{path}: it is of machine {found}, expected {machine}; "
-            "move it where it belongs, or delete it and record anew with --update-baselines=new"
-        )
 
 
 # Figures of stored baselines, as commands show them.
@@ -265,51 +252,48 @@ def spec_defaults() -> dict[str, Any]:
     return {one.name: one.default for one in fields(TrainSpec) if one.default is not MISSING}
 
 
-# The loss curves under a folder of baselines: of no machine kind, and beside the baselines of the same cases.
+def settings_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """``name: A's -> B's``, sorted; a setting that an older version did not store has its default."""
+    defaults = spec_defaults()
+    mine, theirs = {**defaults, **a}, {**defaults, **b}
+    names = [name for name in sorted({*mine, *theirs}) if mine.get(name) != theirs.get(name)]
+    return [one_line(f"{name}: {mine.get(name)} -> {theirs.get(name)}") for name in names]
 
 
-# As a digest is told from a word elsewhere.
-_FEWEST_DIGITS = 6
-
-
-@dataclass(frozen=True)
-class StoredCurves:
-    """The loss curves of one case, and their file."""
-
-    path: Path
-    baseline: CurveBaseline
+# Loss curves lie beside the baselines of the same cases, and have no machine kind.
 
 
 @dataclass(frozen=True)
 class CurveShelf:
-    """What one folder of baselines holds of loss curves."""
+    """The loss curves under one folder of baselines."""
 
-    stored: tuple[StoredCurves, ...] = ()
+    stored: Mapping[Path, CurveBaseline] = field(default_factory=dict)
+    """By their files."""
     broken: tuple[str, ...] = ()
     """What is wrong with each file that cannot serve, a line each."""
 
     @classmethod
     def read(cls, root: Path, machine: str | None) -> CurveShelf:
-        """Everything under ``root``; nothing where a machine kind is named, since they are of none."""
-        if machine is not None:
-            return cls()
-        stored, broken = list[StoredCurves](), list[str]()
-        for path in sorted((root / LOSS_CURVES).glob("*.json")):
+        """Everything under ``root``; nothing where a machine kind is named, as they have none."""
+        stored, broken = dict[Path, CurveBaseline](), list[str]()
+        for path in sorted((root / LOSS_CURVES).glob("*.json")) if machine is None else ():
             try:
                 found = store.read(path, CurveBaseline)
             except BaselineError as error:
                 broken.append(str(error))
             else:
-                stored += [StoredCurves(path, found)] if found is not None else []
-        return cls(tuple(stored), tuple(broken))
+                stored |= {path: found} if found is not None else {}
+        return cls(stored, tuple(broken))
 
     def of(self, case: str) -> CurveShelf:
         """Those with this id or digest."""
-        whole = len(case) >= _FEWEST_DIGITS
-        named = [
-            one for one in self.stored if one.baseline.id == case or (whole and one.baseline.digest.startswith(case))
-        ]
-        return CurveShelf(tuple(named), tuple(line for line in self.broken if f"{LOSS_CURVES}/{case}.json:" in line))
+        is_digest = len(case) >= _FEWEST_DIGITS
+        named = {
+            path: one
+            for path, one in self.stored.items()
+            if one.id == case or (is_digest and one.digest.startswith(case))
+        }
+        return CurveShelf(named, tuple(line for line in self.broken if f"{LOSS_CURVES}/{case}.json:" in line))
 
 
 def is_of_curves(case: str) -> bool:
@@ -320,7 +304,7 @@ def is_of_curves(case: str) -> bool:
 
 
 def refuse_curves(case: str) -> None:
-    """Of what has neither launches nor a history.
+    """Loss curves have neither launches nor a history.
 
     Raises:
         CaseError: ``case`` is a file of loss curves.

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from pytest_llmperf.engine.bisection import Bisection, BisectionOrder
-from pytest_llmperf.engine.bisector import Bisector
+from pytest_llmperf.engine.bisection import Bisection, BisectionOrder, Bisector
 from pytest_llmperf.launch.candidates import NoRoomError, NotMadeError, Span
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.run.errors import CaseFailedError

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pytest_llmperf.cli.merge.night_results import gather
+from pytest_llmperf.cli.night.night_results import gather
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.report.consumers.documents import junit
 from pytest_llmperf.report.consumers.exported_run import ExportedRun

@@ -48,13 +48,13 @@ class Knowledge:
     """What the trials before it tell."""
 
     estimate: Callable[[TrainSpec], tuple[float, float] | None]
-    """Of the logarithm of a configuration's cost: mean and standard deviation; ``None`` of one that is unknown."""
+    """Mean and standard deviation of the logarithm of a configuration's cost; ``None``: unknown."""
     fits: Callable[[TrainSpec], bool]
     """Whether its memory is enough."""
 
 
 class Final:
-    """Of one search, until its time is over."""
+    """One search, until its time is over."""
 
     def __init__(self, caller: Caller, order: TuningOrder, until: float, tell: Callable[[str], None]) -> None:
         self._caller, self._order, self._until, self._tell = caller, order, until, tell
@@ -69,9 +69,10 @@ class Final:
         return None if self._so_far is None else replace(self._so_far, notes=(*self._so_far.notes, *self._notes))
 
     def decided(self, tuning: Tuning, ranked: Sequence[TrainSpec], knowledge: Knowledge, *, num_close: int) -> Tuning:
-        """``tuning`` with its winner: of ``ranked``, best first, of which so many are close to one another."""
-        is_short = self._left < 2 * self._proof_seconds(ranked[0])  # then what is shown of it comes after all else
-        self._kept = self._proof_seconds(ranked[0]) if self._order.proves and not is_short else 0.0
+        """``tuning`` with its winner: one of ``ranked``, best first, the first ``num_close`` close to one another."""
+        needed = _PARITY_SECONDS + 2 * self._seconds_of(ranked[0])  # of parity and a case of its own
+        is_short = self._left < 2 * needed  # then what is shown of it comes after all else
+        self._kept = needed if self._order.proves and not is_short else 0.0
         tuning = self._best_of(tuning, ranked[: min(num_close, _FINALISTS)])
         if tuning.winner is not None:
             tuning = self._without_each_choice(tuning, tuning.winner, knowledge)
@@ -103,7 +104,8 @@ class Final:
     def _shown(self, tuning: Tuning, winner: TrainSpec) -> Iterator[Share]:
         """What each choice brought; what was not seen in turns is, if the proofs have left time for it."""
         for share in tuning.shares:
-            without = None if share.how in ("turns", NEEDED) else self._without(tuning, winner, share.axis)
+            is_known = share.how in ("turns", NEEDED)
+            without = None if is_known else self._without(tuning, winner, share.axis)
             turns = None if without is None else self._turns(without, winner, most=1)
             if not isinstance(turns, Turns):
                 yield share
@@ -127,8 +129,7 @@ class Final:
                 continue
             compared.append(Compared(best, other, turns))
             if turns.verdict == "second":
-                best = other
-                ties.clear()
+                best, ties = other, []
             elif turns.verdict != "first":
                 ties.append(other)
             self._noted(replace(tuning, winner=best, ties=tuple(ties), compared=tuple(compared)))
@@ -143,7 +144,6 @@ class Final:
         if self._left - self._kept < self._seconds_of(first) + self._seconds_of(second):
             return None
         self._tell(f"{second.id} in turns with {first.id}")
-        runner = Runner(self._caller, bare=True)
         policy, found = self._caller.policy(second), list[str]()
 
         def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
@@ -154,7 +154,7 @@ class Final:
             return Judgement("pass", "", (), undecided=not is_over and self._left - self._kept > cost)
 
         sides = [Side(spec.id, _longer(spec)) for spec in (first, second)]
-        comparison = PairedComparison(self._caller, runner, second)
+        comparison = PairedComparison(self._caller, Runner(self._caller, bare=True), second)
         try:
             taken = comparison.take_turns(sides, decide)
         except LaunchFailed as error:
@@ -177,20 +177,20 @@ class Final:
                 break
             self._noted(tuning)
             parity = self._asked(winner, "same_training")
-            self._noted(replace(tuning, parity=_told(parity)))
+            shown = replace(tuning, parity=parity if isinstance(parity, Conclusion) else None)
+            self._noted(shown)
             case = None if _disproof(parity) else self._asked(winner, "check")
             disproof = _disproof(parity) or ("" if self._is_spoilt(case) else _disproof(case))
             if not disproof:
-                return replace(tuning, parity=_told(parity), case=_told(case))
+                return replace(shown, case=case if isinstance(case, Conclusion) else None)
             self._notes.append(f"{winner.id} was faster, and is no winner: {disproof}")
             following = others.pop(0) if others else None
-            tuning = replace(
-                tuning, winner=following, shares=(), ties=tuple(one for one in tuning.ties if one != following)
-            )
+            ties = tuple(one for one in tuning.ties if one != following)
+            tuning = replace(tuning, winner=following, shares=(), ties=ties)
         return replace(tuning, winner=None, notes=(*tuning.notes, "none of the fastest configurations is sound"))
 
     def _asked(self, winner: TrainSpec, what: str) -> Conclusion | str | None:
-        """What ``CaseChecks`` says to ``what``, or why the winner failed at it; ``None``: nobody could be asked."""
+        """What ``CaseChecks`` says to ``what``, or why the winner failed at it; ``None``: that could not be asked."""
         if self._left < self._seconds_of(winner):
             self._notes.append(f"no time was left for {_WORDS[what]}")
             return None
@@ -218,14 +218,12 @@ class Final:
         """What each of the winner's choices brought over the one that the search began with."""
         before, after = (self._order.space.choices_of(spec) for spec in (tuning.begun_at, winner))
         found = []
-        for axis in self._order.space.axes:
-            then, now = before.get(axis.name, ""), after.get(axis.name, "")
-            without = None if then == now else self._without(tuning, winner, axis.name)
-            if without is None:
-                continue
-            log, wide, how = self._difference(tuning, without, winner, knowledge)
-            if how:
-                found.append(Share(axis.name, then, now, log, wide, how))
+        for name in (axis.name for axis in self._order.space.axes):
+            then, now = before.get(name, ""), after.get(name, "")
+            without = None if then == now else self._without(tuning, winner, name)
+            if without is not None:
+                log, wide, how = self._difference(tuning, without, winner, knowledge)
+                found += [Share(name, then, now, log, wide, how)] if how else []
         return found
 
     def _without(self, tuning: Tuning, winner: TrainSpec, name: str) -> TrainSpec | None:
@@ -254,16 +252,11 @@ class Final:
             return 0.0, 0.0, ""
         return guesses[1][0] - guesses[0][0], 2 * (guesses[0][1] ** 2 + guesses[1][1] ** 2) ** 0.5, "estimate"
 
-    def _proof_seconds(self, winner: TrainSpec) -> float:
-        """What parity and a case of its own will take."""
-        return _PARITY_SECONDS + 2 * self._seconds_of(winner)
-
     def _seconds_of(self, spec: TrainSpec) -> float:
         """What a launch takes at most, by those of this run."""
         spent = self._caller.findings.spent
-        return max(3.0, 1.5 * sum(spent.phases.values()) / max(1, spent.launches)) + (
-            5.0 if spec.torch_compile else 0.0
-        )
+        each = sum(spent.phases.values()) / max(1, spent.launches)
+        return max(3.0, 1.5 * each) + (5.0 if spec.torch_compile else 0.0)
 
     @property
     def _left(self) -> float:
@@ -282,7 +275,3 @@ def _disproof(answer: Conclusion | str | None) -> str:
     if isinstance(answer, Conclusion):
         return answer.result.reason if answer.result.verdict == "invalid" else ""
     return answer or ""
-
-
-def _told(answer: Conclusion | str | None) -> Conclusion | None:
-    return answer if isinstance(answer, Conclusion) else None

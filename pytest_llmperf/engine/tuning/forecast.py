@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +19,13 @@ from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
 # StepPredictions: what fake tensors tell of the steps of many configurations, asked ahead and read when wanted.
 
 
+_SIZE = "micro_batch_size"
 # Others train on this host meanwhile.
 _NICENESS = 10
 
 
 class StepPredictions:
-    """Of one search, by one process that needs no GPU."""
+    """One search's predictions, by one process that needs no GPU."""
 
     def __init__(self) -> None:
         self._process = PredictionProcess(_NICENESS)
@@ -34,13 +36,14 @@ class StepPredictions:
         """Let their memory, or for ``work`` their operators, be predicted beside what this process does."""
         numbers = self._work if work else self._memory
         for spec in specs:
-            known = _predictable(spec)
-            if known is not None and spec not in numbers:
-                request = step_request(known, operators=work)
+            if spec in numbers or why_none(spec) is not None:
+                continue
+            with suppress(SpecError):  # fp8 keeps 16-bit values, or fewer, and may be all that makes it a spec
+                request = step_request(replace(spec, fp8="no"), operators=work)
                 numbers[spec] = self._process.ask(request | ({"traffic": True} if work else {}))
 
     def peak_bytes(self, spec: TrainSpec) -> int | None:
-        """Of one rank; ``None`` where it cannot be predicted."""
+        """For one rank; ``None`` where it cannot be predicted."""
         self.ask([spec])
         answer = self._process.answer(self._memory[spec]) if spec in self._memory else {}
         return sum(answer["parts"].values()) if "parts" in answer else None
@@ -56,16 +59,6 @@ class StepPredictions:
         self._process.close()
 
 
-def _predictable(spec: TrainSpec) -> TrainSpec | None:
-    """What is predicted in the place of ``spec``: fp8 keeps 16-bit values, or fewer; nothing without Liger."""
-    if why_none(spec) is not None:
-        return None
-    try:
-        return replace(spec, fp8="no")
-    except SpecError:
-        return None
-
-
 # Of an axis of many micro-batches so many are counted; between two of them the logarithm is a straight line.
 _SIZES = 4
 
@@ -79,48 +72,44 @@ def counted_prior(
     Each choice is counted by itself, over the first: what two bring together is for the trials to tell.
     """
     base = specs[0]
-    ask_counts(space, base, predictions)
     variants = {axis.name: _variants(axis, base) for axis in space.axes}
+    predictions.ask([base, *(spec for one in variants.values() for spec in one.values())], work=True)
     own = _log(base, predictions, gpu)
     if own is None:
         return None
-    effects = {name: _effects(one, own, predictions, gpu) for name, one in variants.items()}
-    sized = {axis.name: _by_size(axis, effects[axis.name]) for axis in space.axes if "micro_batch_size" in axis.fields}
-    found = []
-    for spec in specs:
-        choices = space.choices_of(spec)
-        found.append(
-            sum(
-                _between(sized[name], spec.micro_batch_size) if name in sized else effects[name].get(choice, 0.0)
-                for name, choice in choices.items()
-            )
+    effects: dict[str, dict[str, float]] = {}
+    for name, one in variants.items():
+        logs = {choice: _log(spec, predictions, gpu) for choice, spec in one.items()}
+        effects[name] = {choice: log - own for choice, log in logs.items() if log is not None}
+    # Doublings of the micro-batch, and what each brings.
+    points = {}
+    for axis in (axis for axis in space.axes if _SIZE in axis.fields):
+        sizes = {choice.name: dict(choice.fields)[_SIZE] for choice in axis.choices}
+        points[axis.name] = sorted((math.log2(sizes[name]), effect) for name, effect in effects[axis.name].items())
+    return [
+        sum(
+            _between(points[name], spec.micro_batch_size) if name in points else effects[name].get(choice, 0.0)
+            for name, choice in space.choices_of(spec).items()
         )
-    return found
-
-
-def ask_counts(space: Space, base: TrainSpec, predictions: StepPredictions) -> None:
-    """Let be counted, beside what this process does, what ``counted_prior`` asks for where ``base`` is the first."""
-    variants = (spec for axis in space.axes for spec in _variants(axis, base).values())
-    predictions.ask([base, *variants], work=True)
+        for spec in specs
+    ]
 
 
 def _variants(axis: Axis, base: TrainSpec) -> dict[str, TrainSpec]:
     """By the names of its choices, ``base`` with each that can be; of many micro-batches a few."""
     choices: Sequence[Choice] = axis.choices
-    if axis.fields >= {"micro_batch_size"} and len(choices) > _SIZES:
+    if _SIZE in axis.fields and len(choices) > _SIZES:
         choices = [choices[round(place * (len(choices) - 1) / (_SIZES - 1) / 2)] for place in range(_SIZES)]
+    return _each(choices, base)
+
+
+def _each(choices: Iterable[Choice], spec: TrainSpec) -> dict[str, TrainSpec]:
+    """``spec`` with each of ``choices`` that can be, by its name."""
     found = {}
     for choice in choices:
-        try:
-            found[choice.name] = replace(base, **dict(choice.fields))
-        except SpecError:
-            continue
+        with suppress(SpecError):
+            found[choice.name] = replace(spec, **dict(choice.fields))
     return found
-
-
-def _effects(variants: Mapping[str, TrainSpec], own: float, predictions: StepPredictions, gpu: str) -> dict[str, float]:
-    logs = {name: _log(spec, predictions, gpu) for name, spec in variants.items()}
-    return {name: log - own for name, log in logs.items() if log is not None}
 
 
 def _log(spec: TrainSpec, predictions: StepPredictions, gpu: str) -> float | None:
@@ -136,12 +125,6 @@ def _log(spec: TrainSpec, predictions: StepPredictions, gpu: str) -> float | Non
     )
     tokens = spec.micro_batch_size * spec.gradient_accumulation_steps * spec.sequence_length
     return math.log(seconds / tokens) if seconds > 0 else None
-
-
-def _by_size(axis: Axis, effects: Mapping[str, float]) -> list[tuple[float, float]]:
-    """Doublings of the micro-batch, and what each brings."""
-    sizes = {choice.name: dict(choice.fields)["micro_batch_size"] for choice in axis.choices}
-    return sorted((math.log2(sizes[name]), effect) for name, effect in effects.items())
 
 
 def _between(points: Sequence[tuple[float, float]], size: int) -> float:
@@ -168,14 +151,14 @@ _FP8_SIZE = 16
 
 @dataclass
 class _Bounds:
-    """Of what differs by the micro-batch alone: it fits up to one size, and not from another on."""
+    """Where only the micro-batch differs: it fits up to one size, and not from another on."""
 
     fits: float = 0
     fails: float = math.inf
 
 
 class MemoryForecast:
-    """Of one search, on cards with so many bytes; 0: no limit is known, and everything fits."""
+    """Which configurations fit on cards with so many bytes; 0: no limit is known, and everything fits."""
 
     def __init__(self, limit_bytes: int, predictions: StepPredictions) -> None:
         self._limit, self._predictions = limit_bytes, predictions
@@ -232,7 +215,7 @@ class MemoryForecast:
             self._ratios.append(trial.peak_reserved_bytes / self._peaks[spec])
 
     def least(self) -> tuple[TrainSpec, int] | None:
-        """Of what was looked at, what takes the least memory, and how much is predicted of it."""
+        """What takes the least memory of all that was looked at, and its predicted bytes."""
         return min(self._peaks.items(), key=lambda one: one[1], default=None)
 
     @property
@@ -258,11 +241,8 @@ class MemoryForecast:
 # What of a space takes the least memory: found choice by choice where the beginning of a search does not fit.
 
 
-_SIZE = "micro_batch_size"
-
-
 def by_settings(specs: Iterable[TrainSpec]) -> TrainSpec:
-    """Of ``specs`` the one whose settings ask for the least, where nothing can be predicted.
+    """The one of ``specs`` whose settings ask for the least, where nothing can be predicted.
 
     The fewest tokens at once, each rank with its part of the model, activations recomputed, a loss that never holds its
     logits, and no compiler.
@@ -299,7 +279,7 @@ def least_memory(
         for axis in space.axes:
             if _SIZE in axis.fields or time.monotonic() >= until:  # of more sequences none takes less
                 continue
-            others = [other for other in _others(axis, spec) if able(other)]
+            others = [other for other in _each(axis.choices, spec).values() if other != spec and able(other)]
             forecast.ask_peaks(others)
             peaks = [(forecast.peak_bytes(other), other) for other in others]
             known = [(found, other) for found, other in peaks if found is not None]
@@ -307,16 +287,3 @@ def least_memory(
             if found < peak:
                 spec, peak, is_new = other, found, True
     return spec, peak
-
-
-def _others(axis: Axis, spec: TrainSpec) -> list[TrainSpec]:
-    """``spec`` with each other choice of ``axis`` that can be."""
-    found = []
-    for choice in axis.choices:
-        try:
-            other = replace(spec, **dict(choice.fields))
-        except SpecError:
-            continue
-        if other != spec:
-            found.append(other)
-    return found

@@ -18,7 +18,7 @@ from pytest_llmperf.judge.verdict import Judgement
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE
-from pytest_llmperf.records.result import CaseResult, Check, Verdict, joined_reasons
+from pytest_llmperf.records.result import CaseResult, Verdict, joined_reasons
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.errors import CannotRunError
 from pytest_llmperf.run.trial_store import TrialStore
@@ -41,6 +41,11 @@ class _Beside:
     """What it has otherwise."""
     turns: Turns
 
+    def __str__(self) -> str:
+        gain = math.expm1(-self.turns.log)
+        word = "faster" if gain >= 0 else "slower"
+        return f"{self.words} is now {formats.share(abs(gain))} {word} (±{formats.share(self.turns.wide)})"
+
 
 def tuned_case(spec: TrainSpec, space: Space) -> Case:
     """The case of ``spec`` among its neighbours in ``space``."""
@@ -59,14 +64,14 @@ def neighbours(spec: TrainSpec, space: Space) -> tuple[TrainSpec, ...]:
 
 
 class Recheck:
-    """Of one caller's winners."""
+    """One caller's winners."""
 
     def __init__(self, caller: Caller, most: int) -> None:
         """``most`` neighbours take turns with it: those that were the fastest in a trial of their own."""
         self._caller, self._most = caller, most
         self._notes: list[str] = []
         self._num_spoilt = 0
-        """Of the neighbours, that others have spoilt twice."""
+        """Neighbours whose trials were spoilt twice by others."""
 
     def check(self, case: Case, spec: TrainSpec, space: Space) -> CaseResult:
         """``improved`` where a neighbour is shown to be faster by 1 % (on a CPU, its tolerance), else ``pass``.
@@ -91,9 +96,9 @@ class Recheck:
             return replace(self._caller.result(case, "invalid", joined_reasons(troubles)), launches=launches)
         worth = self._worth(spec)
         faster = [one for one in beside if one.turns.high < -math.log1p(worth)]
-        checks = tuple(_check(one) for one in beside)
+        checks = tuple(METRICS["throughput_ratio"].check(math.exp(-one.turns.log), detail=one.words) for one in beside)
         result = self._caller.result(case, *self._verdict(beside, faster), checks)
-        notes = [_told(one) for one in beside if one not in faster]
+        notes = [str(one) for one in beside if one not in faster]
         if faster:
             best = min(faster, key=lambda one: one.turns.log)
             notes.insert(0, f"to take it, give the test {best.words}, or what llmperf tune finds anew")
@@ -107,11 +112,15 @@ class Recheck:
     def _verdict(self, beside: Sequence[_Beside], faster: Sequence[_Beside]) -> tuple[Verdict, str]:
         """And its reason."""
         if faster:
-            return "improved", joined_reasons([_told(one) for one in faster])
+            return "improved", joined_reasons(map(str, faster))
         if self._num_spoilt and not beside:  # to pass would say that something was compared
             spoilt = f"the trials of {self._num_spoilt} were spoilt twice"
             return "inconclusive", f"none of its neighbours took turns with it: {spoilt}"
-        return "pass", _still(len(beside))
+        compared = f"{len(beside)} of its neighbours took turns with it"
+        return (
+            "pass",
+            f"still the fastest: {compared if beside else 'no neighbour trains and comes near enough for turns'}",
+        )
 
     def _worth(self, spec: TrainSpec) -> float:
         """By how much, as a fraction, another has to be faster."""
@@ -138,14 +147,19 @@ class Recheck:
         today = time.strftime("%Y-%m-%d", time.gmtime())
         kept = trials.known((spec, *able))
         known = {one: trial for one, trial in kept.items() if trial.started_at.startswith(today)}
-        found = [(other, known.get(other) or self._trial(trials, other)) for other in (spec, *able)]
+
+        def made(other: TrainSpec) -> Trial:
+            trial = trials.make(other)
+            return trials.make(other) if trial.disturbances else trial  # others have spoilt it
+
+        found = [(other, known.get(other) or made(other)) for other in (spec, *able)]
         logs = {other: _OBJECTIVE.log_of(trial) for other, trial in found if trial.ranks}
         for other, trial in found[1:]:
             if trial.disturbances:
                 self._num_spoilt += 1
                 self._notes.append(f"the trial of {_difference(spec, other)} was spoilt twice: {trial.disturbances[0]}")
             elif not trial.is_measured:
-                self._notes.append(f"{_difference(spec, other)} does not train: {_failure(trial)}")
+                self._notes.append(f"{_difference(spec, other)} does not train: {trial.kind}: {trial.failure}")
         own = logs.pop(spec, None)
         limit = math.inf if own is None else own + 2 * CLOSE
         measured = sorted(((log, other) for other, log in logs.items() if log is not None), key=lambda one: one[0])
@@ -158,12 +172,6 @@ class Recheck:
             )
         return near[: self._most]
 
-    @staticmethod
-    def _trial(trials: Trials, spec: TrainSpec) -> Trial:
-        """Made once more where others have spoilt it."""
-        trial = trials.make(spec)
-        return trials.make(spec) if trial.disturbances else trial
-
     def _turns(self, spec: TrainSpec, other: TrainSpec) -> tuple[tuple[Launch, ...], Turns | None, list[str]]:
         """The launches of ``spec``, how ``other`` did beside it, and what is wrong with ``spec``."""
         policy, found, worth = self._caller.policy(spec), list[str](), math.log1p(self._worth(spec))
@@ -175,8 +183,7 @@ class Recheck:
             return Judgement("pass", "", (), undecided=undecided)
 
         sides = [Side(one.id, one) for one in (spec, other)]
-        runner = Runner(self._caller, bare=True)
-        comparison = PairedComparison(self._caller, runner, other)
+        comparison = PairedComparison(self._caller, Runner(self._caller, bare=True), other)
         try:
             taken = comparison.take_turns(sides, decide)
         except LaunchFailed as error:
@@ -196,24 +203,3 @@ def _difference(spec: TrainSpec, other: TrainSpec) -> str:
     """``attention=flash_attention_2``: what ``other`` has otherwise."""
     mine, theirs = spec.to_dict(), other.to_dict()
     return " ".join(f"{name}={value}" for name, value in theirs.items() if value != mine[name])
-
-
-def _told(one: _Beside) -> str:
-    gain = math.expm1(-one.turns.log)
-    word = "faster" if gain >= 0 else "slower"
-    return f"{one.words} is now {formats.share(abs(gain))} {word} (±{formats.share(one.turns.wide)})"
-
-
-def _still(num: int) -> str:
-    beside = (
-        f"{num} of its neighbours took turns with it" if num else "no neighbour trains and comes near enough for turns"
-    )
-    return f"still the fastest: {beside}"
-
-
-def _check(one: _Beside) -> Check:
-    return METRICS["throughput_ratio"].check(math.exp(-one.turns.log), detail=one.words)
-
-
-def _failure(trial: Trial) -> str:
-    return f"{trial.kind}: {trial.failure}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from pytest_llmperf.settings.train_spec import TrainSpec, known_failure
 
 
 class _StoppedError(Exception):
-    """Nobody waits for this launch any more."""
+    """The search has ended, and with it this launch."""
 
 
 class SideBySide:
@@ -60,7 +60,7 @@ class SideBySide:
 
     @property
     def running(self) -> Sequence[TrainSpec]:
-        """What was begun and not told of."""
+        """What was begun and not yet finished."""
         return [*self._running.values(), *(spec for spec, _ in self._done)]
 
     def begin(self, spec: TrainSpec, until: float) -> None:
@@ -156,9 +156,9 @@ class Prior:
     """What is known of configurations before any of them is tried."""
 
     logs: Sequence[float] | None = None
-    """Of each what it costs, as far as that can be counted or others tell: logarithms, up to a constant."""
+    """What each costs, as far as it can be counted or others tell: logarithms, up to a constant."""
     recipes: Sequence[Sequence[TrainSpec]] = ()
-    """Of each the first that fits is tried first of all."""
+    """The first of each that fits is tried before all others."""
     least: TrainSpec | None = None
     """What takes the least memory, and fits, where the first of all does not: it is tried in its place."""
 
@@ -178,13 +178,14 @@ class TrialStage:
         prior = prior or Prior()
         self.specs, self._objective, self._forecast, self._tell = tuple(specs), objective, forecast, tell
         self.numbers = {spec: number for number, spec in enumerate(self.specs)}
+        beginnings = [[self.numbers[spec] for spec in one if spec in self.numbers] for one in prior.recipes]
         field = Field(
             traits=traits(self.specs),
             size=SIZE,
             tokens=[spec.sequences_per_step * spec.sequence_length for spec in self.specs],
             compiles=[compiles(spec) for spec in self.specs],
             prior=prior.logs,
-            beginnings=[numbers for one in prior.recipes if (numbers := self._numbers_of(one))],
+            beginnings=[numbers for numbers in beginnings if numbers],
         )
         self.search = Search(field, STEPS)
         self._instead = self.numbers.get(prior.least) if prior.least is not None else None
@@ -197,14 +198,6 @@ class TrialStage:
         if len(self.known_to_fail) < len(self.specs):
             self.search.excluded |= {self.numbers[spec] for spec in self.known_to_fail}
 
-    def _numbers_of(self, specs: Iterable[TrainSpec]) -> list[int]:
-        return [self.numbers[spec] for spec in specs if spec in self.numbers]
-
-    def take(self, kept: Iterable[Tried]) -> None:
-        """What an earlier search found."""
-        for tried in kept:
-            self._note(tried)
-
     def run(self, trials: SideBySide, until: float, end_seconds: Callable[[], float]) -> None:
         """Trials, by ``trials``, as long as there is time for them before ``until`` and what comes after them.
 
@@ -212,61 +205,48 @@ class TrialStage:
         """
         self._until = until
         try:
-            self._run(trials, until, end_seconds)
+            while True:
+                while trials.has_room and (number := self._next(until - time.monotonic() - end_seconds())) is not None:
+                    self._tell(self, f"trial of {self.specs[number].id}")
+                    self.search.excluded.add(number)  # as long as it runs
+                    self._running.add(number)
+                    trials.begin(self.specs[number], until - end_seconds() + _OVERTIME)
+                if not trials.running:
+                    return
+                for spec, trial in trials.finished():
+                    self.search.excluded.discard(self.numbers[spec])
+                    self._running.discard(self.numbers[spec])
+                    # Where the time of all is over, nothing is to blame.
+                    self.note(Tried(spec, trial), is_late=until - time.monotonic() > end_seconds())
+                    if trial.kind == "never-started":
+                        raise CaseFailedError(f"{spec.id}: {trial.failure}")
         finally:  # what was ended before its end is left to be tried
             self.search.excluded -= self._running
             self._running.clear()
-
-    def _run(self, trials: SideBySide, until: float, end_seconds: Callable[[], float]) -> None:
-        while True:
-            while trials.has_room and (number := self._next(until - time.monotonic() - end_seconds())) is not None:
-                self._tell(self, f"trial of {self.specs[number].id}")
-                self.search.excluded.add(number)  # as long as it runs
-                self._running.add(number)
-                trials.begin(self.specs[number], until - end_seconds() + _OVERTIME)
-            if not trials.running:
-                return
-            for spec, trial in trials.finished():
-                self.search.excluded.discard(self.numbers[spec])
-                self._running.discard(self.numbers[spec])
-                # Where the time of all is over, nothing is to blame.
-                self._note(Tried(spec, trial), is_late=until - time.monotonic() > end_seconds())
-                if trial.kind == "never-started":
-                    raise CaseFailedError(f"{spec.id}: {trial.failure}")
 
     @property
     def best(self) -> Tried | None:
         """Of those measured."""
         order = self.search.in_order()
-        return self.tried_of(self.specs[order[0]]) if order else None
-
-    def tried_of(self, spec: TrainSpec) -> Tried:
-        """The last trial of one that was tried."""
-        return next(one for one in reversed(self.tried) if one.spec == spec)
+        spec = self.specs[order[0]] if order else None
+        return next((one for one in reversed(self.tried) if one.spec == spec), None)
 
     def _next(self, seconds: float) -> int | None:
         if seconds <= 0 and (self.tried or self.search.excluded - self.too_large):
             return None
         if self._instead is not None and not self.tried and not self._running:
             return self._instead
-        if self._nothing_has_trained_for_lack_of_memory and not self.too_large:
-            return self._least_left()
+        if self.tried and all(one.trial.is_too_large for one in self.tried) and not self.too_large:
+            # Next of all what asks for the least: where that ran out of memory too nothing fits.
+            number = self.numbers[by_settings(self.specs)]
+            if number in self.search.outcomes:
+                self.too_large |= set(self.search.left)
+                self.search.excluded |= self.too_large
+            return number if number in self.search.left else None
         while True:
             found, is_new = self._first_that_fits(max(seconds, 0.0))
             if found is not None or not is_new:
                 return found
-
-    @property
-    def _nothing_has_trained_for_lack_of_memory(self) -> bool:
-        return bool(self.tried) and all(one.trial.is_too_large for one in self.tried)
-
-    def _least_left(self) -> int | None:
-        """What asks for the least, next of all: where that ran out of memory too nothing fits, and nothing is left."""
-        number = self.numbers[by_settings(self.specs)]
-        if number in self.search.outcomes:
-            self.too_large |= set(self.search.left)
-            self.search.excluded |= self.too_large
-        return number if number in self.search.left else None
 
     def _first_that_fits(self, seconds: float) -> tuple[int | None, bool]:
         """The most promising one, and whether others were found not to fit: then there may be more to look at.
@@ -301,8 +281,8 @@ class TrialStage:
             found[f"with {words} as {spec.id}, which ran out of its time in trial {trial}"] = count
         return found
 
-    def _note(self, tried: Tried, *, is_late: bool = False) -> None:
-        """``is_late``: a trial whose time was over had all that one may take."""
+    def note(self, tried: Tried, *, is_late: bool = False) -> None:
+        """Learn from a trial; ``is_late``: one whose time was over had all that one may take."""
         spec, trial = tried.spec, tried.trial
         self.tried.append(tried)
         ran_out = trial.wall_seconds if is_late and trial.kind == "timeout" else 0.0

@@ -88,9 +88,10 @@ class Tuner:
         with suppress(SpecError):  # then something else comes first
             forecast.ask([self._order.space.first])  # beside what follows: to look at a large space takes seconds
         candidates = self._runnable(self._order.space.candidates())
-        tuning, why = _nothing_tried(candidates), ""
+        specs, why = candidates.specs, ""
+        tuning = Tuning(begun_at=specs[0], refused=candidates.refused, left=len(specs), unseen=candidates.unseen)
         try:
-            tuning = self._searched(candidates, forecast)
+            tuning = self._searched(tuning, candidates, forecast)
         except KeyboardInterrupt:
             why = "interrupted"
         except RunEndedError as error:
@@ -107,16 +108,21 @@ class Tuner:
         seconds = time.monotonic() - begun
         return replace(tuning, ended=why, unkept=self._store.unkept, limit_bytes=limit, seconds=seconds)
 
-    def _searched(self, candidates: Candidates, forecast: MemoryForecast) -> Tuning:
-        """What is found of ``candidates`` where nothing ends it before its end."""
-        least = self._least(candidates.specs, forecast)
+    def _searched(self, tuning: Tuning, candidates: Candidates, forecast: MemoryForecast) -> Tuning:
+        """``tuning`` with what is found of ``candidates`` where nothing ends it before its end."""
+        specs, context = candidates.specs, self._context
+        least = self._least(specs, forecast)
         if least is not None and not forecast.is_enough_for(least[1]):
-            return replace(_nothing_tried(candidates), too_large=len(candidates.specs), left=0, least=least)
-        candidates = replace(candidates, specs=_with(candidates.specs, least))
-        counted = self._counted_prior(candidates.specs)
-        prior = self._narrow_prior(candidates.specs, forecast, counted) or counted
-        known = Prior(prior, self._recipes(), least[0] if least is not None else None)
-        self._stage = stage = TrialStage(self._order.objective, candidates.specs, forecast, self._tell, known)
+            return replace(tuning, too_large=len(specs), left=0, least=least)
+        if least is not None and least[0] not in specs:  # they are a sample of a large space
+            specs = (*specs, least[0])
+        # A CPU's small models are over before anything is counted, and its compiler takes longer than all else there.
+        counted, recipes = None, () if context.on_cpu else self._order.space.recipes()
+        if not context.on_cpu and len(specs) > _FEW and self._order.objective.name != "memory":
+            counted = counted_prior(self._order.space, specs, self._predictions, context.machine.gpus[0].name)
+        prior = self._narrow_prior(specs, forecast, counted, recipes) or counted
+        known = Prior(prior, recipes, least[0] if least is not None else None)
+        self._stage = stage = TrialStage(self._order.objective, specs, forecast, self._tell, known)
         self._tried(stage, self._until, lambda: self._end_seconds(stage))
         tuning = self._known(stage, candidates, forecast)
         return tuning if tuning.winner is None else self._final(stage, tuning, forecast)
@@ -150,10 +156,6 @@ class Tuner:
     def _why_not(self, spec: TrainSpec) -> str | None:
         return why_skip(spec, num_gpus=self._context.num_gpus, num_cores=self._context.machine.cores)
 
-    def _counts(self, num: int) -> bool:
-        """Whether so many configurations are worth it; a CPU's small models are over before that."""
-        return not self._context.on_cpu and num > _FEW and self._order.objective.name != "memory"
-
     def _runnable(self, candidates: Candidates) -> Candidates:
         """Those that this machine can run, with what it lacks among the reasons for the others.
 
@@ -178,26 +180,20 @@ class Tuner:
         width = max(spec.gpus for spec in stage.specs)
         alone = self._context.on_cpu or not self._context.site.is_here
         most = 1 if alone else max(1, self._context.num_gpus // width)
-        kept = Trials(self._caller, self._store).known(stage.specs)
-        stage.take(Tried(spec, trial, was_kept=True) for spec, trial in kept.items())
+        for spec, trial in Trials(self._caller, self._store).known(stage.specs).items():
+            stage.note(Tried(spec, trial, was_kept=True))
         trials = SideBySide(self._caller, self._store, most, max(_TRIAL_LEAST, _TRIAL_SHARE * self._order.seconds))
         try:
             stage.run(trials, until, end_seconds)
         finally:
             trials.close()
 
-    def _counted_prior(self, specs: Sequence[TrainSpec]) -> list[float] | None:
-        """What can be counted of ``specs``."""
-        if not self._counts(len(specs)):
-            return None
-        return counted_prior(self._order.space, specs, self._predictions, self._context.machine.gpus[0].name)
-
-    def _recipes(self) -> Sequence[Sequence[TrainSpec]]:
-        """What a search begins with; a CPU's compiler takes longer than all else there."""
-        return () if self._context.on_cpu else self._order.space.recipes()
-
     def _narrow_prior(
-        self, specs: Sequence[TrainSpec], forecast: MemoryForecast, counted: Sequence[float] | None
+        self,
+        specs: Sequence[TrainSpec],
+        forecast: MemoryForecast,
+        counted: Sequence[float] | None,
+        recipes: Sequence[Sequence[TrainSpec]],
     ) -> list[float] | None:
         """What trials on one GPU each say of ``specs``, which take all GPUs; ``None`` where these are not many."""
         if self._context.on_cpu or not self._context.site.is_here or self._context.num_gpus == 1:
@@ -211,8 +207,11 @@ class Tuner:
         least = self._least(narrow, forecast)
         if least is not None and not forecast.is_enough_for(least[1]):  # it fits on several alone
             return None
-        recipes = [[one for one in map(_narrow, specs) if one is not None] for specs in self._recipes()]
-        known_first = Prior(prior, recipes, least[0] if least is not None else None)
+        known_first = Prior(
+            prior,
+            [[one for one in map(_narrow, specs) if one is not None] for specs in recipes],
+            least[0] if least is not None else None,
+        )
         stage = TrialStage(self._order.objective, narrow, forecast, self._tell, known_first)
         self._tried(stage, time.monotonic() + _NARROW_SHARE * self._order.seconds, lambda: 0.0)
         if stage.best is None:  # it fits on several alone
@@ -221,11 +220,10 @@ class Tuner:
         middle = float(mean.mean())
         return [middle if one is None else float(mean[stage.numbers[one]]) for one in counterparts]
 
-    def _end_seconds(self, stage: TrialStage | None) -> float:
+    def _end_seconds(self, stage: TrialStage) -> float:
         """What the end will take: turns of the best, the proof that the winner is sound."""
-        least, most = _END_SHARE * self._order.seconds, _END_MOST * self._order.seconds
-        best = stage.best if stage is not None else None
-        if stage is None or best is None:
+        least, most, best = _END_SHARE * self._order.seconds, _END_MOST * self._order.seconds, stage.best
+        if best is None:
             return least
         each = stage.search.costs.outside(compiles=compiles(best.spec)) + _FULL_STEPS * best.trial.step_seconds
         needed = _END_LAUNCHES * each + (_PARITY_SECONDS if self._order.proves else 0.0)
@@ -256,8 +254,7 @@ class Tuner:
         )
 
     def _final(self, stage: TrialStage, tuning: Tuning, forecast: MemoryForecast) -> Tuning:
-        search = stage.search
-        prediction = search.prediction()
+        search, prediction = stage.search, stage.search.prediction()
 
         def estimate(spec: TrainSpec) -> tuple[float, float] | None:
             number = stage.numbers.get(spec)
@@ -265,18 +262,7 @@ class Tuner:
 
         self._end = final = Final(self._caller, self._order, self._until, lambda doing: self._tell(stage, doing))
         ranked = [stage.specs[number] for number in search.in_order()]
-        knowledge = Knowledge(estimate, forecast.fits)
-        return final.decided(tuning, ranked, knowledge, num_close=len(search.close_to_best()))
-
-
-def _nothing_tried(candidates: Candidates) -> Tuning:
-    specs = candidates.specs
-    return Tuning(begun_at=specs[0], refused=candidates.refused, left=len(specs), unseen=candidates.unseen)
-
-
-def _with(specs: Sequence[TrainSpec], least: tuple[TrainSpec, int] | None) -> tuple[TrainSpec, ...]:
-    """``specs``, of a sample of a space, and the one that takes the least."""
-    return tuple(specs) if least is None or least[0] in specs else (*specs, least[0])
+        return final.decided(tuning, ranked, Knowledge(estimate, forecast.fits), num_close=len(search.close_to_best()))
 
 
 def _narrow(spec: TrainSpec) -> TrainSpec | None:

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import entry_point, main
-from pytest_llmperf.cli.baseline_folder import Stored, read
-from pytest_llmperf.cli.baselines.pages import (
+from pytest_llmperf.cli.baseline_folder import Stored, read, settings_differences
+from pytest_llmperf.cli.commands.baselines import (
     diff_page,
     history_page,
     list_page,
-    settings_differences,
     short_site,
     show_page,
 )

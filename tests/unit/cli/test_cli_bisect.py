@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.bisect.command import page
+from pytest_llmperf.cli.commands.bisect import page
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.engine.bisection import Bisection
 from pytest_llmperf.judge.yardstick import Yardstick

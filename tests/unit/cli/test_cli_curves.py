@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.merge.night_results import unused
+from pytest_llmperf.cli.night.night_results import unused
 from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline, SeedCurve
 from pytest_llmperf.judge.store import BaselineStore, Store
 from pytest_llmperf.records.results_document import document_of

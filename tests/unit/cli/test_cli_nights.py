@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.nights import night_log
+from pytest_llmperf.cli.night import night_log
 from tests.unit.cli.test_cli_submit import MINIMAL, TESTED, planning
 
 FOLDER = Path(".llmperf/nightly")
@@ -20,7 +20,7 @@ MAILED = "mail = a@b\n"
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr("pytest_llmperf.cli.submit.readiness._WAITING_SECONDS", 0.0)
+    monkeypatch.setattr("pytest_llmperf.cli.night.readiness._WAITING_SECONDS", 0.0)
     monkeypatch.setattr(night_log, "_FIRST_LOOK_SECONDS", 0.0)
     (tmp_path / "perf_tests").mkdir()
     (tmp_path / "bin").mkdir()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.cli.merge.results_file import last_word
-from pytest_llmperf.cli.submit import readiness
+from pytest_llmperf.cli.night import readiness
+from pytest_llmperf.cli.night.results_file import last_word
 from tests.unit.cli.test_cli_submit import MINIMAL, REPOSITORY, TESTED, planning
 
 ALONE = "[sbatch]\nexclusive = yes\n" + MINIMAL
@@ -86,7 +86,7 @@ class TestRefused:
     def test_a_python_that_does_not_answer(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pytest_llmperf.cli.submit.readiness._SECONDS", 0.2)
+        monkeypatch.setattr("pytest_llmperf.cli.night.readiness._SECONDS", 0.2)
         assert "(not within 0.2 s)" in self.said(capsys, ALONE + f"python = {program('python', 'exec sleep 60')}\n")
 
     @pytest.mark.parametrize("options", ["perf_test --perf-strict", "perf_tests no/test_x.py::test_y[a] -q"])
@@ -202,7 +202,7 @@ class TestAsked:
     ) -> None:
         program("sbatch", "echo x >> asked; echo 1")
         monkeypatch.setattr(
-            "pytest_llmperf.cli.submit.night.ask", lambda _file: readiness.Asked(None, asked[1], asked[0])
+            "pytest_llmperf.cli.commands.submit.ask", lambda _file: readiness.Asked(None, asked[1], asked[0])
         )
         assert submit(ALONE + more) == 1
         out, error = capsys.readouterr()
@@ -215,7 +215,7 @@ class TestAsked:
     def test_a_test_that_cannot_be_collected_is_named_with_its_error(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pytest_llmperf.cli.submit.night.ask", readiness.ask)
+        monkeypatch.setattr("pytest_llmperf.cli.commands.submit.ask", readiness.ask)
         Path("perf_tests/test_b.py").write_text("import no_such_module\n")
         # Of launches in a job, and here is none.
         assert submit(ALONE + "options = perf_tests --perf-launcher slurm\n") == 1

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.merge import night_results
-from pytest_llmperf.cli.submit import readiness
-from pytest_llmperf.cli.submit.cluster_file import KEYS, ClusterFile
-from pytest_llmperf.cli.submit.sbatch import Job, check_budget, cost, filled, jobs, shares
+from pytest_llmperf.cli.night import night_results, readiness
+from pytest_llmperf.cli.night.cluster_file import KEYS, ClusterFile
+from pytest_llmperf.cli.night.sbatch import Job, check_budget, cost, filled, jobs, shares
 from pytest_llmperf.launch.slurm.allocation import place
 from pytest_llmperf.records.results_document import document_of
 from pytest_llmperf.support import formats
@@ -46,7 +45,7 @@ def planning(monkeypatch: pytest.MonkeyPatch) -> None:
             document_of({"results": [], "planned": planned, "suite": SUITE | {"coverage": coverage}}), "", 0
         )
 
-    monkeypatch.setattr("pytest_llmperf.cli.submit.night.ask", ask)
+    monkeypatch.setattr("pytest_llmperf.cli.commands.submit.ask", ask)
 
 
 def cluster(tmp_path: Path, text: str = MINIMAL) -> ClusterFile:

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.submit import night
+from pytest_llmperf.cli.commands.submit import folder
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLES = sorted((REPOSITORY / "slurm" / "clusters").glob("*.ini"))
@@ -65,7 +65,7 @@ class TestInAProjectOfOnesOwn:
     ) -> None:
         monkeypatch.setattr("pytest_llmperf.__file__", str(tmp_path / "pytest_llmperf" / "__init__.py"))
         with pytest.raises(ClusterError, match=r"no nightly.sbatch in .*/pytest_llmperf/slurm or .*/slurm;"):
-            night.folder()
+            folder()
 
 
 @pytest.fixture(scope="module")

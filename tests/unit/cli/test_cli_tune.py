@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from pytest_llmperf.cli import test_file
 from pytest_llmperf.cli.answer import CaseError
+from pytest_llmperf.cli.commands import tune as command
 from pytest_llmperf.cli.entry_point import main
 from pytest_llmperf.cli.screen import Screen
-from pytest_llmperf.cli.tune import command, test_file
-from pytest_llmperf.cli.tune.pages import document, page
-from pytest_llmperf.cli.tune.test_file import TestFile
+from pytest_llmperf.cli.test_file import TestFile
+from pytest_llmperf.cli.tune_pages import document, page
 from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.engine.tuning.trials import Compared, Share, Tried, Tuning, TuningOrder
 from pytest_llmperf.engine.tuning.tuner import Tuner

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.cli.submit.sbatch import signal_seconds
+from pytest_llmperf.cli.night.sbatch import signal_seconds
 from tests.unit.cli.test_cli_submit import headers, script_of
 
 # Like a pytest that lost a node: what needs two has to wait, what needs one does not.

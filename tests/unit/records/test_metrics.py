@@ -131,7 +131,7 @@ class TestOneRowMore:
 
 #: Why each of these names three metrics or more, beside the table of all.
 EXCEPTIONS = {
-    "cli/tune/pages.py": "fields of its own document, of trials and not of cases",
+    "cli/tune_pages.py": "fields of its own document, of trials and not of cases",
     "engine/run_page/case_charts.py": "a chart of memory's parts, and one of steps, show certain ones",
     "judge/exact.py": "facts of the evidence that are no changes, and whose work a traced step is",
     "judge/integrity.py": "figures of a file that follow from one another",

@@ -16,7 +16,7 @@ from pytest_llmperf.analysis import ladder
 from pytest_llmperf.analysis.ladder import Rung
 from pytest_llmperf.cli import entry_point
 from pytest_llmperf.cli.baseline_folder import Shelf
-from pytest_llmperf.cli.report import ladder_tables
+from pytest_llmperf.cli.commands import report as command
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.report.table import Column, escaped, markdown
@@ -83,8 +83,8 @@ class TestText:
 
     @pytest.mark.parametrize("width", [1, 20, 40, 80, 100, 200])
     def test_a_narrow_terminal_loses_nothing(self, root: Path, width: int) -> None:
-        machine, found = ladder_tables.ladders(Shelf.read(root))
-        lines = ladder_tables.text_page(machine, found, Screen(width, ASCII))
+        machine, found = command.ladders(Shelf.read(root))
+        lines = command.text_page(machine, found, Screen(width, ASCII))
         kept = "".join(lines).replace(" ", "")
         for figure in ("10,485", "20,000", "61.9GiB", "15.9"):
             assert figure in kept

@@ -94,8 +94,7 @@ EVERYBODYS = {"gpus", "seed"} | {name for setting in SETTINGS if setting.evidenc
 EXCEPTIONS = {
     "analysis/formulas.py": "what the prediction's formula leaves out, a line for each",
     "analysis/ladder.py": "the chapter's rungs are specs",
-    "cli/report/ladder_tables.py": "a table whose columns are the settings of the chapter's rungs",
-    "cli/report/tables.py": "a table of scaling has its rows by parallelism",
+    "cli/commands/report.py": "tables of the chapter: of its rungs by their settings, of scaling by parallelism",
     "engine/baseline_comparison.py": "notes of the compiler are of compiled cases alone",
     "engine/learning_checks.py": "random tokens have no curve to learn",
     "engine/tuning/final.py": "what a compiled trial costs",

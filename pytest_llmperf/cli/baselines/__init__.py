@@ -1,1 +1,0 @@
-"""``llmperf baselines``: what is stored, shown and compared."""

@@ -1,0 +1,1 @@
+"""A module for each command: its options, its answer and its pages."""

@@ -1,0 +1,381 @@
+"""``llmperf baselines``: what is stored, listed, shown and compared."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NoReturn
+
+from pytest_llmperf.cli.answer import Answer, NotStoredError
+from pytest_llmperf.cli.arguments import add_place
+from pytest_llmperf.cli.baseline_folder import (
+    CurveShelf,
+    Shelf,
+    Stored,
+    StoredCapacity,
+    by_machine,
+    change,
+    figure,
+    find,
+    find_any,
+    is_of_curves,
+    refuse_curves,
+    settings_differences,
+    shown,
+    spec_defaults,
+)
+from pytest_llmperf.cli.screen import Screen, facts, plain, table
+from pytest_llmperf.judge import store
+from pytest_llmperf.judge.acceptance import best, since_reason
+from pytest_llmperf.judge.baseline import Baseline, size_of
+from pytest_llmperf.judge.baseline_file import Accepted
+from pytest_llmperf.judge.batch_size_baseline import METRIC
+from pytest_llmperf.judge.exact import changes
+from pytest_llmperf.judge.loss_curves import CurveBaseline, spans, spreads
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import MEMORY, RATE, label, measured
+from pytest_llmperf.report.table import Column
+from pytest_llmperf.support import formats
+
+# As many hex digits of a commit as git shows at most on its own.
+_REVISION = 12
+_UUID = re.compile(r"([0-9a-f]{8})(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of ``llmperf baselines``."""
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    one = commands.add_parser("list", help="every baseline on a line")
+    add_place(one)
+    one.set_defaults(answer=_list)
+    case_help = "a spec's id, 6 digits or more of its digest, or a baseline's file"
+    for name, answer, text in (
+        ("show", _show, "one baseline: settings, launches, environment"),
+        ("history", _history, "every acceptance of one baseline, and why"),
+    ):
+        one = commands.add_parser(name, help=text, description=text)
+        add_place(one)
+        one.add_argument("case", metavar="CASE", help=case_help)
+        one.set_defaults(answer=answer)
+    one = commands.add_parser("diff", help="two baselines side by side, or all of two folders")
+    add_place(one)
+    one.add_argument("cases", metavar="CASE", nargs="*", help=f"A and B, each {case_help}")
+    one.add_argument("--against", metavar="DIR", type=Path, help="A is this folder's: every case, or the one CASE")
+    one.set_defaults(answer=_diff, usage=one.error)
+
+
+def _list(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    root, machine = arguments.perf_baselines, arguments.machine
+    curves = CurveShelf.read(root, machine)
+    pages, troubles = curve_list_page([*curves.stored.values()], screen), list(curves.broken)
+    try:
+        shelf = Shelf.read(root, machine)
+    except NotStoredError:
+        if not pages and not troubles:
+            raise
+        return Answer(pages, troubles)
+    own = [*list_page(shelf.stored, screen), *capacity_page(shelf.capacities, screen)]
+    return Answer([*own, *([""] if own and pages else []), *pages], [*shelf.troubles, *troubles])
+
+
+def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    """A case's baseline, and its loss curves."""
+    case, root, machine = arguments.case, arguments.perf_baselines, arguments.machine
+    if is_of_curves(case):
+        path = Path(case)
+        found = store.read(path, CurveBaseline)
+        return Answer([] if found is None else curve_page(path, found, screen))
+    curves = CurveShelf.read(root, machine).of(case)
+    pages = [curve_page(path, one, screen) for path, one in curves.stored.items()]
+    try:
+        pages.insert(0, show_page(find_any(case, root, machine), screen))
+    except NotStoredError:
+        if not pages and not curves.broken:
+            raise
+    lines = [line for page in pages for line in ("", *page)]
+    return Answer(lines[1:], list(curves.broken))
+
+
+def _history(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    refuse_curves(arguments.case)
+    return Answer(history_page(find_any(arguments.case, arguments.perf_baselines, arguments.machine), screen))
+
+
+def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    root, machine = arguments.perf_baselines, arguments.machine
+    for case in arguments.cases:
+        refuse_curves(case)
+    match arguments.cases, arguments.against:
+        case [a, b], None:
+            return Answer(diff_page(find(a, root, machine), find(b, root, machine), screen))
+        case [one], Path() as other:
+            return Answer(diff_page(find(one, other, machine), find(one, root, machine), screen))
+        case [], Path() as other:
+            theirs, own = Shelf.read(other, machine), Shelf.read(root, machine)
+            lines, troubles = against_page(theirs, own, screen), [*theirs.troubles, *own.troubles]
+            if not lines:
+                what = f"no case in common with {root}, expected the same digests and machines; name two cases"
+                troubles.append(f"{other}: {what}")
+            return Answer(lines, troubles)
+    usage: Callable[[str], NoReturn] = arguments.usage
+    return usage("expected two cases, or --against DIR and at most one case")
+
+
+# What ``list`` says.
+
+
+def list_page(stored: Sequence[Stored], screen: Screen) -> list[str]:
+    """A table of its baselines for each machine kind."""
+    lines: list[str] = []
+    for machine, group in by_machine(stored):
+        baselines = [one.baseline for one in group]
+        columns = [
+            Column("case", [plain(one.id) for one in baselines], right=False),
+            Column(label(RATE), [shown(RATE, figure(one, RATE)) for one in baselines]),
+            Column(label(MEMORY), [shown(MEMORY, figure(one, MEMORY)) for one in baselines]),
+            Column("launches", [str(len(one.launches)) for one in baselines]),
+            Column("sessions", [str(one.sessions) for one in baselines]),
+            Column("maturity", [one.maturity for one in baselines], right=False),
+            Column("accepted", [_day(one.history[-1]) for one in baselines], right=False),
+        ]
+        if any(len(one.history) > 1 for one in baselines):
+            columns += [
+                Column("best", [shown(RATE, best(one.history, RATE)) for one in baselines]),
+                Column("anchor", [shown(RATE, one.anchor.metrics.get(RATE)) for one in baselines]),
+            ]
+        lines += [*([""] if lines else []), plain(machine), *table(columns, screen)]
+    return lines
+
+
+def capacity_page(capacities: Sequence[StoredCapacity], screen: Screen) -> list[str]:
+    """A table of the largest micro-batches, or nothing."""
+    baselines = [one.baseline for one in capacities]
+    columns = [
+        Column("machine", [plain(one.machine) for one in baselines], right=False),
+        Column("largest micro-batch of", [plain(one.id) for one in baselines], right=False),
+        Column("sequences", [str(one.size) for one in baselines]),
+        Column("accepted", [_day(one.history[-1]) for one in baselines], right=False),
+    ]
+    return ["", *table(columns, screen)] if baselines else []
+
+
+def curve_list_page(baselines: Sequence[CurveBaseline], screen: Screen) -> list[str]:
+    """A table of all loss curves, or nothing."""
+    columns = [
+        Column("loss curves of", [plain(one.id) for one in baselines], right=False),
+        Column("seeds", [str(len(one.seeds)) for one in baselines]),
+        Column("steps", [str(one.steps) for one in baselines]),
+        Column("trained on", [plain(one.device) or formats.ABSENT for one in baselines], right=False),
+        Column("accepted", [plain(one.recorded_at)[:10] for one in baselines], right=False),
+    ]
+    return table(columns, screen) if baselines else []
+
+
+# What ``show`` says.
+
+
+def show_page(stored: Stored | StoredCapacity, screen: Screen) -> list[str]:
+    """Everything about one baseline that a person asks for."""
+    baseline, defaults, anchor = stored.baseline, spec_defaults(), stored.baseline.anchor
+    # The micro-batch is what a search was for.
+    spec = {n: v for n, v in baseline.spec.items() if n != "micro_batch_size" or isinstance(stored, Stored)}
+    chosen = {name: value for name, value in spec.items() if name not in defaults or value != defaults[name]}
+    about = {
+        "machine": baseline.machine,
+        "digest": baseline.digest,
+        "file": stored.path,
+        "recorded by": baseline.recorded_by + ", uncommitted" * baseline.history[-1].uncommitted,
+        "settings": ", ".join(f"{name}={value}" for name, value in chosen.items()),
+    }
+    if isinstance(stored, StoredCapacity):
+        size = f"{stored.baseline.size} sequences"
+        first = f"{_sequences(anchor)} sequences of {_day(anchor)}"
+        return [plain(baseline.id), *facts({**about, "largest micro-batch": size, "anchor": first})]
+    whole = stored.baseline
+    since = {name: change(figure(whole, name), anchor.metrics.get(name)) for name in (RATE, MEMORY)}
+    environment = whole.launches[-1].environment
+    hardware = {"gpu": environment.gpu, "driver": environment.driver, "platform": environment.platform}
+    return [
+        plain(baseline.id),
+        *facts(
+            {
+                **about,
+                "baseline": f"{_figures({name: figure(whole, name) for name in measured()})} ({size_of(whole)})",
+                "best": _best_figures(whole),
+                "anchor": f"{_figures(anchor.metrics)} of {_day(anchor)}",
+                "since then": ", ".join(f"{label(name)} {formats.percent(one)}" for name, one in since.items()),
+            }
+        ),
+        "",
+        "launches",
+        *_launch_table(whole.launches, screen),
+        "",
+        "environment of the newest launch",
+        *facts({**hardware, **dict(sorted(dict(environment.versions).items()))}),
+    ]
+
+
+def _figures(metrics: Mapping[str, float]) -> str:
+    return f"{shown(RATE, metrics.get(RATE))} {label(RATE)}, {shown(MEMORY, metrics.get(MEMORY))}"
+
+
+def _best_figures(baseline: Baseline) -> str:
+    """What creep is held against, for people."""
+    reason = plain(since_reason(baseline.history)[0].reason)
+    found = {name: value for name in (RATE, MEMORY) if (value := best(baseline.history, name)) is not None}
+    return _figures(found) + (f", since the last reason ({reason})" if reason else "")
+
+
+def _launch_table(launches: Sequence[Launch], screen: Screen) -> list[str]:
+    mean = fmean(launch.tokens_per_second_per_gpu for launch in launches)
+    columns = [
+        Column("started", [plain(launch.started_at) for launch in launches], right=False),
+        Column("site", [short_site(launch.site) for launch in launches], right=False),
+        Column("median step", [f"{launch.median_step_seconds:.4g} s" for launch in launches]),
+        Column(label(RATE), [shown(RATE, launch.tokens_per_second_per_gpu) for launch in launches]),
+        Column("vs mean", [formats.percent(launch.tokens_per_second_per_gpu / mean - 1) for launch in launches]),
+        Column(label(MEMORY), [shown(MEMORY, float(launch.peak_reserved_bytes)) for launch in launches]),
+        Column("steps", [str(len(launch.step_seconds)) for launch in launches]),
+        Column("steady from", [f"step {launch.steady.start + 1}" for launch in launches], right=False),
+    ]
+    return table(columns, screen)
+
+
+def short_site(site: str) -> str:
+    """``NVIDIA H200 0f5ddc53``: eight digits tell a GPU; of several the first, and how many more."""
+    first, *others = site.split(" + ")
+    return plain(_UUID.sub(r"\1", first)) + (f" + {len(others)} more" if others else "")
+
+
+def curve_page(path: Path, found: CurveBaseline, screen: Screen) -> list[str]:
+    """Everything about the loss curves in ``path``."""
+    about = {
+        "loss curves": f"{len(found.curves)} seeds ({', '.join(map(str, found.seeds))}) of {found.steps} steps",
+        "digest": found.digest,
+        "file": path,
+        "recorded by": found.recorded_by,
+        "accepted": f"{found.recorded_at[:10]}" + (f" ({found.reason})" if found.reason else ""),
+        "device": found.device,
+        "versions": ", ".join(f"{name} {version}" for name, version in sorted(found.versions.items())),
+    }
+    parts = spreads(list(found.losses.values()))
+    columns = [
+        Column("steps", [f"{span.first} to {span.last}" for span in spans(found.steps)]),
+        Column("loss", [f"{part.mean:.4f}" for part in parts]),
+        Column("sd of seeds", [f"{part.sd / part.mean:.2%}" for part in parts]),
+        Column("is nothing", [f"{part.nothing / part.mean:.2%}" for part in parts]),
+    ]
+    return [plain(found.id), *facts(about), "", *table(columns, screen)]
+
+
+# What ``history`` says.
+
+
+def history_page(stored: Stored | StoredCapacity, screen: Screen) -> list[str]:
+    """A line for each acceptance, oldest first."""
+    baseline, history = stored.baseline, stored.baseline.history
+    columns = [Column("accepted", [_day(entry) for entry in history], right=False)]
+    if isinstance(stored, StoredCapacity):
+        columns.append(Column("sequences", [_sequences(entry) for entry in history]))
+    else:
+        rates = [entry.metrics.get(RATE) for entry in history]
+        anchor = baseline.anchor.metrics.get(RATE)
+        columns += [
+            Column(label(RATE), [shown(RATE, rate) for rate in rates]),
+            Column("vs before", [formats.percent(change(*pair)) for pair in zip(rates, [None, *rates], strict=False)]),
+            Column("vs anchor", [formats.percent(change(rate, anchor)) for rate in rates]),
+            Column(label(MEMORY), [shown(MEMORY, entry.metrics.get(MEMORY)) for entry in history]),
+        ]
+    commits = [plain(entry.revision)[:_REVISION] + " uncommitted" * entry.uncommitted for entry in history]
+    columns += [
+        Column("launches", [str(entry.launches) for entry in history]),
+        Column("revision", [commit or formats.ABSENT for commit in commits], right=False),
+        Column("reason", [plain(entry.reason) or formats.ABSENT for entry in history], right=False),
+    ]
+    return [f"{plain(baseline.id)} on {plain(baseline.machine)}", *table(columns, screen)]
+
+
+def _sequences(entry: Accepted) -> str:
+    return f"{entry.metrics[METRIC]:.0f}" if METRIC in entry.metrics else formats.ABSENT
+
+
+def _day(entry: Accepted) -> str:
+    return plain(entry.recorded_at)[:10] or formats.ABSENT
+
+
+# What ``diff`` says: two baselines side by side, or all of two folders. A comes first, and ratios are B/A.
+
+
+def diff_page(a: Stored, b: Stored, screen: Screen) -> list[str]:
+    """Two baselines: figures, settings, environment, and what was active."""
+    mine, theirs = a.baseline, b.baseline
+    lines = [f"{name}  {plain(one.baseline.id)}  {plain(one.path)}" for name, one in (("A", a), ("B", b))]
+    if mine.machine != theirs.machine:
+        lines.append(f"machine: {plain(mine.machine)} -> {plain(theirs.machine)}")
+    lines += [f"{name} at best  {_best_figures(one)}" for name, one in (("A", mine), ("B", theirs))]
+    pairs = {name: (figure(mine, name), figure(theirs, name)) for name in measured()}
+    columns = [
+        Column("", [label(name) for name in pairs], right=False),
+        Column("A", [shown(name, one) for name, (one, _) in pairs.items()]),
+        Column("B", [shown(name, other) for name, (_, other) in pairs.items()]),
+        Column("B/A", [_ratio(*pair) for pair in pairs.values()]),
+        Column("change", [formats.percent(change(other, one)) for one, other in pairs.values()]),
+    ]
+    lines += ["", *table(columns, screen)]
+    for title, found in _differences(mine, theirs).items():
+        lines += ["", title, *(f"  {line}" for line in found or ["no difference"])]
+    return lines
+
+
+def _ratio(a: float, b: float) -> str:
+    return f"{b / a:.3f}" if a else formats.ABSENT
+
+
+def _differences(a: Baseline, b: Baseline) -> dict[str, list[str]]:
+    """By a title: what differs in settings, around the newest launches, and in what ran and was learnt."""
+    mine, theirs = a.launches[-1], b.launches[-1]
+    return {
+        "settings": settings_differences(a.spec, b.spec),
+        "environment of the newest launches": [plain(line) for line in mine.differences(theirs)],
+        "what was active": [plain(line) for line in changes([theirs], [mine])],
+    }
+
+
+def against_page(a: Shelf, b: Shelf, screen: Screen) -> list[str]:
+    """Every case of both folders on a line, what differs and in how many of them, and what only one folder has.
+
+    Empty where no case, by digest and machine kind, is in both.
+    """
+
+    def identity(stored: Stored) -> tuple[str, str]:
+        return stored.baseline.digest, stored.baseline.machine
+
+    theirs = {identity(one): one.baseline for one in b.stored}
+    both = {identity(one) for one in a.stored} & {*theirs}
+    lines, counts = [f"A  {plain(a.root)}", f"B  {plain(b.root)}"], Counter[str]()
+    for machine, group in by_machine(one for one in a.stored if identity(one) in both):
+        pairs = [(one.baseline, theirs[identity(one)]) for one in group]
+        columns = [Column("case", [plain(one.id) for one, _ in pairs], right=False)]
+        for name in (RATE, MEMORY):
+            values = [(figure(one, name), figure(other, name)) for one, other in pairs]
+            columns += [
+                Column(f"{label(name)} A", [shown(name, one) for one, _ in values]),
+                Column("B", [shown(name, other) for _, other in values]),
+                Column("B/A", [_ratio(*pair) for pair in values]),
+            ]
+        lines += ["", plain(machine), *table(columns, screen)]
+        for pair in pairs:
+            counts.update({line for found in _differences(*pair).values() for line in found})
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    num = sum(identity(one) in both for one in a.stored)
+    lines += ["", "what differs, and in how many cases"]
+    lines += [f"  {line}  ({number} of {num})" for line, number in ordered] or ["  no difference"]
+    for name, shelf in (("A", a), ("B", b)):
+        alone = [one for one in shelf.stored if identity(one) not in both]
+        if alone:
+            lines += ["", f"only in {name}", *(f"  {plain(one.baseline.id)}  {plain(one.path)}" for one in alone)]
+    return lines if both else []

@@ -1,0 +1,283 @@
+"""``llmperf bisect``: the revision, or the version of a package, that made a training slower, larger or another."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.cli.answer import Answer, CaseError
+from pytest_llmperf.cli.arguments import add_shared
+from pytest_llmperf.cli.asked_run import asked_run, usage_errors
+from pytest_llmperf.cli.screen import Screen, facts, plain, table
+from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.cli.terminal import Terminal
+from pytest_llmperf.engine.bisection import Bisection, BisectionOrder, Bisector, Change
+from pytest_llmperf.engine.run import Run
+from pytest_llmperf.judge.yardstick import CRITERIA, Yardstick
+from pytest_llmperf.launch.candidates import History, HistoryError, Span
+from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory
+from pytest_llmperf.records.result import Spent
+from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.text import one_line
+from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
+from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.options import BISECT
+from pytest_llmperf.settings.requirements import why_skip
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec, formats, quantities
+from pytest_llmperf.support.quantities import argument
+
+# What a bisection found, as lines for people and as a document for programs.
+
+# Exact changes that a page shows; the document has all.
+_MOST_EXACT = 8
+
+
+def page(spec: TrainSpec, found: Bisection, spent: Spent, further: str, screen: Screen) -> Iterator[str]:
+    """Each candidate that was launched, then the first bad one."""
+    num, steps = found.num_candidates, found.steps
+    yield f"{spec.id}: {num} candidate{'s' * (num != 1)} after {found.good.told}"
+    if steps:
+        columns = [
+            Column("candidate", [plain(step.candidate.shown) for step in steps], right=False),
+            Column("side", [step.side or "not decided" for step in steps], right=False),
+            Column("pairs", [f"{step.pairs}{' (kept)' if step.was_kept else ''}" for step in steps]),
+            Column("step time", [_shown(step.change) for step in steps]),
+            Column("exact", [plain("; ".join(step.exact[:1])) or formats.ABSENT for step in steps], right=False),
+        ]
+        yield from ("", *table(columns, screen), "")
+    yield from (plain(f"{step.candidate.shown}: {step.reason}") for step in steps if step.reason)
+    if found.yardstick is not None:
+        yield from _conclusion(found, _words(found.yardstick), further)
+    yield from (f"note: {plain(note)}" for note in found.notes)
+    launches = f"{spent.launches} launch{'es' * (spent.launches != 1)}"
+    gpus = f"; {spent.gpu_seconds / 60:.1f} GPU-minutes" if spent.gpu_seconds else ""
+    yield f"cost: {launches}, {formats.elapsed(sum(spent.phases.values()))}{gpus}"
+
+
+def _conclusion(found: Bisection, by: str, further: str) -> Iterator[str]:
+    if found.first_bad is None:
+        yield f"the first bad one is one of these {len(found.suspects)}, told apart by {by}:"
+        yield from (f"  {plain(one.told)}" for one in found.suspects)
+        return
+    yield f"first bad: {plain(found.first_bad.told)}"
+    confidence = f"at least {100 * found.confidence:.0f} % that the change is there, if it is one change"
+    if found.confidence == 1:
+        confidence = "no noise is in what was compared; of several changes, one that crosses the middle"
+    last = found.last_good or found.good
+    about = {"last good": last.told, "told apart by": by, "step time": _shown(found.change), "confidence": confidence}
+    yield from facts(about)
+    if found.diagnosis:
+        yield plain(f"points to: {found.diagnosis}")
+    if found.exact:
+        yield "different:"
+        yield from (f"  {plain(line)}" for line in found.exact[:_MOST_EXACT])
+        if len(found.exact) > _MOST_EXACT:
+            yield f"  and {len(found.exact) - _MOST_EXACT} more, which --json has"
+    yield f"look further: {further}"
+
+
+def _words(yardstick: Yardstick) -> str:
+    if yardstick.by == "counts":
+        good, bad = yardstick.ends
+        return f"{yardstick.metric.removesuffix('_per_step')} of a step, {good:g} and {bad:g}"
+    if yardstick.by == "evidence":
+        return f"what is exact: {'; '.join(sorted(yardstick.lines)[:2])}"
+    name = "step time" if yardstick.by == "speed" else "peak memory"
+    return f"{name}, {_percent(yardstick.size)} from end to end"
+
+
+def _shown(change: Change | None) -> str:
+    if change is None:
+        return formats.ABSENT
+    return f"{_percent(change.log)} ({_percent(change.low)} to {_percent(change.high)})"
+
+
+def _percent(log: float) -> str:
+    return formats.percent(math.expm1(log))
+
+
+def document(
+    spec: TrainSpec, found: Bisection, spent: Spent, further: str, machine: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same as plain values."""
+    return {
+        "case": spec.id,
+        "spec": spec.to_dict(),
+        "machine": dict(machine),
+        "good": codec.plain(found.good),
+        "bad": codec.plain(found.bad),
+        "candidates": found.num_candidates,
+        "by": found.yardstick.by if found.yardstick else None,
+        "steps": [step.to_dict() for step in found.steps],
+        "suspects": [codec.plain(one) for one in found.suspects],
+        "first_bad": codec.plain(found.first_bad) if found.first_bad else None,
+        "last_good": codec.plain(found.last_good) if found.last_good else None,
+        "change": vars(found.change) if found.change else None,
+        "confidence": found.confidence,
+        "exact": list(found.exact),
+        "diagnosis": found.diagnosis,
+        "further": further,
+        "ended": found.ended,
+        "notes": list(found.notes),
+        "launches": spent.launches,
+        "gpu_seconds": spent.gpu_seconds,
+    }
+
+
+NODEID = "llmperf bisect"
+
+_OF_GIT = ("path", "build", "first_parent", "project")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of ``llmperf bisect``."""
+    add = parser.add_argument
+    add("specs", metavar="CASE", nargs="+", help="the id of a stored case, or one spec in key=value pairs")
+    add("--good", required=True, metavar="REV", help="a revision, or version, in which it was as it should be")
+    add("--bad", required=True, metavar="REV", help="a later one, in which it is not")
+    add("--project", type=Path, metavar="DIR", help="the git project whose revisions are compared; default: this one")
+    what = "a folder of the project that goes on the Python path; default: its top, and src; may be given again"
+    add("--path", action="append", default=[], metavar="DIR", help=what)
+    add("--build", default="", metavar="COMMAND", help="what each checkout needs before it is used, e.g. make")
+    add("--first-parent", action="store_true", help="count a merge as one change, as git bisect does")
+    add("--package", metavar="NAME", help="compare versions of this package in place of revisions")
+    what = "versions to compare, e.g. 4.55.0,4.55.1; default with --package: all of pip's index between the ends"
+    add("--versions", type=_versions, default=[], metavar="LIST", help=what)
+    what = "compare what this command runs in place of revisions, e.g. 'apptainer exec torch-{version}.sif python'"
+    add("--python", metavar="COMMAND", help=what)
+    add("--by", choices=CRITERIA, help="what tells bad from good; default: the first in which the ends differ")
+    number = argument(quantities.count, "a number of pairs, 1 or more")
+    add("--max-pairs", type=number, default=8, metavar="N", help="of one comparison; default: %(default)s")
+    add_shared(parser, BISECT)
+    parser.set_defaults(answer=_answer, usage=parser.error)
+
+
+@dataclass
+class Bisect:
+    """One search."""
+
+    arguments: argparse.Namespace
+    spec: TrainSpec
+    run: Run
+    history: History
+    span: Span
+    troubles: list[str]
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Bisect:
+        """What was asked for; what cannot be had is refused before anything is launched.
+
+        Raises:
+            CaseError: no such case, or no such history.
+        """
+        specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
+        if len(specs) != 1:
+            raise CaseError(f"{len(specs)} cases are named, expected one: {', '.join(spec.id for spec in specs)}")
+        history = _history(arguments)
+        try:
+            span = history.span(arguments.good, arguments.bad)
+        except HistoryError as error:
+            raise CaseError(str(error)) from error
+        run = asked_run(arguments, BISECT, calibration=False, max_launches=arguments.max_pairs)
+        with usage_errors(arguments):
+            _ = run.machine_kind
+            if not run.site.is_here:
+                raise CaseError("in a SLURM job with srun, other interpreters cannot be launched; leave it out")
+            why = why_skip(specs[0], num_gpus=run.num_gpus, num_cores=run.machine.cores)
+            if why:
+                raise CaseError(why)
+        return cls(arguments, specs[0], run, history, span, [])
+
+    def lines(self, screen: Screen) -> Iterator[str]:
+        """What was found, at its end."""
+        terminal, findings = Terminal(), Findings()
+        caller = self.run.caller(NODEID, terminal, findings=findings)
+        order = BisectionOrder(
+            good=self.arguments.good,
+            bad=self.arguments.bad,
+            by=self.arguments.by,
+            seconds=60 * self.arguments.minutes,
+            max_pairs=self.arguments.max_pairs,
+        )
+        for note in self.span.notes:
+            terminal.say(note)
+        try:
+            bisector = Bisector(caller, self.spec, order, self.history, lambda line: terminal.say(one_line(line)))
+            yield from self._report(bisector.run(self.span), findings.spent, screen)
+        except (CaseFailedError, RunEndedError) as error:
+            self.troubles.append(str(error).splitlines()[0])
+        finally:
+            self.run.finish(0, terminal)
+
+    def _report(self, found: Bisection, spent: Spent, screen: Screen) -> Iterator[str]:
+        first_bad = found.first_bad
+        further = self.history.further(first_bad) if first_bad else ""
+        if self.arguments.json:
+            yield json.dumps(document(self.spec, found, spent, further, self.run.machine_document()), indent=1)
+        else:
+            yield from page(self.spec, found, spent, further, screen)
+        self.troubles += _troubles(found, on_cpu=self.run.on_cpu)
+        if found.ended == "interrupted":
+            raise KeyboardInterrupt  # the exit code is that of a command that was
+
+
+def _troubles(found: Bisection, *, on_cpu: bool) -> list[str]:
+    ends = f"{found.good.shown} and {found.bad.shown}"
+    if found.ended:
+        why = "interrupted" if found.ended == "interrupted" else "its --minutes are over"
+        return [f"{why}; the same command goes on where it was"]
+    if found.yardstick is None:
+        change = found.steps[0].change if found.steps else None
+        # That may leave out 0 and be nothing all the same: what else ran there slowed one of them.
+        why = ", by a CPU's clock, which shows its other work too" if on_cpu else ""
+        wide = f" (step time between {_percent(change.low)} and {_percent(change.high)}{why})" if change else ""
+        return [f"{ends} do not differ in what can be shown here{wide}: nothing to bisect"]
+    if found.first_bad is None:
+        return [f"the first bad one is among {len(found.suspects)}, of which no more can be told: see why above"]
+    return []
+
+
+def _versions(text: str) -> list[str]:
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if len(set(found)) < len(found) or not found:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected versions, each once, e.g. 4.55.0,4.56.0")
+    return found
+
+
+def _history(arguments: argparse.Namespace) -> History:
+    """What the candidates are.
+
+    Raises:
+        CaseError: options of two kinds, or no such history.
+    """
+    others = [f"--{name}" for name in ("package", "python") if getattr(arguments, name) is not None]
+    git = [f"--{name.replace('_', '-')}" for name in _OF_GIT if getattr(arguments, name)]
+    if len(others) > 1 or (others and git):
+        raise CaseError(f"{' and '.join((*others, *git))} are of different histories, expected one of them")
+    if arguments.versions and not others:
+        raise CaseError(
+            f"--versions {shlex.quote(','.join(arguments.versions))} needs --package NAME or --python COMMAND"
+        )
+    try:
+        if arguments.package is not None:
+            return PackageHistory(arguments.package, arguments.versions)
+        if arguments.python is not None:
+            return CommandHistory(arguments.python, arguments.versions)
+        project = (arguments.project or Path()).absolute()
+        if not project.is_dir():
+            raise CaseError(f"--project {project}: no such folder")
+        return GitHistory(project, arguments.path, arguments.build, arguments.first_parent)
+    except HistoryError as error:
+        raise CaseError(str(error)) from error
+
+
+def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    bisect = Bisect.of(arguments)
+    return Answer(bisect.lines(screen), bisect.troubles, for_programs=arguments.json, acts=True)

@@ -1,0 +1,137 @@
+"""``llmperf check``: its options, and the run that it makes of them."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+
+from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.arguments import add_shared
+from pytest_llmperf.cli.asked_run import asked_run, usage_errors
+from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.cli.spec_arguments import named
+from pytest_llmperf.cli.terminal import Terminal
+from pytest_llmperf.engine.caller import CaseTerms
+from pytest_llmperf.engine.conclusion import Conclusion
+from pytest_llmperf.engine.learning_checks import SEEDS
+from pytest_llmperf.engine.run import Run
+from pytest_llmperf.report.failure_message import failure_message
+from pytest_llmperf.report.summary_table import summary_lines
+from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError
+from pytest_llmperf.run.options import CHECK
+from pytest_llmperf.settings.train_spec import TrainSpec
+
+#: Who asked, in results and baselines.
+NODEID = "llmperf check"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those that pytest has too mean the same here."""
+    parser.add_argument("specs", metavar="SPEC", nargs="+", help="ids of stored cases, or one spec in key=value pairs")
+    add_shared(parser, CHECK)
+    parser.set_defaults(answer=_answer, usage=parser.error)
+
+
+@dataclass
+class Check:
+    """One run of the command."""
+
+    arguments: argparse.Namespace
+    specs: Sequence[TrainSpec]
+    run: Run
+    troubles: list[str] = field(default_factory=list)
+    exit_code: int = 0
+    """Why the run ended early, where it did."""
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Check:
+        """The run that was asked for; what cannot be had is refused before anything is launched.
+
+        Raises:
+            CaseError: no such spec.
+        """
+        specs = [one.spec for one in named(arguments.specs, arguments.perf_baselines, arguments.machine)]
+        run = asked_run(arguments, CHECK)
+        with usage_errors(arguments):
+            run.begin(specs)
+        run.num_gates = len(specs)
+        return cls(arguments, specs, run)
+
+    def lines(self, screen: Screen) -> Iterator[str]:
+        """What does not hold, each as soon as it is known; then the table, as pytest's, of what was found so far."""
+        try:
+            yield from self._checked()
+        except KeyboardInterrupt as error:
+            self.run.unfinished, self.exit_code = str(error) or "interrupted", 143 if str(error) else 130
+            yield from self._finished(screen)
+            raise
+        except BaseException as error:  # a fault, or whoever prints these lines was interrupted
+            self.run.unfinished = "interrupted" if isinstance(error, GeneratorExit) else type(error).__name__
+            self._finished(screen)
+            raise
+        yield from self._finished(screen)
+        if self.exit_code:
+            raise SystemExit(self.exit_code)
+
+    def _checked(self) -> Iterator[str]:
+        # Of specs that are named, each is meant.
+        terms = CaseTerms(loss_curve=SEEDS if self.run.settings.loss_curve else 0)
+        checks = self.run.cases(NODEID, Terminal(), terms)
+        if self.run.settings.static:
+            self.run.static_steps.ask(self.specs)
+        for spec in self.specs:
+            try:
+                yield from self._told(spec, checks.check(spec))
+            except CannotRunError as error:
+                self.troubles.append(f"skipped: {error}")
+            except CaseFailedError as error:
+                self.troubles.append(f"{spec.id}: invalid")
+                yield from str(error).splitlines()
+            except RunEndedError as error:
+                self.troubles.append(str(error))
+                self.run.unfinished, self.exit_code = str(error), error.exit_code
+                return
+
+    def _finished(self, screen: Screen) -> list[str]:
+        run = self.run
+        finished = run.finish(self.exit_code or int(bool(self.troubles)), Terminal())
+        self.troubles += [line for trouble in finished.troubles for line in trouble.lines] if finished else []
+        common = finished.whole_run.line if finished else ""
+        table = summary_lines(run.findings.results, screen.width, color=False, spent=run.findings.spent)
+        return [*filter(None, [common]), "", *table, *run.told]
+
+    def _told(self, spec: TrainSpec, conclusion: Conclusion) -> Iterator[str]:
+        if not conclusion.fails:
+            if conclusion.refused:
+                self.troubles.append(f"{spec.id}: {conclusion.refused}")
+            return
+        self.troubles.append(f"{spec.id}: {conclusion.result.verdict}")
+        again = self._command(spec)
+        accept = f"{again} --update-baselines" + ("=new" if conclusion.result.verdict == "new" else "")
+        needs_reason = conclusion.result.verdict in ("regressed", "changed") or conclusion.result.changed
+        accept += ' --perf-reason "why"' if needs_reason else ""
+        offered = accept if conclusion.is_acceptable else ""
+        message = failure_message(conclusion.result, again, offered, conclusion.held_against)
+        yield from "\n".join(filter(None, [message, conclusion.refused])).splitlines()
+
+    def _command(self, spec: TrainSpec) -> str:
+        settings = self.run.settings
+        where = ["--static"] if settings.static else ["--gpus", str(self.run.num_gpus)]
+        where += ["--perf-parity"] if settings.parity else []
+        where += ["--perf-loss-curve"] if settings.loss_curve else []
+        words = ["llmperf", "check", *_words(spec), *where]
+        return shlex.join([*words, "--perf-baselines", str(self.arguments.perf_baselines)])
+
+
+def _words(spec: TrainSpec) -> Sequence[str]:
+    """What names ``spec`` on a command line: only what is not as it is anyway."""
+    usual = {field.name: field.default for field in fields(TrainSpec)}
+    values = {name: value for name, value in spec.to_dict().items() if name == "model" or value != usual.get(name)}
+    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
+
+
+def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    check = Check.of(arguments)
+    return Answer(check.lines(screen), check.troubles, acts=True)

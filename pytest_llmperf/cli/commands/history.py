@@ -1,0 +1,357 @@
+"""``llmperf history``: what a case took, run by run, and where that changed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
+from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pytest_llmperf.cli.answer import Answer, CaseError
+from pytest_llmperf.cli.arguments import add_shared
+from pytest_llmperf.cli.screen import Screen, plain, table
+from pytest_llmperf.engine.history.history import History, of_project
+from pytest_llmperf.engine.history.machine_noise import scattering
+from pytest_llmperf.judge.case_histories import CaseHistory, Segment, histories
+from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.text import ASCII
+from pytest_llmperf.run.reading import usual_history
+from pytest_llmperf.run.revision import project_of
+from pytest_llmperf.support import formats, quantities
+from pytest_llmperf.support.suggestions import nearest
+
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+# Fewer digits of a digest are as likely a word.
+_DIGEST = re.compile(r"[0-9a-f]{6,16}")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of ``llmperf history``."""
+    add = parser.add_argument
+    add("case", metavar="CASE", nargs="?", help="an id, a part of one, a pattern such as '*liger*', or a digest")
+    what = "stores, --perf-json files, or folders of them; default: the store to which runs add"
+    add("--from", dest="sources", metavar="PATH", type=Path, nargs="+", help=what)
+    add("--since", metavar="DAY", type=_since, help="only runs since that UTC day, or of the last 30d")
+    add_shared(parser, "history")
+    parser.set_defaults(answer=_answer, usage=parser.error)
+
+
+def _since(text: str) -> str:
+    if _DAY.fullmatch(text):
+        try:
+            return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=timezone.utc).date().isoformat()
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r}: no such day, expected e.g. 2026-10-31") from None
+    hours = quantities.duration_hours(text)
+    if hours is None or hours > 24 * 36500:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a day, e.g. 2026-10-31, or how long ago, e.g. 30d")
+    return (datetime.now(timezone.utc) - timedelta(hours=hours)).isoformat()
+
+
+def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    sources = arguments.sources or [usual_history()]
+    found = History.read(sources)
+    if found.troubles and not found.results and any(source.exists() for source in sources):
+        # Why nothing could be read, and not that there is nothing.
+        raise CaseError("\n".join(found.troubles))
+    results = _of_one_project(_chosen(found.results, arguments, sources), named=bool(arguments.sources))
+    named = _named(results, arguments.case) if arguments.case else results
+    # The cases of a run tell of its GPUs, also where one of them alone was asked for.
+    asked = {(result.machine, result.digest) for result in named}
+    machines = {result.machine for result in named}
+    beside = [result for result in results if result.machine in machines]
+    known = scattering(machines, arguments.perf_baselines)
+    several = histories(beside, known, asked)
+    if arguments.json:
+        lines = json.dumps(history_document(several), indent=1, allow_nan=False).splitlines()
+        return Answer(lines, found.troubles, for_programs=True)
+    if arguments.case and len({one.id for one in several}) == 1:
+        pages = [case_page(one, screen) for one in several]
+        return Answer([line for page in pages for line in ("", *page)][1:], found.troubles)
+    return Answer(list_page(several, screen), found.troubles)
+
+
+def _of_one_project(results: Sequence[PastResult], *, named: bool) -> Sequence[PastResult]:
+    """From the store of all projects those of this folder's; everything from what was ``named``."""
+    known = {result.project for result in results} - {""}
+    here = [project_of(Path.cwd()), *map(str, Path.cwd().parents)]
+    if named and len(known) != 1:
+        return results
+    return of_project(results, next(iter(known)) if named else next((one for one in here if one in known), here[0]))
+
+
+def _chosen(
+    results: Sequence[PastResult], arguments: argparse.Namespace, sources: Sequence[Path]
+) -> Sequence[PastResult]:
+    """Those of the machine kind and the time that were asked for.
+
+    Raises:
+        CaseError: there are none.
+    """
+    where = ", ".join(map(str, sources))
+    if not results:
+        raise CaseError(
+            f"{where}: no history here, expected results of runs; each run adds its own to --perf-history (on by "
+            "default), and --from reads --perf-json files"
+        )
+    machines = sorted({result.machine for result in results})
+    if arguments.machine and arguments.machine not in machines:
+        known = ", ".join(machines)
+        raise CaseError(f"{arguments.machine}: {where} has no runs on this machine kind, expected one of {known}")
+    found = [result for result in results if arguments.machine in (None, result.machine)]
+    since = [result for result in found if arguments.since is None or result.began >= arguments.since]
+    if not since:
+        raise CaseError(f"--since {arguments.since[:10]}: no run since then, the newest began {found[-1].began[:10]}")
+    return since
+
+
+def _named(results: Sequence[PastResult], case: str) -> Sequence[PastResult]:
+    """Those that ``case`` names: the very id, else a digest, a pattern, a part of ids.
+
+    Raises:
+        CaseError: none.
+    """
+    ids = {result.id for result in results}
+    if case in ids:
+        return [result for result in results if result.id == case]
+    if _DIGEST.fullmatch(case) and (found := [one for one in results if one.digest.startswith(case)]):
+        return found
+    patterns = (case, f"*{case}*")
+    matching = next(filter(None, ({each for each in ids if fnmatchcase(each, one)} for one in patterns)), set[str]())
+    if not matching:
+        raise CaseError(
+            f"{case}: no such case in this history, expected an id, a part of one, a pattern or a digest; the nearest "
+            f"id is {nearest(case, ids, at_least=0.0)!r}; llmperf history lists them all"
+        )
+    return [result for result in results if result.id in matching]
+
+
+# The page of one case: its figures over runs as a chart, and its levels as a table.
+
+_HEIGHT = 9
+_MOST_COLUMNS, _LEAST_COLUMNS = 100, 20
+_LABEL = 9
+# A narrower axis would make mountains of a tenth of a per cent.
+_LEAST_SPAN = 0.01
+# Of a step that is no change point.
+_WITH_HOST = "the host changed with it: cannot be told apart"
+
+
+def case_page(history: CaseHistory, screen: Screen) -> list[str]:
+    """What is known of it."""
+    results = history.results
+    hosts, runs = {launch.host for result in results for launch in result.launches}, len(results)
+    lines = [
+        f"{plain(history.id)} on {plain(history.machine)}: {runs} run{'s' * (runs != 1)}, {results[0].began[:10]} to "
+        f"{results[-1].began[:10]}, on {len(hosts)} host{'s' * (len(hosts) != 1)}; digest {plain(history.digest)}"
+        + (f"; project {plain(history.project)}" if history.project else "")
+    ]
+    if not history.segments:
+        return [*lines, "every run of it was invalid: nothing to draw"]
+    lines += ["", *_chart(history, screen), "", *_levels(history.segments, screen)]
+    for number, segment in enumerate(history.segments[1:], 1):
+        different = segment.different or ("nothing else that is recorded changed with it",)
+        lines += ["", f"change {number}, {segment.results[0].began[:10]}: {_change(segment)}"]
+        lines += [f"  {plain(line)}" for line in different]
+    for step in history.steps:
+        lines += ["", f"{step.began[:10]}: {formats.percent(step.rate)}, {_WITH_HOST}"]
+        lines += [f"  {plain(line)}" for line in step.different]
+    if history.is_short:
+        lines += ["", "too few runs for a change point: it takes two before and two after it"]
+    return lines
+
+
+def _change(segment: Segment) -> str:
+    change = segment.change
+    if change is None:
+        return "a step does not do what it did"
+    told = f"{formats.percent(change.rate)} ({formats.percent(change.low)} to {formats.percent(change.high)})"
+    if change.shared is None:
+        return told
+    return f"{told}, {formats.percent(change.shared)} of all cases that ran with it: look at what they share"
+
+
+def _levels(segments: Sequence[Segment], screen: Screen) -> list[str]:
+    def rates(one: Segment, *seconds: float) -> str:
+        return " to ".join(formats.tokens_per_second(one.rate(each)) for each in seconds)
+
+    newest = [one.results[-1] for one in segments]
+    columns = [
+        Column("from", [one.results[0].began[:10] for one in segments], right=False),
+        Column("to", [one.began[:10] for one in newest], right=False),
+        Column("runs", [str(len(one.results)) for one in segments]),
+        Column("tokens/s/GPU", [rates(one, one.step_seconds) for one in segments]),
+        # The longest step is the lowest rate.
+        Column("95 of 100 in", [rates(one, one.high, one.low) for one in segments], right=False),
+        Column("step", [formats.seconds(one.step_seconds) for one in segments]),
+        Column("change", [formats.percent(one.change.rate if one.change else None) for one in segments]),
+        Column("peak memory", [formats.memory(one.peak_reserved_bytes) for one in newest]),
+        Column("torch", [plain(one.versions.get("torch", formats.ABSENT)) for one in newest], right=False),
+        Column("revision", [plain(one.revision or formats.ABSENT) for one in newest], right=False),
+    ]
+    return table(columns, screen)
+
+
+def _chart(history: CaseHistory, screen: Screen) -> list[str]:
+    """Lines of the terminal's width; where there are more runs than columns, each has several."""
+    width = min(_MOST_COLUMNS, max(_LEAST_COLUMNS, (screen.width or _MOST_COLUMNS) - _LABEL - 3))
+    columns = _chart_columns(history, width)
+    values = [value for rate, level, _ in columns for value in (rate, level) if value]
+    if not values:
+        return []
+    low, high = min(values), max(values)
+    slack = max(0.0, _LEAST_SPAN * high - (high - low)) / 2
+    low, high = low - slack, high + slack
+    point, line, edge, axis = ("*", "-", "|", "|") if screen.glyphs is ASCII else ("●", "─", "┊", "│")
+    rows = [[edge if begins else " " for _, _, begins in columns] for _ in range(_HEIGHT)]
+    for number, (rate, level, _) in enumerate(columns):
+        for value, mark in ((level, line), (rate, point)):
+            if value:
+                share = 0.5 if high == low else (high - value) / (high - low)
+                rows[min(_HEIGHT - 1, max(0, round(share * (_HEIGHT - 1))))][number] = mark
+    labels = {0: high, _HEIGHT // 2: (low + high) / 2, _HEIGHT - 1: low}
+    shown = {number: formats.tokens_per_second(value) for number, value in labels.items()}
+    first, last = history.results[0].began[:10], history.results[-1].began[:10]
+    below = " " * (_LABEL + 2)
+    marks = "".join(str(begins % 10) if begins else " " for _, _, begins in columns)
+    is_wide = len(columns) > 2 * len(first)
+    dates = f"{first}{last:>{len(columns) - len(first)}}" if is_wide else f"{first} to {last}"
+    return [
+        f"{'tokens/s/GPU' if history.results[-1].tokens_per_step else 'steps/s'}",
+        *(f"{shown.get(number, ''):>{_LABEL}} {axis}{''.join(row)}".rstrip() for number, row in enumerate(rows)),
+        *([f"{below}{marks}".rstrip()] if marks.strip() else []),
+        f"{below}{dates}",
+    ]
+
+
+def _chart_columns(history: CaseHistory, width: int) -> list[tuple[float | None, float, int]]:
+    """From left to right, each of one level: the middle rate of its valid runs, the level, and its number if it begins.
+
+    A number of 0: no change begins there.
+    """
+    results = history.results
+    levels = {id(result): number for number, segment in enumerate(history.segments) for result in segment.results}
+    each = math.ceil(len(results) / width)
+    # An invalid run belongs to the level around it.
+    numbers, number = list[int](), 0
+    for result in results:
+        number = levels.get(id(result), number)
+        numbers.append(number)
+    found = []
+    for level, segment in enumerate(history.segments):
+        own = [result for result, number in zip(results, numbers, strict=True) if number == level]
+        for start in range(0, len(own), each):
+            counted = [result for result in own[start : start + each] if id(result) in levels]
+            rates = [result.tokens_per_second_per_gpu or 1 / result.step_seconds for result in counted]
+            rate = segment.rate(segment.step_seconds) or 1 / segment.step_seconds
+            found.append((median(rates) if rates else None, rate, level if start == 0 else 0))
+    return found
+
+
+# The page of all cases: their last figure and their latest change point, worst first.
+
+# Of a machine kind; those with a change point are all shown.
+_MOST_CASES = 500
+
+
+def list_page(histories: Sequence[CaseHistory], screen: Screen) -> list[str]:
+    """A table for each machine kind."""
+    lines = list[str]()
+    for machine in dict.fromkeys(one.machine for one in histories):
+        group = sorted((one for one in histories if one.machine == machine), key=_urgency)
+        changed = sum(one.latest_change is not None for one in group)
+        told = f"{len(group)} case{'s' * (len(group) != 1)}, {changed or 'none'} of them with a change point"
+        # What has to be looked at is among the first ones, and no terminal shows thousands at once.
+        shown = group[: max(_MOST_CASES, changed)]
+        latest, has_projects = [_latest(one) for one in shown], any(one.project for one in shown)
+        newest = [one.results[-1] for one in shown]
+        columns = [
+            Column("case", [plain(one.id) for one in shown], right=False),
+            *([Column("project", [plain(one.project) for one in shown], right=False)] if has_projects else []),
+            Column("runs", [str(len(one.results)) for one in shown]),
+            Column("last run", [one.began[:10] for one in newest], right=False),
+            Column("tokens/s/GPU", [formats.tokens_per_second(one.tokens_per_second_per_gpu) for one in newest]),
+            Column("verdict", [plain(one.verdict) for one in newest], right=False, colored=True),
+            Column("latest change", [rate for rate, _, _ in latest]),
+            Column("since", [since for _, since, _ in latest], right=False),
+            Column("what else changed", [other for _, _, other in latest], right=False),
+        ]
+        lines += [*([""] if lines else []), f"{plain(machine)}: {told}", *table(columns, screen)]
+        if len(group) > len(shown):
+            lines.append(f"{len(group) - len(shown)} more without a change point: name a part of an id, or add --json")
+    return lines
+
+
+def _urgency(one: CaseHistory) -> tuple[bool, bool, float, str]:
+    latest = one.latest_change
+    return latest is None, not one.steps, latest.change.rate if latest and latest.change else 0.0, one.id
+
+
+def _latest(one: CaseHistory) -> tuple[str, str, str]:
+    """The rate of its latest change, since when, and what else changed."""
+    latest = one.latest_change
+    if one.steps and (latest is None or one.steps[-1].began > latest.results[0].began):
+        return formats.percent(one.steps[-1].rate), one.steps[-1].began[:10], _WITH_HOST
+    if latest is None:
+        return formats.ABSENT, formats.ABSENT, formats.ABSENT
+    different, more = "nothing that is recorded", len(latest.different) - 1
+    if latest.different:
+        different = plain(latest.different[0]) + (f" (+{more})" if more else "")
+    return formats.percent(latest.change.rate if latest.change else None), latest.results[0].began[:10], different
+
+
+# The same for programs.
+
+
+def history_document(histories: Sequence[CaseHistory]) -> dict[str, Any]:
+    """Plain data; ``rate`` is tokens/s per GPU, and null where tokens were not told."""
+    return {"schema": 1, "cases": [_case(one) for one in histories]}
+
+
+def _case(history: CaseHistory) -> dict[str, Any]:
+    return {
+        "id": history.id,
+        "digest": history.digest,
+        "machine": history.machine,
+        "runs": [_run(result) for result in history.results],
+        "segments": [_segment(segment) for segment in history.segments],
+        "with_another_host": [
+            {"at": one.began, "rate": one.rate, "different": list(one.different)} for one in history.steps
+        ],
+    }
+
+
+def _run(result: PastResult) -> dict[str, Any]:
+    return {
+        "began": result.began,
+        "verdict": result.verdict,
+        "step_seconds": result.step_seconds,
+        "rate": result.tokens_per_second_per_gpu,
+        "peak_reserved_bytes": result.peak_reserved_bytes,
+        "hosts": sorted({launch.host for launch in result.launches}),
+        "revision": result.revision,
+        "versions": dict(result.versions),
+        "counts": dict(result.counts),
+        "calibrations": {device: dict(made) for device, made in result.calibrations.items()},
+    }
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    return {
+        "from": segment.results[0].began,
+        "to": segment.results[-1].began,
+        "runs": len(segment.results),
+        "step_seconds": segment.step_seconds,
+        "step_seconds_interval": [segment.low, segment.high],
+        "rate": segment.rate(segment.step_seconds),
+        "change": asdict(segment.change) if segment.change else None,
+        "different": list(segment.different),
+    }

@@ -1,0 +1,323 @@
+"""``llmperf submit``: the jobs of a night given to sbatch, or run here; the one that merges their results the last."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest_llmperf
+from pytest_llmperf.cli.answer import Answer, ClusterError
+from pytest_llmperf.cli.night import night_log, readiness
+from pytest_llmperf.cli.night.cluster_file import ClusterFile
+from pytest_llmperf.cli.night.night_log import Notice
+from pytest_llmperf.cli.night.readiness import ask
+from pytest_llmperf.cli.night.sbatch import (
+    Job,
+    RefusedError,
+    check_budget,
+    check_taken,
+    cost,
+    filled,
+    filled_merge,
+    jobs,
+    merge_arguments,
+    merge_options,
+    refused,
+    run_here,
+    sbatch,
+    shares,
+)
+from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.suggestions import hint
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of ``llmperf submit``."""
+    add = parser.add_argument
+    add("cluster", metavar="CLUSTER.ini", type=Path, nargs="?", help="what differs between sites")
+    add("--dry-run", action="store_true", help="only show what would be submitted and what it may cost")
+    text = "stay until it is merged; exit code 1 unless it is green"
+    add("--wait", action="store_true", help=text)
+    text = "a nightly script of your own, with the same placeholders; default: the one that comes with this package"
+    add("--script", metavar="FILE", type=Path, help=text)
+    text = "print this cluster file, to start from; without a name: what there is"
+    add("--example", metavar="NAME", nargs="?", const="", help=text)
+    parser.set_defaults(answer=_answer, usage=parser.error)
+
+
+def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
+    usage: Callable[[str], NoReturn] = arguments.usage
+    if arguments.example is not None:
+        if arguments.cluster or arguments.script or arguments.dry_run or arguments.wait:
+            usage("--example submits nothing; expected it alone")
+        return Answer(_example(arguments.example) if arguments.example else _listed(), for_programs=True)
+    if arguments.cluster is None:
+        usage("expected CLUSTER.ini, or --example to start one")
+    script = arguments.script or folder() / "nightly.sbatch"
+    if arguments.wait and arguments.dry_run:
+        usage("--dry-run submits nothing to --wait for; expected one of them")
+    lines, troubles = submitted(arguments.cluster, script, dry_run=arguments.dry_run, wait=arguments.wait)
+    return Answer(lines, troubles, acts=True)
+
+
+# The scripts of a night and the cluster files to start from; one source, which people read in slurm/.
+
+
+def folder() -> Path:
+    """Where they are: inside of an installed package, beside that of a checkout.
+
+    Raises:
+        ClusterError: in neither place.
+    """
+    package = Path(pytest_llmperf.__file__).parent
+    places = [place / "slurm" for place in (package, package.parent)]
+    for place in places:
+        if (place / "nightly.sbatch").is_file():
+            return place
+    where = " or ".join(map(str, places))
+    raise ClusterError(f"no nightly.sbatch in {where}; install pytest-llmperf anew, or name the script with --script")
+
+
+def _examples() -> dict[str, list[str]]:
+    """The lines of each, by its name."""
+    return {
+        path.stem: path.read_text(encoding="utf-8").splitlines() for path in sorted(folder().glob("clusters/*.ini"))
+    }
+
+
+def _listed() -> Iterator[str]:
+    """A line for each example: its name, and what its first line says of it."""
+    examples = _examples()
+    width = max(map(len, examples), default=0)
+    for name, lines in examples.items():
+        yield f"{name:{width}}  {lines[0].removeprefix('; ')}"
+    yield ""
+    yield "llmperf submit --example NAME > my-cluster.ini writes one to start from"
+
+
+def _example(name: str) -> list[str]:
+    examples = _examples()
+    lines = examples.get(name.removesuffix(".ini"))
+    if lines is None:
+        raise ClusterError(f"no example {name!r}{hint(name, examples)}; known: {', '.join(examples)}")
+    return lines
+
+
+# Of a script of one's own: without it a night would leave out tests, or know no bound, and say nothing.
+_NEEDED = {"--perf-width": "by which pytest runs the tests of a width", "@budget@": "which budget_gpu_hours needs"}
+
+
+@dataclass(frozen=True)
+class _Submission:
+    """One night, before and while it is submitted."""
+
+    cluster: ClusterFile
+    results: Path
+    planned: Sequence[Job] = ()
+    scripts: Mapping[Path, str] = field(default_factory=dict)
+    """By where they will lie; the one that merges is the last."""
+
+    def notice(self, night: str = "") -> Notice:
+        file, cluster = self.cluster.nights_file, self.cluster
+        return Notice(
+            night or self.results.name,
+            name=cluster.text("cluster", "name"),
+            mail=cluster.text("suite", "mail"),
+            nights=file if file.parent.is_dir() else None,
+        )
+
+    def alarm(self, line: str, error: ClusterError) -> ClusterError:
+        """``error``, once a night without results is noted, and mailed unless somebody watches this command."""
+        is_watched = sys.stderr is not None and sys.stderr.isatty()
+        return ClusterError("; ".join([str(error), *self.notice().alarm(line, mailed=not is_watched)]))
+
+    def noted(self, line: str) -> Iterator[str]:
+        """A line about this night in the file of all: one that is never merged is seen there too."""
+        for trouble in Notice(self.results.name, nights=self.cluster.nights_file).note(line):
+            yield f"warning: {trouble}"
+
+    @property
+    def names_clusters(self) -> bool:
+        return any(word.startswith(("-M", "--clusters")) for word in self.cluster.words("sbatch", "options"))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another cluster has the jobs: this one's queue knows nothing of them."""
+        return "SLURM_CLUSTERS" in os.environ or self.names_clusters
+
+    def submitted_as(self, ids: Sequence[str]) -> str:
+        return f"submitted {'elsewhere ' if self.is_elsewhere else ''}as {' '.join(ids)}"
+
+    def left(self, ids: Sequence[str]) -> str:
+        """What to do about jobs that no other will merge."""
+        if not ids:
+            return ""
+        merge = [self.cluster.text("suite", "python"), "-m", "pytest_llmperf.cli", "merge"]
+        merge += merge_arguments(self.cluster, self.results, self.planned)
+        return (
+            f"; submitted all the same, with no job that merges: {' '.join(ids)}; "
+            f"end them with: scancel {' '.join(ids)}, or once they have ended, merge their results with: "
+            f"cd {shlex.quote(str(self.cluster.checkout))} && {shlex.join(merge)}"
+        )
+
+
+def submitted(path: Path, template: Path, *, dry_run: bool, wait: bool = False) -> tuple[Iterator[str], list[str]]:
+    """Submit what the cluster file at ``path`` says: lines, each once it is done, and what goes wrong meanwhile.
+
+    Raises:
+        ClusterError: a file or the budget says no; nothing was submitted.
+    """
+    cluster = ClusterFile.read(path)
+    # A new folder for each submission: two of one second do not meet in it.
+    night = _Submission(cluster, cluster.results / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    warned, troubles = _earlier(night, reports=not dry_run), list[str]()
+    if wait and night.names_clusters:
+        raise cluster.wrong("sbatch", "options", "no --clusters beside --wait, which asks this cluster's queue alone")
+    try:
+        planned = jobs(cluster)
+        night = replace(night, planned=planned, scripts=_scripts(cluster, template, night.results, planned))
+        warned += readiness.warnings(cluster)
+        asked = ask(cluster) if dry_run or cluster.says("suite", "check_python") else None
+        if asked is not None and not dry_run:  # which lists them, and goes on
+            readiness.check(cluster, asked)
+            warned += readiness.doubts(cluster, asked)
+    except ClusterError as error:
+        raise error if dry_run else night.alarm(f"not submitted: {error}", error) from None
+
+    def lines() -> Iterator[str]:
+        yield from (f"warning: {line}" for line in warned)
+        yield from (job.title for job in planned)
+        yield f"{cost(cluster, planned)}; what cases cost is told by pytest --perf-dry-run"
+        try:
+            if asked is not None and dry_run:
+                yield from readiness.listing(cluster, asked)
+                yield from ("", *next(iter(night.scripts.values())).splitlines())
+            else:
+                yield from _steps(night, wait=wait)
+        except ClusterError as error:
+            troubles.append(str(error))
+
+    return lines(), troubles
+
+
+def _earlier(night: _Submission, *, reports: bool) -> list[str]:
+    """A line for each night that was submitted and never merged; those that need help are noted and mailed, once."""
+    try:
+        standings = night_log.standings(night.cluster.nights_file)
+    except OSError:
+        return []
+    lines = []
+    for standing in standings:
+        earlier, unreported = standing.night, list[str]()
+        if reports and standing.warning and standing.warning not in earlier.warned:
+            unreported = night.notice(earlier.name).alarm(standing.words)
+        lines.append("; ".join([f"earlier night {earlier.name}: {standing.words}", *unreported]))
+    return lines
+
+
+def _scripts(cluster: ClusterFile, template: Path, results: Path, planned: Sequence[Job]) -> dict[Path, str]:
+    check_budget(cluster, planned)
+    try:
+        text = template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterError(f"{template}: not read ({error}); name the nightly script with --script") from None
+    if not any(line.startswith("#SBATCH") for line in text.splitlines()):
+        raise ClusterError(f"{template}: no line begins with #SBATCH; expected a script like {folder()}/nightly.sbatch")
+    for word, what in _NEEDED.items():
+        if word not in text and (word != "@budget@" or cluster.budget is not None):
+            raise ClusterError(f"{template}: no {word} in it, {what}; begin with a copy of slurm/nightly.sbatch")
+    found = {
+        results / f"nightly-{max(job.widths)}.sbatch": filled(text, cluster, job, results, share)
+        for job, share in zip(planned, shares(cluster, planned), strict=True)
+    }
+    merging = (folder() / "merge.sbatch").read_text("utf-8")
+    arguments = merge_arguments(cluster, results, planned)
+    return {**found, results / "merge.sbatch": filled_merge(merging, cluster, results, arguments)}
+
+
+def _steps(night: _Submission, *, wait: bool) -> Iterator[str]:
+    cluster, results = night.cluster, night.results
+    *paths, merging = night.scripts
+    try:
+        where = results
+        try:
+            results.mkdir(parents=True)
+            for where, text in night.scripts.items():
+                write_text(where, text)
+        except OSError as error:
+            why = f"a folder that can be written; {where}: not written ({error.strerror or error})"
+            raise cluster.wrong("suite", "results", why) from None
+        if not cluster.is_local:
+            _test(night, paths, merging)
+    except ClusterError as error:
+        shutil.rmtree(results, ignore_errors=True)  # this submission's own, and nothing of it is submitted
+        raise night.alarm(f"not submitted: {error}", error) from None
+    if cluster.is_local:
+        yield f"results: {results}"
+        yield from night.noted("started on this machine")
+        code = run_here(paths[0])
+        code = run_here(merging) or code
+        if code:
+            raise ClusterError(f"{results}: the night is not green (exit code {code})")
+        return
+    ids = list[str]()
+    yield from _submit(night, paths, merging, ids)
+    if not night.is_elsewhere:
+        yield from _first_look(night, ids[:-1])
+    yield f"results: {results}"
+    if wait:
+        yield from readiness.waited(night.notice(), ids[:-1], ids[-1])
+
+
+def _test(night: _Submission, paths: Sequence[Path], merging: Path) -> None:
+    """Ask sbatch about every job before the first is submitted: without the last one a night goes unreported."""
+    cluster = night.cluster
+    options, own = merge_options(cluster, []), cluster.words("sbatch", "merge_options")
+    without = [*options[: len(options) - len(own)], str(merging)] if own else []
+    check_taken(cluster, [*options, str(merging)], key="merge_options", without=without)
+    for job, path in zip(night.planned, paths, strict=True):
+        check_taken(cluster.at(job.widths[0]), [str(path)])
+
+
+def _submit(night: _Submission, paths: Sequence[Path], merging: Path, ids: list[str]) -> Iterator[str]:
+    """Submit all, the one that merges the last: their numbers go to ``ids``."""
+    try:
+        for path in paths:
+            ids.append(sbatch([str(path)]))
+            yield f"submitted {ids[-1]}: {path}"
+        last = sbatch([*merge_options(night.cluster, ids), str(merging)])
+        yield f"submitted {last}: merges their results"
+        yield from night.noted(f"{night.submitted_as(ids)}, to be merged by {last}")
+        ids.append(last)
+    except ClusterError as error:
+        is_refused = isinstance(error, RefusedError)
+        why = refused(night.cluster, str(error)) if is_refused else error
+        how = f"{night.submitted_as(ids)}, with no job that merges: {why}" if ids else f"not submitted: {why}"
+        if not ids and is_refused:
+            shutil.rmtree(night.results, ignore_errors=True)  # this submission's own, and no job knows of it
+        raise night.alarm(how, ClusterError(f"{why}{night.left(ids)}")) from None
+    except KeyboardInterrupt:
+        if ids:
+            yield from night.noted(f"{night.submitted_as(ids)}, with no job that merges: interrupted")
+        yield f"interrupted; sbatch may have taken one more job, see squeue{night.left(ids)}"
+        raise
+
+
+def _first_look(night: _Submission, ids: Sequence[str]) -> Iterator[str]:
+    """What SLURM says of the jobs; one that waits for what does not come by itself is noted and mailed."""
+    found = night_log.first_look(ids)
+    for job, state in found.items():
+        yield f"squeue: {job} {state}"
+    stuck = [f"{job} {state}" for job, state in found.items() if state.is_stuck]
+    if stuck:
+        line = f"{night_log.STUCK}{', '.join(stuck)}; it may never start"
+        yield f"warning: {night.alarm(line, ClusterError(line))}"

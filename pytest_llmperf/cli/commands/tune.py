@@ -1,0 +1,209 @@
+"""``llmperf tune``: the fastest configuration of a model that fits, searched and shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.cli.answer import Answer, CaseError
+from pytest_llmperf.cli.arguments import add_shared
+from pytest_llmperf.cli.asked_run import asked_run, usage_errors
+from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.cli.spec_arguments import settings as named_settings
+from pytest_llmperf.cli.terminal import Terminal
+from pytest_llmperf.cli.test_file import TestFile
+from pytest_llmperf.cli.tune_pages import Watcher, document, page
+from pytest_llmperf.engine.run import Run
+from pytest_llmperf.engine.tuning.trials import Tuning, TuningOrder
+from pytest_llmperf.engine.tuning.tuner import Tuner
+from pytest_llmperf.judge.store import BaselineStore
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES
+from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
+from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.options import TUNE
+from pytest_llmperf.settings.space import Space, default_axes, read_axes
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import formats, quantities
+
+NODEID = "llmperf tune"
+
+# What a search begins with by default.
+_MICRO_BATCH_SIZE, _CPU_LENGTH = 8, 64
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of ``llmperf tune``."""
+    add = parser.add_argument
+    whole = quantities.argument(quantities.count, "a whole number above 0")
+    add("model", metavar="MODEL", help="a model's name or path, as a TrainSpec has it")
+    what = "what else is fixed, as a TrainSpec has it, e.g. micro_batch_size=8 model_precision=fp32"
+    add("fixed", metavar="FIELD=VALUE", nargs="*", help=what)
+    add_shared(parser, TUNE)
+    add("--sequence-length", type=whole, metavar="N", help="tokens of a sequence; default: 1024, on a CPU 64")
+    add("--global-batch", type=whole, metavar="N", help="sequences of a step on all GPUs, reached by accumulation")
+    add("--objective", choices=tuple(OBJECTIVES), default="throughput", help="default: %(default)s")
+    what = "also what trains otherwise: fp8, a precision (bf16-pure) or an optimizer; may be given again"
+    add("--allow", action="append", default=[], metavar="WORD", help=what)
+    add("--space", type=Path, metavar="FILE.toml", help="a space of one's own, in place of the usual one")
+    add("--write", type=Path, metavar="FILE.py", help="a test that holds the winner, which is recorded as a baseline")
+    parser.set_defaults(answer=_answer, usage=parser.error, later_words="fixed")
+
+
+@dataclass
+class Tune:
+    """One search."""
+
+    arguments: argparse.Namespace
+    run: Run
+    order: TuningOrder
+    test_file: TestFile | None
+    troubles: list[str]
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Tune:
+        """What was asked for; what cannot be had is refused before anything is launched.
+
+        Raises:
+            CaseError: no such model, setting or space, or a file that is not ours to write.
+        """
+        run = asked_run(arguments, TUNE, update="new" if arguments.write else None)
+        try:
+            _refuse_unmeasured(arguments, run)
+            space = _space(arguments, run)
+            test_file = TestFile.at(arguments.write) if arguments.write else None
+            if test_file is not None:
+                BaselineStore(run.settings.baselines).check_writable(run.machine_kind, space.base)
+            with usage_errors(arguments):
+                run.begin([space.base])
+        except ValueError as error:  # SpecError is one
+            raise CaseError(str(error)) from error
+        order = TuningOrder(space=space, objective=OBJECTIVES[arguments.objective], seconds=60 * arguments.minutes)
+        return cls(arguments, run, order, test_file, [])
+
+    def lines(self, screen: Screen) -> Iterator[str]:
+        """What was found, at its end."""
+        try:
+            watcher = Watcher(self.order)
+            nodeid = self.test_file.nodeid if self.test_file else NODEID
+            # What trials find is none of the run's: a search has no results to judge or to write.
+            caller = self.run.caller(nodeid, watcher, findings=Findings())
+            tuning = Tuner(caller, self.order, watcher.standing).run()
+            yield from self._report(tuning, screen)
+        except (CaseFailedError, RunEndedError, UsageError) as error:
+            self.troubles.append(str(error))
+        finally:
+            self.run.finish(0, Terminal())
+
+    def _report(self, tuning: Tuning, screen: Screen) -> Iterator[str]:
+        if self.arguments.json:
+            yield json.dumps(document(self.order, tuning, self.run.machine_document()), indent=1)
+        else:
+            yield from page(self.order, tuning, screen)
+            if self.run.on_cpu and tuning.winner is not None:
+                yield "note: a CPU's times are noise, and what is close may be in another order tomorrow"
+        if tuning.winner is None:
+            self.troubles.append(self._why_none(tuning))
+        elif self.test_file is not None:
+            yield from self._written(tuning, tuning.winner, self.test_file)
+        if tuning.ended == "interrupted":
+            goes_on = "" if tuning.unkept else "; the same command goes on from what was tried"
+            self.troubles.append(f"interrupted{goes_on}")
+            raise KeyboardInterrupt  # the exit code is that of a command that was
+
+    def _why_none(self, tuning: Tuning) -> str:
+        objective, trained = self.order.objective, [one.trial for one in tuning.tried if one.trial.is_measured]
+        if tuning.least is None:
+            why = "the fastest are not sound, see the notes above" if trained else "see above what became of each"
+            if trained and not any(objective.log_of(trial) is not None for trial in trained):
+                why = f"of {len(trained)} that trained none told of its {objective.name}"
+            return f"no configuration was found: {tuning.ended or why}"
+        spec, needed = tuning.least
+        limit = tuning.limit_bytes or self.run.memory_bytes
+        has = formats.memory(limit) if limit else "what this host has"
+        if not needed:
+            return f"nothing fits: {spec.id} asks for the least, and ran out of {has}"
+        holder = "a rank on this host" if self.run.on_cpu else "a GPU"
+        least = f"{spec.id} with {formats.memory(needed)} predicted"
+        return f"nothing fits: the least is {least}, and {holder} may hold {has}"
+
+    def _written(self, tuning: Tuning, winner: TrainSpec, test_file: TestFile) -> Iterator[str]:
+        # It may have a baseline, by a search that was ended before it wrote, say: that is what holds it.
+        result = tuning.case.result if tuning.case is not None else None
+        if result is None or (not result.updated and result.verdict not in {"pass", "inconclusive"}):
+            asked = tuning.case.refused or tuning.case.result.reason if tuning.case else "".join(tuning.notes[-1:])
+            why = asked or tuning.ended or "it was not launched as a case"
+            is_short = "time was left for" in why
+            more = "; the same command with more --minutes goes on from what was tried" if is_short else ""
+            self.troubles.append(f"{test_file.path}: not written, as the winner was not recorded: {why}{more}")
+            return
+        try:
+            replaced = test_file.write(winner)
+        except (OSError, CaseError) as error:  # somebody has edited it meanwhile
+            self.troubles.append(f"{test_file.path}: not written ({error})")
+            return
+        if not self.arguments.json:
+            yield f"written: {test_file.path}; hold it with: pytest {test_file.path} --gpus {self.run.num_gpus}"
+            store = BaselineStore(self.arguments.perf_baselines)
+            for other in replaced:
+                path = store.path(self.run.machine_kind, other)
+                yield f"in the place of {other.id}, whose baseline can be deleted where no other test has it: {path}"
+
+
+def _space(arguments: argparse.Namespace, run: Run) -> Space:
+    """What is searched.
+
+    Raises:
+        CaseError: a setting that cannot be.
+        ValueError: a model, or a space, that cannot be.
+    """
+    pairs, length = named_settings(arguments.fixed), arguments.sequence_length
+    if "model" in pairs:
+        raise CaseError(f"model={pairs['model']} is given beside {arguments.model}, expected one model")
+    for name, value in (("gpus", arguments.gpus), ("sequence_length", length)):
+        if value is not None and name in pairs and pairs[name] != max(1, value):
+            option = "--" + name.replace("_", "-")
+            raise CaseError(f"{name}={pairs[name]} is given beside {option} {value}, expected one of them")
+    given: dict[str, Any] = {"gpus": max(1, run.num_gpus), **pairs}
+    given |= {} if length is None else {"sequence_length": length}
+    # A CPU takes short sequences, as the suite's cases for it do.
+    usual = {"micro_batch_size": _MICRO_BATCH_SIZE, **({"sequence_length": _CPU_LENGTH} if run.on_cpu else {})}
+    base = TrainSpec(model=arguments.model, **{**usual, **given})
+    if arguments.space is not None:
+        for option, value in (("--global-batch", arguments.global_batch), ("--allow", arguments.allow)):
+            if value:
+                raise CaseError(
+                    f"{option} is about the usual space, and --space {arguments.space} names another: leave one of "
+                    "them out, and name in the file what may change"
+                )
+        axes = read_axes(arguments.space)
+        twice = sorted({name for axis in axes for name in axis.fields} & set(pairs))
+        if twice:
+            raise CaseError(f"{twice[0]} is fixed by {twice[0]}={pairs[twice[0]]}, and an axis of {arguments.space}")
+        return Space(base, axes)
+    known = {one.name for one in fields(TrainSpec)} & set(given)
+    batch = arguments.global_batch
+    axes = default_axes(base, on_cpu=run.on_cpu, fixed=known, allowed=arguments.allow, global_batch=batch)
+    if batch is not None:  # of the micro-batches that it can have the largest up to the usual one
+        choices = [dict(choice.fields) for axis in axes for choice in axis.choices if "micro_batch_size" in axis.fields]
+        fitting = [one for one in choices if one["micro_batch_size"] <= base.micro_batch_size] or choices[:1]
+        base = replace(base, **max(fitting, key=lambda one: one["micro_batch_size"]))
+    return Space(base, axes)
+
+
+def _refuse_unmeasured(arguments: argparse.Namespace, run: Run) -> None:
+    """Before minutes are spent on what is not measured here.
+
+    Raises:
+        CaseError: it is what the best is to have least of.
+    """
+    if arguments.objective == "energy" and run.on_cpu:
+        raise CaseError("--objective energy: no counter tells what a CPU takes; expected a GPU, or another objective")
+
+
+def _answer(arguments: argparse.Namespace, screen: Screen) -> Answer:
+    tune = Tune.of(arguments)
+    return Answer(tune.lines(screen), tune.troubles, for_programs=arguments.json, acts=True)

@@ -1,1 +1,0 @@
-"""``llmperf explain``: what a traced step consists of, and what the difference between two does."""

@@ -1,1 +1,0 @@
-"""``llmperf export``: results of runs as the texts of other tools."""

@@ -1,0 +1,280 @@
+"""The file with a line for each event of a night: written, mailed and read, beside what SLURM says of the jobs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_llmperf.report.text import one_line
+
+#: Beside the folders of the nights.
+NIGHTS_FILE = "nights.txt"
+#: How a line begins where a night ended without results, and where it waits for help.
+LOST, STUCK = "not merged: ", "waits: "
+
+_STAMP = "%Y-%m-%d %H:%M:%S"
+_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (.+?)  (.*)")
+_MERGED = ("green: ", "red: ")
+_JOBS = re.compile(r"submitted as ([0-9 ]+?), (?:to be merged by ([0-9]+)|with no job that merges)")
+# Of a line, or of a job's comment: what is longer is in summary.md.
+_LONGEST = 400
+# A night that takes longer holds up the next.
+_LATE_HOURS = 20.0
+# A mail program hands over and ends; one that waits for a missing server would use up the job's time.
+_MAIL_SECONDS = 120
+_QUEUE_SECONDS = 60
+# SLURM looks at a new job within a few seconds, and has no reason before.
+_FIRST_LOOK_SECONDS = 5.0
+
+_OPEN = frozenset(
+    "PENDING RUNNING SUSPENDED COMPLETING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING SIGNALING "
+    "SPECIAL_EXIT STAGE_OUT STOPPED RESV_DEL_HOLD".split()
+)
+# What SLURM calls a wait that ends only with somebody's help, spaces left out. A limit on how many jobs may run at
+# once is not among them: it ends when others do.
+_STUCK = re.compile(
+    r"Partition(Down|Inactive|TimeLimit|NodeLimit|Config)|ReqNodeNotAvail,UnavailableNodes|BadConstraint|NodeDown|JobHeld"
+    r"|Invalid|DependencyNeverSatisfied|JobLaunchFailure|launchfailed|jobrequeuedinheldstate|ReservationDeleted|DeadLine"
+    r"|(Assoc|QOS|Max|Account)\w*(PerJob|Wall|Minutes|MemPer|NotAllowed|Min(GRES|CPU|Node|Memory))|QOSMin|AccountNotAllowed"
+)
+
+
+def answer_of(command: Sequence[str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    """``command`` at its end, and what it printed.
+
+    Raises:
+        OSError: there is no such program.
+        subprocess.TimeoutExpired: it took longer than ``seconds``.
+    """
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=seconds,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+# What SLURM's queue says of jobs.
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job, or an array by its first task that has not ended."""
+
+    state: str
+    reason: str
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may still do something."""
+        return self.state in _OPEN
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it waits for what does not come by itself."""
+        return self.state == "PENDING" and _STUCK.match(self.reason.replace(" ", "")) is not None
+
+    def __str__(self) -> str:
+        return f"{self.state} ({self.reason})" if self.state == "PENDING" and self.reason else self.state
+
+
+def queued(jobs: Sequence[str]) -> Mapping[str, QueuedJob] | None:
+    """Those of ``jobs`` that SLURM knows; ``None``: it does not answer, or is not installed here."""
+    command = ["squeue", "--noheader", "--states=all", "--format=%F|%T|%r", f"--jobs={','.join(jobs)}"]
+    try:
+        done = answer_of(command, _QUEUE_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return {} if "Invalid job id" in done.stderr else None
+    found: dict[str, QueuedJob] = {}
+    for line in done.stdout.splitlines():
+        number, state, reason = [*line.strip().split("|", 2), "", ""][:3]
+        if number in jobs and not (number in found and found[number].is_open):
+            found[number] = QueuedJob(state, reason)
+    return found
+
+
+def first_look(jobs: Sequence[str]) -> Mapping[str, QueuedJob]:
+    """Just submitted ``jobs``, once SLURM says why they wait, or a few seconds later; empty where nothing is known."""
+    deadline = time.monotonic() + _FIRST_LOOK_SECONDS
+    while True:
+        found = queued(jobs) or {}
+        is_explained = not any(job.state == "PENDING" and job.reason in ("", "None") for job in found.values())
+        if is_explained or time.monotonic() > deadline:
+            return found
+        time.sleep(0.5)
+
+
+# Who hears of a night.
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Where one night is reported; an empty field is left out."""
+
+    night: str
+    """The name of its folder of results."""
+    name: str = ""
+    """What mails call it."""
+    mail: str = ""
+    nights: Path | None = None
+
+    def tell(self, headline: str, page: Sequence[str], unwritten: Sequence[str], troubles: Sequence[str]) -> list[str]:
+        """Report a merged night; a line for each report that failed.
+
+        What could not be written comes first, as nothing else says so; the night's own ``troubles`` follow.
+        """
+        colour = "RED" if unwritten or troubles else "green"
+        unmailed = self.send(colour, [*page, *map(one_line, unwritten)])
+        failed = [*unmailed, *self.note("; ".join([headline, *unwritten, *unmailed, *troubles]))]
+        if self.nights is not None and (job := os.environ.get("SLURM_JOB_ID")):
+            comment = _cut("; ".join([headline, *unwritten, *failed, *troubles]))
+            command = ["scontrol", "update", f"JobId={job}", f"Comment=llmperf: {comment}"]
+            with suppress(OSError, subprocess.TimeoutExpired):  # a site may forbid it: the job's state says enough
+                subprocess.run(command, check=False, timeout=_MAIL_SECONDS, capture_output=True)
+        return failed
+
+    def note(self, line: str) -> list[str]:
+        """Add a line to the file of all nights; why it could not be added."""
+        if self.nights is None:
+            return []
+        try:
+            with self.nights.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{time.strftime(_STAMP)}  {self.night}  {_cut(line)}\n")
+        except OSError as error:
+            return [f"{self.nights}: not written ({error.strerror or error})"]
+        return []
+
+    def alarm(self, line: str, *, mailed: bool = True) -> list[str]:
+        """Note, and mail, what became of a night without results; a line for each report that failed."""
+        unmailed = self.send("RED", [one_line(f"{self.night}: {line}")]) if mailed else []
+        return [*unmailed, *self.note("; ".join([line, *unmailed]))]
+
+    def send(self, colour: str, page: Sequence[str]) -> list[str]:
+        """Mail ``page``; why it could not be mailed."""
+        if not self.mail:
+            return []
+        text = "\n".join([*page, ""]).encode("utf-8", "backslashreplace")
+        try:
+            command = ["mail", "-s", f"{self.name}: {colour}", self.mail]
+            subprocess.run(command, input=text, check=True, timeout=_MAIL_SECONDS)
+        except OSError as error:
+            why = f"mail: {error.strerror or error}"
+        except subprocess.TimeoutExpired:
+            why = f"mail did not end within {_MAIL_SECONDS} s"
+        except subprocess.CalledProcessError as error:
+            why = f"mail ended with exit code {error.returncode}"
+        else:
+            return []
+        return [f"{self.mail}: not mailed ({why})"]
+
+
+def _cut(line: str) -> str:
+    line = one_line(line)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
+
+
+# The file, read.
+
+
+@dataclass
+class LoggedNight:
+    """One night, by its lines."""
+
+    name: str
+    begun: float
+    """Time of its first line; seconds since the epoch, as all times here."""
+    at: float = 0.0
+    """Time of the line that counts."""
+    said: str = ""
+    """That line: how it was merged, else the last."""
+    jobs: tuple[str, ...] = ()
+    merged_by: str = ""
+    is_merged: bool = False
+    warned: set[str] = field(default_factory=set)
+    """``LOST`` and ``STUCK``, where a line begins so."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may follow."""
+        return bool(self.merged_by) and not self.is_merged and LOST not in self.warned
+
+    def add(self, at: float, line: str) -> None:
+        """Take its next line."""
+        if jobs := _JOBS.match(line):
+            self.jobs, self.merged_by = tuple(jobs[1].split()), jobs[2] or ""
+        self.warned |= {word for word in (LOST, STUCK) if line.startswith(word)}
+        is_merged = line.startswith(_MERGED)
+        if is_merged or not self.is_merged:
+            self.at, self.said, self.is_merged = at, line, is_merged
+
+
+def read(file: Path) -> list[LoggedNight]:
+    """The nights of ``file``, in the order in which they began.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    nights: dict[str, LoggedNight] = {}
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        match = _LINE.fullmatch(line)
+        if match is None:
+            continue
+        try:
+            at = time.mktime(time.strptime(match[1], _STAMP))
+        except (ValueError, OverflowError):
+            continue
+        nights.setdefault(match[2], LoggedNight(match[2], at)).add(at, match[3])
+    return [*nights.values()]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an open night stands."""
+
+    night: LoggedNight
+    words: str
+    warning: str = ""
+    """``LOST`` or ``STUCK``: it needs help; empty: it takes its course."""
+
+
+def standings(file: Path) -> list[Standing]:
+    """The open nights of ``file``, by what SLURM says of their jobs.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    ids = [job for night in read(file) if night.is_open for job in (*night.jobs, night.merged_by)]
+    found = queued(ids) if ids else {}
+    # Read again: the last job may have ended meanwhile.
+    return [_standing(file.parent, night, found) for night in read(file) if night.is_open]
+
+
+def _standing(folder: Path, night: LoggedNight, found: Mapping[str, QueuedJob] | None) -> Standing:
+    if found is None:
+        return Standing(night, f"{night.said}; SLURM does not answer here")
+    states = {job: f"{job} {found.get(job, 'ended')}" for job in (*night.jobs, night.merged_by)}
+    jobs, hours = ", ".join(states[job] for job in night.jobs), (time.time() - night.begun) / 3600
+    merge = found.get(night.merged_by)
+    if merge is None or not merge.is_open:
+        how = merge.state if merge is not None else "gone"
+        text = f"{LOST}job {night.merged_by}, which merges, is {how}; jobs: {jobs}; "
+        return Standing(night, f"{text}see {folder / night.name}, or: llmperf merge {folder / night.name}", LOST)
+    waiting = {job: found[job] for job in night.jobs if job in found and found[job].state == "PENDING"}
+    if merge.is_stuck:
+        waiting[night.merged_by] = merge
+    late = f" for {hours:.0f} h" if hours >= 1 else ""
+    if any(job.is_stuck for job in waiting.values()) or (waiting and hours > _LATE_HOURS):
+        waits = ", ".join(states[job] for job in waiting)
+        return Standing(night, f"{STUCK}{waits}{late}; it may never start", STUCK)
+    return Standing(night, f"not merged yet: {jobs}{late}")

@@ -1,0 +1,268 @@
+"""`llmperf merge`: the --perf-json files of one night as one document, and as a page for people."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_llmperf.cli.night.results_file import Part, ended
+from pytest_llmperf.cli.night.unjudged import LeftOut, Tests, silent, skipped, some_of, unjudged
+from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.store import entries_of_run
+from pytest_llmperf.records.result import FAILING, FAILING_IF_STRICT, VERDICTS
+from pytest_llmperf.records.results_document import SCHEMA, Result, ResultsDocument, ResultsError, ResultsFile
+from pytest_llmperf.report.consumers.documents import case_table
+from pytest_llmperf.report.consumers.exported_run import ExportedCase, counted, failed_tests, tests_of
+from pytest_llmperf.report.summary_table import merged_reasons
+from pytest_llmperf.report.table import escaped
+from pytest_llmperf.run.coverage import Coverage, file_of, is_whole, unused_baselines
+from pytest_llmperf.support import formats
+
+# pytest's own exit code.
+_NO_TESTS = 5
+# As the run says it, several nodes with commas between, and as SLURM does where it gives a node up.
+_FAILED = re.compile(r"\bnode ((?:[\w.-]+, )*[\w.-]+)(?: and \d+ more)? failed|\bNode failure on ([\w.-]+)")
+
+
+@dataclass(frozen=True)
+class Night:
+    """All parts, and what is missing."""
+
+    parts: tuple[Part, ...]
+    troubles: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """Worth a line, and no reason to be red."""
+    judged: str = ""
+    """Which revision, and in which job."""
+
+    @property
+    def results(self) -> list[tuple[Result, Mapping[str, Any]]]:
+        """Every case once, by its worst verdict; the worst first. Each also as its file has it."""
+        found = [
+            each for part in self.parts for each in zip(part.document.results, part.values["results"], strict=True)
+        ]
+        unique: dict[tuple[str, str], tuple[Result, Mapping[str, Any]]] = {}
+        for result, values in sorted(found, key=lambda each: (VERDICTS.index(each[0].verdict), each[0].id)):
+            unique.setdefault((result.nodeid, result.digest), (result, values))
+        return list(unique.values())
+
+    @property
+    def cases(self) -> list[ExportedCase]:
+        """``results`` with how their tests ended; with the test where several have checked one case."""
+        tests = {nodeid: test for part in self.parts for nodeid, test in tests_of(part.document).items()}
+        cases = [ExportedCase.read(result, tests=tests) for result, _ in self.results]
+        names = Counter(case.name for case in cases)
+        return [replace(case, name=f"{case.name} ({case.nodeid})") if names[case.name] > 1 else case for case in cases]
+
+    @property
+    def headline(self) -> str:
+        """One line: how it went."""
+        return f"{'red' if self.troubles else 'green'}: {counted(self.cases)}"
+
+    def document(self) -> dict[str, Any]:
+        """As one run's --perf-json, with the parts' machines side by side."""
+        machines: dict[str, Any] = {part.path.name: part.values.get("machine", {}) for part in self.parts}
+        # Of a run, and of GPUs, of its own: so by file.
+        together = {part.path.name: part.document.all_cases for part in self.parts if part.document.all_cases}
+        first: dict[str, Any] = next(iter(machines.values()), {})
+        return {
+            "schema": SCHEMA,
+            "machine": first if all(each == first for each in machines.values()) else {},
+            "machines": machines,
+            "troubles": list(self.troubles),
+            **({"all_cases": together} if together else {}),
+            "results": [values for _, values in self.results],
+            "tests": [test for part in self.parts for test in part.values.get("tests", [])],
+            "ended_at": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+
+    def page(self) -> list[str]:
+        """Markdown: the headline, what is missing, and a line for each case."""
+        lines = [f"# {self.headline}", "", *([escaped(self.judged), ""] if self.judged else [])]
+        lines += [f"- {escaped(line)}" for line in (*self.troubles, *self.notes)]
+        lines += [""] if self.troubles or self.notes else []
+        return lines + case_table(self.cases)
+
+
+def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | None = None) -> Night:
+    """The files named, those of folders that are, and what is wrong with them; ``expected`` names files of a folder.
+
+    Tests of widths that the night is ``without`` are noted, not missed.
+    """
+    paths = [path for one in named for path in (sorted(one.glob("gpus-*.json")) if one.is_dir() else [one])]
+    folders = [one for one in named if one.is_dir()]
+    parts, troubles = _read(paths)
+    plans, broken = _read(path for folder in folders for path in sorted(folder.glob("plan*.json")))
+    documents = [part.document for part in (*parts, *plans)]
+    suites = [document.suite for document in documents if document.suite]
+    tests = Tests.of([part.document for part in parts], [plan.document for plan in plans])
+    missing = [name for name in expected if not any((folder / name).exists() for folder in folders)]
+    troubles += [*broken, *(_missing(name, folders, tests) for name in missing)]
+    if not parts and not troubles:
+        troubles.append(f"no gpus-*.json in {', '.join(map(str, named))}; name a results folder or --perf-json files")
+    troubles += filter(None, (_trouble(part, tests) for part in parts))
+    troubles += [f"{part.path.name}: {line}" for part in parts for line in failed_tests(part.document)]
+    failing, noted = _of_whole_runs(parts)
+    ended_early = [part.width for part in parts if part.document.unfinished]
+    widths = _known([*(part.width for part in parts), *map(_width_of, expected)])
+    missed, meant = unjudged(tests, widths, _known([*ended_early, *map(_width_of, missing)]), without or LeftOut())
+    troubles += [*failing, *missed]
+    left, doubts = unused(documents)
+    is_strict = any(suite.strict for suite in suites)  # then an unused baseline is red
+    gaps = sorted({gap for suite in suites for gap in suite.coverage.gaps})
+    notes = [
+        *([] if is_strict else left),
+        *(*noted, *meant, *(f"not collected: {gap}" for gap in gaps if ": collection " in gap)),
+        *(doubts if is_strict else []),
+        *(*_differences(parts), *(f"skipped: {line}" for line in merged_reasons(skipped(tests)))),
+    ]
+    partial = [plan.path.name for plan in plans if not is_whole(plan.document)]
+    notes += [f"{name}: not every test was asked, see {name}.log" for name in partial]
+    troubles += left if is_strict else []
+    return Night(tuple(parts), tuple(troubles), (*notes, *silent(tests)), _judged(parts, folders))
+
+
+def _read(paths: Iterable[Path]) -> tuple[list[Part], list[str]]:
+    parts, troubles = [], []
+    for path in dict.fromkeys(paths):
+        try:
+            found = ResultsFile.read(path, exact=True)
+            parts.append(Part(found.path, found.document, found.values))
+        except ResultsError as error:
+            troubles.append(" ".join(str(error).split()))
+    return parts, troubles
+
+
+def _trouble(part: Part, tests: Tests) -> str:
+    """Why the night is not green for one width, and which of its tests it left."""
+    width, is_empty = part.width, part.document.exit_code == _NO_TESTS
+    if is_empty and width is not None and tests.planned and not tests.of_width(width):
+        return f"{part.path.name}: no test asks for {width} GPU(s); leave {width} out of [suite] gpus"
+    return part.trouble + (_left(width, tests) if part.document.unfinished else "")
+
+
+def _missing(name: str, folders: Sequence[Path], tests: Tests) -> str:
+    how = next(filter(None, (ended(folder / name) for folder in folders)), None)
+    why = how.told if how else f"look at its log in {', '.join(map(str, folders))}"
+    return f"{name}: missing, its job wrote no results; {why}{_left(_width_of(name), tests)}"
+
+
+def _left(width: int | None, tests: Tests) -> str:
+    left = tests.not_reached(width) if width is not None else []
+    return f"; not judged: {some_of(left)}" if left else ""
+
+
+def _width_of(name: str) -> int | None:
+    number = name.removesuffix(".json").rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdigit() else None
+
+
+def _known(widths: Iterable[int | None]) -> set[int]:
+    return {width for width in widths if width is not None}
+
+
+def _of_whole_runs(parts: Sequence[Part]) -> tuple[list[str], list[str]]:
+    """A line for each run about all its cases together: what has failed it, and what is only noted."""
+    failing, notes = [], []
+    for part in parts:
+        fails = FAILING_IF_STRICT if part.document.suite and part.document.suite.strict else FAILING
+        for common in part.document.common.values():
+            if common.verdict in fails:
+                failing.append(f"{part.path.name}: {common.told or 'all cases: ' + common.verdict}")
+            elif common.told:
+                notes.append(f"{part.path.name}: {common.told}")
+        failing += [f"{part.path.name}: {part.document.unjudged}"] if part.document.unjudged else []
+    return failing, notes
+
+
+# Baselines that no test of a whole night asks for: each width alone saw only its own tests.
+
+
+def unused(documents: Sequence[ResultsDocument]) -> tuple[list[str], list[str]]:
+    """A line for each, by all the files of one night together; and why some may not be known.
+
+    Nothing is known where a file of an older version lacks its suite, or where no plan asked every test: a width alone
+    has seen its own.
+    """
+    suites = [document.suite for document in documents if document.suite]
+    if not suites or len(suites) < len(documents):
+        return [], []
+    plans = [document for document in documents if document.suite and document.suite.perf_width is None]
+    if not plans or not all(map(is_whole, plans)):
+        return [], ["no unused baseline can be known: no plan has asked every test"]
+    whole, digests = Coverage(), set[str]()
+    for suite in suites:
+        whole.add(vars(suite.coverage))
+        digests |= set(suite.digests)
+    on_cpu = not any(document.machine.gpus for document in documents)
+    machines = [document.machine for document in documents]
+    places = {(s.baselines, s.rootdir, machine.kind) for s, machine in zip(suites, machines, strict=True)}
+    lines: list[str] = []
+    for baselines, root, kind in sorted(places):
+        try:
+            entries = entries_of_run(Path(baselines), kind, on_cpu=on_cpu) if kind else []
+        except BaselineError as error:
+            lines.append(str(error))
+            continue
+        lines += [
+            f"unused baseline: {path} (no case of any width has its settings; if they are gone, remove it with "
+            "--update-baselines=prune)"
+            for path in unused_baselines(entries, digests, whole, Path(root))
+        ]
+        for gap in sorted(whole.gaps):  # for want of a package, say
+            file, _, how = gap.partition(": collection ")
+            stored = sum(file_of(entry.recorded_by) == file for entry in entries)
+            if how and stored:
+                lines.append(f"{file}: its tests were not collected ({how}), and {stored} baseline(s) are of them")
+    doubts = whole.doubts()
+    lines = list(dict.fromkeys(lines))  # what is of no machine kind is found with each
+    return lines, [f"not every unused baseline may be known: {doubts}"] if doubts else []
+
+
+# What a night judged, and where: the revision, the jobs, their starts and the nodes that failed meanwhile.
+
+
+def _judged(parts: Sequence[Part], folders: Sequence[Path]) -> str:
+    """One line; empty where no file says."""
+    jobs = [part.document.slurm for part in parts if part.document.slurm]
+    names, starts = sorted({job.job for job in jobs}), max((job.starts for job in jobs), default=1)
+    failed: set[str] = set()
+    for log in (path for name in names for folder in folders for path in folder.glob(f"*-{name}.log")):
+        try:
+            found = _FAILED.findall(log.read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            continue
+        failed |= {node for nodes, node_alone in found for node in (nodes or node_alone).split(", ")}
+    nodes = f" ({', '.join(sorted(failed))} failed)" if failed else ""
+    parts_known = [
+        " and ".join(dict.fromkeys(filter(None, (_revision(part.document) for part in parts)))),
+        f"{formats.counted(starts, 'start')}{nodes}" if starts > 1 or failed else "",
+        f"SLURM {' '.join(names)}" if names else "",
+    ]
+    said = "; ".join(filter(None, parts_known))
+    return f"judged: {said}" if said else ""
+
+
+def _differences(parts: Sequence[Part]) -> list[str]:
+    """A line where the widths did not judge the same sources, or not against the same baselines."""
+    lines = []
+    for what, value_of in (
+        ("the revision differs between widths", _revision),
+        ("the stored baselines differ between widths", lambda one: one.suite.baselines_digest if one.suite else ""),
+    ):
+        known = {part.path.name: value for part in parts if (value := value_of(part.document))}
+        if len({*known.values()}) > 1:
+            lines.append(f"{what}: {', '.join(f'{name} {value}' for name, value in known.items())}")
+    return lines
+
+
+def _revision(document: ResultsDocument) -> str:
+    found = document.revision
+    if found is None:
+        return ""
+    return f"{found.commit} + {found.changed} changed" if found.changed else found.commit

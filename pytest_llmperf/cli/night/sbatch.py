@@ -1,0 +1,336 @@
+"""The jobs of a night: what they may cost, the scripts that sbatch is given, and what it answers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from pytest_llmperf.cli.answer import ClusterError
+from pytest_llmperf.cli.night.cluster_file import KEYS, ClusterFile
+from pytest_llmperf.cli.night.night_log import answer_of
+
+# The jobs, as a cluster file says them, and what they may cost.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One sbatch: the widths it runs, or the tasks of its array."""
+
+    widths: tuple[int, ...]
+    nodes: int
+    is_array: bool
+    gpu_hours: float
+    """At most, in one start of all its tasks: every GPU of every node until the time limit; 0: no GPU, or no limit."""
+
+    @property
+    def title(self) -> str:
+        widths = " ".join(map(str, self.widths))
+        how = "each a task of an array" if self.is_array else "one after the other"
+        cost = f": at most {self.gpu_hours:.1f} GPU-hours a start" if self.gpu_hours else ""
+        return f"{widths} GPU(s) on {self.nodes} node(s), {how}{cost}"
+
+
+def jobs(cluster: ClusterFile) -> list[Job]:
+    """What one night submits, the widest first."""
+    per_node, widths = cluster.count("cluster", "gpus_per_node"), cluster.widths
+    nodes = {width: -(-width // per_node) for width in widths}
+    is_array = cluster.text("suite", "mode") == "array" and not cluster.is_local
+    # All tasks of an array have the same number of nodes, and the same options.
+    alike: dict[tuple[int, str], list[int]] = {}
+    for width in widths:
+        options = (nodes[width], str(cluster.at(width).values["sbatch"])) if is_array else (0, "")
+        alike.setdefault(options, []).append(width)
+    found = []
+    for same in alike.values():
+        of_first = cluster.at(same[0]) if is_array else cluster
+        each = 0.0 if cluster.on_cpu or cluster.is_local else per_node * of_first.hours
+        hours = (len(same) if is_array else 1) * nodes[same[0]] * each
+        found.append(Job(widths=tuple(same), nodes=nodes[same[0]], is_array=is_array, gpu_hours=hours))
+    return found
+
+
+def check_budget(cluster: ClusterFile, planned: Sequence[Job]) -> None:
+    """Refuse what may cost more than the file allows.
+
+    Raises:
+        ClusterError: it may.
+    """
+    total, budget = sum(job.gpu_hours for job in planned), cluster.budget
+    if budget is not None and total > budget:
+        raise ClusterError(
+            f"{cluster.path}: not submitted, a start may cost {total:.1f} GPU-hours, budget_gpu_hours = {budget:g}; "
+            "lower [sbatch] time or [suite] gpus, or raise the budget"
+        )
+
+
+def cost(cluster: ClusterFile, planned: Sequence[Job]) -> str:
+    """What the night may cost, as far as anything bounds it."""
+    if cluster.on_cpu:
+        return "no GPU-hours, on_cpu = yes"
+    if cluster.is_local:
+        return "no bound of GPU-hours: without SLURM nothing ends the run"
+    total, budget, restarts = sum(job.gpu_hours for job in planned), cluster.budget, cluster.restarts
+    if budget is not None:
+        return f"at most {total:.1f} GPU-hours a start, {budget:g} in all starts (budget_gpu_hours)"
+    again = f" a start, {total * (1 + restarts):.1f} in all starts (max_restarts = {restarts})" if restarts else ""
+    return f"at most {total:.1f} GPU-hours{again}"
+
+
+def shares(cluster: ClusterFile, planned: Sequence[Job]) -> list[float | None]:
+    """GPU-hours that a task of each job may spend in all its starts together; ``None``: whatever it takes."""
+    total, budget = sum(job.gpu_hours for job in planned), cluster.budget
+    if budget is None or not total:
+        return [None for _ in planned]
+    # Alike within an array, not by width: its narrow tasks hold as many nodes and GPUs as its wide ones.
+    return [budget * job.gpu_hours / total / (len(job.widths) if job.is_array else 1) for job in planned]
+
+
+# What sbatch, or bash, is given and answers.
+
+# The controller may have taken a job and not come to say so.
+_UNSURE = re.compile(r"timed out|Unable to contact|Zero Bytes", re.IGNORECASE)
+# And the cluster's name, where there are several; a site's own words may stand before it.
+_NUMBER = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
+# Which key SLURM's words are about.
+_ABOUT = {
+    **{word: word for word in ("partition", "account", "qos", "gres")},
+    "time limit": "time",
+    "feature": "constraint",
+    **dict.fromkeys(("option", "directive", "memory"), "options"),
+}
+_REFUSED = "sbatch refused: "
+_USAGE = 'Try "sbatch --help" for more information'
+# SLURM says so of options that no node has, and of any job while its nodes are down or drained.
+_NOT_NOW = re.compile("configuration is not available|nodes are busy|not available")
+
+
+class RefusedError(ClusterError):
+    """sbatch took no job."""
+
+
+class _SignalledError(BaseException):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def run_here(script: Path) -> int:
+    """bash's exit code, run on this machine with ``script``; what ends this process ends bash before."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise _SignalledError(number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        # In a session of its own: Ctrl-C would end it at once, and what it starts in the background does not hear it.
+        with subprocess.Popen(["bash", str(script)], stdin=subprocess.DEVNULL, start_new_session=True) as bash:
+            try:
+                return bash.wait()
+            except (KeyboardInterrupt, _SignalledError):
+                bash.terminate()  # the nightly script tells pytest, and waits for it
+                bash.wait()
+                raise
+    except _SignalledError as error:
+        signal.signal(error.number, signal.SIG_DFL)
+        os.kill(os.getpid(), error.number)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def check_taken(cluster: ClusterFile, words: Sequence[str], *, key: str = "", without: Sequence[str] = ()) -> None:
+    """Ask sbatch whether it would take a job; silent where it would, or where that depends on the hour.
+
+    ``key`` is the one whose words are in ``words``, and ``without`` are these words without them.
+
+    Raises:
+        ClusterError: it would not, by what the file says.
+    """
+    try:
+        sbatch(["--test-only", *words])
+    except RefusedError as error:
+        if _NOT_NOW.search(str(error).removeprefix(_REFUSED)):
+            try:
+                is_taken = bool(without) and sbatch(["--test-only", *without]) == ""
+            except ClusterError:
+                is_taken = False
+            if not is_taken:
+                return
+        raise refused(cluster, str(error), key) from None
+
+
+def refused(cluster: ClusterFile, said: str, key: str = "") -> ClusterError:
+    """By the key that SLURM's words are about, as far as they tell."""
+    said = said.removeprefix(_REFUSED).replace("sbatch: error: ", "").removesuffix(_USAGE).strip()
+    keys = [name for word, name in _ABOUT.items() if word in said.lower()]
+    about = next((name for name in (key, *keys) if name and cluster.text("sbatch", name)), "")
+    if about:
+        return cluster.wrong("sbatch", about, f"what SLURM takes here ({_REFUSED}{said})")
+    return RefusedError(f"{cluster.path}: {_REFUSED}{said}")
+
+
+def sbatch(words: Sequence[str]) -> str:
+    """Submit; the job's number.
+
+    Raises:
+        RefusedError: sbatch is missing or refuses.
+        ClusterError: it does not say what it did.
+    """
+    try:
+        done = answer_of(["sbatch", "--parsable", *words])
+    except OSError as error:
+        raise RefusedError(
+            f"sbatch: {error}; submit where SLURM is, or write scheduler = local to run on this machine"
+        ) from None
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        if _UNSURE.search(said):
+            raise ClusterError(f"sbatch: {said}; see squeue whether it took the job")
+        raise RefusedError(f"{_REFUSED}{said}")
+    if "--test-only" in words:
+        return ""
+    numbers = _NUMBER.findall(done.stdout)
+    if not numbers:
+        said = " ".join((done.stdout + done.stderr).split()) or "nothing"
+        raise ClusterError(f"sbatch said {said}, expected the number of a job; see squeue whether it took one")
+    return str(numbers[-1])
+
+
+def merge_options(cluster: ClusterFile, job_ids: Sequence[str]) -> list[str]:
+    """sbatch's options for the job that merges what the others leave, however they end."""
+    known = {key: cluster.text("sbatch", key) for key in ("account", "partition", "qos")}
+    return [
+        *([f"--dependency=afterany:{':'.join(job_ids)}"] if job_ids else []),
+        *("--nodes=1", "--ntasks=1", "--time=00:10:00", f"--job-name={cluster.text('cluster', 'name')}-merge"),
+        # The script writes its own log: with one that cannot be opened SLURM would not start it.
+        f"--output={os.devnull}",
+        *(f"--{key}={value}" for key, value in known.items() if value),
+        *cluster.words("sbatch", "merge_options"),
+    ]
+
+
+def merge_arguments(cluster: ClusterFile, results: Path, planned: Sequence[Job]) -> list[str]:
+    """The arguments of `llmperf merge`, for a night's results."""
+    address = cluster.text("suite", "mail")
+    return [
+        *(str(results), *(f"--expect=gpus-{width}.json" for job in planned for width in job.widths)),
+        *("--json", str(results / "merged.json"), "--markdown", str(results / "summary.md")),
+        *("--nights", str(cluster.nights_file), f"--name={cluster.text('cluster', 'name')}"),
+        *(f"--without={word}" for word in cluster.left_out),
+        *([f"--mail={address}"] if address else []),
+    ]
+
+
+# The scripts, filled from a cluster file.
+
+_PLACEHOLDER = re.compile(r"@([a-z_]+)@")
+_PLAIN = re.compile(r"[\w@%+=:,./-]+")
+_SIGNAL_SECONDS = 60
+
+
+def filled(template: str, cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> str:
+    """The nightly script of ``job``: a line of sbatch whose placeholder has no value is left out.
+
+    Raises:
+        ClusterError: the template asks for something that no cluster file says.
+    """
+    cluster = cluster.at(job.widths[0])
+    values = _values(cluster, job, results, budget_share)
+    lines = []
+    for line in template.splitlines():
+        names = _PLACEHOLDER.findall(line)
+        if unknown := [name for name in names if name not in values]:
+            raise ClusterError(f"the script asks for @{unknown[0]}@, which is unknown; known: {', '.join(values)}")
+        if not line.startswith("#SBATCH"):
+            lines.append(_quoted(line, values))
+        elif "exclusive" in names:
+            lines += [line.replace("=@exclusive@", "")] if values["exclusive"] == "yes" else []
+        elif all(values[name] for name in names):
+            lines.append(_PLACEHOLDER.sub(lambda match: _sbatch_quoted(values[match[1]]), line))
+    last = max((number for number, line in enumerate(lines) if line.startswith("#SBATCH")), default=-1)
+    # On one line, since only there an option and the word after it belong together.
+    extra = " ".join(map(_sbatch_quoted, cluster.words("sbatch", "options")))
+    return "\n".join([*lines[: last + 1], *([f"#SBATCH {extra}"] if extra else []), *lines[last + 1 :], ""])
+
+
+def filled_merge(template: str, cluster: ClusterFile, results: Path, arguments: Sequence[str]) -> str:
+    """The script that merges, with ``arguments`` for `llmperf merge`."""
+    values = {
+        "checkout": str(cluster.checkout),
+        "results": str(results),
+        "host_python": cluster.text("suite", "python"),
+        "name": cluster.text("cluster", "name"),
+        "mail": cluster.text("suite", "mail"),
+        "nights": str(cluster.nights_file),
+        "log": "" if cluster.is_local else str(results / "merge.log"),
+        "options": shlex.join(arguments),
+    }
+    return _quoted(template, values)
+
+
+def signal_seconds(hours: float) -> int:
+    """How long before its end a job is signalled to stop: a minute, or an eighth of a short job.
+
+    SLURM may signal half a minute earlier, and by then pytest has seen to it that no launch is in the way.
+    """
+    return max(1, min(_SIGNAL_SECONDS, int(hours * 3600 / 8)))
+
+
+def pytest_options(cluster: ClusterFile) -> list[str]:
+    """What every pytest of a night is given: the suite's own options, and what the site says once."""
+    said = {key: cluster.text("launch", key) for key in KEYS["launch"]}
+    launch = [word for key, value in said.items() if value for word in ("-o", f"perf_slurm_{key}={value}")]
+    return [*cluster.words("suite", "options"), *launch]
+
+
+def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> Mapping[str, str]:
+    per_node, on_cpu = cluster.count("cluster", "gpus_per_node"), cluster.on_cpu
+    gpus = min(per_node, max(job.widths))
+    # A node's cores shared among its tasks; on the CPU a task is a rank.
+    cpus = "1" if on_cpu else ""
+    if cluster.text("cluster", "cpus_per_node"):
+        cpus = str(max(1, cluster.count("cluster", "cpus_per_node") // (gpus if on_cpu else 1)))
+    log = "%x-%A_%a.log" if job.is_array else "%x-%j.log"
+    sbatch_values = {key: cluster.text("sbatch", key) for key in KEYS["sbatch"] if "options" not in key}
+    return {
+        **sbatch_values,
+        "gres": sbatch_values["gres"] or ("" if on_cpu else f"gpu:{gpus}"),
+        "nodes": str(job.nodes),
+        "tasks_per_node": str(gpus) if on_cpu else "1",
+        "cpus_per_task": cpus,
+        "signal_seconds": str(signal_seconds(cluster.hours)),
+        "array": ",".join(map(str, job.widths)) if job.is_array else "",
+        "name": cluster.text("cluster", "name"),
+        "output": f"{str(results).replace('%', '%%')}/{log}",  # a % of the folder's own name is none of SLURM's
+        "checkout": str(cluster.checkout),
+        "results": str(results),
+        "host_python": cluster.text("suite", "python"),
+        "widths": " ".join(map(str, job.widths)),
+        "per_node": str(per_node),
+        "on_cpu": "yes" if on_cpu else "no",
+        "select": cluster.text("suite", "select"),
+        "scratch": cluster.text("launch", "scratch"),
+        "max_restarts": cluster.text("suite", "max_restarts"),
+        "budget": "" if budget_share is None else f"{budget_share:g}",
+        "options": shlex.join(pytest_options(cluster)),
+    }
+
+
+def _sbatch_quoted(value: str) -> str:
+    # Not as a shell: sbatch takes a backslash for an escape inside of any quotes, and # for a comment outside of them.
+    return value if _PLAIN.fullmatch(value) else '"' + re.sub(r'([\\"])', r"\\\1", value) + '"'
+
+
+def _quoted(text: str, values: Mapping[str, str]) -> str:
+    """``text`` with each value as one word of a shell; the options are quoted, each by itself."""
+    return _PLACEHOLDER.sub(
+        lambda match: values[match[1]] if match[1] == "options" else shlex.quote(values[match[1]]), text
+    )

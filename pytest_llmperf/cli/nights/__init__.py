@@ -1,1 +1,0 @@
-"""``llmperf nights``: which nights were merged, which wait or run, and which nobody will hear of."""

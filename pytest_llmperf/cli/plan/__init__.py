@@ -1,1 +1,0 @@
-"""``llmperf plan``: the memory that specs will need."""

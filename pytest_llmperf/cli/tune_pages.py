@@ -1,0 +1,228 @@
+"""What a search has found, as a page for people and as a document for programs; and what is seen of it meanwhile."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from pytest_llmperf.cli.screen import Screen, table
+from pytest_llmperf.cli.terminal import Terminal
+from pytest_llmperf.engine.conclusion import Conclusion
+from pytest_llmperf.engine.tuning.trials import NEEDED, Compared, Tried, Tuning, TuningOrder
+from pytest_llmperf.engine.tuning.tuner import Standing
+from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.report.progress_line import LaunchLines, Numbered
+from pytest_llmperf.report.table import Column
+from pytest_llmperf.report.text import one_line
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec, formats
+
+# Of reasons, and of what failed; the document has all.
+_MOST = 8
+
+
+def page(order: TuningOrder, tuning: Tuning, screen: Screen) -> Iterator[str]:
+    """The winner first, then what it rests on."""
+    yield from _winner(order, tuning, tuning.winner) if tuning.winner is not None else ("no winner",)
+    shares = sorted(tuning.shares, key=lambda one: one.log)  # in falling order of what they brought
+    choices = [
+        Column("choice", [f"{one.axis}: {one.before} to {one.after}" for one in shares], right=False),
+        Column("cost", ["" if one.how == NEEDED else formats.percent(math.expm1(one.log)) for one in shares]),
+        Column("±", ["" if one.how == NEEDED else formats.share(one.wide) for one in shares]),
+        Column("by", [one.how for one in shares], right=False),
+    ]
+    front = [one for one in tuning.tried if one.spec in tuning.front and one.trial.ranks]
+    front.sort(key=lambda one: -one.trial.tokens_per_second_per_gpu)
+    best = [
+        Column("configuration", [one.spec.id for one in front], right=False),
+        Column("tokens/s/GPU", [formats.tokens_per_second(one.trial.tokens_per_second_per_gpu) for one in front]),
+        Column("memory", [formats.memory(one.trial.peak_reserved_bytes) for one in front]),
+    ]
+    failed = [one for one in tuning.tried if not one.trial.is_measured and not one.trial.is_too_large]
+    spoilt = [trial for trial in {one.spec: one.trial for one in tuning.tried}.values() if trial.disturbances]
+    for title, lines in (
+        ("what each choice brought", table(choices, screen) if shares else []),
+        ("no other is both faster and smaller", table(best, screen) if front else []),
+        ("failed", _some([f"{one.spec.id}: {one.trial.kind}: {one.trial.failure}" for one in failed])),
+        (
+            "spoilt by what was around them, and ranked nowhere; the same command measures them anew",
+            _some([f"{trial.id}: {trial.disturbances[0]}" for trial in spoilt]),
+        ),
+        ("not tried", [*_untried(tuning)]),
+    ):
+        if lines:
+            yield from ("", title, *(f"  {line}" for line in lines))
+    yield from (f"note: {note}" for note in tuning.notes)
+    if tuning.unkept:
+        yield f"note: its trials are not kept, and the next search makes them anew ({tuning.unkept})"
+    made = sum(not one.was_kept for one in tuning.tried)
+    kept = len(tuning.tried) - made
+    end = f", {tuning.ended}" if tuning.ended else ""
+    earlier = f", {kept} of earlier searches" if kept else ""
+    yield f"{formats.counted(made, 'trial')}{earlier} in {formats.elapsed(tuning.seconds)}{end}"
+
+
+def _some(lines: Sequence[str]) -> list[str]:
+    more = [f"and {len(lines) - _MOST} more (--json has them all)"] if len(lines) > _MOST else []
+    return [*lines[:_MOST], *more]
+
+
+def _winner(order: TuningOrder, tuning: Tuning, winner: TrainSpec) -> Iterator[str]:
+    trial, before = tuning.trial_of(winner), tuning.trial_of(tuning.begun_at)
+    yield f"{winner.id}"
+    if trial is not None:
+        yield f"  {_figures(trial)}"
+        yield from (f"  uncertain: {line}" for line in trial.disturbances[:1])
+    if trial is not None and before is not None and winner != tuning.begun_at:
+        now, then = order.objective.log_of(trial), order.objective.log_of(before)
+        gain = f"{tuning.begun_at.id} did not train"
+        if now is not None and then is not None:
+            about = "" if trial.ranks and before.ranks else "about "
+            gain = f"{about}{math.exp(then - now):.2f} times what {tuning.begun_at.id} gives"
+        yield f"  {gain}, where the search began"
+    yield from (f"  {_turns(one)}" for one in tuning.compared)
+    yield from (f"  a tie with {tie.id}" for tie in tuning.ties)
+    chance = "below 1 %" if tuning.better_chance < 0.01 else f"{tuning.better_chance * 100:.0f} %"  # noqa: PLR2004
+    left = f"chance that one of the {tuning.left:,} untried is more than 1 % better: {chance}"
+    yield f"  {left if tuning.left else 'everything that fits was tried'}"
+    for what, conclusion, none in (("parity", tuning.parity, "not shown"), ("as a case", tuning.case, "not launched")):
+        if conclusion is None:
+            yield f"  {what}: {none}"
+        else:
+            result = conclusion.result
+            yield f"  {what}: {result.verdict}: {result.reason}"
+            yield from (f"    {line}" for line in (result.updated or "").splitlines())
+
+
+def _figures(trial: Trial) -> str:
+    rate = f"{formats.tokens_per_second(trial.tokens_per_second_per_gpu)} tokens/s/GPU"
+    wide, joules = formats.share(2 * trial.step_error), trial.joules_per_token
+    parts = [f"{rate} (±{wide} in its trial)", f"{formats.memory(trial.peak_reserved_bytes)} reserved"]
+    return ", ".join(parts + ([f"{joules * 1e3:.3g} mJ a token"] if joules else []))
+
+
+def _turns(one: Compared) -> str:
+    cost, low, high = (formats.percent(math.expm1(log)) for log in (one.turns.log, one.turns.low, one.turns.high))
+    what = {"second": "is better", "first": "is worse", "tie": "is a tie"}.get(one.turns.verdict, "was not told apart")
+    pairs = f"{one.turns.pairs} pair{'s' * (one.turns.pairs > 1)}"
+    return f"in turns: {one.second.id} {what}: cost {cost} ({low} to {high}) of {one.first.id}, {pairs}"
+
+
+def _untried(tuning: Tuning) -> Iterator[str]:
+    for reason, number in Counter(dict(tuning.refused)).most_common(_MOST):
+        yield f"{number:,} cannot be: {reason}"
+    if len(tuning.refused) > _MOST:
+        yield f"and {len(tuning.refused) - _MOST} more reasons (--json has them all)"
+    if tuning.too_large:
+        yield f"{tuning.too_large:,} of those looked at do not fit"
+    if tuning.memory_errors is not None:
+        low, high = map(formats.percent, tuning.memory_errors)
+        yield f"reserved memory was {low} to {high} of what was predicted for tensors"
+    for reason, number in tuning.put_off.items():
+        yield f"{number:,} {reason}; more --minutes give a trial more"
+    rest = tuning.left - sum(tuning.put_off.values())
+    if rest:
+        yield f"{rest:,} promised too little, or no time was left for them"
+    if tuning.unseen:
+        yield f"{tuning.unseen:,} more were not looked at: the space is searched in a sample of it"
+
+
+def document(order: TuningOrder, tuning: Tuning, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything; bytes, seconds and tokens/s."""
+    names = {"log": "cost_log", "wide": "within", "how": "by"}
+    return {
+        "schema": 1,
+        "machine": dict(machine),
+        "objective": order.objective.name,
+        "seconds": round(tuning.seconds, 3),
+        "seconds_given": order.seconds,
+        "ended": tuning.ended,
+        "begun_at": _spec(tuning.begun_at, tuning),
+        "winner": None if tuning.winner is None else _spec(tuning.winner, tuning),
+        "ties": [_spec(spec, tuning) for spec in tuning.ties],
+        "compared": [
+            {
+                "first": one.first.id,
+                "second": one.second.id,
+                "cost_log": one.turns.log,
+                "within": one.turns.wide,
+                "pairs": one.turns.pairs,
+                "verdict": one.turns.verdict or "undecided",
+            }
+            for one in tuning.compared
+        ],
+        "parity": _concluded(tuning.parity),
+        "case": _concluded(tuning.case),
+        "choices": [{names.get(name, name): value for name, value in asdict(one).items()} for one in tuning.shares],
+        "front": [spec.id for spec in tuning.front],
+        "trials": [
+            {**codec.plain(one.trial), "spec": one.spec.to_dict(), "kept": one.was_kept} for one in tuning.tried
+        ],
+        "refused": dict(tuning.refused),
+        "too_large": tuning.too_large,
+        "left": tuning.left,
+        "put_off": dict(tuning.put_off),
+        "unseen": tuning.unseen,
+        "better_chance": tuning.better_chance,
+        "memory_errors": tuning.memory_errors,
+        "least": None if tuning.least is None else {"id": tuning.least[0].id, "peak_bytes": tuning.least[1] or None},
+        "unkept": tuning.unkept,
+        "notes": list(tuning.notes),
+    }
+
+
+def _spec(spec: TrainSpec, tuning: Tuning) -> dict[str, Any]:
+    trial, names = tuning.trial_of(spec), ("tokens_per_second_per_gpu", "peak_reserved_bytes", "joules_per_token")
+    measured = {name: getattr(trial, name) for name in names} if trial is not None and trial.is_measured else {}
+    return {"id": spec.id, "digest": spec.digest, "spec": spec.to_dict(), **measured}
+
+
+def _concluded(conclusion: Conclusion | None) -> dict[str, Any] | None:
+    if conclusion is None:
+        return None
+    result = conclusion.result
+    about = {name: getattr(result, name) for name in ("verdict", "reason", "updated")}
+    return {**about, "launches": len(result.launches)}
+
+
+class Watcher(Terminal):
+    """What is seen of a search while it runs: a line for each trial, on standard error."""
+
+    def __init__(self, order: TuningOrder) -> None:
+        self._shown = 0
+        size, minutes = formats.counted(order.space.size, "combination"), formats.elapsed(order.seconds)
+        self.say(f"searching {size} for {order.objective.words}, {minutes} at most")
+
+    def standing(self, standing: Standing) -> None:
+        """Where the search is now."""
+        seconds_left = f"{formats.elapsed(max(0.0, standing.seconds_left))} left"
+        new, self._shown = standing.tried[self._shown :], len(standing.tried)
+        for number, tried in enumerate(new, self._shown - len(new) + 1):
+            self.say(f"{number}: {_outcome(tried)}: {tried.spec.id}; {standing.left:,} left, {seconds_left}")
+        if standing.doing and not standing.doing.startswith("trial"):
+            self.say(f"{standing.doing}; {seconds_left}")
+
+    def say(self, line: str) -> None:
+        """A line about what happens, or about why nothing seems to."""
+        if sys.stderr is not None:
+            print(one_line(f"llmperf: {line}"), file=sys.stderr, flush=True)
+
+    @contextmanager
+    def launch(self, spec_id: str, number: int, launches: int) -> Iterator[LaunchLines]:
+        """Nothing is shown of one launch: several may run side by side, and each trial has its line."""
+        yield LaunchLines(Numbered(spec_id, number, launches), say=lambda _line: None, write=None)
+
+
+def _outcome(tried: Tried) -> str:
+    trial = tried.trial
+    kept = ", by an earlier search" if tried.was_kept else ""
+    kept += "".join(f", spoilt: {line}" for line in trial.disturbances[:1])
+    if not trial.is_measured:
+        return f"failed ({trial.kind}: {trial.failure}){kept}"
+    rate = formats.tokens_per_second(trial.tokens_per_second_per_gpu)
+    return f"{rate} tokens/s/GPU, {formats.memory(trial.peak_reserved_bytes)}{kept}"
