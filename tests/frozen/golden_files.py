@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent / "golden"
 
 # Sums may differ in their last digits from one processor to another; what has no point is a count, and exact.
 _FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?|-?\d+e[-+]\d+")
-_CLOSE = 1e-9
+_CLOSE = 1e-7
 
 
 class Golden:
@@ -40,5 +40,5 @@ def alike(found: str, wanted: str) -> bool:
     """Whether they are the same but for the last digits of numbers with a point."""
     numbers = zip(map(float, _FLOAT.findall(found)), map(float, _FLOAT.findall(wanted)), strict=False)
     return _FLOAT.sub("#", found) == _FLOAT.sub("#", wanted) and all(
-        math.isclose(*two, rel_tol=_CLOSE) for two in numbers
+        math.isclose(*two, rel_tol=_CLOSE, abs_tol=_CLOSE / 100) for two in numbers
     )
