@@ -7,7 +7,7 @@ from collections.abc import Sequence
 _COST = "`llmperf report --tables` has the cost efficiency of widths, and --perf-price the cost of each case"
 
 _EVENTS = "read --perf-json, or chart with --perf-history and `llmperf history`"
-_TRACKERS = "it reads pytest-benchmark's file too: pytest --benchmark-json FILE"
+_TRACKERS = "this tracker reads pytest-benchmark's file: pytest --benchmark-json FILE"
 
 #: By a command, alone or with its words.
 _REMOVED = {

@@ -227,15 +227,6 @@ def _entry(path: Path, one: Document, copy_of: Path | None = None) -> Entry:
     return Entry(path=path, id=one.id, digest=one.digest, recorded_by=one.recorded_by, copy_of=copy_of)
 
 
-def kind_of(document: Mapping[str, object]) -> type[Baseline | CapacityBaseline | CurveBaseline | StepBaseline]:
-    """Which kind of file these values are of."""
-    if "launches" in document:
-        return Baseline
-    if document.get("machine") == CurveBaseline.machine:
-        return CurveBaseline
-    return StepBaseline if document.get("machine") == StepBaseline.machine else CapacityBaseline
-
-
 def read(path: Path, kind: type[T]) -> T | None:
     """What is in the file, or ``None`` where there is none.
 

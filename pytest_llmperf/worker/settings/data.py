@@ -1,4 +1,4 @@
-"""Data: who fetches it; what is read ``worker/data/`` makes, and tells of it."""
+"""Data: who fetches it; the recipe's ``data.py`` makes what is read, and tells of it."""
 
 from __future__ import annotations
 
