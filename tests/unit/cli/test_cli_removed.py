@@ -14,7 +14,7 @@ from pytest_llmperf.cli import main
         ("report --losses a.json --at 10", "'report --losses' was removed: --perf-json has the loss of each step"),
         ("report --tables --samples 9", "'report --samples' was removed: an epoch is"),
         ("export a.json --format=tensorboard", "'export --format tensorboard' was removed: read --perf-json"),
-        ("export --format bencher a.json", "'export --format bencher' was removed: it reads pytest-benchmark's file"),
+        ("export --format bencher a.json", "'export --format bencher' was removed: this tracker reads"),
         ("baselines merge O A B", "'baselines merge' was removed: take one side"),
         ("predict llama-tiny --gpus 16", "'predict' was removed: measure the width instead"),
     ],
