@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pytest_llmperf.engine import launch_retry
 from pytest_llmperf.launch import local, machine, prediction
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.prediction import PredictionError
@@ -24,6 +23,7 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import OLDER, Environment, Health, Launch, RankRecord
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.records.trace import WORK, Trace, TraceRow
+from pytest_llmperf.run import launch_retry
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 MACHINE = Machine(gpus=(), cpu_name="Fake CPU", cores=8)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_llmperf.engine.run_page.run_document import RunDocument
-from pytest_llmperf.engine.run_page.run_page import charts_of, drawn, page_of
-from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.report.page.html_page import html
+from pytest_llmperf.run.run_page.run_document import RunDocument
+from pytest_llmperf.run.run_page.run_page import charts_of, drawn, page_of
+from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from tests.runs import ladder_run
 
 #: What would be a picture, two scripts, a template and the end of a style sheet, if it were markup.

@@ -10,10 +10,6 @@ from typing import Any
 
 from pytest_llmperf.analysis import ladder
 from pytest_llmperf.analysis.ladder import Rung
-from pytest_llmperf.engine.history.history_store import HistoryStore
-from pytest_llmperf.engine.history.past_results import past_results
-from pytest_llmperf.engine.run_page.run_document import RunDocument
-from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.judge.baseline import Baseline, StoredTrace
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stored_step import StoredStep
@@ -22,6 +18,10 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Spent
 from pytest_llmperf.records.static_step import StaticStep
 from pytest_llmperf.report.results_json import document
+from pytest_llmperf.run.history.history_store import HistoryStore
+from pytest_llmperf.run.history.past_results import past_results
+from pytest_llmperf.run.run_page.run_document import RunDocument
+from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of, trace_of
 from tests.shelf import baseline_at

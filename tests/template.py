@@ -41,7 +41,7 @@ _LATER = (
     "pdb",
     "pynvml",
     "pytest_benchmark.storage.file",
-    "pytest_llmperf.engine.run_end",
+    "pytest_llmperf.run.run_end",
     "pytest_llmperf.judge.run_effects",
     "pytest_llmperf.plugin.collector",
     "pytest_llmperf.plugin.perf",

@@ -20,14 +20,14 @@ from datetime import date, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
-from pytest_llmperf.engine.history.history_store import HistoryStore
-from pytest_llmperf.engine.history.machine_noise import scattering
 from pytest_llmperf.judge.case_histories import Scattering, histories
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.gpu_model import FACTORS, Model
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
+from pytest_llmperf.run.history.history_store import HistoryStore
+from pytest_llmperf.run.history.machine_noise import scattering
 from tools import tables
 
 #: Fractions by which a case is slower from some night on.

@@ -23,13 +23,13 @@ from typing import Any
 
 from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.cli.terminal import Terminal
-from pytest_llmperf.engine.caller import Caller, CaseTerms
-from pytest_llmperf.engine.runner import Runner, Turn
 from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run.caller import Caller, CaseTerms
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.findings import Findings
+from pytest_llmperf.run.runner import Runner, Turn
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec

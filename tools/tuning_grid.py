@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf.cli.terminal import Terminal
-from pytest_llmperf.engine.caller import Caller, CaseTerms
-from pytest_llmperf.engine.tuning.forecast import StepPredictions, counted_prior
-from pytest_llmperf.engine.tuning.trials import Trials
 from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.run.caller import Caller, CaseTerms
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings
 from pytest_llmperf.run.trial_store import TrialStore
+from pytest_llmperf.run.tuning.forecast import StepPredictions, counted_prior
+from pytest_llmperf.run.tuning.trials import Trials
 from pytest_llmperf.settings.space import Space, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec

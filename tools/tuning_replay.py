@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pytest_llmperf.engine.tuning.trial_stage import compiles
-from pytest_llmperf.engine.tuning.trials import STEPS
 from pytest_llmperf.judge.tuning_search import CLOSE, Field, Outcome, Search
+from pytest_llmperf.run.tuning.trial_stage import compiles
+from pytest_llmperf.run.tuning.trials import STEPS
 from pytest_llmperf.settings.batch import SIZE
 from pytest_llmperf.settings.space import LARGER, recipes, traits
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -77,7 +77,7 @@ def as_it_is(record: Record, _baseline: Sequence[Record], _noise: Noise, _tolera
 def verdict_of(
     candidates: Iterator[Record], baseline: Sequence[Record], noise: Noise, rule: Rule, ends: Ends = as_it_is
 ) -> tuple[str, list[Record]]:
-    """The verdict on launches as they come, and which it took; as ``engine/baseline_comparison.py`` does."""
+    """The verdict on launches as they come, and which it took; as ``run/baseline_comparison.py`` does."""
     known = {record.site for record in baseline}
     launches: list[Record] = []
     verdict = "inconclusive"

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_llmperf.engine.run import Run
 from pytest_llmperf.run.errors import UsageError
 from pytest_llmperf.run.reading import read_settings
+from pytest_llmperf.run.run import Run
 
 
 def asked_run(arguments: argparse.Namespace, front: str, **fixed: Any) -> Run:

@@ -12,13 +12,13 @@ from typing import Any
 
 from pytest_llmperf.cli.screen import Screen, table
 from pytest_llmperf.cli.terminal import Terminal
-from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.tuning.trials import NEEDED, Compared, Tried, Tuning, TuningOrder
-from pytest_llmperf.engine.tuning.tuner import Standing
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
+from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Tried, Tuning, TuningOrder
+from pytest_llmperf.run.tuning.tuner import Standing
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec, formats
 

@@ -15,7 +15,7 @@ from pytest_llmperf.run.options import table
 from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_llmperf.engine.conclusion import Conclusion
+    from pytest_llmperf.run.conclusion import Conclusion
 
 
 def rerun(item: pytest.Item, run: Context) -> str:

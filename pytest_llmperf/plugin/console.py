@@ -15,9 +15,9 @@ from pytest_llmperf.report.text import leaving
 from pytest_llmperf.run.findings import Findings
 
 if TYPE_CHECKING:
-    from pytest_llmperf.engine.case_check import CaseChecks
-    from pytest_llmperf.engine.static_check import StaticChecks
     from pytest_llmperf.plugin.session import PerfSession
+    from pytest_llmperf.run.case_check import CaseChecks
+    from pytest_llmperf.run.static_check import StaticChecks
 
 
 def cases_of(item: pytest.Item, run: PerfSession) -> CaseChecks | StaticChecks:

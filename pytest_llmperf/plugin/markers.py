@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.caller import CaseTerms
-from pytest_llmperf.engine.learning_checks import SEEDS
 from pytest_llmperf.judge.gain import Terms
 from pytest_llmperf.judge.loss_curves import FEWEST_SEEDS
 from pytest_llmperf.plugin.outcomes import failed
 from pytest_llmperf.records.result import Reference
+from pytest_llmperf.run.caller import CaseTerms
+from pytest_llmperf.run.learning_checks import SEEDS
 from pytest_llmperf.run.settings import TOLERANCES
 from pytest_llmperf.settings.evidence import declarable
 from pytest_llmperf.support.quantities import A_TOLERANCE, is_positive, is_tolerance

@@ -19,9 +19,9 @@ from pytest_llmperf.run.errors import DidNotTrainError
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 if TYPE_CHECKING:
-    from pytest_llmperf.engine.conclusion import Conclusion
     from pytest_llmperf.plugin.session import PerfSession
     from pytest_llmperf.records.launch import Launch
+    from pytest_llmperf.run.conclusion import Conclusion
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -58,7 +58,7 @@ class Perf:
 
         A launch that yields no record fails the test with ``DidNotTrain``.
         """
-        from pytest_llmperf.engine.preconditions import need_specs
+        from pytest_llmperf.run.preconditions import need_specs
 
         with self._outcomes():
             need_specs("measure", spec)
@@ -74,7 +74,7 @@ class Perf:
         A run that launches nothing returns a result without figures, whose verdict is ``planned``, so that the test
         goes on to its next spec.
         """
-        from pytest_llmperf.engine.preconditions import need_a_narrower_training, need_specs
+        from pytest_llmperf.run.preconditions import need_a_narrower_training, need_specs
 
         with self._outcomes():
             need_specs("check", spec, *([] if scaled_from is None else [scaled_from]))
@@ -104,8 +104,8 @@ class Perf:
         ``loss_within`` (nats) bounds how far apart the losses of any step may be, of two specs that take the same
         tokens a step.
         """
-        from pytest_llmperf.engine.preconditions import need_nats, need_specs, need_the_same_tokens
         from pytest_llmperf.judge.gain import Bounds
+        from pytest_llmperf.run.preconditions import need_nats, need_specs, need_the_same_tokens
 
         with self._outcomes():
             need_nats(loss_within)
@@ -129,7 +129,7 @@ class Perf:
         A fresh launch has trained it, and another has run out of memory with one sequence more. The size that
         ``spec`` has is where the search begins if its memory cannot be predicted.
         """
-        from pytest_llmperf.engine.preconditions import need_specs
+        from pytest_llmperf.run.preconditions import need_specs
 
         with self._outcomes():
             need_specs("max_micro_batch", spec)
@@ -143,7 +143,7 @@ class Perf:
         gradient and each update may be no further from those in double precision than rounding takes the plain form's.
         Precision, batch and the number of GPUs may differ. It needs no baseline.
         """
-        from pytest_llmperf.engine.preconditions import need_specs, need_the_same_training
+        from pytest_llmperf.run.preconditions import need_specs, need_the_same_training
 
         with self._outcomes():
             specs = (spec,) if other is None else (spec, other)
@@ -161,7 +161,7 @@ class Perf:
         turns with it, ``runners_up`` at most. One that is shown to be faster by more than 1 %, on a CPU by
         the case's tolerance, makes the case ``improved``, which fails under ``--perf-strict``. It needs no baseline.
         """
-        from pytest_llmperf.engine.preconditions import need_specs, tuning_space
+        from pytest_llmperf.run.preconditions import need_specs, tuning_space
 
         with self._outcomes():
             need_specs("tune", spec)

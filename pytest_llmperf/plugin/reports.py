@@ -15,8 +15,8 @@ from pytest_llmperf.run.coverage import ALL, SOME, STOPPED
 from pytest_llmperf.run.findings import Findings
 
 if TYPE_CHECKING:
-    from pytest_llmperf.engine.run import Run
-    from pytest_llmperf.engine.run_end import Trouble
+    from pytest_llmperf.run.run import Run
+    from pytest_llmperf.run.run_end import Trouble
 
 #: Of the item that finds.
 FINDINGS = pytest.StashKey[Findings]()

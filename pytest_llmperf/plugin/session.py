@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llmperf.engine.run import Run
 from pytest_llmperf.plugin import command_line, items
 from pytest_llmperf.plugin.outcomes import did_not_train, failed
 from pytest_llmperf.report.text import leaving
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError, RunEndedError, UsageError
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.run.settings import Settings
 
 if TYPE_CHECKING:

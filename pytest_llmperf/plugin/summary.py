@@ -7,17 +7,17 @@ from collections.abc import Iterable
 
 import pytest
 
-from pytest_llmperf.engine.dry_run import plan_lines, skip_lines
-from pytest_llmperf.engine.run import Run
-from pytest_llmperf.engine.run_end import idle_line
-from pytest_llmperf.engine.stale_baselines import listed
 from pytest_llmperf.judge.run_effects import host_shift
 from pytest_llmperf.judge.static_step_checks import upgrade_lines
 from pytest_llmperf.plugin.benchmark import unwritten
 from pytest_llmperf.report.summary_table import summary_lines, wide_gates
 from pytest_llmperf.report.text import fold, leaving
 from pytest_llmperf.report.time_spent import longest_lines
+from pytest_llmperf.run.dry_run import plan_lines, skip_lines
 from pytest_llmperf.run.gpu_hours import cost_lines, planned_gpu_seconds, priced
+from pytest_llmperf.run.run import Run
+from pytest_llmperf.run.run_end import idle_line
+from pytest_llmperf.run.stale_baselines import listed
 
 
 def summarise(run: Run, reporter: pytest.TerminalReporter) -> None:

@@ -1,4 +1,5 @@
-"""What one run was asked for, and knows while it lasts: where its files go, what it has found, its SLURM job, its cost.
+"""A run, from what it was asked for to its files, and each of its cases, from its spec to its conclusion.
 
-No module here judges or launches. May import: ``launch``, ``judge``, ``analysis``, ``report`` and what is below them.
+``run`` is what every front-end drives; ``settings`` what it was asked for, ``context`` what it has and knows.
+May import: ``launch``, ``judge``, ``analysis``, ``report`` and what is below them.
 """

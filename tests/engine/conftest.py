@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine import launch_retry
-from pytest_llmperf.engine.caller import Caller, CaseTerms
-from pytest_llmperf.engine.case_check import CaseChecks
-from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.static_check import StaticChecks
 from pytest_llmperf.launch import local, machine, prediction
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.failure import Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run import launch_retry
+from pytest_llmperf.run.caller import Caller, CaseTerms
+from pytest_llmperf.run.case_check import CaseChecks
+from pytest_llmperf.run.conclusion import Conclusion
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings
+from pytest_llmperf.run.static_check import StaticChecks
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import MACHINE, FakeLauncher, FakeStaticSteps, write_fake
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.engine.baseline_comparison import BaselineComparison
-from pytest_llmperf.engine.runner import Runner
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
@@ -17,6 +15,8 @@ from pytest_llmperf.launch.request import LaunchRequest, write_request
 from pytest_llmperf.records.calibration import OF_THE_RUN, UNKEPT, Calibration
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run.baseline_comparison import BaselineComparison
+from pytest_llmperf.run.runner import Runner
 from pytest_llmperf.worker.folder import Request
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import FakeLauncher, launch_of

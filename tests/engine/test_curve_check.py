@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.caller import CaseTerms
-from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.judge.loss_curves import LOSS_CURVES, CurveBaseline
 from pytest_llmperf.judge.store import Store
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.results_json import document
+from pytest_llmperf.run.caller import CaseTerms
+from pytest_llmperf.run.conclusion import Conclusion
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
 from pytest_llmperf.support import codec
 from tests import text_package

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_llmperf.engine.baseline_comparison import diagnosed
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trace import Trace, TraceRow, merged
+from pytest_llmperf.run.baseline_comparison import diagnosed
 from pytest_llmperf.run.errors import DidNotTrainError
 from tests.engine.conftest import Engine
 

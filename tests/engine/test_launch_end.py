@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.request import LaunchRequest
@@ -17,6 +16,7 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.launch_end import PassingRanges
 from pytest_llmperf.report.failure_message import failure_message
+from pytest_llmperf.run.caller import CaseTerms
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import FakeLauncher
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.launch.request import LaunchRequest
+from pytest_llmperf.run.conclusion import Conclusion
 from pytest_llmperf.run.errors import DidNotTrainError
 from tests.engine.conftest import SPEC, Engine
 from tests.fakes import FakeLauncher

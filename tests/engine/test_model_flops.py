@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.launch.prediction import CountError
 from pytest_llmperf.run import model_flops
+from pytest_llmperf.run.case_check import CaseChecks
 from pytest_llmperf.settings.models import Model
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests import fakes

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.judge.gain import Bounds
+from pytest_llmperf.run.conclusion import Conclusion
 from pytest_llmperf.run.errors import DidNotTrainError
 from tests import fakes
 from tests.engine.conftest import SPEC, Engine

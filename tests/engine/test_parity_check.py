@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine import dry_run
-from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.parity import SEEDS, TrainingErrors
+from pytest_llmperf.run import dry_run
+from pytest_llmperf.run.caller import CaseTerms
 from pytest_llmperf.run.coverage import Width
 from pytest_llmperf.run.errors import CannotRunError, DidNotTrainError
 from pytest_llmperf.settings.small_spec import small

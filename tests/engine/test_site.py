@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_llmperf.engine.case_check import CaseChecks
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
@@ -16,6 +15,7 @@ from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.launch.site import OutOfTimeError, Say, Site
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run.case_check import CaseChecks
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CannotRunError, RunEndedError
 from tests.engine.conftest import SPEC, Engine

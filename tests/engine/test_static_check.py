@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine import static_check
-from pytest_llmperf.engine.static_check import record_static
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.run import static_check
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
+from pytest_llmperf.run.static_check import record_static
 from tests.engine.conftest import EAGER, SPEC, Engine
 from tests.fakes import STEP, write_static
 

@@ -11,11 +11,11 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_llmperf.engine import capacity
 from pytest_llmperf.judge.gain import Bounds
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.records.phases import HELD
+from pytest_llmperf.run import capacity
 from pytest_llmperf.run.errors import DidNotTrainError
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.engine.conftest import EAGER, SPEC, Engine

@@ -14,13 +14,6 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.caller import CaseTerms
-from pytest_llmperf.engine.tuning import final as final_stage
-from pytest_llmperf.engine.tuning import forecast, recheck, trial_stage
-from pytest_llmperf.engine.tuning.final import Final, Knowledge
-from pytest_llmperf.engine.tuning.forecast import StepPredictions
-from pytest_llmperf.engine.tuning.trials import Share, Tried, Tuning, TuningOrder
-from pytest_llmperf.engine.tuning.tuner import Standing, Tuner
 from pytest_llmperf.judge.tuning_objective import OBJECTIVES
 from pytest_llmperf.launch import local, machine
 from pytest_llmperf.launch.device import Gpu
@@ -30,7 +23,14 @@ from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Health, Launch
 from pytest_llmperf.records.parity import TrainingErrors
 from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.run.caller import CaseTerms
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError
+from pytest_llmperf.run.tuning import final as final_stage
+from pytest_llmperf.run.tuning import forecast, recheck, trial_stage
+from pytest_llmperf.run.tuning.final import Final, Knowledge
+from pytest_llmperf.run.tuning.forecast import StepPredictions
+from pytest_llmperf.run.tuning.trials import Share, Tried, Tuning, TuningOrder
+from pytest_llmperf.run.tuning.tuner import Standing, Tuner
 from pytest_llmperf.settings.space import Space, axes_of
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.engine.conftest import Engine

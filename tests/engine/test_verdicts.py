@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.caller import CaseTerms
 from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.acceptance import accept
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import BaselineChangedError
 from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
+from pytest_llmperf.run.caller import CaseTerms
 from pytest_llmperf.run.errors import CaseFailedError, DidNotTrainError
 from tests.engine.conftest import EAGER, SPEC, Engine
 
@@ -224,7 +224,7 @@ class TestUpdating:
                 raise BaselineChangedError(SPEC.id, baseline_file.read(Baseline, theirs, path.name))
             return accept(found, **values)
 
-        monkeypatch.setattr("pytest_llmperf.engine.conclusion.accept", late)
+        monkeypatch.setattr("pytest_llmperf.run.conclusion.accept", late)
         concluded = engine.check(update="all", reason="mine")
         assert (told, concluded.result.verdict) == (["pass"], "improved")
         assert concluded.result.updated

@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine import whole_run
-from pytest_llmperf.engine.baseline_comparison import ONE_SESSION
-from pytest_llmperf.engine.case_check import CaseChecks
-from pytest_llmperf.engine.whole_run import judged_together
 from pytest_llmperf.judge.gpu_knowledge import FEWEST_CASES, Knowledge
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Rule
@@ -21,8 +17,12 @@ from pytest_llmperf.launch.device import Gpu
 from pytest_llmperf.launch.machine import Machine
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult, Verdict
+from pytest_llmperf.run import whole_run
+from pytest_llmperf.run.baseline_comparison import ONE_SESSION
+from pytest_llmperf.run.case_check import CaseChecks
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.settings import Settings
+from pytest_llmperf.run.whole_run import judged_together
 from pytest_llmperf.support import codec
 from tests.engine.conftest import Engine
 from tests.gpu_nights import Cases, World, baseline_of, case_log, flat, is_limited, result_of, spec_of

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.engine.history.history_store import HistoryStore
 from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.run.history.history_store import HistoryStore
 from tests.plugin.conftest import Project
 
 

@@ -115,7 +115,7 @@ def test_a_case_that_its_test_let_pass_fails_the_run_once_its_gpu_is_known(
 
 
 _FAULT = """
-from pytest_llmperf.engine import whole_run
+from pytest_llmperf.run import whole_run
 
 def broken(*_):
     raise ArithmeticError("no figure")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.engine.caller import Caller, CaseTerms
-from pytest_llmperf.engine.case_check import CaseChecks
+from pytest_llmperf.run.caller import Caller, CaseTerms
+from pytest_llmperf.run.case_check import CaseChecks
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.settings import Settings

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.engine import capacity
 from pytest_llmperf.launch.prediction import predictions
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.result import CaseResult, Check
+from pytest_llmperf.run import capacity
 from tests.worker import engine
 from tests.worker.engine import checks
 from tests.worker.launching import launch

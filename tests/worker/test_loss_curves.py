@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.engine.conclusion import Conclusion
 from pytest_llmperf.launch import local
 from pytest_llmperf.launch.local import LocalLauncher
 from pytest_llmperf.launch.request import LaunchRequest
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run.conclusion import Conclusion
 from tests.worker.engine import checks
 from tests.worker.import_patch import in_the_rank
 

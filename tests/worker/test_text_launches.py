@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.engine import derived_metrics
 from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.validity import troubles
 from pytest_llmperf.records.failure import Failure
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run import derived_metrics
 from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.support import codec
 from tests.worker.launching import launch, launched

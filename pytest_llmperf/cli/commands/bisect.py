@@ -17,17 +17,17 @@ from pytest_llmperf.cli.asked_run import asked_run, usage_errors
 from pytest_llmperf.cli.screen import Screen, facts, plain, table
 from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.cli.terminal import Terminal
-from pytest_llmperf.engine.bisection import Bisection, BisectionOrder, Bisector, Change
-from pytest_llmperf.engine.run import Run
 from pytest_llmperf.judge.yardstick import CRITERIA, Yardstick
 from pytest_llmperf.launch.candidates import History, HistoryError, Span
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory
 from pytest_llmperf.records.result import Spent
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
+from pytest_llmperf.run.bisection import Bisection, BisectionOrder, Bisector, Change
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.options import BISECT
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.requirements import why_skip
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import codec, formats, quantities

@@ -13,14 +13,14 @@ from pytest_llmperf.cli.asked_run import asked_run, usage_errors
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import named
 from pytest_llmperf.cli.terminal import Terminal
-from pytest_llmperf.engine.caller import CaseTerms
-from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.learning_checks import SEEDS
-from pytest_llmperf.engine.run import Run
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.summary_table import summary_lines
+from pytest_llmperf.run.caller import CaseTerms
+from pytest_llmperf.run.conclusion import Conclusion
 from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, RunEndedError
+from pytest_llmperf.run.learning_checks import SEEDS
 from pytest_llmperf.run.options import CHECK
+from pytest_llmperf.run.run import Run
 from pytest_llmperf.settings.train_spec import TrainSpec
 
 #: Who asked, in results and baselines.

@@ -14,14 +14,14 @@ from pytest_llmperf.cli.answer import Answer, CaseError
 from pytest_llmperf.cli.arguments import add_place, add_shared
 from pytest_llmperf.cli.baseline_folder import Shelf, figure, settings_differences
 from pytest_llmperf.cli.screen import Screen, plain, table
-from pytest_llmperf.engine.run_page.run_document import RunDocument
-from pytest_llmperf.engine.run_page.run_page import write_page
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.results_document import ResultsError, read_values
 from pytest_llmperf.report.page.html_page import missing
 from pytest_llmperf.report.table import Column, escaped, markdown
 from pytest_llmperf.run.reading import usual_history
+from pytest_llmperf.run.run_page.run_document import RunDocument
+from pytest_llmperf.run.run_page.run_page import write_page
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats
 from pytest_llmperf.support.version import MADE_BY

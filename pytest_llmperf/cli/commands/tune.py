@@ -17,14 +17,14 @@ from pytest_llmperf.cli.spec_arguments import settings as named_settings
 from pytest_llmperf.cli.terminal import Terminal
 from pytest_llmperf.cli.test_file import TestFile
 from pytest_llmperf.cli.tune_pages import Watcher, document, page
-from pytest_llmperf.engine.run import Run
-from pytest_llmperf.engine.tuning.trials import Tuning, TuningOrder
-from pytest_llmperf.engine.tuning.tuner import Tuner
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.judge.tuning_objective import OBJECTIVES
 from pytest_llmperf.run.errors import CaseFailedError, RunEndedError, UsageError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.options import TUNE
+from pytest_llmperf.run.run import Run
+from pytest_llmperf.run.tuning.trials import Tuning, TuningOrder
+from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import Space, default_axes, read_axes
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support import formats, quantities

@@ -14,11 +14,11 @@ import pytest
 from pytest_llmperf.cli import main
 from pytest_llmperf.cli.commands.bisect import page
 from pytest_llmperf.cli.screen import Screen
-from pytest_llmperf.engine.bisection import Bisection
 from pytest_llmperf.judge.yardstick import Yardstick
 from pytest_llmperf.launch import histories
 from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.report.text import ASCII
+from pytest_llmperf.run.bisection import Bisection
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import install

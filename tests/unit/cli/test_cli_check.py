@@ -13,11 +13,11 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.cli import main
-from pytest_llmperf.engine import case_check, run_end, whole_run
-from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.whole_run import WholeRun
 from pytest_llmperf.judge.run_effects import CommonChange
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run import case_check, run_end, whole_run
+from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.whole_run import WholeRun
 from tests import text_package
 from tests.fakes import install
 
@@ -175,7 +175,7 @@ try:
     pytest_llmperf.cli.main(["check", "model=llama-tiny", "min_steps=0"])
 except SystemExit:
     pass
-import pytest_llmperf.engine.case_check
+import pytest_llmperf.run.case_check
 print([name for name in ("pytest", "_pytest", "torch", "transformers") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -223,7 +223,7 @@ def test_a_model_of_few_positions_is_named_by_what_it_was_given(capsys: pytest.C
 def test_what_its_host_cannot_hold_is_refused_before_it_starts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_llmperf.engine.runner.host_memory_bytes", lambda: 8 * 2**30)
+    monkeypatch.setattr("pytest_llmperf.run.runner.host_memory_bytes", lambda: 8 * 2**30)
     assert main(["check", "model=llama-3.2-1b", "model_precision=fp32", "--gpus", "0"]) == 1
     said = capsys.readouterr().out
     assert (

@@ -18,14 +18,14 @@ from pytest_llmperf.cli.entry_point import main
 from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.test_file import TestFile
 from pytest_llmperf.cli.tune_pages import document, page
-from pytest_llmperf.engine.conclusion import Conclusion
-from pytest_llmperf.engine.tuning.trials import Compared, Share, Tried, Tuning, TuningOrder
-from pytest_llmperf.engine.tuning.tuner import Tuner
 from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Turns
 from pytest_llmperf.launch import machine
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.report.text import ASCII
+from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.tuning.trials import Compared, Share, Tried, Tuning, TuningOrder
+from pytest_llmperf.run.tuning.tuner import Tuner
 from pytest_llmperf.settings.space import Space, axes_of
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import MACHINE

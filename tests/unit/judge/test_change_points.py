@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_llmperf.engine.history.machine_noise import scattering
 from pytest_llmperf.judge import case_histories as all_histories
 from pytest_llmperf.judge.case_histories import (
     CaseHistory,
@@ -26,6 +25,7 @@ from pytest_llmperf.judge.case_histories import (
 from pytest_llmperf.judge.change_points import FALSE_ALARM, Scatter, Timeline, find_levels
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.past_result import PastResult
+from pytest_llmperf.run.history.machine_noise import scattering
 from pytest_llmperf.support import codec
 from tests.examples import examples
 from tests.history import MACHINE, NOISE, nights, past_result, with_versions

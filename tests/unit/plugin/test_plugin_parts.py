@@ -16,10 +16,6 @@ from typing import Any
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.engine.baseline_comparison import BaselineComparison
-from pytest_llmperf.engine.caller import Caller, CaseTerms
-from pytest_llmperf.engine.runner import Runner
-from pytest_llmperf.engine.search_deadline import SearchDeadline
 from pytest_llmperf.judge.noise import Experience
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Rule
@@ -33,12 +29,16 @@ from pytest_llmperf.plugin.console import Console
 from pytest_llmperf.records.batch_size_search import Search
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.run.baseline_comparison import BaselineComparison
+from pytest_llmperf.run.caller import Caller, CaseTerms
 from pytest_llmperf.run.context import Context
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.findings import Findings
 from pytest_llmperf.run.folders import prune
 from pytest_llmperf.run.job import NoJob
 from pytest_llmperf.run.model_flops import ModelFlops
+from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.run.search_deadline import SearchDeadline
 from tests.fakes import launch_of
 
 SPEC = TrainSpec(model="llama-tiny")

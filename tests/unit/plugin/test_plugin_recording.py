@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from pytest_llmperf.engine.conclusion import Recorder
-from pytest_llmperf.engine.derived_metrics import figures
 from pytest_llmperf.judge import store as store_module
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.verdict import judge
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run.conclusion import Recorder
+from pytest_llmperf.run.derived_metrics import figures
 from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.run.revision import Revision
 from pytest_llmperf.settings.train_spec import TrainSpec

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from pytest_llmperf import TrainSpec
-from pytest_llmperf.engine import launch_retry
-from pytest_llmperf.engine.launch_retry import LaunchRetry
 from pytest_llmperf.judge.validity import Circumstances
 from pytest_llmperf.records.failure import Failure, LaunchFailed
 from pytest_llmperf.records.launch import Health, Launch
+from pytest_llmperf.run import launch_retry
+from pytest_llmperf.run.launch_retry import LaunchRetry
 from tests.fakes import launch_of
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llmperf.engine.history import history_store
-from pytest_llmperf.engine.history.history import History
-from pytest_llmperf.engine.history.history_error import HistoryError
-from pytest_llmperf.engine.history.history_store import APPLICATION_ID, SCHEMAS, HistoryStore
+from pytest_llmperf.run.history import history_store
+from pytest_llmperf.run.history.history import History
+from pytest_llmperf.run.history.history_error import HistoryError
+from pytest_llmperf.run.history.history_store import APPLICATION_ID, SCHEMAS, HistoryStore
 from tests.history import nights, past_result
 
 

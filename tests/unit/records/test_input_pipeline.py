@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.waits import DataWait, data_wait
-from pytest_llmperf.engine import derived_metrics
+from pytest_llmperf.run import derived_metrics
 from pytest_llmperf.run.model_flops import ModelFlops
 from pytest_llmperf.settings.evidence import Evidence, contradictions, declarable
 from pytest_llmperf.settings.requirements import why_skip

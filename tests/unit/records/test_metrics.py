@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 import pytest_llmperf
-from pytest_llmperf.engine.run_page.case_rows import headings
-from pytest_llmperf.engine.run_page.run_document import RunDocument
 from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.early_stop import passing_ranges
@@ -27,6 +25,8 @@ from pytest_llmperf.report.consumers.exported_run import ExportedRun
 from pytest_llmperf.report.consumers.metrics import prometheus
 from pytest_llmperf.report.results_json import document
 from pytest_llmperf.report.summary_table import summary_lines
+from pytest_llmperf.run.run_page.case_rows import headings
+from pytest_llmperf.run.run_page.run_document import RunDocument
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import accept
@@ -132,7 +132,7 @@ class TestOneRowMore:
 #: Why each of these names three metrics or more, beside the table of all.
 EXCEPTIONS = {
     "cli/tune_pages.py": "fields of its own document, of trials and not of cases",
-    "engine/run_page/case_charts.py": "a chart of memory's parts, and one of steps, show certain ones",
+    "run/run_page/case_charts.py": "a chart of memory's parts, and one of steps, show certain ones",
     "judge/exact.py": "facts of the evidence that are no changes, and whose work a traced step is",
     "judge/integrity.py": "figures of a file that follow from one another",
     "judge/static_step_checks.py": "how each is counted of a step without a launch",

@@ -10,14 +10,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pytest_llmperf.engine.run_page import run_page
-from pytest_llmperf.engine.run_page.case_rows import MOST_CASES
-from pytest_llmperf.engine.run_page.run_document import RunDocument
-from pytest_llmperf.engine.run_page.run_page import drawn, page_of
-from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.page.html_page import html
 from pytest_llmperf.report.page.page_model import BarChart, Page, Table
+from pytest_llmperf.run.run_page import run_page
+from pytest_llmperf.run.run_page.case_rows import MOST_CASES
+from pytest_llmperf.run.run_page.run_document import RunDocument
+from pytest_llmperf.run.run_page.run_page import drawn, page_of
+from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from tests.pages import evil_run, made, many
 from tests.runs import LADDER, ladder_run, result_of, stored_figures
 

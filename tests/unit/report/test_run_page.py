@@ -13,10 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_llmperf.analysis import ladder as chapter15
-from pytest_llmperf.engine.run_page.case_name import CaseName
-from pytest_llmperf.engine.run_page.run_document import RunDocument
-from pytest_llmperf.engine.run_page.run_page import charts_of, page_of
-from pytest_llmperf.engine.run_page.stored_figures import StoredFigures
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.page.charts import specification
 from pytest_llmperf.report.page.page_model import (
@@ -30,6 +26,10 @@ from pytest_llmperf.report.page.page_model import (
     StackChart,
 )
 from pytest_llmperf.report.results_json import document
+from pytest_llmperf.run.run_page.case_name import CaseName
+from pytest_llmperf.run.run_page.run_document import RunDocument
+from pytest_llmperf.run.run_page.run_page import charts_of, page_of
+from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from pytest_llmperf.support import formats
 from tests.examples import examples
 from tests.runs import LADDER, MACHINE, WIDTHS, ladder_run, launches_at, result_of, stored_at, stored_figures

@@ -1,0 +1,401 @@
+"""Bisection: one search, from its two ends to the first bad candidate, each launched in turns with the good end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_llmperf.analysis.step_difference import step_difference
+from pytest_llmperf.judge.exact import changes, count_of
+from pytest_llmperf.judge.stats import paired_difference, quantile
+from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.judge.yardstick import (
+    By,
+    Lineage,
+    Look,
+    Side,
+    Yardstick,
+    compared_ends,
+    criteria,
+    most_steps,
+    side_of,
+)
+from pytest_llmperf.launch.candidates import History, NoRoomError, NotMadeError, Span
+from pytest_llmperf.records.candidate import Candidate
+from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import MEMORY, counts
+from pytest_llmperf.report.step_words import points_to
+from pytest_llmperf.run.caller import Caller
+from pytest_llmperf.run.errors import CaseFailedError
+from pytest_llmperf.run.pair_store import PairStore
+from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs
+from pytest_llmperf.run.paired_comparison import Side as Turn
+from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.run.trial_store import surroundings
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import codec, formats
+
+#: How often all of a bisection's decisions together may be wrong.
+ALPHA = 0.05
+# A change below so many standard deviations of a pair is often seen larger than it is, where it is seen at all.
+_CLEAR = 2.0
+# Another attempt ends the same way; a timeout, or memory that a neighbour had, need not.
+_LASTING = frozenset({"error", "refused"})
+# Two-sided confidence in an interval that is shown.
+_INTERVAL = 0.975
+# Seconds: with less than that left, whatever ends was ended by the clock.
+_NEXT_TO_NOTHING = 1.0
+
+Watch = Callable[[str], None]
+Decide = Callable[[Pairs], Look]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectionOrder:
+    """What was asked for."""
+
+    good: str
+    bad: str
+    by: By | None = None
+    """``None``: by the first in which the ends differ."""
+    seconds: float = 3600.0
+    """For all of it."""
+    max_pairs: int = 8
+    """In one comparison at most; the run's settings allow as many launches of a side."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A ratio of step times, as a logarithm: between ``low`` and ``high`` with 95 %."""
+
+    log: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One candidate, beside the good end."""
+
+    candidate: Candidate
+    side: Side | None
+    """``None``: its comparison was broken off."""
+    pairs: int = 0
+    change: Change | None = None
+    exact: tuple[str, ...] = ()
+    """What is counted, or else exact, and is not as at the good end."""
+    reason: str = ""
+    """Why it was skipped."""
+    was_kept: bool = False
+    """Whether no launch was needed for it, since an earlier run had made them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "candidate": codec.plain(self.candidate),
+            "side": self.side,
+            "pairs": self.pairs,
+            "change": vars(self.change) if self.change else None,
+            "exact": list(self.exact),
+            "reason": self.reason,
+            "kept": self.was_kept,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bisection:
+    """What was found."""
+
+    good: Candidate
+    bad: Candidate
+    num_candidates: int
+    """After the good end, the bad one included."""
+    yardstick: Yardstick | None = None
+    """``None``: the ends do not differ, or it is not known."""
+    steps: tuple[Step, ...] = ()
+    """The bad end's first."""
+    suspects: tuple[Candidate, ...] = ()
+    """Those that may be the first bad one; one, if it was found."""
+    last_good: Candidate | None = None
+    change: Change | None = None
+    """The step times of the first bad one over those of the last good one."""
+    exact: tuple[str, ...] = ()
+    """What else is exact and changed between the two."""
+    diagnosis: str = ""
+    confidence: float = 0.0
+    """At least, that the first bad one is among the suspects."""
+    ended: str = ""
+    """What ended it before its end: ``time`` or ``interrupted``."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first_bad(self) -> Candidate | None:
+        """The one that was found; ``None``: none, or several may be it."""
+        return self.suspects[0] if len(self.suspects) == 1 and self.yardstick else None
+
+
+class Bisector:
+    """One case and one history."""
+
+    def __init__(self, caller: Caller, spec: TrainSpec, order: BisectionOrder, history: History, watch: Watch) -> None:
+        self._caller, self._spec, self._order, self._history, self._watch = caller, spec, order, history, watch
+        self._policy = caller.policy(spec)
+        self._steps: list[Step] = []
+
+    def run(self, span: Span) -> Bisection:
+        """Search between the ends of ``span`` until one is left, or none can tell more, or time is over.
+
+        Raises:
+            CaseFailedError: an end cannot be launched, or another process does the same.
+        """
+        self._caller.context.until = time.monotonic() + self._order.seconds
+        lineage = Lineage(span.candidates)
+        # One is of the ends, and skipped ones may make the halves uneven by one.
+        alpha = ALPHA / (most_steps(len(span.candidates)) + 2)
+        found = Bisection(good=span.good, bad=lineage.bad, num_candidates=len(span.candidates), notes=span.notes)
+        with BesideGood(self._caller, self._spec, self._history, span.good, self._watch) as beside:
+            ended = ""
+            try:
+                yardstick = self._ends(beside, lineage.bad, alpha)
+                found = replace(found, yardstick=yardstick)
+                if yardstick is not None:
+                    found = replace(found, notes=(*found.notes, *self._caution(yardstick)))
+                    self._divided(beside, lineage, yardstick, alpha)
+            except KeyboardInterrupt:
+                ended = "interrupted"
+            notes = (*found.notes, *beside.notes)
+            found = replace(found, steps=tuple(self._steps), ended=ended or beside.ended, notes=notes)
+            return found if found.yardstick is None else self._concluded(found, lineage, beside, alpha)
+
+    def _ends(self, beside: BesideGood, bad: Candidate, alpha: float) -> Yardstick | None:
+        """In what they differ.
+
+        Raises:
+            CaseFailedError: one of them cannot be launched.
+        """
+        self._watch(f"the ends: {beside.good.shown} (good) and {bad.shown} (bad), in turns")
+        yardstick: list[Yardstick | None] = [None]
+        order = criteria(self._order.by, on_cpu=self._caller.context.on_cpu)
+
+        def decide(pairs: Pairs) -> Look:
+            told = compared_ends(pairs, self._policy, order, alpha=alpha, budget=self._order.max_pairs)
+            yardstick[0] = told.yardstick
+            return Look(told.goes_on, "bad" if told.yardstick else None)
+
+        step = beside.compared(bad, decide, is_end=True)
+        self._steps.append(step)
+        if step.side == "skipped":
+            raise CaseFailedError(f"--bad {bad.shown}: {step.reason}")
+        return yardstick[0]
+
+    def _caution(self, yardstick: Yardstick) -> tuple[str, ...]:
+        on_cpu = self._caller.context.on_cpu
+        if yardstick.by != "speed":
+            told = "step times are by a CPU's clock, which shows its other work too: they decided nothing here"
+            return (told,) if on_cpu else ()
+        found = []
+        if on_cpu:
+            found.append("a CPU's clock shows its other work too: see whether --by counts tells the ends apart")
+        scatter = yardstick.error * math.sqrt(self._steps[0].pairs)
+        if abs(yardstick.size) < _CLEAR * scatter:
+            more = 4 * self._order.max_pairs
+            why = "the ends are hardly further apart than one pair scatters, and chance may have enlarged that"
+            found.append(f"{why}: its answer is worth little without --max-pairs {more}")
+        return tuple(found)
+
+    def _divided(self, beside: BesideGood, lineage: Lineage, yardstick: Yardstick, alpha: float) -> None:
+        def decide(pairs: Pairs) -> Look:
+            return side_of(pairs, yardstick, self._policy, alpha=alpha, budget=self._order.max_pairs)
+
+        while not beside.ended:
+            candidate = lineage.following(self._sides)
+            if candidate is None:
+                return
+            num = len(lineage.suspects(self._sides))
+            self._watch(f"step {len(self._steps)}, about {most_steps(num)} left of {num} suspects: {candidate.told}")
+            step = beside.compared(candidate, decide)
+            self._steps.append(step)
+            self._watch(
+                f"{candidate.shown}: {step.side or 'not decided'}" + (f": {step.reason}" if step.reason else "")
+            )
+
+    @property
+    def _sides(self) -> dict[str, Side]:
+        return {step.candidate.name: step.side for step in self._steps if step.side is not None}
+
+    def _concluded(self, found: Bisection, lineage: Lineage, beside: BesideGood, alpha: float) -> Bisection:
+        # What is counted has no noise to be wrong by.
+        is_noisy = found.yardstick is not None and found.yardstick.by == "speed"
+        decided = sum(step.side in ("good", "bad") for step in found.steps) if is_noisy else 0
+        suspects = lineage.suspects(self._sides)
+        found = replace(found, suspects=suspects, confidence=1 - min(1.0, alpha * decided))
+        first_bad = found.first_bad
+        if first_bad is None:
+            return found
+        name = lineage.before(first_bad, self._sides)
+        last_good = next((one for one in lineage.candidates if one.name == name), found.good)
+        pairs = beside.pairs.get(first_bad.name)
+        others = beside.pairs.get(last_good.name) if name else pairs  # the good end was launched beside it
+        if not pairs or not others:
+            return replace(found, last_good=last_good)
+        now, then = pairs[-1][1], others[-1][1 if name else 0]
+        steps = {step.candidate.name: step for step in reversed(self._steps)}
+        words = points_to(step_difference(then.trace, now.trace)) if then.trace and now.trace else ""
+        return replace(
+            found,
+            last_good=last_good,
+            change=_between(steps.get(name or ""), steps.get(first_bad.name)),
+            exact=(*beside.exact_differences(then, now), *then.differences(now)),
+            diagnosis=words,
+        )
+
+
+def _between(good: Step | None, bad: Step | None) -> Change | None:
+    """The second over the first, both held against the same end; ``None`` is that end itself."""
+    if bad is None or bad.change is None:
+        return None
+    if good is None or good.change is None:
+        return bad.change
+    log = bad.change.log - good.change.log
+    wide = math.hypot(bad.change.log - bad.change.low, good.change.log - good.change.low)
+    return Change(log, log - wide, log + wide)
+
+
+class BesideGood:
+    """Candidates in turns with the good end, each until it is decided; alone with what it keeps while it is entered."""
+
+    def __init__(
+        self, caller: Caller, spec: TrainSpec, history: History, good: Candidate, watch: Callable[[str], None]
+    ) -> None:
+        self._caller, self._spec, self._history, self.good, self._watch = caller, spec, history, good, watch
+        context, self._policy = caller.context, caller.policy(spec)
+        where = [context.machine_kind, sorted(gpu.uuid for gpu in context.gpus)]
+        self._store = PairStore([spec.to_dict(), history.key, good.name, *surroundings(), *where])
+        self.pairs: dict[str, Pairs] = {}
+        """By the candidate's name; the good end's launch is the first of each."""
+        self._good_turn: Turn | None = None
+        self.ended = ""
+        """``time``, once there is none for another pair."""
+        self.notes: tuple[str, ...] = ()
+
+    def __enter__(self) -> BesideGood:  # noqa: PYI034 - typing has no Self before Python 3.11
+        self._store.take()
+        if self._store.unkept:
+            self.notes = (f"what is measured cannot be kept ({self._store.unkept}): a second run begins anew",)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._store.release()
+
+    def compared(self, candidate: Candidate, decide: Decide, *, is_end: bool = False) -> Step:
+        """What ``decide`` says of ``candidate``, by as many pairs as it takes; one that ``is_end`` is always tried.
+
+        Raises:
+            CaseFailedError: the good end cannot be launched, or the disk is full.
+        """
+        known = self._store.known(candidate.name)
+        kept = known.pairs
+        if kept:
+            self.pairs[candidate.name] = kept
+            told = decide(kept)
+            if not told.goes_on:
+                return self._step(candidate, told, was_kept=True)
+        if known.failure and not is_end:
+            return Step(candidate=candidate, side="skipped", reason=known.failure, was_kept=True)
+        try:
+            return self._launched(candidate, decide, kept)
+        except NoRoomError as error:
+            raise CaseFailedError(f"{candidate.shown}: {error}; free some: the same command goes on") from None
+        except NotMadeError as error:
+            return Step(candidate=candidate, side="skipped", reason=str(error))
+
+    def _launched(self, candidate: Candidate, decide: Decide, kept: Pairs) -> Step:
+        if self._left <= _NEXT_TO_NOTHING:
+            self.ended = "time"
+            return Step(candidate=candidate, side=None, reason="no time was left for it")
+        try:
+            self._good_turn = self._good_turn or self._turn(self.good)
+        except NotMadeError as error:
+            raise CaseFailedError(f"--good {self.good.shown}: {error}") from None
+        sides = [self._good_turn, self._turn(candidate)]
+        answers, wrong = [Look(goes_on=True)], list[str]()
+        begun = time.monotonic()
+
+        def judge(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
+            wrong[:] = troubles
+            if troubles:
+                return Judgement("invalid", "", ())
+            self.pairs[candidate.name] = pairs
+            self._store.keep(candidate.name, pairs)
+            answers[0] = decide(pairs)
+            of_a_pair = (time.monotonic() - begun) / max(1, len(pairs) - len(kept))
+            if answers[0].goes_on and self._left < of_a_pair:
+                self.ended = "time"
+            return Judgement("pass", "", (), undecided=answers[0].goes_on and not self.ended)
+
+        comparison = PairedComparison(self._caller, Runner(self._caller), self._spec)
+        try:
+            turns = comparison.take_turns(sides, judge, kept)
+        except LaunchFailed as error:
+            return self._failed(candidate, error)
+        if wrong and comparison.troubles(sides[0], turns.before):
+            raise CaseFailedError(f"--good {self.good.shown}: {wrong[0]}")
+        if wrong:
+            return self._skipped(candidate, wrong[0])
+        self.notes += tuple(note for note in turns.notes if note not in self.notes)
+        return self._step(candidate, answers[0])
+
+    def _failed(self, candidate: Candidate, error: LaunchFailed) -> Step:
+        if self._left <= _NEXT_TO_NOTHING:
+            self.ended = "time"
+            return Step(candidate=candidate, side=None, reason="time was over")
+        reason = f"{error.failure.reason}; logs: {error.failure.folder}"
+        if error.failure.message.endswith(f"(under {self.good.shown})"):
+            raise CaseFailedError(f"--good {self.good.shown}: {reason}")
+        if error.failure.kind == "unwritable":  # no other candidate would fare better
+            raise CaseFailedError(reason)
+        return self._skipped(candidate, reason, lasts=error.failure.kind in _LASTING)
+
+    def _skipped(self, candidate: Candidate, reason: str, *, lasts: bool = True) -> Step:
+        if lasts:
+            self._store.keep(candidate.name, (), reason)
+        return Step(candidate=candidate, side="skipped", reason=reason)
+
+    def _step(self, candidate: Candidate, told: Look, *, was_kept: bool = False) -> Step:
+        pairs = self.pairs[candidate.name]
+        difference = paired_difference(pairs, self._policy.noise)
+        wide = quantile(_INTERVAL, difference.df) * difference.error
+        return Step(
+            candidate=candidate,
+            side=None if told.goes_on else told.side,
+            pairs=len(pairs),
+            change=Change(difference.log, difference.log - wide, difference.log + wide),
+            exact=self.exact_differences(*pairs[-1]),
+            reason=told.reason,
+            was_kept=was_kept,
+        )
+
+    def exact_differences(self, then: Launch, now: Launch) -> tuple[str, ...]:
+        """What is counted, or else exact, of ``now`` that is not as it was ``then``; memory beyond its tolerance."""
+        found = []
+        for metric in counts():
+            a, b = count_of(then, metric), count_of(now, metric)
+            if a is not None and b is not None and a != b:
+                found.append(f"{metric.removesuffix('_per_step')}: {a:g} -> {b:g}")
+        tolerance = self._policy.in_pairs().tolerances[MEMORY]
+        if abs(now.peak_reserved_bytes - then.peak_reserved_bytes) > tolerance * then.peak_reserved_bytes:
+            memory = " -> ".join(formats.memory(launch.peak_reserved_bytes) for launch in (then, now))
+            found.append(f"peak memory: {memory}")
+        return (*found, *changes((now,), (then,)))
+
+    def _turn(self, candidate: Candidate) -> Turn:
+        self._watch(f"{candidate.shown}: its environment")
+        return Turn(candidate.shown, self._spec, self._history.python(candidate), f"at {candidate.shown}")
+
+    @property
+    def _left(self) -> float:
+        return self._caller.context.until - time.monotonic()

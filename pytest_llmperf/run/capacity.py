@@ -1,0 +1,274 @@
+"""``perf.max_micro_batch``: the largest micro-batch of a spec, held against its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.batch_size_baseline import CapacityBaseline, judge_capacity
+from pytest_llmperf.judge.validity import Circumstances
+from pytest_llmperf.launch.prediction import PredictionError, predictions
+from pytest_llmperf.launch.watch import Meter
+from pytest_llmperf.records.batch_size_search import LARGEST, Search
+from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS
+from pytest_llmperf.records.phases import SEARCHING
+from pytest_llmperf.records.result import CaseResult, Check, Spent, Verdict, joined_reasons
+from pytest_llmperf.run.baseline_comparison import contradictions
+from pytest_llmperf.run.caller import Caller
+from pytest_llmperf.run.case import Case
+from pytest_llmperf.run.conclusion import Recorded, Recorder
+from pytest_llmperf.run.launch_retry import LaunchRetry
+from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.run.search_deadline import SearchDeadline, bounds
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support.formats import memory
+
+# Fitting: finds the largest micro-batch of a spec, first in one process, then by fresh launches, whose word counts.
+
+
+# The third step is the first with nothing new: kernels are compiled, the optimizer has its states.
+_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The largest micro-batch that a fresh launch trained, where one with a sequence more ran out of memory."""
+
+    size: int
+    """0: not even one sequence fits."""
+    launch: Launch | None
+    """Of that size."""
+    fails: int | None = None
+    """The smallest size seen not to train."""
+    given_up: bool = False
+    """Whether time was over before the answer was known: ``size`` is what was seen to fit by then."""
+
+
+def short(spec: TrainSpec, size: int) -> TrainSpec:
+    """``spec`` at this micro-batch size, for as many steps as tell whether it fits."""
+    return replace(spec, micro_batch_size=size, steps=_STEPS, min_steps=_STEPS, warmup_steps=1)
+
+
+def fit(
+    fresh: FreshLaunches,
+    search: Search,
+    try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]] | None,
+    deadline: SearchDeadline,
+    *,
+    known: bool = False,
+) -> Fitted:
+    """Search from where ``search`` begins; ``try_sizes`` tries several in one process, where that can be done.
+
+    ``known``: that size was the answer before. Two launches confirm it; only where it is not any more is it searched.
+
+    What one process tells is a hint: memory that it has used is in other pieces than fresh memory. Once a fresh launch
+    contradicts it, fresh launches alone are believed: each of its other sizes would have to be contradicted by itself.
+
+    Raises:
+        LaunchFailed: a launch ended for another reason than a lack of memory.
+    """
+    hinted = not known
+    if known:  # as if one process had told it
+        search.note(search.guess, 0)
+        search.note(search.guess + 1, None)
+    elif try_sizes is not None:
+        _take_hints(fresh, search, try_sizes)
+    while (wanted := _wanted(search, fresh.launches)) is not None:
+        deadline.told(search)
+        if deadline.is_over:
+            return Fitted(search.fits, None, search.fails, given_up=True)
+        trained = fresh.launch(wanted)
+        told_wrong = wanted in (search.too_large if trained is not None else search.peaks.keys())
+        search.note(wanted, None if trained is None else trained.peak_allocated_bytes)
+        if told_wrong:
+            search.keep(fresh.launches)
+            if not hinted and try_sizes is not None:
+                hinted = True
+                _take_hints(fresh, search, try_sizes)
+    return Fitted(search.fits, fresh.launches.get(search.fits), search.fails)
+
+
+class FreshLaunches:
+    """Launches of a spec, a process each, by their size; none where it ran out of memory."""
+
+    def __init__(self, spec: TrainSpec, launch: Callable[[TrainSpec, int], Launch]) -> None:
+        self.spec, self._launch, self._number = spec, launch, 0
+        self.launches: dict[int, Launch | None] = {}
+
+    def launch(self, size: int) -> Launch | None:
+        """Launch ``size``; a rank that died without a word gets a second chance, since memory may have been what ended.
+
+        Raises:
+            LaunchFailed: it ended for another reason than a lack of memory.
+        """
+        try:
+            self.launches[size] = self._once(size)
+        except LaunchFailed as error:
+            if error.failure.kind != "killed":
+                raise
+            self.launches[size] = self._once(size)
+        return self.launches[size]
+
+    def _once(self, size: int) -> Launch | None:
+        self._number += 1
+        try:
+            return self._launch(short(self.spec, size), self._number)
+        except LaunchFailed as error:
+            if error.failure.kind != "oom":
+                raise
+            return None
+
+
+def _take_hints(
+    fresh: FreshLaunches, search: Search, try_sizes: Callable[[TrainSpec, Search], list[tuple[int, int | None]]]
+) -> None:
+    """Let one process go on from where ``search`` is; what fresh launches have told already stays."""
+    begin = search.next() or 1
+    trained = max((size for size, launch in fresh.launches.items() if launch is not None), default=0)
+    failed = min((size for size, launch in fresh.launches.items() if launch is None), default=LARGEST + 1)
+    for size, peak in try_sizes(short(fresh.spec, begin), replace(search, guess=begin)):
+        if trained < size < failed:
+            search.note(size, peak)
+
+
+def _wanted(search: Search, fresh: dict[int, Launch | None]) -> int | None:
+    """The size to launch next; ``None`` once the answer and the size after it are confirmed."""
+    size = search.next()
+    if size is None and search.fits < LARGEST:
+        # The larger one first: where the hint was too careful, the search goes on from there.
+        unconfirmed = [size for size in (search.fails, search.fits) if size and size not in fresh]
+        size = next(iter(unconfirmed), None)
+    return None if size in fresh else size
+
+
+#: Launches that an answer takes where the prediction was good: one that tries sizes, and two that confirm. An answer
+#: that is known, and still right, takes the last two.
+LAUNCHES = 3
+
+# Sizes whose predicted peaks give the line to begin with; larger than where the optimizer's step is the peak.
+_SIZES = (16, 32)
+
+
+class _SpoiltError(Exception):
+    """A launch and its retry were spoilt: whatever fits beside a neighbour is no answer, and the search ends."""
+
+
+class MaxBatchSize:
+    """Finds and judges the largest micro-batch of one caller's specs."""
+
+    def __init__(self, caller: Caller, runner: Runner, recorder: Recorder) -> None:
+        self._caller, self._runner, self._recorder = caller, runner, recorder
+
+    def check(self, case: Case, spec: TrainSpec) -> Recorded[CapacityBaseline]:
+        """What was found, what that is held against, and why it was not recorded where it should be.
+
+        Raises:
+            BaselineError: there is a file that cannot serve, or none can be written; before anything is launched.
+            LaunchFailed: a launch ended for another reason than a lack of memory.
+        """
+        baseline = self._recorder.load_capacity(spec)
+        self._recorder.prepare(spec, baseline)
+        # Clocks and drift say nothing of what fits.
+        retry = LaunchRetry(self._caller.observer.say)
+        try:
+            found = self._find(spec, retry, 0 if baseline is None else baseline.size)
+            why_none = _why_none(found, self._caller.context.settings.timeout_seconds)
+        except _SpoiltError:
+            found, why_none = None, joined_reasons(retry.spoilt)
+        result = _told(self._caller, case, found, why_none, baseline)
+        result = replace(result, notes=(*(retry.notes if found else ()), *result.notes))
+        while result.verdict != "invalid" and self._recorder.wants(baseline):
+            recorded = self._recorder.record_capacity(spec, result, baseline)
+            if not recorded.is_overtaken:
+                return recorded
+            baseline = recorded.baseline
+            result = replace(_told(self._caller, case, found, why_none, baseline), notes=result.notes)
+        return Recorded(result, baseline)
+
+    def _find(self, spec: TrainSpec, retry: LaunchRetry, known: int) -> Fitted:
+        context = self._caller.context
+        # A CPU's resident memory does not come back, so its peaks are no line.
+        limit = 0 if context.on_cpu else context.memory_bytes
+        search = Search(known or (self._guess(spec, limit) if limit else spec.micro_batch_size), limit)
+        alone = spec.gpus == 1 and context.site.is_here  # several ranks would have to agree on each size
+        with self._runner.hold(spec.gpus):
+            deadline = SearchDeadline(
+                spec.capacity_id,
+                context.settings.timeout_seconds,
+                self._caller.observer.say,
+                lambda: self._runner.seconds,
+            )
+            try_sizes = partial(self._runner.sizes, deadline=deadline) if alone else None
+            return fit(FreshLaunches(spec, partial(self._launch, retry)), search, try_sizes, deadline, known=known > 0)
+
+    def _guess(self, spec: TrainSpec, limit_bytes: int) -> int:
+        meter = Meter()
+        with meter.running():
+            size = _guess(spec, limit_bytes)
+        self._caller.findings.spent += Spent(phases={SEARCHING: meter.seconds})
+        return size
+
+    def _launch(self, retry: LaunchRetry, spec: TrainSpec, number: int) -> Launch:
+        try:
+            return retry.launch(spec, partial(self._runner.launch, number=number), _neighbours)
+        finally:
+            if retry.spoilt:
+                raise _SpoiltError
+
+
+def _neighbours(launch: Launch) -> Circumstances:
+    return Circumstances(validity.neighbours(launch.health))
+
+
+def _why_none(found: Fitted, seconds: float) -> str:
+    """Why what was ``found`` is no answer; empty where it is one."""
+    if found.given_up:
+        return (
+            f"no answer within {seconds:g} s, which --perf-timeout allows the whole search: "
+            f"{bounds(found.size, found.fails)} (allow more time, or let fewer sequences fit, by a larger "
+            "sequence_length or a lower --perf-memory-limit)"
+        )
+    if found.launch is None:
+        return "not even a micro-batch of 1 trains: it ran out of memory"
+    return f"no limit was found up to a micro-batch of {LARGEST}" if found.size >= LARGEST else ""
+
+
+def _told(
+    caller: Caller, case: Case, found: Fitted | None, why_none: str, baseline: CapacityBaseline | None
+) -> CaseResult:
+    """The result of ``case``, held against ``baseline``."""
+    if found is None or found.launch is None or why_none:
+        return caller.result(case, "invalid", why_none)
+    launch = found.launch
+    check = judge_capacity(found.size, baseline)
+    reason = f"{check.metric} {check.value:.0f}" + ("" if baseline is None else f", baseline {baseline.size}")
+    troubles = contradictions(short(case.specs[0], found.size), (launch,), caller.terms.inactive)
+    peak = launch.peak_reserved_bytes
+    checks = (
+        Check(metric=check.metric, value=check.value, unit=check.unit) if troubles else check,
+        METRICS["peak_reserved_bytes"].check(peak),
+        METRICS["peak_allocated_bytes"].check(launch.peak_allocated_bytes),
+    )
+    verdict: Verdict = "invalid" if troubles else check.verdict or "pass"
+    note = f"{found.size} sequences fit ({memory(peak)} reserved), {found.size + 1} run out of memory"
+    return replace(
+        caller.result(case, verdict, joined_reasons(troubles) or reason, checks),
+        launches=(launch,),
+        notes=(note, *(f"measured under {fault}" for fault in validity.injected([launch]))),
+    )
+
+
+def _guess(spec: TrainSpec, limit_bytes: int) -> int:
+    """Where predicted memory meets the limit; the spec's own size where it cannot be predicted."""
+    sums = []
+    for parts in predictions([replace(spec, micro_batch_size=size) for size in _SIZES]):
+        if isinstance(parts, PredictionError):
+            return spec.micro_batch_size
+        sums.append(sum(parts.values()))
+    small, large = sums
+    each = (large - small) / (_SIZES[1] - _SIZES[0])
+    return max(1, int(_SIZES[0] + (limit_bytes - small) / each)) if each > 0 else spec.micro_batch_size

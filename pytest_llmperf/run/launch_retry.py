@@ -1,0 +1,100 @@
+"""The retry of a launch that the circumstances spoilt: it is set aside and tried once more, later; once a case."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.validity import Circumstances
+from pytest_llmperf.records.failure import Failure, LaunchFailed
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.run.caller import Caller
+from pytest_llmperf.run.case import Case
+from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.settings.train_spec import TrainSpec
+
+# What spoilt a launch (heat, somebody else's job) is seldom gone at once.
+_PAUSE_SECONDS = 20.0
+
+
+class LaunchRetry:
+    """The launches of one case, and what is wrong with those that count."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.set_aside: tuple[str, ...] = ()
+        """Of the launch that was set aside."""
+        self.spoilt: tuple[str, ...] = ()
+        """Of launches that count all the same, because the retry was spoilt too."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the verdict should know of them."""
+        return (f"one launch was set aside: {self.set_aside[0]}",) if self.set_aside else ()
+
+    def launch(
+        self,
+        spec: TrainSpec,
+        start: Callable[[TrainSpec], Launch | Failure],
+        circumstances: Callable[[Launch], Circumstances],
+    ) -> Launch:
+        """One launch of ``spec``, which ``circumstances`` may have spoilt.
+
+        Raises:
+            LaunchFailed: it yielded no record.
+        """
+        outcome = start(spec)
+        around = _around(outcome, circumstances)
+        if around.lines and not self.set_aside:
+            self.set_aside = around.lines
+            self._say(f"{spec.id}: {around.lines[0]}; set aside, launched once more in {_PAUSE_SECONDS:.0f} s")
+            time.sleep(_PAUSE_SECONDS)
+            outcome = start(_longer(spec) if around.drifts else spec)
+            around = _around(outcome, circumstances)
+        self.spoilt = (*self.spoilt, *around.lines)
+        if isinstance(outcome, Failure):
+            raise LaunchFailed(spec.id, outcome)
+        return outcome
+
+
+def _around(outcome: Launch | Failure, circumstances: Callable[[Launch], Circumstances]) -> Circumstances:
+    if isinstance(outcome, Launch):
+        return circumstances(outcome)
+    # Of what makes a launch fail, memory alone is what a neighbour takes.
+    return Circumstances(validity.neighbours(outcome.health) if outcome.kind == "oom" else ())
+
+
+def _longer(spec: TrainSpec) -> TrainSpec:
+    return replace(spec, steps=2 * spec.steps, min_steps=2 * min(spec.min_steps, spec.steps))
+
+
+# A case that is declared to run out of memory: one launch decides whether it does.
+
+
+def should_run_out(caller: Caller) -> bool:
+    """Whether the GPUs here have less memory than the case was declared to need."""
+    below = caller.terms.oom_below_gib
+    if below is None or caller.context.on_cpu:
+        return False
+    return caller.context.memory_bytes < below * 2**30
+
+
+def runs_out(caller: Caller, runner: Runner, spec: TrainSpec) -> CaseResult:
+    """``pass`` where a launch of ``spec`` runs out of memory, and nobody else holds any; ``invalid`` where it trains.
+
+    Raises:
+        LaunchFailed: it ended for another reason.
+    """
+    case, retry = Case.of(spec), LaunchRetry(caller.observer.say)
+    try:
+        launch = retry.launch(spec, partial(runner.launch, number=1), lambda _: Circumstances())
+    except LaunchFailed as error:
+        if error.failure.kind != "oom" or retry.spoilt:
+            raise
+        return caller.result(case, "pass", "ran out of memory, as declared")
+    reason = f"was declared to run out of memory below {caller.terms.oom_below_gib:g} GiB, and trained"
+    return replace(caller.result(case, "invalid", reason), launches=(launch,))

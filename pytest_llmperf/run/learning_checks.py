@@ -1,0 +1,286 @@
+"""The loss curve of one case beside those of the same seeds before: trained, judged, recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.acceptance import refuse_injected
+from pytest_llmperf.judge.baseline_file import BaselineError
+from pytest_llmperf.judge.loss_curves import FEWEST_STEPS, LOSS_CURVES, CurveBaseline, SeedCurve, judge_curve
+from pytest_llmperf.judge.store import Store
+from pytest_llmperf.judge.training_parity import Parity, judge_parity
+from pytest_llmperf.records.failure import Failure, LaunchFailed
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.loss_curve import OTHER_LEARNING, JudgedCurve
+from pytest_llmperf.records.parity import ParityOrder
+from pytest_llmperf.records.result import FAILING, CaseResult, Check, joined_reasons, worst_of
+from pytest_llmperf.run.caller import Caller
+from pytest_llmperf.run.case import Case
+from pytest_llmperf.run.result_cache import MadeTrainings, SmallTrainings
+from pytest_llmperf.run.runner import Runner, Turn
+from pytest_llmperf.settings.attention import has_fp32
+from pytest_llmperf.settings.models import is_dropout
+from pytest_llmperf.settings.parallelism import gathered_precision
+from pytest_llmperf.settings.small_spec import plainest, small
+from pytest_llmperf.settings.train_spec import TrainSpec
+
+#: Of a curve that is recorded, where nobody says how many.
+SEEDS = 5
+
+# That numpy knows.
+_SEEDS = 2**32
+
+_ACCEPT = '--update-baselines --perf-reason "why"'
+
+
+class CurveCheck:
+    """Of one spec that asks for it."""
+
+    def __init__(self, caller: Caller, runner: Runner, spec: TrainSpec, known: JudgedCurve | None = None) -> None:
+        """What is stored is read, so that a file that cannot serve costs no launch.
+
+        ``known`` is what another test of this run has found of the same spec.
+
+        Raises:
+            BaselineError: it cannot be read, or ``spec`` cannot be held against it or any.
+        """
+        self._caller, self._runner, self._spec = caller, runner, spec
+        self._settings = caller.context.settings
+        self._seeds = tuple(spec.seed + number for number in range(caller.terms.loss_curve or SEEDS))
+        if self._seeds[-1] >= _SEEDS:
+            raise BaselineError(
+                f"{spec.id}: seed={spec.seed} leaves no room below 2**32 for the {len(self._seeds)} seeds of a loss "
+                "curve; take a smaller one"
+            )
+        self._store = Store(self._settings.baselines, CurveBaseline)
+        self._stored = self._store.load(LOSS_CURVES, spec)
+        self._launches: dict[int, Launch] = {}
+        self._judged = known
+        self.is_recorded = known is None and self._wanted()
+        """Whether all seeds are trained, and become what is held against."""
+        if self.is_recorded:
+            self._store.check_writable(LOSS_CURVES, spec)
+        elif known is None and self._stored is not None and self._stored.steps != spec.steps:
+            raise BaselineError(
+                f"{self._store.path(LOSS_CURVES, spec)}: its loss curves are of {self._stored.steps} steps, the spec "
+                f"of {spec.id} says {spec.steps}; record them anew with {_ACCEPT}"
+            )
+
+    @property
+    def launches_more(self) -> int:
+        """Beside the case's own, as far as can be foreseen: whether one seed decides is not known beforehand."""
+        return len(self._seeds) - 1 if self.is_recorded else 0
+
+    def _wanted(self) -> bool:
+        update, stored = self._settings.update, self._stored
+        if update not in ("new", "all") or stored is None:
+            return update in ("new", "all")
+        is_other = (stored.steps, stored.seeds) != (self._spec.steps, self._seeds)
+        return update == "all" and (is_other or bool(self._settings.reason))
+
+    def judged(self, result: CaseResult) -> CaseResult:
+        """``result``, of launches of the spec, with what its losses say; more seeds are trained where one does not
+        decide, or where they are to be recorded.
+
+        Raises:
+            LaunchFailed: one of them yielded no record.
+        """
+        if not result.launches or (result.verdict == "invalid" and self._judged is None):
+            return result  # what is no training has no curve
+        if self._judged is None:
+            self._launches[self._spec.seed] = result.launches[0]
+            wrong = self._trained()
+            if wrong:
+                return replace(result, verdict="invalid", reason=wrong)
+        return self._joined(result)
+
+    def _trained(self) -> str:
+        """Train what it takes; what contradicts a seed's spec."""
+        stored = self._stored.losses if self._stored else {}
+        seeds = self._seeds if self.is_recorded or not stored else tuple(stored)
+        turn = Turn(launches=len(seeds) if self.is_recorded else 0)
+        for seed in seeds:
+            if seed not in self._launches:
+                spec = replace(self._spec, seed=seed)
+                outcome = self._runner.launch(spec, len(self._launches) + 1, turn)
+                if isinstance(outcome, Failure):
+                    raise LaunchFailed(spec.id, outcome)
+                wrong = validity.troubles(spec, outcome, self._caller.terms.inactive)
+                if wrong:
+                    return joined_reasons(f"seed {seed}: {line}" for line in wrong)
+                self._launches[seed] = outcome
+            if self.is_recorded:
+                continue
+            if not stored:
+                break
+            self._judged = judge_curve(self._losses, stored)
+            if self._judged.verdict != "undecided":
+                break
+        return ""
+
+    @property
+    def _losses(self) -> dict[int, tuple[float, ...]]:
+        # One that drifted was launched again with more steps; its first ones are the same.
+        return {seed: tuple(launch.losses[: self._spec.steps]) for seed, launch in self._launches.items()}
+
+    def _joined(self, result: CaseResult) -> CaseResult:
+        if self.is_recorded:
+            return result
+        judged = self._judged
+        if judged is None:
+            why = f"no loss curve is stored, expected one at {self._store.path(LOSS_CURVES, self._spec)}; record it"
+            verdict = worst_of(("new", result.verdict if result.verdict != "planned" else None))
+            return replace(result, verdict=verdict, reason=why if verdict == "new" else result.reason)
+        result = replace(
+            result, loss_curve=judged, notes=(*result.notes, f"loss curve {judged.verdict}: {judged.reason}")
+        )
+        if judged.verdict in OTHER_LEARNING:
+            before = [f"{result.verdict}: {result.reason}"] if result.verdict in FAILING else []
+            told = f"loss curve {judged.verdict}: {judged.reason}, if that was meant accept it with {_ACCEPT}"
+            return replace(result, verdict="invalid", reason=joined_reasons([told, *before]), notes=result.notes[:-1])
+        if judged.verdict == "undecided" and result.verdict == "pass":
+            return replace(result, verdict="inconclusive", reason=f"loss curve undecided: {judged.reason}")
+        return result
+
+    def recorded(self, result: CaseResult, refused: str) -> tuple[CaseResult, str]:
+        """``result`` with the curve that was recorded, if it was to be; and why it was not."""
+        if not self.is_recorded or refused or result.verdict == "invalid":
+            return result, refused
+        if result.verdict in FAILING and not result.updated:
+            return result, f"not recorded: loss curve of {self._spec.id}: its case is {result.verdict}"
+        try:
+            refuse_injected(self._spec.id, tuple(self._launches.values()))
+            path = self._store.replace(self._spec, self._stored, self._new())
+        except BaselineError as error:
+            return result, f"not recorded: loss curve of {error}"
+        steps, seeds = self._spec.steps, self._seeds
+        line = f"recorded loss curve of {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}, of {steps} steps: {path}"
+        judged = JudgedCurve(verdict="recorded", reason=line, seeds=seeds, stored_seeds=len(seeds))
+        updated = "\n".join(filter(None, [result.updated, line, self._beside_the_last()]))
+        return replace(result, loss_curve=judged, updated=updated), ""
+
+    def _beside_the_last(self) -> str:
+        """What was accepted, though the reason may be of something else."""
+        stored = self._stored
+        if stored is None or (stored.steps, stored.seeds) != (self._spec.steps, self._seeds):
+            return ""
+        told = judge_curve(self._losses, stored.losses)
+        return f"  beside the one of {stored.recorded_at[:10]}: {told.verdict}: {told.reason}"
+
+    def _new(self) -> CurveBaseline:
+        first, context = self._launches[self._spec.seed], self._caller.context
+        return CurveBaseline(
+            id=self._spec.id,
+            digest=self._spec.digest,
+            spec=self._spec.to_dict(),
+            recorded_by=self._caller.nodeid,
+            recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            curves=tuple(SeedCurve(seed=seed, losses=losses) for seed, losses in self._losses.items()),
+            reason=self._settings.reason,
+            revision=context.revision.commit,
+            device=first.environment.gpu,
+            versions=first.environment.versions,
+            on_cpu=context.on_cpu,
+        )
+
+
+def why_no_curve(spec: TrainSpec) -> str:
+    """Why ``spec`` has no loss curve to hold against another; empty where it has."""
+    if not has_text(spec):
+        return (
+            f'{spec.id}: random tokens have nothing to learn, a loss curve takes data="text": train on one, or ask for '
+            "no loss curve"
+        )
+    if spec.min_steps < spec.steps:
+        return (
+            f"{spec.id}: a launch may end after min_steps={spec.min_steps} of steps={spec.steps}, a loss curve takes "
+            f"launches of one length: min_steps={spec.steps}"
+        )
+    if spec.steps < FEWEST_STEPS:
+        return f"{spec.id}: steps={spec.steps} are too few for a loss curve, expected {FEWEST_STEPS} or more"
+    return ""
+
+
+def has_text(spec: TrainSpec) -> bool:
+    """Whether there is something to learn; a whole run that asks for loss curves means those cases alone."""
+    return spec.data == "text"
+
+
+# ``perf.same_training``: a spec made small beside its plain form, tensor by tensor.
+
+
+#: Launches of a spec and of its plain form.
+LAUNCHES = 2
+
+
+class ParityCheck:
+    """Holds specs of one caller beside their plain forms."""
+
+    def __init__(self, caller: Caller, runner: Runner, known: SmallTrainings) -> None:
+        self._caller, self._runner, self._known = caller, runner, known
+
+    def check(self, case: Case, specs: Sequence[TrainSpec]) -> CaseResult:
+        """Whether each of ``specs``, small, is no further from the truth than rounding takes its plain form.
+
+        Raises:
+            LaunchFailed: a launch yielded nothing.
+        """
+        sides = [(spec, self._parity(spec)) for spec in specs]
+        several = len(sides) > 1
+        troubles = [f"{spec.id}: {line}" if several else line for spec, side in sides for line in side.troubles]
+        checks = {check.metric: check for _, side in reversed(sides) for check in side.checks}
+        notes = dict.fromkeys(note for spec, side in sides for note in (*side.notes, *_notes(spec)))
+        result = self._caller.result(
+            case,
+            "invalid" if troubles else "pass",
+            joined_reasons(troubles) or _told(tuple(checks.values())),
+            tuple(checks.values()),
+        )
+        return replace(result, notes=(*notes, *result.notes))
+
+    def _parity(self, spec: TrainSpec) -> Parity:
+        truth, few = self._truth(spec), small(spec)
+        key = (few.digest, truth.folder)
+        if key not in self._known.errors:
+            order = ParityOrder(truth=truth.folder, shrinks=_shrinks(spec))
+            self._known.errors[key] = self._runner.small_trainings(few, order).errors
+        return judge_parity(self._known.errors[key], truth.errors)
+
+    def _truth(self, spec: TrainSpec) -> MadeTrainings:
+        order = ParityOrder(gathered=gathered_precision(spec), shrinks=_shrinks(spec))
+        plain = plainest(spec)
+        key = (plain.digest, order)
+        if key not in self._known.truths:
+            self._known.truths[key] = self._runner.small_trainings(plain, order)
+        return self._known.truths[key]
+
+
+def small_case(*specs: TrainSpec) -> Case:
+    """The case of ``specs``, the last one held beside the others, or its plain form; all of them small."""
+    named = [spec.id for spec in specs]
+    return Case(
+        id=f"{named[-1]}-as-{named[0] if len(named) > 1 else 'plain'}",
+        digest="-".join(["parity", *(spec.digest for spec in specs)]),
+        specs=tuple(small(spec) for spec in specs),
+        baselines=(),
+    )
+
+
+def _shrinks(spec: TrainSpec) -> float:
+    return small(spec).sequence_length / spec.sequence_length
+
+
+def _told(checks: tuple[Check, ...]) -> str:
+    parts = [f"{check.metric} {check.value:.1e} of {check.limit:.1e} ({check.detail})" for check in checks]
+    return f"trains as its plain form does: {', '.join(parts)}"
+
+
+def _notes(spec: TrainSpec) -> Iterator[str]:
+    off = [name for name, value in spec.architecture.config.items() if is_dropout(name, value)]
+    if off:
+        yield f"the small model has no dropout: {', '.join(off)} is 0 there"
+    if not has_fp32(spec):
+        yield "flash_attention_2 has no fp32: in fp32 everything else is compared, with attention sdpa"

@@ -1,0 +1,201 @@
+"""A paired comparison: two specs, or two environments, launched A B B A … on the same GPUs until they decide."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.exact import changed_evidence, changes
+from pytest_llmperf.judge.gain import Bounds, judge_gain
+from pytest_llmperf.judge.phase_checks import growth_checks, phase_checks
+from pytest_llmperf.judge.validity import Circumstances
+from pytest_llmperf.judge.verdict import Judgement, Reference, joined, judge, judge_pairs
+from pytest_llmperf.records.failure import Failure
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import RATE
+from pytest_llmperf.records.result import CaseResult, Check, joined_reasons
+from pytest_llmperf.run.baseline_comparison import contradictions, diagnosed
+from pytest_llmperf.run.caller import Caller
+from pytest_llmperf.run.case import Case
+from pytest_llmperf.run.derived_metrics import Scaling, figures
+from pytest_llmperf.run.launch_retry import LaunchRetry
+from pytest_llmperf.run.runner import Runner, Turn
+from pytest_llmperf.settings.train_spec import TrainSpec
+
+Pairs = tuple[tuple[Launch, Launch], ...]
+
+
+@dataclass(frozen=True)
+class Side:
+    """What takes turns."""
+
+    name: str
+    """What tells it from the other: its spec's id, or its interpreter."""
+    spec: TrainSpec
+    python: str = sys.executable
+    shown: str = ""
+    """What tells people which side it is, where its spec does not."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How two sides did."""
+
+    pairs: Pairs
+    judgement: Judgement
+    notes: tuple[str, ...]
+
+    @property
+    def before(self) -> tuple[Launch, ...]:
+        return tuple(launch for launch, _ in self.pairs)
+
+    @property
+    def after(self) -> tuple[Launch, ...]:
+        return tuple(launch for _, launch in self.pairs)
+
+    def diagnosed(self, result: CaseResult) -> CaseResult:
+        """``result`` with what the newest launch of the second side does that that of the first did not."""
+        before, after = self.pairs[-1]
+        return diagnosed(result, before.trace, after.trace)
+
+
+class PairedComparison:
+    """Takes turns on the same GPUs; judged by what the second side's spec is judged by."""
+
+    def __init__(self, caller: Caller, runner: Runner, after: TrainSpec) -> None:
+        self._caller, self._runner, self._policy = caller, runner, caller.policy(after)
+
+    def gain(self, case: Case, bounds: Mapping[str, Bounds]) -> CaseResult:
+        """What the second spec of ``case`` brings over the first.
+
+        Raises:
+            LaunchFailed: a launch yielded no record.
+        """
+
+        def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
+            if troubles:
+                return Judgement("invalid", joined_reasons(troubles), ())
+            judgement = judge_gain(pairs, bounds, self._policy)
+            if any(True for each in bounds.values() for _ in each):
+                return judgement
+            return replace(judgement, reason=f"no bound was given, nothing is held: {judgement.reason}")
+
+        turns = self.take_turns([Side(spec.id, spec) for spec in case.specs], decide)
+        result = self._told(case, turns)
+        # What a gain is, a reader wants to know of a ``pass`` too.
+        notes = (turns.judgement.reason,) if turns.judgement.verdict == "pass" else ()
+        return turns.diagnosed(
+            replace(
+                result,
+                differences=(*result.differences, *changed_evidence(turns.after, turns.before)),
+                notes=(*notes, *result.notes),
+            )
+        )
+
+    def environments(self, case: Case, python: str, scaling: Scaling | None = None) -> CaseResult:
+        """The spec of ``case`` in this environment against itself under the interpreter ``python``.
+
+        ``scaling`` holds what this environment alone must keep, where the spec has several GPUs.
+
+        Raises:
+            LaunchFailed: a launch yielded no record.
+        """
+        (spec,) = case.specs
+
+        def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
+            # Of launches that are in trouble no figure can be computed.
+            ours = tuple(after for _, after in pairs)
+            judgement = judge_pairs(pairs, self._policy, troubles, () if troubles else self._figures(spec, ours))
+            if judgement.verdict != "invalid":
+                theirs = tuple(before for before, _ in pairs)
+                phases = phase_checks(ours, Reference(theirs, theirs, theirs), self._policy)
+                judgement = joined(judgement, phases.checks, undecided=phases.undecided)
+                judgement = joined(judgement, growth_checks(ours, theirs, self._policy.rule.budget), undecided=False)
+            return scaling.joined(judgement, ours, None) if scaling else judgement
+
+        sides = [
+            Side(python, spec, python, f"under {_shown(python)}"),
+            Side(sys.executable, spec, shown="under this Python"),
+        ]
+        turns = self.take_turns(sides, decide)
+        result = self._told(case, turns)
+        shared = os.environ.get("PYTHONPATH")
+        notes = (f"PYTHONPATH={shared} comes before the packages of both environments",) if shared else ()
+        return turns.diagnosed(
+            replace(result, changed=changes(turns.after, turns.before), notes=(*result.notes, *notes))
+        )
+
+    def _told(self, case: Case, turns: Turns) -> CaseResult:
+        """The second side is the one that it is about."""
+        (before, after), judgement = turns.pairs[-1], turns.judgement
+        result = self._caller.result(case, judgement.verdict, judgement.reason, judgement.checks)
+        return replace(
+            result,
+            launches=turns.after,
+            launches_before=turns.before,
+            differences=before.differences(after),
+            notes=(*turns.notes, *filter(None, map(self._caller.context.model_flops.note, case.specs)), *result.notes),
+        )
+
+    def take_turns(
+        self, sides: Sequence[Side], decide: Callable[[Pairs, Sequence[str]], Judgement], begun: Pairs = ()
+    ) -> Turns:
+        """Pairs until ``decide`` has, after those that were ``begun``; every second one begins with the other side.
+
+        What drifts slowly (heat, neighbours) then weighs on both alike.
+        """
+        settings, retry = self._caller.context.settings, LaunchRetry(self._caller.observer.say)
+        pairs = begun
+        self._caller.context.settle(*(side.spec for side in sides))  # during the turns GPUs are held
+        with self._runner.hold(max(side.spec.gpus for side in sides)):
+            while True:
+                pairs = (*pairs, self._pair(sides, len(pairs), retry))
+                if len(pairs) < settings.launches and not retry.spoilt:
+                    continue
+                lines = [
+                    line
+                    for index, side in enumerate(sides)
+                    for line in self.troubles(side, tuple(pair[index] for pair in pairs))
+                ]
+                judgement = decide(pairs, [*dict.fromkeys(lines), *retry.spoilt])
+                if not judgement.undecided or len(pairs) >= settings.max_launches:
+                    return Turns(pairs, judgement, retry.notes)
+
+    def troubles(self, side: Side, launches: tuple[Launch, ...]) -> list[str]:
+        """What contradicts the spec of one side; where nothing does, what its chip cannot have done."""
+        found = contradictions(side.spec, launches, self._caller.terms.inactive)
+        if found:
+            return list(found)
+        judgement = judge(launches, None, self._policy, extra=self._figures(side.spec, launches))
+        return [f"{side.name}: {judgement.reason}"] if judgement.verdict == "invalid" else []
+
+    def _figures(self, spec: TrainSpec, launches: tuple[Launch, ...]) -> tuple[Check, ...]:
+        return figures(spec, launches, self._caller.context.model_flops)
+
+    def _pair(self, sides: Sequence[Side], number: int, retry: LaunchRetry) -> tuple[Launch, Launch]:
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        launches: dict[int, Launch] = {}
+        for turn, index in enumerate(order, 1):
+            start = partial(self._start, sides[index], 2 * number + turn)
+            launches[index] = retry.launch(sides[index].spec, start, self._circumstances)
+        return launches[0], launches[1]
+
+    def _start(self, side: Side, number: int, spec: TrainSpec) -> Launch | Failure:
+        outcome = self._runner.launch(spec, number, Turn(side.python, sides=2, side=side.shown))
+        if isinstance(outcome, Failure) and side.name != side.spec.id:  # else it is named already
+            return replace(outcome, message=f"{outcome.message} (under {side.name})")
+        return outcome
+
+    def _circumstances(self, launch: Launch) -> Circumstances:
+        tolerance = self._policy.in_pairs().tolerances.get(RATE, math.inf)
+        return validity.circumstances(launch, tolerance, self._caller.context.experience)
+
+
+def _shown(python: str) -> str:
+    """As short as it can be typed here: a line about a launch has room for little else."""
+    return min(python, os.path.relpath(python), key=len)

@@ -1,0 +1,127 @@
+"""The end of a run: it is judged as a whole, written, and fails for what no single case can see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_llmperf.run.context import Context
+from pytest_llmperf.run.dry_run import exceeds, gpu_hours, skip_lines
+from pytest_llmperf.run.observer import Observer
+from pytest_llmperf.run.run_files import keep_history, run_document, write_markdown, write_page, write_results
+from pytest_llmperf.run.stale_baselines import listed, prune, unexplained
+from pytest_llmperf.run.static_check import record_static
+from pytest_llmperf.run.whole_run import LateVerdict, WholeRun, judged_together
+
+# The exit codes of pytest that say that nothing failed.
+_GREEN = (0, 5)
+
+_MOST_NODES = 3
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One reason why a run fails in which every case may have passed."""
+
+    name: str
+    """Of what: ``unused baselines``."""
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a run ended."""
+
+    exit_code: int
+    whole_run: WholeRun
+    troubles: Sequence[Trouble]
+    """What no single case can see, and fails the run."""
+
+
+def finish(run: Context, exit_code: int, observer: Observer, *, stopped: bool) -> Finished:
+    """Judge the run as a whole and write what was asked for.
+
+    ``exit_code`` is what its cases make of it so far; ``stopped``: the front-end ended it before its last case.
+    """
+    settings, findings = run.settings, run.findings
+    replaced = unexplained(run)
+    updates = settings.update in {"new", "all"} and any(result.updated for result in findings.results)
+    if updates and not settings.static and not run.unfinished:  # else somebody waits for the end
+        # Beside what this run has recorded, once nothing of it trains any more.
+        run.notes += record_static(run, findings.results, observer)
+    whole_run = judged_together(run, findings.results)
+    findings.results = list(whole_run.results)
+    troubles = list(_troubles(run, whole_run))
+    troubles += [Trouble("replaced cases", replaced)] if replaced else []
+    if settings.markdown is not None or settings.step_summary is not None:
+        told = [line for trouble in troubles for line in trouble.lines]
+        values = run_document(run, whole_run, exit_code, stopped=False)
+        refused = write_markdown(run, values, told)
+        troubles += [Trouble("--perf-markdown", [refused])] if refused else []
+    exit_code = _failed(exit_code) if troubles else exit_code
+    written = list(_written(run, whole_run, exit_code, stopped=stopped))
+    return Finished(_failed(exit_code) if written else exit_code, whole_run, [*troubles, *written])
+
+
+def _written(run: Context, whole_run: WholeRun, exit_code: int, *, stopped: bool) -> Iterator[Trouble]:
+    """The files that were asked for, and what could not be written."""
+    settings = run.settings
+    launched = settings.history is not None and any(result.launches for result in run.findings.results)
+    if not (settings.json or settings.report or launched):
+        return
+    values = run_document(run, whole_run, exit_code, stopped=stopped)
+    refused = write_results(run, values)
+    if refused:
+        values["exit_code"] = _failed(exit_code)
+        yield Trouble("--perf-json", [refused])
+    if launched:
+        keep_history(run, values)
+    refused = write_page(run, values)
+    if refused:
+        yield Trouble("--perf-report", [refused])
+
+
+def _troubles(run: Context, whole_run: WholeRun) -> Iterator[Trouble]:
+    """What no single case can see, and fails the run."""
+    settings, findings = run.settings, run.findings
+    if whole_run.regressed:
+        yield Trouble("regressed, by what the whole run knows", _late(run, whole_run.regressed))
+    if whole_run.undecided:
+        yield Trouble("not shown to hold, by what the whole run knows", _late(run, whole_run.undecided))
+    if whole_run.fails:
+        yield Trouble("all cases", [whole_run.line])
+    if whole_run.unjudged:
+        yield Trouble("the whole run", [whole_run.unjudged])
+    refused = prune(run) if settings.update == "prune" else ""
+    if refused:
+        yield Trouble("prune", [refused])
+    left = listed(run) if settings.strict and run.has_suite and not run.unfinished else []
+    if left:
+        yield Trouble("unused baselines", left)
+    if settings.strict and run.idle:
+        yield Trouble("tests that measure nothing", [idle_line(run.idle)])
+    lost = skip_lines([case for case in findings.skipped if case.lost]) if settings.strict else []
+    if lost:
+        yield Trouble("cases that ran before", lost)
+    if settings.dry_run and exceeds(findings.planned, settings.budget_gpu_hours):
+        planned = f"{gpu_hours(findings.planned):.2f} GPU-hours planned"
+        yield Trouble("--perf-budget", [f"--perf-budget {settings.budget_gpu_hours:g}: {planned}"])
+
+
+def _late(run: Context, verdicts: Sequence[LateVerdict]) -> list[str]:
+    """A line for each, and the command that runs their tests again."""
+    command = run.rerun_of([late.result.nodeid for late in verdicts])
+    told = f"run again, best with the other cases, by which their GPUs are known: {command}"
+    return [*(late.line for late in verdicts), *([told] if command else [])]
+
+
+def idle_line(nodes: Sequence[str]) -> str:
+    """The tests that take ``perf`` and passed without it."""
+    more = f" and {len(nodes) - _MOST_NODES} more" if len(nodes) > _MOST_NODES else ""
+    return (
+        f"takes perf and calls nothing of it: {', '.join(nodes[:_MOST_NODES])}{more}; check a spec, or drop the fixture"
+    )
+
+
+def _failed(exit_code: int) -> int:
+    return 1 if exit_code in _GREEN else exit_code

@@ -1,0 +1,277 @@
+"""Final: the last of a search: the best in turns, the winner shown to be sound, what each of its choices brought."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.tuning_objective import Turns, turns_of
+from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.result import joined_reasons
+from pytest_llmperf.run.caller import Caller
+from pytest_llmperf.run.case_check import CaseChecks
+from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.errors import CannotRunError, CaseFailedError, DidNotTrainError
+from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs, Side
+from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.run.tuning.trials import NEEDED, Compared, Share, Tuning, TuningOrder
+from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
+
+# Of those that trials could not tell apart, so many take turns.
+_FINALISTS = 3
+# Of two that take turns, each is launched for so many steps.
+_STEPS, _LEAST_STEPS = 16, 8
+# Of a winner that was shown not to be one, so many more are looked at.
+_WINNERS = 3
+# Two trials are told apart no better than this, as a fraction, however steady the steps of each.
+_TRIALS_WIDE = 0.02
+# Seconds: with less than that left, whatever ends was ended.
+_NEXT_TO_NOTHING = 1.0
+# What small trainings of a winner and of its plain form take.
+_PARITY_SECONDS = 35.0
+
+
+@dataclass(frozen=True)
+class _Unfit:
+    """One of two that took turns did not train, or not as it was asked to; a note says why."""
+
+    is_first: bool
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the trials before it tell."""
+
+    estimate: Callable[[TrainSpec], tuple[float, float] | None]
+    """Mean and standard deviation of the logarithm of a configuration's cost; ``None``: unknown."""
+    fits: Callable[[TrainSpec], bool]
+    """Whether its memory is enough."""
+
+
+class Final:
+    """One search, until its time is over."""
+
+    def __init__(self, caller: Caller, order: TuningOrder, until: float, tell: Callable[[str], None]) -> None:
+        self._caller, self._order, self._until, self._tell = caller, order, until, tell
+        self._notes: list[str] = []
+        self._kept = 0.0
+        """Seconds that are kept for the winner's proofs."""
+        self._so_far: Tuning | None = None
+
+    @property
+    def so_far(self) -> Tuning | None:
+        """What is known where it is ended, by Ctrl-C say; ``None`` before anything is."""
+        return None if self._so_far is None else replace(self._so_far, notes=(*self._so_far.notes, *self._notes))
+
+    def decided(self, tuning: Tuning, ranked: Sequence[TrainSpec], knowledge: Knowledge, *, num_close: int) -> Tuning:
+        """``tuning`` with its winner: one of ``ranked``, best first, the first ``num_close`` close to one another."""
+        needed = _PARITY_SECONDS + 2 * self._seconds_of(ranked[0])  # of parity and a case of its own
+        is_short = self._left < 2 * needed  # then what is shown of it comes after all else
+        self._kept = needed if self._order.proves and not is_short else 0.0
+        tuning = self._best_of(tuning, ranked[: min(num_close, _FINALISTS)])
+        if tuning.winner is not None:
+            tuning = self._without_each_choice(tuning, tuning.winner, knowledge)
+        self._kept = 0.0
+        if self._order.proves:
+            tuning = self._proved(tuning, ranked)
+        if tuning.winner is not None:
+            tuning = replace(tuning, shares=tuple(self._shown(tuning, tuning.winner)))
+        return replace(tuning, notes=(*tuning.notes, *self._notes))
+
+    def _without_each_choice(self, tuning: Tuning, winner: TrainSpec, knowledge: Knowledge) -> Tuning:
+        """What each of the winner's choices brought; one that is better without one of them is not the winner yet.
+
+        A choice that was right beside others need not be right beside these.
+        """
+        for _ in range(_WINNERS):
+            shares = self._shares(tuning, winner, knowledge)
+            harmful = next((one for one in shares if one.how == "turns" and one.log - one.wide > 0), None)
+            if harmful is None:
+                return self._noted(replace(tuning, winner=winner, shares=tuple(shares)))
+            better = self._without(tuning, winner, harmful.axis)
+            assert better is not None  # noqa: S101 - it has just been launched
+            turns = Turns(-harmful.log, harmful.wide, 1)
+            compared = (*tuning.compared, Compared(winner, better, turns))
+            winner = better
+            tuning = self._noted(replace(tuning, winner=winner, compared=compared, ties=()))
+        return replace(tuning, winner=winner, shares=())
+
+    def _shown(self, tuning: Tuning, winner: TrainSpec) -> Iterator[Share]:
+        """What each choice brought; what was not seen in turns is, if the proofs have left time for it."""
+        for share in tuning.shares:
+            is_known = share.how in ("turns", NEEDED)
+            without = None if is_known else self._without(tuning, winner, share.axis)
+            turns = None if without is None else self._turns(without, winner, most=1)
+            if not isinstance(turns, Turns):
+                yield share
+                continue
+            if turns.log - turns.wide > 0:
+                by = f"{100 * math.expm1(turns.log):.1f} %"
+                better = f"{share.axis}: {share.before} is better than {share.after} by {by} after all"
+                self._notes.append(f"{better}; the same command with more --minutes goes on from there")
+            yield replace(share, log=turns.log, wide=turns.wide, how="turns")
+
+    def _best_of(self, tuning: Tuning, finalists: Sequence[TrainSpec]) -> Tuning:
+        best, ties, compared = finalists[0], list[TrainSpec](), list[Compared]()
+        for other in finalists[1:]:
+            turns = self._turns(best, other)
+            if isinstance(turns, _Unfit):
+                best = other if turns.is_first else best
+                continue
+            if turns is None:
+                self._notes.append(f"{other.id} was as fast in its trial, and no turns with it were possible in time")
+                ties.append(other)
+                continue
+            compared.append(Compared(best, other, turns))
+            if turns.verdict == "second":
+                best, ties = other, []
+            elif turns.verdict != "first":
+                ties.append(other)
+            self._noted(replace(tuning, winner=best, ties=tuple(ties), compared=tuple(compared)))
+        return self._noted(replace(tuning, winner=best, ties=tuple(ties), compared=tuple(compared)))
+
+    def _noted(self, tuning: Tuning) -> Tuning:
+        self._so_far = tuning
+        return tuning
+
+    def _turns(self, first: TrainSpec, second: TrainSpec, most: int = 0) -> Turns | _Unfit | None:
+        """The second beside the first, or which of them cannot be; ``None`` where nothing is shown in the time left."""
+        if self._left - self._kept < self._seconds_of(first) + self._seconds_of(second):
+            return None
+        self._tell(f"{second.id} in turns with {first.id}")
+        policy, found = self._caller.policy(second), list[str]()
+
+        def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
+            found[:] = troubles
+            turns = None if troubles else turns_of(pairs, self._order.objective, policy.noise)
+            is_over = turns is None or bool(turns.verdict) or len(pairs) == most
+            cost = (self._seconds_of(first) + self._seconds_of(second)) * 1.1
+            return Judgement("pass", "", (), undecided=not is_over and self._left - self._kept > cost)
+
+        sides = [Side(spec.id, _longer(spec)) for spec in (first, second)]
+        comparison = PairedComparison(self._caller, Runner(self._caller, bare=True), second)
+        try:
+            taken = comparison.take_turns(sides, decide)
+        except LaunchFailed as error:
+            self._notes.append(str(error).splitlines()[0])
+            # else it was the time that ended it
+            return _Unfit(error.spec_id == sides[0].spec.id) if self._left > _NEXT_TO_NOTHING else None
+        if found:  # no figure of such launches counts
+            wrong = [comparison.troubles(*one) for one in zip(sides, (taken.before, taken.after), strict=True)]
+            whose = first if wrong[0] else second
+            self._notes += [line if line.startswith(f"{whose.id}: ") else f"{whose.id}: {line}" for line in found]
+            return _Unfit(is_first=bool(wrong[0])) if bool(wrong[0]) != bool(wrong[1]) else None
+        return turns_of(taken.pairs, self._order.objective, policy.noise)
+
+    def _proved(self, tuning: Tuning, ranked: Sequence[TrainSpec]) -> Tuning:
+        """The winner with its proofs; where they say that it is none, the next with its own."""
+        others = [spec for spec in ranked if spec != tuning.winner]
+        for _ in range(_WINNERS):
+            winner = tuning.winner
+            if winner is None:
+                break
+            self._noted(tuning)
+            parity = self._asked(winner, "same_training")
+            shown = replace(tuning, parity=parity if isinstance(parity, Conclusion) else None)
+            self._noted(shown)
+            case = None if _disproof(parity) else self._asked(winner, "check")
+            disproof = _disproof(parity) or ("" if self._is_spoilt(case) else _disproof(case))
+            if not disproof:
+                return replace(shown, case=case if isinstance(case, Conclusion) else None)
+            self._notes.append(f"{winner.id} was faster, and is no winner: {disproof}")
+            following = others.pop(0) if others else None
+            ties = tuple(one for one in tuning.ties if one != following)
+            tuning = replace(tuning, winner=following, shares=(), ties=ties)
+        return replace(tuning, winner=None, notes=(*tuning.notes, "none of the fastest configurations is sound"))
+
+    def _asked(self, winner: TrainSpec, what: str) -> Conclusion | str | None:
+        """What ``CaseChecks`` says to ``what``, or why the winner failed at it; ``None``: that could not be asked."""
+        if self._left < self._seconds_of(winner):
+            self._notes.append(f"no time was left for {_WORDS[what]}")
+            return None
+        self._tell(f"{_WORDS[what]} of {winner.id}")
+        checks = CaseChecks(self._caller)
+        try:
+            return checks.same_training(winner) if what == "same_training" else checks.check(_longer(winner))
+        except (CannotRunError, CaseFailedError) as error:
+            why = f"{_WORDS[what]}: {str(error).splitlines()[0]}"
+            is_over = self._left <= _NEXT_TO_NOTHING  # then it was the time that ended it
+            if isinstance(error, DidNotTrainError) and not is_over:
+                return why
+            self._notes.append(f"too little time was left for {_WORDS[what]}" if is_over else why)
+            return None
+
+    def _is_spoilt(self, answer: Conclusion | str | None) -> bool:
+        """Whether a case is invalid for what was around it alone: that is no fault of the configuration."""
+        if not isinstance(answer, Conclusion):
+            return False
+        experience = self._caller.context.experience
+        around = [validity.circumstances(launch, math.inf, experience).lines for launch in answer.result.launches]
+        return any(around) and answer.result.reason == joined_reasons(dict.fromkeys(chain(*around)))
+
+    def _shares(self, tuning: Tuning, winner: TrainSpec, knowledge: Knowledge) -> list[Share]:
+        """What each of the winner's choices brought over the one that the search began with."""
+        before, after = (self._order.space.choices_of(spec) for spec in (tuning.begun_at, winner))
+        found = []
+        for name in (axis.name for axis in self._order.space.axes):
+            then, now = before.get(name, ""), after.get(name, "")
+            without = None if then == now else self._without(tuning, winner, name)
+            if without is not None:
+                log, wide, how = self._difference(tuning, without, winner, knowledge)
+                found += [Share(name, then, now, log, wide, how)] if how else []
+        return found
+
+    def _without(self, tuning: Tuning, winner: TrainSpec, name: str) -> TrainSpec | None:
+        """``winner`` with what the search began with in the axis ``name``; ``None`` where its other choices need it."""
+        axis = next(one for one in self._order.space.axes if one.name == name)
+        try:
+            return replace(winner, **{field: getattr(tuning.begun_at, field) for field in axis.fields})
+        except SpecError:
+            return None
+
+    def _difference(
+        self, tuning: Tuning, without: TrainSpec, winner: TrainSpec, knowledge: Knowledge
+    ) -> tuple[float, float, str]:
+        if not knowledge.fits(without):
+            return 0.0, 0.0, NEEDED
+        trial, own = tuning.trial_of(without), tuning.trial_of(winner)
+        could_train = trial is None or trial.is_measured or bool(trial.disturbances)
+        turns = self._turns(without, winner, most=1) if could_train else None
+        if isinstance(turns, Turns):
+            return turns.log, turns.wide, "turns"
+        logs = [self._order.objective.log_of(one) if one is not None and one.ranks else None for one in (trial, own)]
+        if trial is not None and own is not None and logs[0] is not None and logs[1] is not None:
+            return logs[1] - logs[0], max(_TRIALS_WIDE, 2 * math.hypot(trial.step_error, own.step_error)), "trials"
+        guesses = knowledge.estimate(without), knowledge.estimate(winner)
+        if guesses[0] is None or guesses[1] is None or not could_train:
+            return 0.0, 0.0, ""
+        return guesses[1][0] - guesses[0][0], 2 * (guesses[0][1] ** 2 + guesses[1][1] ** 2) ** 0.5, "estimate"
+
+    def _seconds_of(self, spec: TrainSpec) -> float:
+        """What a launch takes at most, by those of this run."""
+        spent = self._caller.findings.spent
+        each = sum(spent.phases.values()) / max(1, spent.launches)
+        return max(3.0, 1.5 * each) + (5.0 if spec.torch_compile else 0.0)
+
+    @property
+    def _left(self) -> float:
+        return self._until - time.monotonic()
+
+
+_WORDS = {"same_training": "parity with its plain form", "check": "its own case"}
+
+
+def _longer(spec: TrainSpec) -> TrainSpec:
+    return replace(spec, steps=_STEPS, min_steps=_LEAST_STEPS, warmup_steps=3)
+
+
+def _disproof(answer: Conclusion | str | None) -> str:
+    """Why a configuration is unsound; empty of one that is sound, as a new case is, or one that has become slower."""
+    if isinstance(answer, Conclusion):
+        return answer.result.reason if answer.result.verdict == "invalid" else ""
+    return answer or ""

@@ -1,0 +1,205 @@
+"""Recheck: whether a configuration still is the best of its neighbours, each of which takes turns with it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Turns, turns_of
+from pytest_llmperf.judge.tuning_search import CLOSE
+from pytest_llmperf.judge.verdict import Judgement
+from pytest_llmperf.records.failure import LaunchFailed
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.metrics import METRICS, RATE
+from pytest_llmperf.records.result import CaseResult, Verdict, joined_reasons
+from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.run.caller import Caller
+from pytest_llmperf.run.case import Case
+from pytest_llmperf.run.errors import CannotRunError
+from pytest_llmperf.run.paired_comparison import PairedComparison, Pairs, Side
+from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.run.trial_store import TrialStore
+from pytest_llmperf.run.tuning.trials import Trials
+from pytest_llmperf.settings.requirements import why_skip
+from pytest_llmperf.settings.space import Space
+from pytest_llmperf.settings.train_spec import TrainSpec
+from pytest_llmperf.support import formats
+
+_OBJECTIVE = OBJECTIVES["throughput"]
+
+# What is better by less is no reason to change anything; on a CPU, whose times are noise, what its gate holds.
+_WORTH = 0.01
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """A neighbour that took turns with the winner."""
+
+    words: str
+    """What it has otherwise."""
+    turns: Turns
+
+    def __str__(self) -> str:
+        gain = math.expm1(-self.turns.log)
+        word = "faster" if gain >= 0 else "slower"
+        return f"{self.words} is now {formats.share(abs(gain))} {word} (±{formats.share(self.turns.wide)})"
+
+
+def tuned_case(spec: TrainSpec, space: Space) -> Case:
+    """The case of ``spec`` among its neighbours in ``space``."""
+    names = "-".join(axis.name for axis in space.axes)
+    return Case(
+        id=f"{spec.id}-tuned-over-{names}",
+        digest="-".join(["tuned", spec.digest, *(one.digest for one in neighbours(spec, space))]),
+        specs=(spec,),
+        baselines=(),
+    )
+
+
+def neighbours(spec: TrainSpec, space: Space) -> tuple[TrainSpec, ...]:
+    """What differs from ``spec`` by one choice of ``space`` and can be."""
+    return tuple(one for one in space.neighbours(spec) if one.digest != spec.digest)
+
+
+class Recheck:
+    """One caller's winners."""
+
+    def __init__(self, caller: Caller, most: int) -> None:
+        """``most`` neighbours take turns with it: those that were the fastest in a trial of their own."""
+        self._caller, self._most = caller, most
+        self._notes: list[str] = []
+        self._num_spoilt = 0
+        """Neighbours whose trials were spoilt twice by others."""
+
+    def check(self, case: Case, spec: TrainSpec, space: Space) -> CaseResult:
+        """``improved`` where a neighbour is shown to be faster by 1 % (on a CPU, its tolerance), else ``pass``.
+
+        ``inconclusive`` where others have spoilt trials, and no neighbour is left to take turns with.
+
+        Raises:
+            CannotRunError: none of its neighbours can be launched here.
+            LaunchFailed: ``spec`` itself yielded no record.
+        """
+        self._notes += space.no_neighbours(spec)
+        runners_up = self._runners_up(spec, neighbours(spec, space))
+        launches: tuple[Launch, ...] = ()
+        beside, troubles = list[_Beside](), list[str]()
+        for other in runners_up:
+            taken, told, trouble = self._turns(spec, other)
+            launches += taken
+            troubles += trouble
+            if told is not None:
+                beside.append(_Beside(_difference(spec, other), told))
+        if troubles:
+            return replace(self._caller.result(case, "invalid", joined_reasons(troubles)), launches=launches)
+        worth = self._worth(spec)
+        faster = [one for one in beside if one.turns.high < -math.log1p(worth)]
+        checks = tuple(METRICS["throughput_ratio"].check(math.exp(-one.turns.log), detail=one.words) for one in beside)
+        result = self._caller.result(case, *self._verdict(beside, faster), checks)
+        notes = [str(one) for one in beside if one not in faster]
+        if faster:
+            best = min(faster, key=lambda one: one.turns.log)
+            notes.insert(0, f"to take it, give the test {best.words}, or what llmperf tune finds anew")
+        if self._caller.context.on_cpu:
+            self._notes.append(
+                f"a CPU's times are noise: a neighbour counts as faster from {1 + worth:g} times on; "
+                "set perf_throughput_tolerance, e.g. to 0.3, on a quiet machine"
+            )
+        return replace(result, launches=launches, notes=(*notes, *self._notes, *result.notes))
+
+    def _verdict(self, beside: Sequence[_Beside], faster: Sequence[_Beside]) -> tuple[Verdict, str]:
+        """And its reason."""
+        if faster:
+            return "improved", joined_reasons(map(str, faster))
+        if self._num_spoilt and not beside:  # to pass would say that something was compared
+            spoilt = f"the trials of {self._num_spoilt} were spoilt twice"
+            return "inconclusive", f"none of its neighbours took turns with it: {spoilt}"
+        compared = f"{len(beside)} of its neighbours took turns with it"
+        return (
+            "pass",
+            f"still the fastest: {compared if beside else 'no neighbour trains and comes near enough for turns'}",
+        )
+
+    def _worth(self, spec: TrainSpec) -> float:
+        """By how much, as a fraction, another has to be faster."""
+        if not self._caller.context.on_cpu:
+            return _WORTH
+        return self._caller.policy(spec).tolerances.get(RATE, math.inf)
+
+    def _runners_up(self, spec: TrainSpec, others: Sequence[TrainSpec]) -> list[TrainSpec]:
+        """The fastest of ``others``; each has a trial first where there are more than take turns."""
+        context = self._caller.context
+        able = []
+        for other in others:
+            why = why_skip(other, num_gpus=context.num_gpus, num_cores=context.machine.cores)
+            if why is None:
+                able.append(other)
+            else:
+                self._notes.append(f"{_difference(spec, other)} was not tried: {why}")
+        if others and not able:  # to pass would say that something was compared
+            raise CannotRunError(f"{spec.id}: none of its neighbours can be tried: {'; '.join(self._notes)}")
+        if len(able) <= self._most:
+            return able
+        trials = Trials(self._caller, TrialStore(context.machine_kind, tuple(gpu.uuid for gpu in context.gpus)))
+        # Of another day, a driver, a file of somebody's own or the hardware itself may be another.
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        kept = trials.known((spec, *able))
+        known = {one: trial for one, trial in kept.items() if trial.started_at.startswith(today)}
+
+        def made(other: TrainSpec) -> Trial:
+            trial = trials.make(other)
+            return trials.make(other) if trial.disturbances else trial  # others have spoilt it
+
+        found = [(other, known.get(other) or made(other)) for other in (spec, *able)]
+        logs = {other: _OBJECTIVE.log_of(trial) for other, trial in found if trial.ranks}
+        for other, trial in found[1:]:
+            if trial.disturbances:
+                self._num_spoilt += 1
+                self._notes.append(f"the trial of {_difference(spec, other)} was spoilt twice: {trial.disturbances[0]}")
+            elif not trial.is_measured:
+                self._notes.append(f"{_difference(spec, other)} does not train: {trial.kind}: {trial.failure}")
+        own = logs.pop(spec, None)
+        limit = math.inf if own is None else own + 2 * CLOSE
+        measured = sorted(((log, other) for other, log in logs.items() if log is not None), key=lambda one: one[0])
+        near = [other for log, other in measured if log <= limit]
+        if len(near) < len(measured) and own is not None:  # turns with those would decide nothing
+            log, other = measured[len(near)]
+            slower = f"{_difference(spec, other)}, at {formats.percent(math.expm1(own - log))}"
+            self._notes.append(
+                f"{len(measured) - len(near)} others are too slow for turns, the fastest {slower} in a trial"
+            )
+        return near[: self._most]
+
+    def _turns(self, spec: TrainSpec, other: TrainSpec) -> tuple[tuple[Launch, ...], Turns | None, list[str]]:
+        """The launches of ``spec``, how ``other`` did beside it, and what is wrong with ``spec``."""
+        policy, found, worth = self._caller.policy(spec), list[str](), math.log1p(self._worth(spec))
+
+        def decide(pairs: Pairs, troubles: Sequence[str]) -> Judgement:
+            found[:] = troubles
+            turns = None if troubles else turns_of(pairs, _OBJECTIVE, policy.noise)
+            undecided = turns is not None and turns.high >= -worth and turns.low <= -worth
+            return Judgement("pass", "", (), undecided=undecided)
+
+        sides = [Side(one.id, one) for one in (spec, other)]
+        comparison = PairedComparison(self._caller, Runner(self._caller, bare=True), other)
+        try:
+            taken = comparison.take_turns(sides, decide)
+        except LaunchFailed as error:
+            if error.spec_id == spec.id:
+                raise
+            self._notes.append(f"{_difference(spec, other)} does not train: {error.failure.message}")
+            return (), None, []
+        if found:
+            mine, theirs = (comparison.troubles(*one) for one in zip(sides, (taken.before, taken.after), strict=True))
+            own = [line for line in found if line in mine or line not in theirs]
+            self._notes += [f"{_difference(spec, other)} is none: {line}" for line in theirs]
+            return taken.before, None, own
+        return taken.before, turns_of(taken.pairs, _OBJECTIVE, policy.noise), []
+
+
+def _difference(spec: TrainSpec, other: TrainSpec) -> str:
+    """``attention=flash_attention_2``: what ``other`` has otherwise."""
+    mine, theirs = spec.to_dict(), other.to_dict()
+    return " ".join(f"{name}={value}" for name, value in theirs.items() if value != mine[name])

@@ -1,0 +1,188 @@
+"""Trials: configurations launched for a few steps, one by one, each kept as soon as it is known."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pytest_llmperf.judge import validity
+from pytest_llmperf.judge.tuning_objective import Objective, Turns
+from pytest_llmperf.records.failure import Failure
+from pytest_llmperf.records.launch import Launch
+from pytest_llmperf.records.trial import Trial
+from pytest_llmperf.run.baseline_comparison import contradictions
+from pytest_llmperf.run.caller import Caller
+from pytest_llmperf.run.conclusion import Conclusion
+from pytest_llmperf.run.runner import Runner
+from pytest_llmperf.run.trial_store import TrialStore
+from pytest_llmperf.settings.space import Space
+from pytest_llmperf.settings.train_spec import TrainSpec
+
+#: Of a trial: the median of five steps after the two first is known to half a per cent.
+STEPS, LEAST_STEPS, WARM_UP = 7, 7, 2
+
+# However little time there is: what is launched at all may begin.
+_LEAST_SECONDS = 20.0
+
+# What says nothing of the configuration, and may end otherwise the next time.
+_NOT_KEPT = frozenset({"timeout", "killed", "never-started", "unwritable", "rendezvous", "node-failure"})
+
+# What a neighbour may make of a launch that trains without it: it takes memory, and time.
+_BY_NEIGHBOURS = frozenset({"oom", "timeout"})
+
+
+class Trials:
+    """Of one search."""
+
+    def __init__(self, caller: Caller, store: TrialStore, most_seconds: float = math.inf) -> None:
+        """``most_seconds`` of one: what hangs must not take the time of all others."""
+        self._caller, self._store = caller, store
+        self._runner, self._most_seconds = Runner(caller, bare=True), most_seconds
+
+    def while_waiting(self, call: Callable[[], None]) -> None:
+        """``call`` is asked again and again while hardware is waited for; what it raises ends the wait."""
+        self._runner.while_waiting = call
+
+    def known(self, specs: Sequence[TrainSpec]) -> Mapping[TrainSpec, Trial]:
+        """What earlier searches found of ``specs``."""
+        kept = self._store.all()
+        return {spec: kept[_short(spec)] for spec in specs if _short(spec) in kept} if kept else {}
+
+    def make(self, spec: TrainSpec, until: float = math.inf) -> Trial:
+        """Launch ``spec``; what becomes of it is kept, but for what the next launch may do otherwise.
+
+        What is not over at ``until``, by ``time.monotonic()``, is ended.
+        """
+        short, before = _short(spec), self._runner.seconds
+        self._runner.most_seconds = max(_LEAST_SECONDS, min(self._most_seconds, until - time.monotonic()))
+        outcome = self._runner.launch(short, 1)
+        trial = self._trial(short, outcome, self._runner.seconds - before)
+        if trial.kind not in _NOT_KEPT and not trial.disturbances:
+            self._store.keep(short, trial)
+        return trial
+
+    def _trial(self, spec: TrainSpec, outcome: Launch | Failure, seconds: float) -> Trial:
+        if isinstance(outcome, Failure):
+            neighbours = validity.neighbours(outcome.health) if outcome.kind in _BY_NEIGHBOURS else ()
+            return Trial(
+                digest=spec.digest,
+                id=spec.id,
+                wall_seconds=round(seconds, 3),
+                failure=outcome.message,
+                kind=outcome.kind,
+                disturbances=neighbours,
+            )
+        troubles = contradictions(spec, (outcome,), self._caller.terms.inactive)
+        # So few steps have no drift to speak of.
+        around = () if troubles else validity.circumstances(outcome, math.inf, self._caller.context.experience).lines
+        return Trial.of(outcome, spec.id, troubles, around)
+
+
+def _short(spec: TrainSpec) -> TrainSpec:
+    return replace(spec, steps=STEPS, min_steps=LEAST_STEPS, warmup_steps=WARM_UP)
+
+
+# TuningOrder: what a search is asked for.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningOrder:
+    """One search."""
+
+    space: Space
+    objective: Objective
+    seconds: float
+    """For all of it, from its first candidate to its last word."""
+    proves: bool = True
+    """Whether its winner has to train as its plain form does, and is launched as a case."""
+
+
+# Tuning: what a search has found, whoever is told of it.
+
+
+#: Of a choice without which the winner's memory would not be enough.
+NEEDED = "needed to fit"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A configuration and its trial."""
+
+    spec: TrainSpec
+    trial: Trial
+    was_kept: bool = False
+    """Whether an earlier search made it."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two configurations that took turns on the same hardware."""
+
+    first: TrainSpec
+    second: TrainSpec
+    turns: Turns
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one choice of the winner's brought: its cost with it over that with the choice that it began with."""
+
+    axis: str
+    before: str
+    after: str
+    log: float
+    wide: float
+    """Half of its interval's width."""
+    how: str
+    """``turns``, two ``trials``, the ``estimate`` of all trials, or ``NEEDED``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What is known where it ends."""
+
+    begun_at: TrainSpec
+    tried: tuple[Tried, ...] = ()
+    """In their order."""
+    winner: TrainSpec | None = None
+    ties: tuple[TrainSpec, ...] = ()
+    """Others that turns could not tell from the winner."""
+    compared: tuple[Compared, ...] = ()
+    shares: tuple[Share, ...] = ()
+    parity: Conclusion | None = None
+    """Whether the winner trains as its plain form does; ``None`` where that was not asked, or no time was left."""
+    case: Conclusion | None = None
+    """The winner launched, and judged, as a case; ``None`` as above."""
+    front: tuple[TrainSpec, ...] = ()
+    """Those that no other beats in both speed and memory."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """How many combinations cannot be, by the reason."""
+    too_large: int = 0
+    """How many of those looked at do not fit, by predicted memory or by what ran out of it."""
+    left: int = 0
+    """How many were neither tried nor found not to fit."""
+    put_off: Mapping[str, int] = field(default_factory=dict)
+    """How many of them come after all others, by what they have in common with a trial that ran out of its time."""
+    unseen: int = 0
+    """How many of a large space were not even looked at."""
+    better_chance: float = 1.0
+    """That one of those left is better by more than 1 %, as far as trials tell."""
+    memory_errors: tuple[float, float] | None = None
+    """The least and the largest of what trials had reserved over what was predicted that tensors take, minus 1."""
+    limit_bytes: int = 0
+    """What each rank may hold; 0: nobody looked."""
+    ended: str = ""
+    """Why before its end; empty where it was not."""
+    least: tuple[TrainSpec, int] | None = None
+    """Where nothing was measured: what takes the least memory, and how many bytes are predicted of it; 0: of
+    nothing memory can be predicted, and it was tried."""
+    unkept: str = ""
+    """Why a next search would make its trials anew; empty where they are kept."""
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def trial_of(self, spec: TrainSpec) -> Trial | None:
+        """The last trial of ``spec``: what spoilt the one before it may have been over."""
+        return next((one.trial for one in reversed(self.tried) if one.spec == spec), None)
