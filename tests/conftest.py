@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.examples import USUAL
 from tests.folders import out_of_place
-from tests.frozen.golden_files import Golden
+from tests.golden import Golden
 from tests.template import Template
 
 # Few users set it, and with it a line that nobody flushes is seen in time.
@@ -37,7 +37,7 @@ _ORDER = 32
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--renew-golden", action="store_true", help="write the files of tests/frozen/golden anew")
+    parser.addoption("--renew-golden", action="store_true", help="write the goldens of the tests that run anew")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -58,9 +58,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def golden(pytestconfig: pytest.Config) -> Golden:
-    """Compares with the files of ``tests/frozen/golden``."""
-    return Golden(renews=pytestconfig.getoption("--renew-golden"))
+def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
+    """Compares with ``golden/MODULE.txt`` beside the test, and with the files of ``tests/frozen/golden``."""
+    scratch, name = tmp_path_factory.getbasetemp(), request.node.nodeid.partition("::")[2]
+    scratch = scratch.parent if scratch.name.startswith("popen-gw") else scratch
+    it = Golden(request.path, name, scratch, renews=request.config.getoption("--renew-golden"))
+    yield it
+    it.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

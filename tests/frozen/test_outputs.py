@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.frozen.golden_files import Golden
 from tests.frozen.house import main
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 
 #: Each case by its sequence length, and what its launches yield when they are judged.

@@ -13,8 +13,8 @@ import pytest
 
 from perf_tests.gains import GAINS, specs_of
 from pytest_llmperf import TrainSpec
-from tests.frozen.golden_files import Golden
 from tests.frozen.house import small
+from tests.golden import Golden
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = ("capacity", "families", "gains", "input_pipeline", "ladder", "optimisations", "parity", "real_data", "scaling")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.frozen.golden_files import Golden
 from tests.frozen.house import replayed, written_again
+from tests.golden import Golden
 
 REPOSITORY = Path(__file__).parents[2]
 BASELINES = REPOSITORY / "baselines"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import pytest_llmperf
-from tests.frozen.golden_files import Golden
 from tests.frozen.house import main
+from tests.golden import Golden
 from tests.plugin.conftest import Project
 from tools.documentation import reference
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.frozen.golden_files import Golden
+from tests.golden import Golden
 from tests.worker import user
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
