@@ -33,9 +33,8 @@ from pytest_llmperf.records.calibration import (
     UNKEPT,
     Calibration,
 )
-from pytest_llmperf.support import kept_files
-from pytest_llmperf.support.boot_id import boot_id
-from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support import codec
+from pytest_llmperf.support.files import boot_id, write_text
 
 _BATCHES, _WARM_BATCHES = 3, 1
 
@@ -99,7 +98,7 @@ def _kept(path: Path, boot: str, power_limit_watts: float, versions: Mapping[str
 
     What cannot be used can be made anew.
     """
-    kept = kept_files.load(_Kept, path)
+    kept = codec.load(_Kept, path)
     if kept is None:
         return None
     made = kept.calibration
@@ -110,9 +109,9 @@ def _kept(path: Path, boot: str, power_limit_watts: float, versions: Mapping[str
 
 def _keep(path: Path, calibration: Calibration, boot: str, of_run: Path | None = None) -> None:
     """Keep it at ``path``; where that cannot be written at ``of_run``, for this run, with the reason beside it."""
-    why = kept_files.keep(path, _Kept(calibration, boot))
+    why = codec.keep(path, _Kept(calibration, boot))
     # Where not even the run's folder can be written the launch's own record cannot be, which says so itself.
-    if why and of_run is not None and not kept_files.keep(of_run, _Kept(calibration, boot)):
+    if why and of_run is not None and not codec.keep(of_run, _Kept(calibration, boot)):
         with suppress(OSError):
             write_text(of_run.with_name(UNKEPT), f"{path.parent}: {why}\n", lasts=False)
 

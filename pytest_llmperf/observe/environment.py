@@ -16,7 +16,7 @@ import torch
 
 from pytest_llmperf.observe import device as gpu
 from pytest_llmperf.records.launch import Environment, Place
-from pytest_llmperf.support.boot_id import boot_id
+from pytest_llmperf.support.files import boot_id
 
 _PACKAGES = (
     "torch transformers accelerate triton liger-kernel flash-attn bitsandbytes torchao numpy nvidia-cudnn-cu13".split()

@@ -20,8 +20,7 @@ from typing import Any
 
 import psutil
 
-from pytest_llmperf.support.boot_id import boot_id
-from pytest_llmperf.support.files import write_text
+from pytest_llmperf.support.files import boot_id, write_text
 
 _INTERVAL_SECONDS = 0.5
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.result import CaseResult
-from pytest_llmperf.support import kept_files
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.files import write_text
 
 _KEPT_SECONDS = 14 * 24 * 3600.0
@@ -48,23 +48,23 @@ class Journal:
 
     def find(self, nodeid: str, digest: str) -> Kept | None:
         """What was concluded of this case before, where this run goes on with that; else the case runs again."""
-        return kept_files.load(Kept, self._path(nodeid, digest)) if self._resume else None
+        return codec.load(Kept, self._path(nodeid, digest)) if self._resume else None
 
     def keep(self, kept: Kept) -> str:
         """Write it down; a line about what went wrong, if anything did."""
         result = kept.result
-        why = kept_files.keep(self._path(result.nodeid, result.digest), kept, lasts=True)
+        why = codec.keep(self._path(result.nodeid, result.digest), kept, lasts=True)
         return f"{result.id}: not kept for a requeue ({why})" if why else ""
 
     def begun(self, nodeid: str, digest: str, restarts: int) -> tuple[Launch, ...]:
         """Launches of a case that an earlier start did not conclude, where this run goes on with that."""
-        found = kept_files.load(_Begun, self._begun_path(nodeid, digest)) if self._resume else None
+        found = codec.load(_Begun, self._begun_path(nodeid, digest)) if self._resume else None
         # This start's own are of an attempt of this test that is over.
         return () if found is None or found.restarts == restarts else found.launches
 
     def begin(self, nodeid: str, digest: str, restarts: int, launches: Sequence[Launch]) -> None:
         """Note what a case has launched, which decides nothing yet: all that is lost otherwise is time."""
-        kept_files.keep(self._begun_path(nodeid, digest), _Begun(restarts, tuple(launches)), lasts=True)
+        codec.keep(self._begun_path(nodeid, digest), _Begun(restarts, tuple(launches)), lasts=True)
 
     def spent_before(self, restarts: int) -> float:
         """GPU-hours of this job's earlier starts; infinite where a note of one makes no sense."""

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.run.errors import CaseFailedError
-from pytest_llmperf.support import kept_files
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.folders import cache_folder
 
 # Of how they are made.
@@ -68,11 +68,11 @@ class PairStore:
 
     def known(self, name: str) -> KeptPairs:
         """What was kept of the candidate ``name`` and can be read."""
-        return kept_files.load(KeptPairs, self._path(name)) or KeptPairs(name)
+        return codec.load(KeptPairs, self._path(name)) or KeptPairs(name)
 
     def keep(self, name: str, pairs: Pairs, failure: str = "") -> None:
         """All that is known of it by now; a home that cannot be written costs the next bisection launches."""
-        kept_files.keep(self._path(name), KeptPairs(name, failure, pairs))
+        codec.keep(self._path(name), KeptPairs(name, failure, pairs))
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"

@@ -15,7 +15,7 @@ from pytest_llmperf.launch.device import PREFIXES, driver_version
 from pytest_llmperf.launch.request import lasting_environment
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.settings.train_spec import SpecError, TrainSpec
-from pytest_llmperf.support import kept_files
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.folders import cache_folder
 from pytest_llmperf.support.redaction import redacted
 
@@ -43,7 +43,7 @@ class TrialStore:
         """Every trial that was kept and can be read, by what was launched."""
         found = {}
         with suppress(OSError):
-            for kept in (kept_files.load(_Kept, path) for path in sorted(self._folder.glob("*.json"))):
+            for kept in (codec.load(_Kept, path) for path in sorted(self._folder.glob("*.json"))):
                 with suppress(SpecError):  # whatever is wrong with it, it can be made anew
                     if kept is not None and kept.trial.digest == (spec := TrainSpec.from_dict(kept.spec)).digest:
                         found[spec] = kept.trial
@@ -51,7 +51,7 @@ class TrialStore:
 
     def keep(self, spec: TrainSpec, trial: Trial) -> None:
         """What came of ``spec`` as it was launched; a home that cannot be written costs the next search a launch."""
-        why = kept_files.keep(self._folder / f"{spec.digest}-{spec.steps}.json", _Kept(spec.to_dict(), trial))
+        why = codec.keep(self._folder / f"{spec.digest}-{spec.steps}.json", _Kept(spec.to_dict(), trial))
         self.unkept = f"{self._folder}: {why}" if why else self.unkept
 
 

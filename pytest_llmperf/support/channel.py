@@ -44,11 +44,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, content: dict[str, Any], files: Sequence[int] = ()) -> None:
-        """Send ``content``, and copies of the open ``files``.
-
-        Raises:
-            ChannelClosedError: the other end is gone.
-        """
+        """Send ``content``, and copies of the open ``files``; ChannelClosedError where the other end is gone."""
         body = json.dumps(content).encode()
         try:
             socket.send_fds(self._socket, [_HEADER.pack(len(body))], list(files))
@@ -59,8 +55,7 @@ class Channel:
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; ``None`` where none came within ``timeout`` seconds.
 
-        Raises:
-            ChannelClosedError: the other end is gone, and all that it said was received.
+        Raises ChannelClosedError where the other end is gone, and all that it said was received.
         """
         try:
             if not select.select([self._socket], [], [], timeout)[0]:

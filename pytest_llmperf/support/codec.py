@@ -2,6 +2,7 @@
 
 ``read`` is strict: each field is of its type, none is missing, none is unknown. ``read_lenient`` leaves out what does
 not fit. ``plain`` writes. msgspec converts and checks; ``json.dumps`` makes the text, so that figures keep their form.
+``load`` and ``keep`` are for files that can be made anew: what cannot be read is not there.
 
 A class whose form in files differs from its fields has ``from_plain`` (a class method) and ``to_plain``.
 """
@@ -14,11 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.suggestions import hint
 
 T = TypeVar("T")
@@ -257,6 +260,23 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(item, f"{path}.{name}" if path else str(name))
     else:
         yield path, value
+
+
+def load(kind: type[T], path: Path) -> T | None:
+    """The record that ``path`` holds; ``None`` where it is nothing that can be used."""
+    try:
+        return read(kind, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def keep(path: Path, record: object, *, lasts: bool = False) -> str:
+    """Write it; why it could not be, where it could not. ``lasts``: it is on the disk when this returns."""
+    try:
+        write_text(path, json.dumps(plain(record), indent=1) + "\n", lasts=lasts)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Files that somebody else reads: whole, or not there."""
+"""Files that somebody else reads: whole, or not there; what processes that were killed left goes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from pytest_llmperf.support.boot_id import boot_id
 from pytest_llmperf.support.guarded_paths import refuse_others_link
 
-# Leftovers: files and folders that name the process that made them, so that the next one knows when it was killed.
-
-
+# Of what another host's process left.
 _UNTOUCHED_SECONDS = 24 * 3600.0
+
+
+def boot_id() -> str:
+    """Name this start of this host; empty where the kernel does not tell (not Linux, a strict sandbox).
+
+    Two processes that read the same one share a kernel, and with it its file locks.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 @cache
@@ -32,15 +40,14 @@ def _space() -> str:
 
 
 def mark() -> str:
-    """Of this process, for the name of what it must not leave."""
+    """Name this process, in the name of a file or folder that it must not leave."""
     return f"{_space()}-{os.getpid()}"
 
 
 def is_left(path: Path, space: str, pid: int) -> bool:
-    """Whether the process that the name of ``path`` tells of is gone; of another host: a day after its last write.
+    """Whether the process that ``path`` is named after is gone; another host's is, a day after its last write.
 
-    Raises:
-        OSError: ``path`` is gone.
+    Raises OSError where ``path`` is gone.
     """
     if space == _space():
         try:
@@ -60,10 +67,7 @@ def write_text(path: Path, text: str, *, lasts: bool = True) -> None:
     """Write ``text`` so that ``path`` always holds a whole one, the old or the new; what UTF-8 cannot hold is escaped.
 
     ``lasts``: it is on the disk when this returns. What tells of a running process need not be, and costs less.
-
-    Raises:
-        OSError: the file or its folder cannot be written; whatever was there before is still there. It names the file,
-            which an error of a full disk does not by itself.
+    Raises OSError, which names the file, where it cannot be written; what was there before is still there.
     """
     write_bytes(path, text.encode("utf-8", "backslashreplace"), lasts=lasts)
 
@@ -71,11 +75,18 @@ def write_text(path: Path, text: str, *, lasts: bool = True) -> None:
 def write_bytes(path: Path, data: bytes, *, lasts: bool = True) -> None:
     """As ``write_text``, of what is no text."""
     try:
-        _write(path, data, lasts=lasts)
+        refuse_others_link(path)
+        target = Path(os.path.realpath(path))  # a link stays a link
+        if target.exists() and not target.is_file():
+            # /dev/stdout, a pipe: replacing it would put a file in its place. A folder raises here, which is right too.
+            target.write_bytes(data)
+            return
+        with replacing(target, lasts=lasts) as file:
+            file.write(data)
     except OSError as error:
         if error.errno is None:
             raise
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error  # a full disk names no file
 
 
 def refused_at(path: Path) -> str:
@@ -102,23 +113,11 @@ def _part_of(target: Path) -> Path:
     return target.with_name(f".llmperf-{mark()}-{secrets.token_hex(4)}.part")
 
 
-def _write(path: Path, data: bytes, *, lasts: bool) -> None:
-    refuse_others_link(path)
-    target = Path(os.path.realpath(path))  # a link stays a link
-    if target.exists() and not target.is_file():
-        # /dev/stdout, a pipe: replacing it would put a file in its place. A folder raises here, which is right too.
-        target.write_bytes(data)
-        return
-    with replacing(target, lasts=lasts) as file:
-        file.write(data)
-
-
 @contextmanager
 def replacing(target: Path, *, lasts: bool = True) -> Iterator[BinaryIO]:
     """A file that takes the place of ``target`` once all is written; what killed processes left beside it goes.
 
-    Raises:
-        OSError: it cannot be written; ``target`` is as it was.
+    Raises OSError where it cannot be written; ``target`` is as it was.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     (_sweep if lasts else _sweep_once)(target.parent)
@@ -149,7 +148,7 @@ _sweep_once = cache(_sweep)
 
 
 def files_digest(folder: Path, pattern: str) -> str:
-    """Of the names and contents of all files below ``folder`` that match; empty where there is none."""
+    """Digest the names and contents of all files below ``folder`` that match; empty where there is none."""
     whole = hashlib.sha256()
     found = sorted(folder.rglob(pattern))
     for path in found:
@@ -160,24 +159,16 @@ def files_digest(folder: Path, pattern: str) -> str:
     return whole.hexdigest()[:12] if found else ""
 
 
-# Fingerprints: what files say, whatever they are called and wherever they lie.
-
-
-_DIGITS = 16
-_PIECE = 2**20
-
-
 def of_files(files: Iterable[tuple[str, Path]]) -> str:
-    """Of the contents of ``files`` in their order, each under the name that matters of it; 16 hex digits.
+    """Digest the contents of ``files`` in their order, each under the name that matters of it; 16 hex digits.
 
-    Raises:
-        OSError: one cannot be read.
+    Raises OSError where one cannot be read.
     """
     whole = hashlib.sha256()
     for name, path in files:
         state = path.stat()
         whole.update(f"{name}\0{_of_file(path.absolute(), state.st_size, state.st_mtime_ns)}\0".encode())
-    return whole.hexdigest()[:_DIGITS]
+    return whole.hexdigest()[:16]
 
 
 @lru_cache(maxsize=256)
@@ -185,6 +176,6 @@ def _of_file(path: Path, _size: int, _mtime_ns: int) -> str:
     """Read once; a file that was changed, or another one of its name, is read anew."""
     found = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(2**20):
             found.update(piece)
     return found.hexdigest()

@@ -24,9 +24,7 @@ _STICKY = stat.S_ISVTX
 def private_folder(path: Path) -> Path:
     """``path`` as a folder that is ours and that nobody else may enter, made where nothing is there.
 
-    Raises:
-        PermissionError: it is a link or another user's, or others may write there; what is in it may be a trap.
-        OSError: it cannot be made.
+    Raises PermissionError where it is a link or another user's, or others may write there: what is in it may be a trap.
     """
     found = os.stat(path.parent) if path.parent.exists() else None  # noqa: PTH116 - as it will be found
     if found and found.st_mode & _OTHERS_WRITE and not found.st_mode & _STICKY:
@@ -41,11 +39,7 @@ def private_folder(path: Path) -> Path:
 
 
 def refuse_others_folder(path: Path) -> None:
-    """Refuse ``path``, from which something is run, where others could have put it there; nothing there is fine.
-
-    Raises:
-        PermissionError: it is another user's, or everybody may write there.
-    """
+    """Raise PermissionError where ``path``, from which something is run, is another user's or open to everybody."""
     try:
         found = os.stat(path)  # noqa: PTH116 - as the commands that run something there will find it
     except FileNotFoundError:
@@ -57,12 +51,9 @@ def refuse_others_folder(path: Path) -> None:
 
 
 def refuse_others_link(path: Path) -> None:
-    """Refuse ``path`` where it is a link that another user put into a folder that everybody may write.
+    """Raise PermissionError where ``path`` is a link that another user put into a folder that everybody may write.
 
-    Linux mostly refuses to follow such a one, and does not notice where a program follows it by itself.
-
-    Raises:
-        PermissionError: it is; what it names may be ours alone to write.
+    What it names may be ours alone to write. Linux does not notice where a program follows such a link by itself.
     """
     try:
         link, folder = path.lstat(), path.parent.stat()
@@ -79,10 +70,7 @@ def shared_folder(path: Path, *, is_everyones: bool) -> Iterator[int]:
 
     ``is_everyones``: one of ours that is there already becomes so too. Otherwise only the sticky bit is added to one of
     ours that everybody may write. Whose it is does not matter: in a sticky folder nobody removes what others hold.
-
-    Raises:
-        PermissionError: it is a link of somebody else, or everybody may remove what others have there.
-        OSError: it cannot be made or opened.
+    Raises PermissionError where it is a link of somebody else, or everybody may remove what others have there.
     """
     with _opened(path, any_owner=True) as (folder, is_new):
         found = os.fstat(folder)
@@ -101,11 +89,8 @@ def shared_folder(path: Path, *, is_everyones: bool) -> Iterator[int]:
 def open_shared(folder: int, name: str) -> int:
     """The descriptor of the file ``name`` in ``folder``, which is made where nothing is there; others may read it.
 
-    Another user's is opened for reading alone, which a lock needs no more than.
-
-    Raises:
-        PermissionError: it is no plain file with one name, or a link.
-        OSError: it cannot be made or opened.
+    Another user's is opened for reading alone, which a lock needs no more than. Raises PermissionError where it is no
+    plain file with one name.
     """
     try:
         made = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o644, dir_fd=folder)

@@ -32,7 +32,7 @@ from pytest_llmperf.observe import heartbeat
 from pytest_llmperf.records.failure import Failure, Progress
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.support import codec
-from pytest_llmperf.support.boot_id import boot_id
+from pytest_llmperf.support.files import boot_id
 from pytest_llmperf.worker.folder import write_failure
 from tests.fakes import launch_of
 from tests.waiting import until

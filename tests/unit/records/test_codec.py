@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_llmperf.support import codec, kept_files
+from pytest_llmperf.support import codec
 from pytest_llmperf.support.codec import Amount, Count, Number
 
 
@@ -112,12 +112,12 @@ def test_the_lenient_reading_keeps_what_fits() -> None:
 
 def test_a_kept_file_that_cannot_be_used_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.json"
-    assert kept_files.load(Outer, path) is None
-    assert kept_files.keep(path, WHOLE) == ""
-    assert kept_files.load(Outer, path) == WHOLE
+    assert codec.load(Outer, path) is None
+    assert codec.keep(path, WHOLE) == ""
+    assert codec.load(Outer, path) == WHOLE
     for broken in ("", "{", "[]", "[" * 100_000, '{"inner": 3}'):
         path.write_text(broken)
-        assert kept_files.load(Outer, path) is None
+        assert codec.load(Outer, path) is None
     path.unlink()
     path.mkdir()
-    assert "directory" in kept_files.keep(path, WHOLE)
+    assert "directory" in codec.keep(path, WHOLE)
