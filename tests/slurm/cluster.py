@@ -154,6 +154,17 @@ class Slurm:
         if daemon is not None:
             daemon.kill()
 
+    def kill_controller(self) -> None:
+        """As if its host went down: nothing is scheduled, and no step begins; those that run go on."""
+        controller = psutil.Process(int((self.home / "slurmctld.pid").read_text()))
+        controller.kill()
+        psutil.wait_procs([controller], timeout=10)
+
+    def start_controller(self) -> None:
+        """Start it where its state is, jobs and all."""
+        _run(["slurmctld"], self.environment)
+        self.wait(lambda: "UP" in self.command("scontrol", "ping"), 30, lambda: "slurmctld does not come back")
+
     def give_up_after(self, seconds: int) -> None:
         """How long SLURM waits for a node that does not answer."""
         path = self.home / "slurm.conf"

@@ -176,3 +176,25 @@ def test_two_jobs_at_once_do_not_meet(light_suite: Suite) -> None:
         # Two jobs on two busy cores may be too noisy to decide.
         assert suite.results(job)["1"]["verdict"] in ("pass", "inconclusive")
     assert len([*suite.folder.glob(".llmperf/2*-*-*-*")]) == 2
+
+
+@pytest.mark.wide
+def test_a_controller_that_restarts_costs_no_case(light_suite: Suite) -> None:
+    suite, slurm = light_suite, light_suite.slurm
+    suite.steps(300)
+    job = suite.submit("-k", "gpus2", "--perf-launches", "2", "--perf-max-launches", "2")
+    suite.until(job, lambda: suite.training("gpus2"))
+    slurm.kill_controller()
+    try:
+        deadline = time.monotonic() + 60
+        while "launch 2/2 started" not in suite.log(job):  # its step finds no controller
+            assert time.monotonic() < deadline, suite.log(job)
+            time.sleep(0.2)
+        time.sleep(5)
+    finally:
+        slurm.start_controller()
+    fields = slurm.ended(job)
+    assert (fields["JobState"], fields["ExitCode"]) == ("COMPLETED", "0:0"), suite.log(job)
+    assert "srun started nothing" in suite.log(job)
+    result = suite.results(job)["2"]
+    assert (result["verdict"], len(result["launches"])) == ("pass", 2)
