@@ -75,8 +75,12 @@ class PassingRanges:
 
 
 def takes_all_steps(digest: str, day: date, nights: int) -> bool:
-    """Whether it is the turn of the case of ``digest``: once in so many nights, a share of all cases each night."""
-    return nights > 0 and (int(digest[:8], 16) + day.toordinal()) % nights == 0
+    """Whether it is the turn of the case of ``digest``: once in so many nights, a share of all cases each night.
+
+    The turn moves by a day from one such period to the next: a gate that runs weekly, or each second day, reaches all.
+    """
+    ordinal = day.toordinal()
+    return nights > 0 and (int(digest[:8], 16) + ordinal + ordinal // nights) % nights == 0
 
 
 def looks(least: int, most: int) -> list[int]:

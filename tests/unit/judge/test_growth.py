@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import date, timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -141,7 +142,7 @@ def test_a_stall_that_only_whole_launches_show_is_a_loss_whatever_short_ones_say
 
 def test_each_case_takes_all_its_steps_once_in_so_many_nights_and_a_share_of_them_each_night() -> None:
     digests = [replace(SPEC, seed=seed).digest for seed in range(200)]
-    begin = date(2026, 2, 1)
+    begin = date.fromordinal(date(2026, 2, 1).toordinal() // 10 * 10)  # a period of ten nights
     nights = [begin + timedelta(days=day) for day in range(10)]
     turns = {digest: sum(takes_all_steps(digest, night, 10) for night in nights) for digest in digests}
     assert set(turns.values()) == {1}
@@ -149,6 +150,15 @@ def test_each_case_takes_all_its_steps_once_in_so_many_nights_and_a_share_of_the
     assert all(5 <= each[night] <= 40 for night in nights)
     assert not takes_all_steps(digests[0], begin, 0)
     assert all(takes_all_steps(digest, begin, 1) for digest in digests)
+
+
+@pytest.mark.parametrize(("every", "nights"), [(1, 19), (2, 14), (5, 11), (7, 13), (10, 10), (14, 13)])
+def test_a_gate_that_runs_each_so_many_days_reaches_every_case(every: int, nights: int) -> None:
+    digests = [f"{number:08x}" for number in range(10)]
+    gates = [date(2026, 1, 1) + timedelta(days=every * number) for number in range(300)]
+    for digest in digests:
+        turns = [number for number, day in enumerate(gates) if takes_all_steps(digest, day, 10)]
+        assert max(later - turn for turn, later in pairwise([-1, *turns])) <= nights
 
 
 def test_what_comes_late_or_seldom_is_found_by_whole_launches() -> None:
