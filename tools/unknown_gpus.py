@@ -43,7 +43,7 @@ from pytest_llmperf.judge.verdict import CONFIRMED_BY
 from pytest_llmperf.records.calibration import Calibration
 from pytest_llmperf.records.launch import Health, Launch, Place, host_of, site_of
 from pytest_llmperf.records.steady_state import robust_sd
-from pytest_llmperf.support.one_thread import one_thread
+from pytest_llmperf.support.numeric import one_thread
 from tools import tables
 from tools.verdicts import POLICY, RATE
 
@@ -191,7 +191,7 @@ class Gate:
     @cached_property
     def _is_gpu_told(self) -> bool:
         knowledge, launch = self.end and self.end.knowledge, self.launches[0]
-        return not knowledge or knowledge.tells_independently_of([unit_of(*_launches([launch]))], launch.digest)
+        return not knowledge or knowledge.tells_of([unit_of(*_launches([launch]))], launch.digest, by_its_cases=False)
 
     @property
     def prediction(self) -> Difference:

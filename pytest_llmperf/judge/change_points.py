@@ -26,12 +26,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
 
 from pytest_llmperf.judge.noise import Noise
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
-
-Array = Any  # numpy is untyped here
+from pytest_llmperf.support.numeric import Array, np, special
 
 #: That a series which never changed shows a change point at all.
 FALSE_ALARM = 0.01
@@ -104,8 +102,6 @@ class Levels:
 
 def find_levels(logs: Sequence[float], scatter: Scatter, runs: Sequence[int]) -> Levels:
     """``runs``: of each value the number of its run; what is of one run stays together."""
-    import numpy as np  # noqa: PLC0415 - only who looks at a history pays for it
-
     values = _calmed(np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total)))
     precision = np.linalg.inv(scatter.total)
     candidates = _candidates(runs)
@@ -125,16 +121,12 @@ def find_levels(logs: Sequence[float], scatter: Scatter, runs: Sequence[int]) ->
 
 def levels_between(logs: Sequence[float], scatter: Scatter, changes: Sequence[ChangePoint]) -> Levels:
     """The levels where ``changes``, in their order, are known."""
-    import numpy as np  # noqa: PLC0415
-
     values = _calmed_between(logs, scatter, [change.index for change in changes])
     return Levels(tuple(changes), tuple(_levels(values, np.linalg.inv(scatter.total), scatter, changes)))
 
 
 def _calmed(values: Array, spreads: Array) -> Array:
     """What stands alone drawn towards its neighbours; a change, which the next values share, stays as it is."""
-    import numpy as np  # noqa: PLC0415
-
     window, most = 2 * _AROUND + 1, max(0, len(values) - 2 * _AROUND - 1)
     starts = [min(max(0, index - _AROUND), most) for index in range(len(values))]
     plain = values.tolist()
@@ -144,8 +136,6 @@ def _calmed(values: Array, spreads: Array) -> Array:
 
 def _calmed_between(logs: Sequence[float], scatter: Scatter, starts: Sequence[int]) -> Array:
     """The same within each level by itself, whose first values are not drawn back to the level before."""
-    import numpy as np  # noqa: PLC0415
-
     values, spreads = np.array(logs, dtype=float), np.sqrt(np.diag(scatter.total))
     return np.concatenate(
         [_calmed(*parts) for parts in zip(np.split(values, starts), np.split(spreads, starts), strict=True)]
@@ -165,8 +155,6 @@ def _is_apart(candidate: int, found: Sequence[int], runs: Sequence[int]) -> bool
 
 def _projected(precision: Array, starts: Sequence[int]) -> Array:
     """The precision of what is left once each level's mean is taken off."""
-    import numpy as np  # noqa: PLC0415
-
     num = len(precision)
     design = np.array([[float(index >= start) for start in (0, *starts)] for index in range(num)])
     weighted = precision @ design
@@ -175,8 +163,6 @@ def _projected(precision: Array, starts: Sequence[int]) -> Array:
 
 def _best(values: Array, precision: Array, found: Sequence[int], candidates: Sequence[int]) -> int | None:
     """The candidate whose change is most of its standard errors."""
-    import numpy as np  # noqa: PLC0415
-
     if not candidates:
         return None
     left = _projected(precision, found)
@@ -192,9 +178,6 @@ def _best(values: Array, precision: Array, found: Sequence[int], candidates: Seq
 
 def _change(values: Array, precision: Array, scatter: Scatter, others: Sequence[int], index: int) -> ChangePoint:
     """The change at ``index`` beside those at ``others``."""
-    import numpy as np  # noqa: PLC0415
-    from scipy import special  # noqa: PLC0415
-
     step = (np.arange(len(values)) >= index).astype(float)
     weights = _projected(precision, others) @ step
     weights /= weights @ step
@@ -222,8 +205,6 @@ def _merged(
 
 
 def _levels(values: Array, precision: Array, scatter: Scatter, changes: Sequence[ChangePoint]) -> list[Level]:
-    import numpy as np  # noqa: PLC0415
-
     starts = [0, *(change.index for change in changes)]
     parts = list(zip(starts, [*starts[1:], len(values)], strict=True))
     design = np.array([[float(start <= index < end) for start, end in parts] for index in range(len(values))])
@@ -291,8 +272,6 @@ class Timeline:
         It shows that by differences of one point and the next (von Neumann 1941), of which a change point moves one and
         no more: of the same site, what days and launches do; of different ones, what sites and hosts add.
         """
-        import numpy as np  # noqa: PLC0415 - only who looks at a history pays for it
-
         shares = {name: _same([getattr(point, name) for point in self.points]) for name in ("host", "site")}
         days = _same([f"{point.site} {point.day}" if point.site else "" for point in self.points])
         launches = noise.launch.sd**2 / np.array([point.num_launches for point in self.points])
@@ -326,8 +305,6 @@ class Timeline:
 
 def _same(labels: Sequence[str]) -> Array:
     """Who has the same label; who has none is alone."""
-    import numpy as np  # noqa: PLC0415
-
     numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     places = np.array([numbers[label] if label.strip() else -1 - index for index, label in enumerate(labels)])
     return (places[:, None] == places[None, :]).astype(float)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
-from pytest_llmperf.judge.noise import Noise, Squares, log_of, within_sessions
+from pytest_llmperf.judge.noise import Noise, log_of, within_sessions
 from pytest_llmperf.judge.policy import Policy
 from pytest_llmperf.judge.stats import Decision, Difference, Outlook, Rule, decide
 from pytest_llmperf.judge.verdict import Decided, Judgement
@@ -322,8 +322,7 @@ def _apart(wide: Sequence[Launch], narrow: Sequence[Launch], noise: Noise, *, he
     """The step times of one width against another's; of one host (``here``) by what its launches and days scatter."""
     if not here:
         return stats.difference(wide, narrow, noise)
-    shown = [within_sessions(group) for group in (wide, narrow)]
-    spread = noise.launch.moderated(Squares(math.fsum(s.total for s in shown), sum(s.df for s in shown)))
+    spread = noise.launch.moderated(within_sessions(wide, narrow))
     # A launch that ended before its median was known scatters by that much more.
     squares = [fmean(max(spread.sd, launch.median_error) ** 2 for launch in group) for group in (wide, narrow)]
     of_launches = squares[0] / len(wide) + squares[1] / len(narrow)

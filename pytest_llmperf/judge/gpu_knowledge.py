@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -28,9 +28,9 @@ from pytest_llmperf.judge.gpu_panel import (
     observations_of,
     unit_of,
 )
-from pytest_llmperf.judge.noise import Noise, Scatter, Spread, Squares, within_sessions
+from pytest_llmperf.judge.noise import Noise, Scatter, Spread, within_sessions
 from pytest_llmperf.records.launch import Launch
-from pytest_llmperf.support.one_thread import one_thread
+from pytest_llmperf.support.numeric import np, one_thread
 
 #: Of a GPU that nobody knows one case cannot be told from it: what has changed by itself would be taken for the GPU,
 #: and the next case for changed. So many others that most of them have not.
@@ -55,7 +55,10 @@ class Knowledge:
     @classmethod
     def of(cls, cases: Sequence[Sequence[Launch]]) -> Knowledge | None:
         """From the stored launches of each case; ``None``: too little to tell GPUs and cases apart."""
-        stored = _without_absurd(observations_of([launch for launches in cases for launch in launches]))
+        shown = observations_of([launch for launches in cases for launch in launches])
+        # Calibrations that are nowhere near the others of their series are none, whoever wrote them.
+        usual = _usual_of_calibrations(shown)
+        stored = [each for each in shown if abs(each.log - usual.get(each.series, each.log)) <= _FURTHEST]
         model = learn(stored)
         return cls(model, stored) if model else None
 
@@ -70,15 +73,12 @@ class Knowledge:
 
     def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
         """Of the launches of ``baseline`` and then ``candidates``, by what all other cases, and calibrations, tell."""
-        import numpy as np  # noqa: PLC0415
-
         series, calibrations = candidates[0].digest, [*calibrations_of(candidates)]
         units = [unit_of(each) for each in (*baseline, *candidates)]
         size, loading, own = len(units), self.model.loading(series), self.model.own_spread(series)
         # Half of the variance is shared by all launches on a unit, half is the launch's; those that were repeated know
         # that better.
         half = Spread(own.sd / math.sqrt(2), own.df)
-        shown = [within_sessions(group) for group in (baseline, candidates)]
         same = np.array([[float(a == b) for b in units] for a in units])
         with one_thread():
             effects, covariance = self.told(series, calibrations).of(units)
@@ -93,7 +93,7 @@ class Knowledge:
         return Scatter(
             shifts=loads @ effects,
             shared=shared,
-            launch=half.moderated(Squares(sum(each.total for each in shown), sum(each.df for each in shown))),
+            launch=half.moderated(within_sessions(baseline, candidates)),
             # A host that a launch waits for, say, is there in the next one too.
             lasting=same,
             gpu_df=math.inf if self.tells_of(map(unit_of, candidates), series, calibrations) else EFFECTS_DF,
@@ -106,37 +106,33 @@ class Knowledge:
         if key not in self._told:
             seen = (*self.seen, *sorted(added, key=lambda each: (each.series, each.unit.devices, each.at)))
             stored, tonight = ([each for each in group if each.series != series] for group in (self.stored, seen))
-            self._told[key] = robust(self.model, Panel(stored, _corroborated(tonight)))
+            cases = _cases(tonight)
+            # Of cases those on GPUs that enough of them were on.
+            known = [
+                each
+                for each in tonight
+                if each.is_calibration or all(len(cases[device]) >= FEWEST_CASES for device in each.unit.devices)
+            ]
+            self._told[key] = robust(self.model, Panel.of(stored, known))
         return self._told[key]
 
-    def tells_of(self, units: Iterable[Unit], series: str, more: Iterable[Observation] = ()) -> bool:
+    def tells_of(
+        self, units: Iterable[Unit], series: str, more: Iterable[Observation] = (), *, by_its_cases: bool = True
+    ) -> bool:
         """Whether something tells of each GPU of ``units`` by itself what a launch of ``series`` there is worth.
 
-        What is independent of this run does, and enough other cases of it.
+        What no change of this run's software moves with its cases does, a comparable calibration of that day or stored
+        launches of the very GPU; and ``by_its_cases`` enough other cases of this run.
         """
-        cases = _cases([each for each in self.seen if each.series != series])
-        others = {device for device, several in cases.items() if len(several) >= FEWEST_CASES}
-        return self._are_told(units, series, more, others)
-
-    def tells_independently_of(self, units: Iterable[Unit], series: str) -> bool:
-        """The same of what no change of this run's software moves with its cases.
-
-        A comparable calibration of that day tells, and stored launches of the very GPU.
-        """
-        return self._are_told(units, series, (), frozenset())
-
-    def _are_told(
-        self, units: Iterable[Unit], series: str, more: Iterable[Observation], others: Container[str]
-    ) -> bool:
         stored = [each for each in self.stored if not each.is_calibration]
-        places = compared(stored) | {(each, "") for own in stored if own.series == series for each in own.unit.devices}
+        launched = {device for device, _ in compared(stored)}
+        launched |= {device for own in stored if own.series == series for device in own.unit.devices}
+        if by_its_cases:
+            cases = _cases([each for each in self.seen if each.series != series])
+            launched |= {device for device, several in cases.items() if len(several) >= FEWEST_CASES}
         calibrated = calibrated_places(self.stored, (*self.seen, *self._added(more)))
-        launched = {device for device, _ in places}
-        return all(
-            (device, unit.day) in calibrated or device in launched or device in others
-            for unit in units
-            for device in unit.devices
-        )
+        places = ((device, unit.day) for unit in units for device in unit.devices)
+        return all(place in calibrated or place[0] in launched for place in places)
 
     def _added(self, more: Iterable[Observation]) -> frozenset[Observation]:
         """What of ``more`` is new, and believed."""
@@ -145,10 +141,8 @@ class Knowledge:
 
     def _believes(self, each: Observation) -> bool:
         """Whether it is no calibration that a chip of this kind cannot give."""
-        if not each.is_calibration:
+        if not each.is_calibration or each.series not in self._usual_logs:  # else it is comparable with nothing
             return True
-        if each.series not in self._usual_logs:
-            return True  # it is comparable with nothing
         loading, off = self.model.loading(each.series).mean, each.log - self._usual_logs[each.series]
         variance = sum(
             (load * sd) ** 2
@@ -160,7 +154,6 @@ class Knowledge:
 
     @cached_property
     def _usual_logs(self) -> dict[str, float]:
-        """Of each stored calibration's series."""
         return _usual_of_calibrations(self.stored)
 
     @property
@@ -184,22 +177,6 @@ def _usual_of_calibrations(observations: Sequence[Observation]) -> dict[str, flo
         if each.is_calibration:
             logs.setdefault(each.series, []).append(each.log)
     return {series: median(several) for series, several in logs.items()}
-
-
-def _without_absurd(observations: Sequence[Observation]) -> list[Observation]:
-    """But for calibrations that are nowhere near the others of their series, whoever wrote them."""
-    usual = _usual_of_calibrations(observations)
-    return [each for each in observations if abs(each.log - usual.get(each.series, each.log)) <= _FURTHEST]
-
-
-def _corroborated(seen: Sequence[Observation]) -> list[Observation]:
-    """Of what a run has seen: calibrations, and cases on GPUs that enough of them were on."""
-    cases = _cases(seen)
-    return [
-        each
-        for each in seen
-        if each.is_calibration or all(len(cases[device]) >= FEWEST_CASES for device in each.unit.devices)
-    ]
 
 
 def _cases(seen: Sequence[Observation]) -> dict[str, set[str]]:

@@ -7,18 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from pytest_llmperf.judge.gpu_panel import (
-    CALIBRATION_COPY,
-    Array,
-    Observation,
-    Panel,
-    Prediction,
-    Unit,
-    incidence,
-    predicted,
-)
+from pytest_llmperf.judge.gpu_panel import CALIBRATION_COPY, Observation, Panel, Prediction, Unit, incidence, predicted
 from pytest_llmperf.judge.noise import Spread, prior_of
-from pytest_llmperf.support.one_thread import one_thread
+from pytest_llmperf.support.numeric import Array, np, one_thread, special
 
 #: What of a GPU is told apart: how fast it is, and by how much more where a case runs at its power limit.
 FACTORS = ("general", "at_power_limit")
@@ -92,8 +83,6 @@ class Model:
 
         All of the first factor, then all of the next.
         """
-        import numpy as np  # noqa: PLC0415 - only a judged case pays for it
-
         every, num, shares = len(units), len(units) - first, incidence(units)
         alike = {component: matrix @ matrix[first:].T for component, matrix in shares.items()}
         total = np.zeros((every * len(FACTORS), num * len(FACTORS)))
@@ -107,8 +96,6 @@ class Model:
 
 def expected_loading(limited: float, series: str = "") -> Loading:
     """Of a case that runs at the power limit (1), at the highest clock (0), or of which that is not known (0.5)."""
-    import numpy as np  # noqa: PLC0415
-
     mean = np.array(_OF_MEMORY if series.startswith(CALIBRATION_COPY) else (1.0, limited - 0.5))
     return Loading(mean, _LOADING_SD**2 * np.eye(len(FACTORS)), mean)
 
@@ -123,8 +110,6 @@ class Posterior:
 
     def of(self, units: Sequence[Unit]) -> tuple[Array, Array]:
         """What is expected of ``units``, and the covariance of its errors; also of ones that the panel has not seen."""
-        import numpy as np  # noqa: PLC0415
-
         num, every = len(self.units), len(self.units) + len(units)
         prior = self.model.covariance([*self.units, *units], num)
         known = np.concatenate([np.arange(num) + number * every for number in range(len(FACTORS))])
@@ -140,7 +125,7 @@ def learn(observations: Sequence[Observation]) -> Model | None:
     regression that is shrunk towards what its clock lets expect, what is left of each series moderates what is left of
     all (Smyth 2004), and variances are what the predictions and their errors show.
     """
-    panel = Panel(observations)
+    panel = Panel.of(observations)
     on_units: dict[str, set[Unit]] = {}
     for each in observations:
         on_units.setdefault(each.series, set()).add(each.unit)
@@ -167,25 +152,26 @@ def _expected(observations: Sequence[Observation]) -> dict[str, Loading]:
 
 
 def _better(model: Model, panel: Panel) -> Model:
-    import numpy as np  # noqa: PLC0415
-
     variances = cell_variances(model, panel)
     found = predicted(panel, design_of(model, panel), model.covariance(panel.units), variances)
     num = len(panel.units)
-    loadings, squares = {}, {}
+    loadings: dict[str, Loading] = {}
+    squares: dict[str, tuple[float, float]] = {}
     for number, name in enumerate(panel.series):
         cells = np.flatnonzero(panel.of_series == number)
         places = np.concatenate([panel.of_unit[cells] + factor * num for factor in range(len(FACTORS))])
-        fitted = _regressed(
-            panel.logs[cells],
-            found.means[places],
-            found.covariance[np.ix_(places, places)],
-            1 / variances[cells],
-            model.loading(name).expected,
-        )
-        loadings[name] = fitted.loading
-        squares[name] = (fitted.squares, max(0.0, len(cells) - 1 - fitted.spent))
-    usual = _pooled(list(squares.values()))
+        effects, covariance = found.means[places], found.covariance[np.ix_(places, places)]
+        expected = model.loading(name).expected
+        loading, total, df = _regressed(panel.logs[cells], effects, covariance, 1 / variances[cells], expected)
+        loadings[name], squares[name] = loading, (total, df)
+    # What is usual of a series.
+    several = [(total / df, df) for total, df in squares.values() if df >= 1 and total > 0]
+    usual = _OWN
+    if len(several) >= _LEAST_SERIES:
+        shown = prior_of(several, least=_LEAST_DF, most=_MOST_DF, halvings=20)
+        weight = _OWN.df / (_OWN.df + len(several))
+        log = weight * math.log(_OWN.sd) + (1 - weight) * math.log(shown.sd)
+        usual = Spread(max(_LEAST_OWN, math.exp(log)), shown.df)
     own = {name: _own(total, df, usual) for name, (total, df) in squares.items()}
     return Model(effects=_spread(model, panel, found), loadings=loadings, own=own, usual=usual)
 
@@ -195,29 +181,14 @@ def _own(total: float, df: float, usual: Spread) -> Spread:
 
     A case that waits for its host scatters ten times as much as most do: halfway to these is too little for it.
     """
-    from scipy import special  # noqa: PLC0415 - only a judged case pays for it
-
     if df >= 1 and total / df > usual.sd**2 * float(special.fdtri(df, usual.df, _ALIKE)):
         return Spread(math.sqrt(total / df), df)
     sd = math.sqrt((usual.df * usual.sd**2 + total) / (usual.df + df))
     return Spread(max(sd, _LEAST_OWN), usual.df + df)
 
 
-def _pooled(squares: Sequence[tuple[float, float]]) -> Spread:
-    """What is usual of a series."""
-    several = [(total / df, df) for total, df in squares if df >= 1 and total > 0]
-    if len(several) < _LEAST_SERIES:
-        return _OWN
-    shown = prior_of(several, least=_LEAST_DF, most=_MOST_DF, halvings=20)
-    weight = _OWN.df / (_OWN.df + len(several))
-    log = weight * math.log(_OWN.sd) + (1 - weight) * math.log(shown.sd)
-    return Spread(max(_LEAST_OWN, math.exp(log)), shown.df)
-
-
 def cell_variances(model: Model, panel: Panel) -> Array:
     """Of each cell about its series' mean and its unit's effect."""
-    import numpy as np  # noqa: PLC0415
-
     own = np.array([model.own_spread(name).sd ** 2 for name in panel.series])[panel.of_series]
     # Half of what is left is the launch's, which several of them average; one that does not know its median has more.
     launch = own / 2 + np.maximum(0.0, panel.squared_errors - own / 2)
@@ -229,8 +200,6 @@ def loading_variances(model: Model, panel: Panel) -> Array:
 
     Of many series such errors average out; where a calibration alone tells of a GPU they are most of what is wrong.
     """
-    import numpy as np  # noqa: PLC0415
-
     second = np.diag([sum(sd**2 for sd in model.effects[factor].values()) for factor in FACTORS])
     of_series = np.array([np.trace(model.loading(name).covariance @ second) for name in panel.series])
     return of_series[panel.of_series]
@@ -238,9 +207,7 @@ def loading_variances(model: Model, panel: Panel) -> Array:
 
 def design_of(model: Model, panel: Panel) -> Array:
     """Of each cell by how much it moves with each effect of each unit."""
-    import numpy as np  # noqa: PLC0415
-
-    num, cells = len(panel.units), np.arange(len(panel.cells))
+    num, cells = len(panel.units), np.arange(len(panel.logs))
     loads = np.array([model.loading(name).mean for name in panel.series]).reshape(-1, len(FACTORS))
     matrix = np.zeros((len(cells), num * len(FACTORS)))
     for factor in range(len(FACTORS)):
@@ -248,19 +215,13 @@ def design_of(model: Model, panel: Panel) -> Array:
     return matrix
 
 
-@dataclass(frozen=True)
-class _Regression:
-    loading: Loading
-    squares: float
-    """What is left, as of one launch's variance each."""
-    spent: float
-    """Degrees of freedom that the loadings took."""
+def _regressed(
+    logs: Array, effects: Array, covariance: Array, weights: Array, expected: Array
+) -> tuple[Loading, float, float]:
+    """A series' loading; what is left, as of one launch's variance each, and its degrees of freedom.
 
-
-def _regressed(logs: Array, effects: Array, covariance: Array, weights: Array, expected: Array) -> _Regression:
-    """``effects`` and ``covariance`` of each cell, all of the first factor first."""
-    import numpy as np  # noqa: PLC0415
-
+    ``effects`` and ``covariance`` are of each cell, all of the first factor first.
+    """
     num, factors = len(logs), len(FACTORS)
     centred = np.eye(num) - np.outer(np.ones(num), weights / weights.sum())
     about, moved = centred @ logs, centred @ effects.reshape(factors, num).T
@@ -274,7 +235,7 @@ def _regressed(logs: Array, effects: Array, covariance: Array, weights: Array, e
     left = about - moved @ mean
     spent = float(np.trace(spread @ known)) if num > 1 else 0.0
     squares = float(weights @ left**2 + mean @ unknown @ mean) / float(weights.mean())
-    return _Regression(Loading(mean, spread, expected), squares, spent)
+    return Loading(mean, spread, expected), squares, max(0.0, num - 1 - spent)
 
 
 def _spread(model: Model, panel: Panel, found: Prediction) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Panel: observations by series and unit, as arrays."""
+"""Panel: how long things took on units of hardware, as arrays, and what that tells of the hardware."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, TypeAlias
 
 from pytest_llmperf.judge.noise import log_of
 from pytest_llmperf.records.calibration import ALL_REDUCE, BF16_PRODUCT, COPY
 from pytest_llmperf.records.launch import Launch, host_of, site_of
-
-# Observation: how long one thing took on one unit of hardware: a case's launch, or a part of a calibration.
-
+from pytest_llmperf.support.numeric import Array, np, sparse
 
 #: What begins the name of a series that is a part of a calibration, and no case.
 CALIBRATION = "calibration "
@@ -79,15 +76,13 @@ def unit_of(launch: Launch) -> Unit:
     return Unit(tuple(host for _, host in places), tuple(device for device, _ in places), launch.started_at[:10])
 
 
-def observation_of(launch: Launch) -> Observation:
-    """What ``launch`` shows."""
-    clock = launch.health.sm_clock_mhz
-    return Observation(launch.digest, unit_of(launch), log_of(launch), launch.median_error, clock, launch.started_at)
-
-
 def observations_of(launches: Sequence[Launch]) -> list[Observation]:
     """What ``launches`` show, and their calibrations, each once."""
-    return [*map(observation_of, launches), *dict.fromkeys(calibrations_of(launches))]
+    shown = (
+        Observation(one.digest, unit_of(one), log_of(one), one.median_error, one.health.sm_clock_mhz, one.started_at)
+        for one in launches
+    )
+    return [*shown, *dict.fromkeys(calibrations_of(launches))]
 
 
 def calibrations_of(launches: Iterable[Launch]) -> Iterator[Observation]:
@@ -108,85 +103,52 @@ def calibrations_of(launches: Iterable[Launch]) -> Iterator[Observation]:
                     yield Observation(series, unit, math.log(seconds), error, clock, calibration.made_at)
 
 
-#: One of NumPy, which counts as Any.
-Array: TypeAlias = Any
-
-
 #: What an effect is made of.
 COMPONENTS = ("host", "device", "day")
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Cells: of each series on each of its units the mean of its observations, stored ones apart from a run's own."""
+    """Cells: of each series on each of its units the mean of its observations, stored ones apart from a run's own.
 
-    stored: Sequence[Observation]
-    seen: Sequence[Observation] = ()
-    """By the run itself."""
+    Arrays have a value for each cell.
+    """
 
-    @cached_property
-    def units(self) -> list[Unit]:
-        return list(dict.fromkeys(each.unit for each in (*self.stored, *self.seen)))
+    units: Sequence[Unit]
+    series: Sequence[str]
+    of_series: Array
+    """Indices."""
+    of_unit: Array
+    logs: Array
+    """Means of the observations."""
+    sizes: Array
+    """Their numbers."""
+    squared_errors: Array
+    """Their mean squared errors."""
+    may_have_changed: Array
+    """Whether it is of a case that the run itself has launched."""
 
-    @cached_property
-    def unit_index(self) -> dict[Unit, int]:
-        return {unit: number for number, unit in enumerate(self.units)}
-
-    @cached_property
-    def series(self) -> list[str]:
-        return list(dict.fromkeys(each.series for each in (*self.stored, *self.seen)))
-
-    @cached_property
-    def cells(self) -> list[list[Observation]]:
-        groups: dict[tuple[bool, str, Unit], list[Observation]] = {}
-        for is_seen, observations in ((False, self.stored), (True, self.seen)):
+    @classmethod
+    def of(cls, stored: Iterable[Observation], seen: Iterable[Observation] = ()) -> Panel:
+        """``seen`` are the run's own."""
+        cells: dict[tuple[bool, str, Unit], list[Observation]] = {}
+        for is_seen, observations in ((False, stored), (True, seen)):
             for each in observations:
-                groups.setdefault((is_seen, each.series, each.unit), []).append(each)
-        return list(groups.values())
-
-    @cached_property
-    def may_have_changed(self) -> Array:
-        """Of each cell whether it is of a case that the run itself has launched."""
-        import numpy as np  # noqa: PLC0415 - only a judged case pays for it
-
-        own = {id(each) for each in self.seen}
-        return np.array([id(cell[0]) in own and not cell[0].is_calibration for cell in self.cells], dtype=bool)
-
-    @cached_property
-    def of_series(self) -> Array:
-        """Of each cell the index of its series."""
-        import numpy as np  # noqa: PLC0415
-
-        index = {name: number for number, name in enumerate(self.series)}
-        return np.array([index[cell[0].series] for cell in self.cells], dtype=int)
-
-    @cached_property
-    def of_unit(self) -> Array:
-        """Of each cell the index of its unit."""
-        import numpy as np  # noqa: PLC0415
-
-        return np.array([self.unit_index[cell[0].unit] for cell in self.cells], dtype=int)
-
-    @cached_property
-    def logs(self) -> Array:
-        """Of each cell the mean of its logarithms."""
-        import numpy as np  # noqa: PLC0415
-
-        return np.array([sum(each.log for each in cell) / len(cell) for cell in self.cells])
-
-    @cached_property
-    def sizes(self) -> Array:
-        """Observations of each cell."""
-        import numpy as np  # noqa: PLC0415
-
-        return np.array([len(cell) for cell in self.cells], dtype=float)
-
-    @cached_property
-    def squared_errors(self) -> Array:
-        """Of each cell the mean squared error of its observations."""
-        import numpy as np  # noqa: PLC0415
-
-        return np.array([sum(each.error**2 for each in cell) / len(cell) for cell in self.cells])
+                cells.setdefault((is_seen, each.series, each.unit), []).append(each)
+        units = {unit: number for number, unit in enumerate(dict.fromkeys(unit for _, _, unit in cells))}
+        series = {name: number for number, name in enumerate(dict.fromkeys(name for _, name, _ in cells))}
+        return cls(
+            units=list(units),
+            series=list(series),
+            of_series=np.array([series[name] for _, name, _ in cells], dtype=int),
+            of_unit=np.array([units[unit] for _, _, unit in cells], dtype=int),
+            logs=np.array([sum(each.log for each in cell) / len(cell) for cell in cells.values()]),
+            sizes=np.array([len(cell) for cell in cells.values()], dtype=float),
+            squared_errors=np.array([sum(each.error**2 for each in cell) / len(cell) for cell in cells.values()]),
+            may_have_changed=np.array(
+                [own and not cell[0].is_calibration for (own, *_), cell in cells.items()], dtype=bool
+            ),
+        )
 
 
 def incidence(units: Sequence[Unit]) -> dict[str, Array]:
@@ -194,41 +156,30 @@ def incidence(units: Sequence[Unit]) -> dict[str, Array]:
 
     Of several GPUs the effect is their mean: by how much the slowest of them lies above it is the case's own.
     """
-    import numpy as np  # noqa: PLC0415
-
-    found: dict[str, Array] = {}
-    for component, parts in (
-        ("host", _hosts(units)),
-        ("device", [list(unit.devices) for unit in units]),
-        ("day", [[f"{device} on {unit.day}" for device in unit.devices] for unit in units]),
-    ):
-        index = {name: number for number, name in enumerate(dict.fromkeys(chain.from_iterable(parts)))}
-        matrix = np.zeros((len(units), len(index)))
-        for row, names in enumerate(parts):
-            for name in names:
-                matrix[row, index[name]] += 1 / len(names)
-        found[component] = matrix
-    return found
-
-
-def _hosts(units: Sequence[Unit]) -> list[list[str]]:
-    """Of each device of each unit: the very GPU is in one host, whatever that calls itself after a reboot."""
+    # The very GPU is in one host, whatever that calls itself after a reboot.
     of_device: dict[str, str] = {}
     of_name: dict[str, str] = {}
-    found = []
+    parts: dict[str, list[list[str]]] = {name: [] for name in COMPONENTS}
     for unit in units:
-        names = []
+        hosts = []
         for device, name in zip(unit.devices, unit.hosts, strict=True):
-            host = of_device.get(device, of_name.get(name, name))
-            of_device.setdefault(device, host)
+            host = of_device.setdefault(device, of_name.get(name, name))
             of_name.setdefault(name, host)
-            names.append(host)
-        found.append(names)
+            hosts.append(host)
+        days = [f"{device} on {unit.day}" for device in unit.devices]
+        for component, names in zip(COMPONENTS, (hosts, list(unit.devices), days), strict=True):
+            parts[component].append(names)
+    found: dict[str, Array] = {}
+    for component, rows in parts.items():
+        index = {name: number for number, name in enumerate(dict.fromkeys(chain.from_iterable(rows)))}
+        found[component] = np.zeros((len(units), len(index)))
+        for row, names in enumerate(rows):
+            for name in names:
+                found[component][row, index[name]] += 1 / len(names)
     return found
 
 
 # Prediction: what a panel's observations tell of unknowns whose covariance is known before (Henderson 1975).
-
 
 #: Other cases of a run may have changed themselves: beyond so many of their errors they count for less (Huber 1964),
 #: found in so many rounds.
@@ -236,30 +187,58 @@ USUAL_ERRORS, ROUNDS = 1.5, 6
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """The best linear unbiased one of what a design (cells x unknowns) is about."""
+class _Told:
+    """What cells tell by themselves of the unknowns of a design (cells x unknowns)."""
 
-    means: Array
+    each: Array
+    """Of each series the sum of its cells' weights; then of the weighted rows of the design, and of weighted cells."""
+    crossed: Array
+    logs: Array
+    information: Array
+    """A precision of the unknowns, which may be singular; then observations, weighted by what they tell of each."""
+    sums: Array
+
+    @classmethod
+    def of(cls, panel: Panel, design: Array, variances: Array) -> _Told:
+        weights, cells = 1 / variances, np.arange(len(variances))
+        # A cell moves with a few of many unknowns: those of its unit.
+        rows, num = sparse.csr_array(design), len(panel.series)
+        weighted = sparse.diags_array(weights) @ rows
+        each, logs = (np.bincount(panel.of_series, values, num) for values in (weights, weights * panel.logs))
+        of_series = sparse.csr_array((np.ones(len(cells)), (panel.of_series, cells)), shape=(num, len(cells)))
+        crossed = (of_series @ weighted).toarray()
+        information = (weighted.T @ rows).toarray() - crossed.T @ (crossed / each[:, None])
+        return cls(each, crossed, logs, information, weighted.T @ panel.logs - crossed.T @ (logs / each))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The best linear unbiased one of the unknowns of a design."""
+
+    told: _Told
     covariance: Array
     """Of the errors of ``means``."""
-    centres: Array
-    """Of each series of the panel its mean, without effects."""
-    information: Array
-    """What the observations alone tell of the unknowns: a precision, which may be singular."""
-    sums: Array
-    """Observations, weighted by what they tell of each unknown."""
+
+    @cached_property
+    def means(self) -> Array:
+        return self.covariance @ self.told.sums
+
+    @property
+    def centres(self) -> Array:
+        """Of each series of the panel its mean, without effects."""
+        return (self.told.logs - self.told.crossed @ self.means) / self.told.each
 
     @property
     def pull(self) -> Array:
         """The prior covariance times it is ``means``."""
-        return self.sums - self.information @ self.means
+        return self.told.sums - self.told.information @ self.means
 
     def of(self, towards: Array, prior: Array) -> tuple[Array, Array]:
         """The same of other unknowns: means, and covariance of their errors.
 
         ``towards``: covariance (these x others) before anything is seen; ``prior``: that of the others.
         """
-        seen = self.information @ towards
+        seen = self.told.information @ towards
         return towards.T @ self.pull, prior - towards.T @ seen + seen.T @ self.covariance @ seen
 
     def excess(self, shares: Array, place: slice) -> float:
@@ -267,14 +246,16 @@ class Prediction:
 
         Of one part whose prior variance is v, v + v² times this is the expected square.
         """
-        inside = self.information[:, place] @ shares
+        inside = self.told.information[:, place] @ shares
         told = (shares * inside[place]).sum() - (inside * (self.covariance @ inside)).sum()
         return float(((shares.T @ self.pull[place]) ** 2).sum() - told)
 
 
 def predicted(panel: Panel, design: Array, prior: Array, variances: Array) -> Prediction:
     """Of the unknowns of ``design``, whose covariance is ``prior``; ``variances`` are those of the cells."""
-    return _Told.of(panel, design, variances).prediction(prior)
+    told = _Told.of(panel, design, variances)
+    covariance = np.linalg.solve(np.eye(len(prior)) + prior @ told.information, prior)
+    return Prediction(told, (covariance + covariance.T) / 2)
 
 
 def doubted(panel: Panel, design: Array, prior: Array, variances: Array) -> Prediction:
@@ -283,13 +264,10 @@ def doubted(panel: Panel, design: Array, prior: Array, variances: Array) -> Pred
     Other weights of few cells move the errors of few combinations of the unknowns alone (Woodbury 1950): one solution
     serves all rounds.
     """
-    import numpy as np  # noqa: PLC0415 - only a judged case pays for it
-
-    told = _Told.of(panel, design, variances)
-    first, own = told.prediction(prior), np.flatnonzero(panel.may_have_changed)
+    first, own = predicted(panel, design, prior, variances), np.flatnonzero(panel.may_have_changed)
     if not own.size:
         return first
-    of_series, usual = panel.of_series[own], variances[own]
+    told, of_series, usual = first.told, panel.of_series[own], variances[own]
     moved = design[own] - told.crossed[of_series] / told.each[of_series, None]
     reach = first.covariance @ moved.T
     fitted = moved @ reach + (of_series[:, None] == of_series) / told.each[of_series]
@@ -303,55 +281,9 @@ def doubted(panel: Panel, design: Array, prior: Array, variances: Array) -> Pred
         moves = np.linalg.solve(np.eye(len(own)) + lost @ fitted, lost)
     weighed = variances.copy()
     weighed[own] *= far
-    return _Told.of(panel, design, weighed).with_covariance(first.covariance - reach @ moves @ reach.T)
+    return Prediction(_Told.of(panel, design, weighed), first.covariance - reach @ moves @ reach.T)
 
 
 def residuals(panel: Panel, design: Array, found: Prediction) -> Array:
     """Of each cell what is left of it."""
     return panel.logs - found.centres[panel.of_series] - design @ found.means
-
-
-@dataclass(frozen=True)
-class _Told:
-    """What cells of these variances tell by themselves."""
-
-    each: Array
-    """Of each series the sum of its cells' weights; then of the weighted rows of the design, and of weighted cells."""
-    crossed: Array
-    logs: Array
-    information: Array
-    sums: Array
-
-    @classmethod
-    def of(cls, panel: Panel, design: Array, variances: Array) -> _Told:
-        import numpy as np  # noqa: PLC0415
-
-        weights, num, size = 1 / variances, len(panel.series), design.shape[1]
-        each = np.bincount(panel.of_series, weights, num)
-        logs = np.bincount(panel.of_series, weights * panel.logs, num)
-        # A cell moves with a few of many unknowns: those of its unit.
-        cells, places = np.nonzero(design)
-        loads = weights[cells] * design[cells, places]
-        crossed = np.bincount(panel.of_series[cells] * size + places, loads, num * size).reshape(num, size)
-        sums = np.bincount(places, loads * panel.logs[cells], size)
-        rank = np.arange(len(cells)) - np.searchsorted(cells, cells)
-        few = int(rank.max(initial=0)) + 1
-        held: Array = np.zeros((len(weights), few), dtype=int)
-        shares = np.zeros((len(weights), few))
-        held[cells, rank], shares[cells, rank] = places, design[cells, places]
-        pairs = (held[:, :, None] * size + held[:, None, :]).ravel()
-        products = (weights[:, None, None] * shares[:, :, None] * shares[:, None, :]).ravel()
-        information = np.bincount(pairs, products, size * size).reshape(size, size)
-        information -= crossed.T @ (crossed / each[:, None])
-        return cls(each, crossed, logs, information, sums - crossed.T @ (logs / each))
-
-    def prediction(self, prior: Array) -> Prediction:
-        import numpy as np  # noqa: PLC0415
-
-        covariance = np.linalg.solve(np.eye(len(prior)) + prior @ self.information, prior)
-        return self.with_covariance((covariance + covariance.T) / 2)
-
-    def with_covariance(self, covariance: Array) -> Prediction:
-        means = covariance @ self.sums
-        centres = (self.logs - self.crossed @ means) / self.each
-        return Prediction(means, covariance, centres, self.information, self.sums)

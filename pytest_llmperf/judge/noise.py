@@ -14,6 +14,7 @@ from typing import Any
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.steady_state import robust_sd
+from pytest_llmperf.support.numeric import np, special
 
 # Of a robust standard deviation, and the fewest launches among which one can be called out.
 _OUTLYING, _CALLED_OUT_FROM = 5.0, 3
@@ -25,6 +26,12 @@ class Squares:
 
     total: float = 0.0
     df: float = 0.0
+
+
+def summed(several: Iterable[Squares]) -> Squares:
+    """What several show together."""
+    shown = list(several)
+    return Squares(math.fsum(each.total for each in shown), sum(each.df for each in shown))
 
 
 @dataclass(frozen=True)
@@ -69,23 +76,19 @@ class Noise:
 
         How tonight's launches differ from the baseline's is the question: only their scatter among themselves counts.
         """
-        within = [within_sessions(group) for group in (candidates, baseline)]
-        launch = self.launch.moderated(Squares(math.fsum(s.total for s in within), sum(s.df for s in within)))
+        launch = self.launch.moderated(within_sessions(candidates, baseline))
         session = self.session.moderated(between(baseline, "session", {"launch": launch.sd}))
         lower = {"launch": launch.sd, "session": session.sd}
         site = self.site.moderated(between(baseline, "site", lower))
         host = self.host.moderated(between(baseline, "host", {**lower, "site": site.sd}))
         return Noise(host=host, site=site, session=session, launch=launch)
 
-    def usual(self, launches: Sequence[Launch]) -> Noise:
+    def usual(self, _: Sequence[Launch]) -> Noise:
         """This, whatever the case."""
-        del launches
         return self
 
     def scatter(self, candidates: Sequence[Launch], baseline: Sequence[Launch]) -> Scatter:
         """Of the launches of ``baseline`` and then ``candidates``: nested deviations, of no GPU by itself."""
-        import numpy as np  # noqa: PLC0415 - only a judged case pays for it
-
         noise, label = self.moderated(candidates, baseline), labels([*baseline, *candidates])
         shared = [
             (spread.sd**2 * np.array([[a == b for b in label[name]] for a in label[name]], dtype=float), spread.df)
@@ -113,9 +116,9 @@ def labels(launches: Sequence[Launch]) -> dict[str, list[str]]:
     }
 
 
-def within_sessions(launches: Sequence[Launch]) -> Squares:
-    """Of the launches about the mean of their session."""
-    return between(launches, "launch", {})
+def within_sessions(*groups: Sequence[Launch]) -> Squares:
+    """Of the launches of each group about the mean of their session, together."""
+    return summed(between(launches, "launch", {}) for launches in groups)
 
 
 def between(launches: Sequence[Launch], component: str, lower: Mapping[str, float]) -> Squares:
@@ -143,20 +146,18 @@ def between(launches: Sequence[Launch], component: str, lower: Mapping[str, floa
 
 def without_outliers(launches: Sequence[Launch], noise: Noise) -> list[Launch]:
     """A baseline's launches but for ones so far off that something was wrong with them."""
-    usual = math.hypot(*(spread.sd for spread in vars(noise).values()))
-    kept = _near(launches, usual)
+
+    def near(launches: Sequence[Launch], usual: float) -> list[Launch]:
+        if len(launches) < _CALLED_OUT_FROM:
+            return list(launches)
+        logs = [log_of(launch) for launch in launches]
+        centre, far = median(logs), _OUTLYING * max(robust_sd(logs), usual)
+        return [launch for launch, log in zip(launches, logs, strict=True) if abs(log - centre) <= far]
+
+    kept = near(launches, math.hypot(*(spread.sd for spread in vars(noise).values())))
     of_a_site = math.hypot(noise.session.sd, noise.launch.sd)
     sites = dict.fromkeys(launch.site for launch in kept)
-    return [near for site in sites for near in _near([launch for launch in kept if launch.site == site], of_a_site)]
-
-
-def _near(launches: Sequence[Launch], usual: float) -> list[Launch]:
-    """Those within five spreads of the middle, the spread being at least what is ``usual``."""
-    if len(launches) < _CALLED_OUT_FROM:
-        return list(launches)
-    logs = [log_of(launch) for launch in launches]
-    centre, far = median(logs), _OUTLYING * max(robust_sd(logs), usual)
-    return [launch for launch, log in zip(launches, logs, strict=True) if abs(log - centre) <= far]
+    return [one for site in sites for one in near([launch for launch in kept if launch.site == site], of_a_site)]
 
 
 def disagreement(launches: Sequence[Launch], noise: Noise, tolerance: float) -> str:
@@ -186,7 +187,6 @@ def log_of(launch: Launch) -> float:
 
 # Experience: what all baselines of a machine kind show of its noise and of its canaries.
 
-
 # With fewer cases nothing can be said of how differently they scatter.
 _CASES = 5
 
@@ -213,23 +213,28 @@ class Experience:
     @classmethod
     def of(cls, cases: Sequence[Sequence[Launch]], prior: Noise) -> Experience:
         """Learn from the launches of each case; ``prior`` is what is believed before any was seen."""
-        stored, cases = cases, [without_outliers(launches, prior) for launches in cases]
+        rates: dict[str, tuple[float, ...]] = {}
+        for launch in (launch for launches in cases for launch in launches):
+            for name, rate in launch.canary.items():
+                key = f"{len(launch.ranks)} {name}"
+                rates[key] = (*rates.get(key, ()), rate)
+        cases = [without_outliers(launches, prior) for launches in cases]
         launch = _between_launches(cases, prior.launch)
         session = _between_groups(cases, "session", prior.session, {"launch": launch.sd})
         lower = {"launch": launch.sd, "session": session.sd}
         site = _between_groups(cases, "site", prior.site, lower)
         host = _between_groups(cases, "host", prior.host, {**lower, "site": site.sd})
-        return cls(
-            noise=Noise(host=host, site=site, session=session, launch=launch),
-            canaries=_canaries(launch for launches in stored for launch in launches),
-        )
+        return cls(Noise(host=host, site=site, session=session, launch=launch), rates)
 
 
 def _between_launches(cases: Sequence[Sequence[Launch]], prior: Spread) -> Spread:
     """Pooled over cases; its degrees of freedom say how alike the cases are (Smyth 2004, section 6.2)."""
     shown = _winsorised([_deviations(launches) for launches in cases])
-    pooled = prior.moderated(Squares(math.fsum(s.total for s in shown), sum(s.df for s in shown)))
-    alike = prior.df if len(shown) < _CASES else _alikeness(shown)
+    pooled, alike = prior.moderated(summed(shown)), prior.df
+    if len(shown) >= _CASES:
+        positive = [(squares.total / squares.df, squares.df) for squares in shown if squares.total > 0]
+        is_told = len(positive) >= _CASES
+        alike = prior_of(positive, least=_LEAST_DF, most=_MOST_DF, halvings=6).df if is_told else _LEAST_DF
     return Spread(max(pooled.sd, _LEAST_SD), alike)
 
 
@@ -248,25 +253,16 @@ def _deviations(launches: Sequence[Launch]) -> list[list[float]]:
 def _winsorised(cases: Sequence[Sequence[Sequence[float]]]) -> list[Squares]:
     """Of each case that repeated a launch in a session."""
     every = [value for sessions in cases for members in sessions for value in members]
-    if not every:
-        return []
-    most = _MOST_DEVIATION * max(_LEAST_SD, robust_sd(every, centre=0.0))
-    found = []
-    for sessions in cases:
-        df = sum(len(members) - 1 for members in sessions)
-        # Scaled deviations' squares sum to n/(n - 1) times the sum of squares about the mean.
-        total = math.fsum(
-            min(abs(value), most) ** 2 * (len(members) - 1) / len(members) for members in sessions for value in members
+    most = _MOST_DEVIATION * max(_LEAST_SD, robust_sd(every, centre=0.0)) if every else 0.0
+    # Scaled deviations' squares sum to n/(n - 1) times the sum of squares about the mean.
+    return [
+        Squares(
+            math.fsum(min(abs(v), most) ** 2 * (len(members) - 1) / len(members) for members in case for v in members),
+            sum(len(members) - 1 for members in case),
         )
-        found += [Squares(total, df)] if df else []
-    return found
-
-
-def _alikeness(shown: Sequence[Squares]) -> float:
-    positive = [(squares.total / squares.df, squares.df) for squares in shown if squares.total > 0]
-    if len(positive) < _CASES:
-        return _LEAST_DF
-    return prior_of(positive, least=_LEAST_DF, most=_MOST_DF, halvings=6).df
+        for case in cases
+        if case
+    ]
 
 
 def prior_of(variances: Sequence[tuple[float, float]], *, least: float, most: float, halvings: int) -> Spread:
@@ -275,8 +271,6 @@ def prior_of(variances: Sequence[tuple[float, float]], *, least: float, most: fl
     Of logarithms: one that is a hundred times as large as the others moves it by no more than it must. Its degrees of
     freedom are between ``least`` and ``most``.
     """
-    from scipy import special  # noqa: PLC0415 - only a judged case pays for it
-
     logs = [math.log(each) - float(special.digamma(df / 2)) + math.log(df / 2) for each, df in variances]
     excess = variance(logs) - fmean(float(special.polygamma(1, df / 2)) for _, df in variances)
     for _ in range(halvings):  # trigamma falls: bisection finds where it is the excess
@@ -295,22 +289,9 @@ def _between_groups(
         return prior
     estimates = [squares.total / squares.df for squares in shown]
     most = max(_MOST_ESTIMATE * median(estimates), prior.sd**2)
-    df = _independent([launch for launches in cases for launch in launches], component)
+    label = labels([launch for launches in cases for launch in launches])
+    above = label[_ABOVE[component]]
+    # Groups, less one for each mean that they scatter about.
+    df = len(set(zip(above, label[component], strict=True))) - len(set(above))
     pooled = prior.moderated(Squares(df * fmean(min(estimate, most) for estimate in estimates), df))
     return Spread(pooled.sd, min(pooled.df, _MOST_DF_OF_GROUPS))
-
-
-def _independent(launches: Sequence[Launch], component: str) -> int:
-    """Groups of ``component``, less one for each mean that they scatter about."""
-    label = labels(launches)
-    above = {"session": "site", "site": "host", "host": ""}[component]
-    return len(set(zip(label[above], label[component], strict=True))) - len(set(label[above]))
-
-
-def _canaries(launches: Iterable[Launch]) -> dict[str, tuple[float, ...]]:
-    rates: dict[str, tuple[float, ...]] = {}
-    for launch in launches:
-        for name, rate in launch.canary.items():
-            key = f"{len(launch.ranks)} {name}"
-            rates[key] = (*rates.get(key, ()), rate)
-    return rates

@@ -17,7 +17,7 @@ from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, RATE
 from pytest_llmperf.records.result import CaseResult, Check, Verdict, worst_of
 from pytest_llmperf.support.formats import percent
-from pytest_llmperf.support.one_thread import one_thread
+from pytest_llmperf.support.numeric import np, one_thread
 
 # What failed has failed: a test cannot pass afterwards.
 _OPEN = frozenset({"pass", "inconclusive", "changed", "improved"})
@@ -36,16 +36,19 @@ def judged_later(result: CaseResult, stored: Sequence[Launch], knowledge: Knowle
     if not is_open or not result.launches or worst_of(check.verdict for check in gating) != result.verdict:
         return result
     difference = stats.difference(result.launches, stored, knowledge)
-    is_told = knowledge.tells_independently_of(map(unit_of, result.launches), result.digest)
+    is_told = knowledge.tells_of(map(unit_of, result.launches), result.digest, by_its_cases=False)
 
     def again(check: Check) -> Check:
         if check.metric not in METRICS or METRICS[check.metric].rule != "speed":
             return check
         if check.tolerance is not None and check.known_tolerance is not None:
-            closest = max(check.known_tolerance, least_tolerance(difference))
-            check = replace(check, tolerance=min(check.tolerance, closest))
+            least = max(check.known_tolerance, least_tolerance(difference))
+            check = replace(check, tolerance=min(check.tolerance, least))
         found = speed_check(replace(check, detail=""), difference, rule).check
-        return found if is_told else _unless_a_gpu_took_it(found, difference)
+        closest = found.known_tolerance or found.tolerance
+        if is_told or found.verdict != "pass" or closest is None or not is_laid_to_its_gpu(difference, closest):
+            return found
+        return replace(found, verdict="inconclusive", detail=ONLY_ITS_GPU)
 
     checks = tuple(map(again, result.checks))
     verdict = worst_of(check.verdict for check in checks)
@@ -58,13 +61,6 @@ def judged_later(result: CaseResult, stored: Sequence[Launch], knowledge: Knowle
         return replace(result, checks=checks, reason=reason)
     note = f"{result.verdict} when it was launched, {verdict} by what the run knows of its GPU now"
     return replace(result, checks=checks, verdict=verdict, reason=reason, notes=(*result.notes, note))
-
-
-def _unless_a_gpu_took_it(check: Check, difference: Difference) -> Check:
-    tolerance = check.known_tolerance or check.tolerance
-    if check.verdict != "pass" or tolerance is None or not is_laid_to_its_gpu(difference, tolerance):
-        return check
-    return replace(check, verdict="inconclusive", detail=ONLY_ITS_GPU)
 
 
 def is_laid_to_its_gpu(difference: Difference, tolerance: float) -> bool:
@@ -141,12 +137,8 @@ class CommonChange:
     @property
     def is_news(self) -> bool:
         """Whether a change that somebody would look for is likely."""
-        return self.together >= MOST and min(map(abs, self.interval)) > _NEWS and self._has_one_sign
-
-    @property
-    def _has_one_sign(self) -> bool:
         low, high = self.interval
-        return low * high > 0
+        return self.together >= MOST and min(abs(low), abs(high)) > _NEWS and low * high > 0
 
 
 @one_thread()
@@ -156,15 +148,13 @@ def common_change(knowledge: Knowledge) -> CommonChange | None:
     A change is a shift of all of the run's launches, and of no calibration: its estimate is that of generalised least
     squares, beside the effects of all GPUs.
     """
-    import numpy as np  # noqa: PLC0415 - only a judged run pays for it
-
     known = {each.series for each in knowledge.stored}
     seen = [each for each in knowledge.seen if each.series in known]
     launched = [each for each in seen if not each.is_calibration]
     cases = {each.series for each in launched}
     if len(cases) < _FEWEST:
         return None
-    model, panel = knowledge.model, Panel(knowledge.stored, seen)
+    model, panel = knowledge.model, Panel.of(knowledge.stored, seen)
     shifted = panel.may_have_changed
     design = np.column_stack([design_of(model, panel), shifted])
     prior = np.zeros((design.shape[1],) * 2)

@@ -15,6 +15,7 @@ from pytest_llmperf.judge.noise import Noise, Scatter, Spread, Squares, log_of, 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEAN_UP_TO, centre
 from pytest_llmperf.records.result import Verdict
+from pytest_llmperf.support.numeric import np, special
 
 # Keeps a covariance invertible where nothing was ever seen to vary: a millionth of a per cent, squared.
 _NEXT_TO_NOTHING = 1e-16
@@ -60,8 +61,6 @@ def difference(candidates: Sequence[Launch], baseline: Sequence[Launch], effects
     off first, and what is not known of it is a part of the error; where nothing is known of any GPU, these are nested
     deviations of hosts, sites and sessions. Degrees of freedom are Satterthwaite's (1946).
     """
-    import numpy as np  # noqa: PLC0415 - only a judged case pays for it
-
     baseline = without_outliers(baseline, effects.usual(candidates))
     everyone, num = [*baseline, *candidates], len(baseline)
     found = effects.scatter(candidates, baseline)
@@ -86,8 +85,6 @@ def _contrasted(logs: Any, num: int, parts: Sequence[tuple[Any, float]], launch:
     ``parts``: covariances (arrays) of all of them that add up, and by how many degrees of freedom each is known;
     ``launch``: what one more is off by itself.
     """
-    import numpy as np  # noqa: PLC0415
-
     covariance: Any = sum(matrix for matrix, _ in parts)
     inverse = np.linalg.inv(covariance[:num, :num] + _NEXT_TO_NOTHING * np.eye(num))
     ones, towards = np.ones(num), covariance[:num, num:].mean(axis=1)
@@ -129,13 +126,10 @@ def paired_difference(pairs: Sequence[tuple[Launch, Launch]], noise: Noise) -> D
 
 def quantile(probability: float, df: float) -> float:
     """Of Student's t: the value that it exceeds with ``1 - probability``."""
-    from scipy import special  # noqa: PLC0415 - only a judged case pays for it
-
     return float(special.stdtrit(min(df, 1e6), probability))
 
 
 # The decision on speed after some launches: a verdict, or that another launch is worth its cost.
-
 
 # An alarm, or praise, needs this many launches that are each beyond the tolerance: one that went wrong must not do.
 _CONFIRMED = 2

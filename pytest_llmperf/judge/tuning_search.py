@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 from pytest_llmperf.judge.tuning_surrogate import Prediction, Surrogate
+from pytest_llmperf.support.numeric import np, special
 
 # Failures: how likely a configuration trains, by what failed and what trained before it.
 
@@ -266,8 +267,6 @@ class Search:
 
     def _worth_it(self, left: Sequence[int], seconds: float) -> Iterator[int]:
         """Of ``left`` what is worth its cost, the most first; what is like one that ran out of its time comes last."""
-        import numpy as np  # noqa: PLC0415 - only a search pays for it
-
         prediction, numbers = self.prediction(), np.array(left)
         mean, sd = prediction.mean[numbers], prediction.sd[numbers]
         worth = _expected_improvement(min(self._ranked().values()), mean, sd)
@@ -299,8 +298,6 @@ class Search:
         left, logs = self.left, self._telling()
         if not left or not logs:
             return 1.0 if left else 0.0
-        import numpy as np  # noqa: PLC0415
-
         prediction, numbers = self.prediction(), np.array(left)
         wanted = min(self._ranked().values()) + math.log1p(-by)
         far = (prediction.mean[numbers] - wanted) / prediction.sd[numbers]
@@ -360,8 +357,5 @@ class Search:
 
 def _expected_improvement(best: float, mean: Any, sd: Any) -> Any:
     """In logarithms, so as a fraction where it is small."""
-    import numpy as np  # noqa: PLC0415
-    from scipy import special  # noqa: PLC0415
-
     far = (best - mean) / sd
     return sd * (far * special.ndtr(far) + np.exp(-(far**2) / 2) / math.sqrt(2 * math.pi))

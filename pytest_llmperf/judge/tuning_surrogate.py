@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_llmperf.support.numeric import np
+
 # Standard deviations, in logarithms, before anything is known: of a trait's effect, of the micro-batch's, and of what
 # two traits bring together. Their shares count; the scale of all of them is learnt.
 _TRAIT, _SIZE, _TOGETHER = 0.10, 0.25, 0.02
@@ -53,8 +55,6 @@ class Surrogate:
     """
 
     def __init__(self, traits: Sequence[Mapping[str, Any]], size: str, prior: Sequence[float] | None = None) -> None:
-        import numpy as np  # noqa: PLC0415 - only a search pays for it
-
         names = [name for name in (traits[0] if traits else {}) if name != size]
         columns = []
         for name in names:
@@ -68,8 +68,6 @@ class Surrogate:
 
     def predict(self, seen: Sequence[int], logs: Sequence[float], errors: Sequence[float]) -> Prediction:
         """Of all, where those of the indices ``seen`` have these ``logs``, known to within ``errors``."""
-        import numpy as np  # noqa: PLC0415
-
         solved = self._solved(seen, logs, errors)
         cross = solved.scale**2 * self._rows_of(seen) + _MEAN**2
         own = solved.scale**2 * (self._own() + _PRIOR**2 * self._weight**2) + _MEAN**2
@@ -84,8 +82,6 @@ class Surrogate:
 
         An array of ``count`` rows. What two configurations have in common they have in each world.
         """
-        import numpy as np  # noqa: PLC0415
-
         solved, places = self._solved(seen, logs, errors), list(numbers)
         cross = solved.scale**2 * self._rows_of(seen)[:, places] + _MEAN**2
         own = solved.scale**2 * self._rows_of(places)[:, places] + _MEAN**2
@@ -96,8 +92,6 @@ class Surrogate:
         return mean + (normal * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 
     def _solved(self, seen: Sequence[int], logs: Sequence[float], errors: Sequence[float]) -> _Solved:
-        import numpy as np  # noqa: PLC0415
-
         among = self._rows_of(seen)[:, list(seen)]
         noise = np.diag([_NOISE**2 + error**2 for error in errors])
         found = np.asarray(logs, dtype=float) - self._prior[list(seen)]
@@ -108,8 +102,6 @@ class Surrogate:
 
     def _rows_of(self, numbers: Sequence[int]) -> Any:
         """Covariances of each with all, at scale 1."""
-        import numpy as np  # noqa: PLC0415
-
         rows = np.stack([self._row(number) for number in numbers])
         return rows + _PRIOR**2 * np.outer(self._weight[list(numbers)], self._weight)
 
@@ -121,8 +113,6 @@ class Surrogate:
 
     def _row(self, index: int) -> Any:
         """The covariance of one with all, at scale 1."""
-        import numpy as np  # noqa: PLC0415
-
         if index not in self._rows:
             same = (self._codes == self._codes[index]).astype(float)
             total, squares, row = same.sum(axis=1), same.sum(axis=1), _TRAIT**2 * same.sum(axis=1)
@@ -135,8 +125,6 @@ class Surrogate:
 
 def _likelihood(covariance: Any, found: Any) -> float:
     """The logarithm of it, up to a constant, of ``found`` with an unknown mean."""
-    import numpy as np  # noqa: PLC0415
-
     whole = covariance + _MEAN**2
     sign, determinant = np.linalg.slogdet(whole)
     return -math.inf if sign <= 0 else float(-0.5 * (found @ np.linalg.solve(whole, found) + determinant))

@@ -72,7 +72,7 @@ def knowledge(stored: Cases) -> Knowledge:
 def test_effects_of_gpus_are_recovered_as_each_kind_of_case_feels_them() -> None:
     world = World(seed=1, host_sd=0.01, device_sd=0.01, day_sd=0.0, own_sd=0.001)
     knowledge = known(world.history(cases=12, launches=24, gpus=24))
-    posterior = robust(knowledge.model, Panel(knowledge.stored))
+    posterior = robust(knowledge.model, Panel.of(knowledge.stored))
     units = list({each.unit.devices: each.unit for each in knowledge.stored}.values())
     gpus = [int(unit.devices[0].split("GPU-")[1][:8], 16) for unit in units]
     assert len(units) == 24

@@ -7,7 +7,8 @@ import pytest
 
 from pytest_llmperf.judge.gpu_knowledge import Knowledge
 from pytest_llmperf.judge.gpu_model import cell_variances, design_of
-from pytest_llmperf.judge.gpu_panel import ROUNDS, USUAL_ERRORS, Array, Panel, doubted, predicted, unit_of
+from pytest_llmperf.judge.gpu_panel import ROUNDS, USUAL_ERRORS, Panel, doubted, predicted, unit_of
+from pytest_llmperf.support.numeric import Array
 from tests.gpu_nights import TONIGHT, World
 
 
@@ -49,7 +50,7 @@ def knowledge() -> Knowledge:
 
 @pytest.fixture(scope="module")
 def panel(knowledge: Knowledge) -> Panel:
-    return Panel(knowledge.stored, knowledge.seen)
+    return Panel.of(knowledge.stored, knowledge.seen)
 
 
 def test_they_are_best_linear_unbiased_also_where_the_covariance_is_singular(
@@ -96,7 +97,7 @@ def test_a_pair_is_told_the_mean_of_what_its_gpus_are(knowledge: Knowledge) -> N
 
 
 def test_nothing_is_doubted_where_the_run_has_launched_nothing(knowledge: Knowledge) -> None:
-    panel = Panel(knowledge.stored)
+    panel = Panel.of(knowledge.stored)
     prior, design = knowledge.model.covariance(panel.units), design_of(knowledge.model, panel)
     variances = cell_variances(knowledge.model, panel)
     plain, found = (way(panel, design, prior, variances) for way in (predicted, doubted))
