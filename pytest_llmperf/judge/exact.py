@@ -16,7 +16,7 @@ from typing import Any
 from pytest_llmperf.judge.baseline import StoredTrace, other_counts
 from pytest_llmperf.judge.learning_checks import changed_losses
 from pytest_llmperf.records.launch import OLDER, PLACEMENT, Launch
-from pytest_llmperf.records.metrics import Metric, counts
+from pytest_llmperf.records.metrics import counts
 from pytest_llmperf.records.result import Check, Verdict
 from pytest_llmperf.records.trace import COUNTED, UNWANTED, Trace
 from pytest_llmperf.settings.compilation import is_autotuned
@@ -31,22 +31,30 @@ def count_checks(launches: Sequence[Launch], stored: StoredTrace | None) -> tupl
     if not launches or (newest is None and stored is None):
         return ()
     gate = stored if stored and not stored.other_versions(launches[-1]) and not _is_tuned(launches[-1]) else None
+    # A host's operators, or a device's work; copies and waits are of both.
+    other = "kernels_per_step" if newest and newest.trace.is_on_host else "operators_per_step"
     found = []
     for name, metric in counts().items():
-        if name in COUNTED and not (newest and _applies(name, newest)):
-            continue
         # What is counted without a trace gates launches that could not be traced as well.
         told = [count for launch in launches if (count := count_of(launch, name)) is not None]
-        if not told:
+        if not told or (name in COUNTED and (newest is None or name == other)):
             continue
-        if gate is None or (baseline := _stored_count(gate, name)) is None:
+        baseline = None
+        if gate is not None:
+            baseline = gate.trace.count(name) if name in COUNTED else gate.counts.get(name)
+        if gate is None or baseline is None:
             found.append(metric.check(min(told)))
             continue
         # Of launches that differ, which should not be, the mildest.
         value = min(told, key=lambda count: abs(count - baseline))
-        verdict = _verdict(metric, told, baseline)
-        if verdict == "pass" and not _is_timed(launches[-1]) and _has_other_names(name, launches, gate):
-            verdict = "changed"
+        verdict: Verdict = "pass"
+        if not min(told) <= baseline <= max(told):
+            verdict = "regressed" if metric.costly and min(told) > baseline else "changed"
+        elif name in COUNTED and not _is_timed(launches[-1]):
+            # As many as in the baseline, and no launch ran the same: another implementation.
+            then = _of_metric(name, gate.trace)
+            others = [_of_metric(name, launch.trace) != then for launch in launches if launch.trace]
+            verdict = "changed" if all(others) else "pass"
         found.append(
             metric.check(
                 value,
@@ -68,7 +76,8 @@ def trace_notes(launches: Sequence[Launch], stored: StoredTrace | None) -> tuple
     newest = next((launch for launch in reversed(launches) if launch.trace), None)
     if newest is None or stored is None:
         return tuple(notes)
-    if _are_unlike(launches):
+    traces = [launch.trace.counts for launch in launches if launch.trace]
+    if any(trace != traces[0] for trace in traces):
         notes.append("its launches were not traced alike, though exact counts should be the same")
     then, now = stored.trace, newest.trace
     others = stored.other_versions(newest)
@@ -100,12 +109,6 @@ def _is_timed(launch: Launch) -> bool:
     return _is_tuned(launch) or (asks and is_compiled) or (run.is_on_gpu and run.torch.get("cudnn_benchmark") is True)
 
 
-def _applies(name: str, newest: StoredTrace) -> bool:
-    """A host's operators, or a device's work; copies and waits are of both."""
-    other = "kernels_per_step" if newest.trace.is_on_host else "operators_per_step"
-    return name != other
-
-
 def count_of(launch: Launch, name: str) -> float | None:
     """Of one of these metrics; ``None`` where the launch does not tell."""
     if name not in COUNTED:
@@ -113,32 +116,9 @@ def count_of(launch: Launch, name: str) -> float | None:
     return launch.trace.count(name) if launch.trace else None
 
 
-def _stored_count(stored: StoredTrace, name: str) -> float | None:
-    return stored.trace.count(name) if name in COUNTED else stored.counts.get(name)
-
-
-def _verdict(metric: Metric, told: Sequence[float], baseline: float) -> Verdict:
-    if min(told) <= baseline <= max(told):
-        return "pass"
-    return "regressed" if metric.costly and min(told) > baseline else "changed"
-
-
-def _has_other_names(metric: str, launches: Sequence[Launch], stored: StoredTrace) -> bool:
-    """Whether no launch ran the baseline's kernels, though as many: what is equally often is another implementation."""
-    if metric not in COUNTED:
-        return False
-    then = _of_metric(metric, stored.trace)
-    return all(_of_metric(metric, launch.trace) != then for launch in launches if launch.trace)
-
-
 def _of_metric(metric: str, trace: Trace) -> Counts:
     # A file keeps six digits of a mean over ranks.
     return {key: float(f"{count:.6g}") for key, count in trace.counts.items() if key[0] in COUNTED[metric]}
-
-
-def _are_unlike(launches: Sequence[Launch]) -> bool:
-    traces = [launch.trace.counts for launch in launches if launch.trace]
-    return any(trace != traces[0] for trace in traces)
 
 
 def _named(name: str, newest: StoredTrace, stored: StoredTrace) -> str:
@@ -158,13 +138,12 @@ Counts = dict[tuple[str, str], float]
 
 def _moved(then: Counts, now: Counts) -> tuple[list[str], list[str]]:
     """How much less and how much more of each name, most first."""
-    apart = {key: now.get(key, 0.0) - then.get(key, 0.0) for key in {*then, *now}}
-
-    def told(wanted: Callable[[float], bool]) -> list[str]:
-        found = [(-abs(count), key[1]) for key, count in apart.items() if wanted(count)]
-        return [f"{name} ({-size:g} a step)" for size, name in sorted(found)]
-
-    return told(lambda count: count < 0), told(lambda count: count > 0)
+    apart = sorted((-abs(now.get(key, 0.0) - then.get(key, 0.0)), key[1], key) for key in {*then, *now})
+    gone, come = list[str](), list[str]()
+    for size, name, key in apart:
+        if size:
+            (come if key in now and now[key] > then.get(key, 0.0) else gone).append(f"{name} ({-size:g} a step)")
+    return gone, come
 
 
 _NAME_WIDTH = 60
@@ -179,8 +158,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(shown[:_MOST_NAMES]) + more
 
 
-# Changes: what of a training is exact, and is another than in its baseline. Pure.
-
+# Changes: what of a training is exact, and is another than in its baseline.
 
 # Told by itself: a fault that was asked for, what ranks saw differently from one another, how losses compare. And
 # circumstances, which are no property of the training: where a scheduler placed the ranks, how they were started, and
@@ -214,9 +192,14 @@ def changes(launches: Sequence[Launch], reference: Sequence[Launch]) -> tuple[st
 
 def changed_evidence(launches: Sequence[Launch], reference: Sequence[Launch]) -> tuple[str, ...]:
     """The same without the losses, which two trainings that are meant to differ do not share."""
-    if not reference:
-        return ()
-    lines = (line for launch in launches for line in (*_evidence(launch, reference), *_commits(launch, reference)))
+    lines = list[str]()
+    for launch in launches if reference else ():
+        lines += _evidence(launch, reference)
+        # Packages that are of the same version and another commit.
+        for name, now in sorted(launch.environment.versions.items()):
+            seen = [each.environment.versions.get(name, "") for each in reference]
+            if now not in seen and not _upgraded(launch, reference[-1], name):
+                lines.append(f"{name}: {seen[-1]} -> {now}")
     return tuple(sorted(dict.fromkeys(lines), key=lambda line: not line.startswith(_WORST)))
 
 
@@ -237,15 +220,9 @@ def _evidence(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
             same = _same_dropout if topic == "setup.dropout" else _same
             if _UNKNOWN in (value, seen[-1]) or any(same(value, each) for each in seen):
                 continue
-            came_or_went = _ABSENT in (value, seen[-1])
-            upgraded = partial(_upgraded, launch, newest)
-            if topic == "setup.functions":
-                # No upgrade of the stack explains that a kernel package is gone.
-                is_explained = {value, seen[-1]} <= _OF_THE_STACK | {"false"} and any(map(upgraded, _STACK))
-            else:
-                is_explained = _is_explained(topic, name, value, came_or_went, upgraded)
-            if not is_explained:
-                yield f"{_label(topic, name)}: {_shown(seen[-1])} -> {_shown(value)}"
+            if not _is_explained(topic, name, (seen[-1], value), partial(_upgraded, launch, newest)):
+                label = f"{topic.removeprefix('setup.')} {name}".strip()
+                yield f"{label}: {_shown(seen[-1])} -> {_shown(value)}"
 
 
 def _topics(evidence: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -256,10 +233,6 @@ def _topics(evidence: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: dict(flat(value)) for name, value in kinds.items()}
 
 
-def _label(topic: str, name: str) -> str:
-    return f"{topic.removeprefix('setup.')} {name}".strip()
-
-
 # The distribution that a module is of, by the first word of its name; other modules are the user's own.
 _DISTRIBUTIONS = {
     name: name.replace("_", "-")
@@ -267,44 +240,33 @@ _DISTRIBUTIONS = {
 }
 
 
-def _is_explained(topic: str, name: str, value: Any, came_or_went: bool, upgraded: Callable[[str], bool]) -> bool:
+def _is_explained(topic: str, name: str, values: tuple[Any, Any], upgraded: Callable[[str], bool]) -> bool:
     """Whether another version, which is told by itself, brings another file, or a key of the configuration."""
+    came_or_went = _ABSENT in values
+    if topic == "setup.functions":
+        # No upgrade of the stack explains that a kernel package is gone.
+        return {*values} <= _OF_THE_STACK | {"false"} and any(map(upgraded, _STACK))
     if topic == "setup.sources":
         package = _DISTRIBUTIONS.get(name.partition(".")[0])
         # Which modules of a package there are follows from the model's classes, which are told.
         return package is not None and (came_or_went or upgraded(package))
     if topic == "setup.step":  # decorators of the packages' own come and go
-        known = {module.partition(".")[0] for module in str(value).split(" > ")} <= _OF_THE_STACK
+        known = {module.partition(".")[0] for module in str(values[1]).split(" > ")} <= _OF_THE_STACK
         return known and any(map(upgraded, _STACK))
-    if topic in _OWNERS:
-        return came_or_went and upgraded(_OWNERS[topic])
-    return False
+    return topic in _OWNERS and came_or_went and upgraded(_OWNERS[topic])
 
 
 _STACK = ("torch", "transformers", "accelerate")
-_OF_THE_STACK = frozenset(
-    {"torch", "transformers", "accelerate", "liger_kernel", "contextlib", "functools", "built in", "none"}
-)
+_OF_THE_STACK = frozenset({*_STACK, "liger_kernel", "contextlib", "functools", "built in", "none"})
 
 # Whose fields a setup's topic lists.
 _OWNERS = {"setup.config": "transformers", "setup.torch": "torch", "setup.optimizer": "torch"}
 
 
-def _commits(launch: Launch, reference: Sequence[Launch]) -> Iterator[str]:
-    """Packages that are of the same version and another commit."""
-    for name, now in sorted(launch.environment.versions.items()):
-        seen = [each.environment.versions.get(name, "") for each in reference]
-        if now not in seen and not _upgraded(launch, reference[-1], name):
-            yield f"{name}: {seen[-1]} -> {now}"
-
-
 def _upgraded(a: Launch, b: Launch, package: str) -> bool:
-    return _release(a, package) != _release(b, package)
-
-
-def _release(launch: Launch, package: str) -> str:
-    """Its version without the commit that it was built from."""
-    return launch.environment.versions.get(package, "").partition(" ")[0]
+    """Whether its version is another, but for the commit that it was built from."""
+    then, now = (one.environment.versions.get(package, "").partition(" ")[0] for one in (a, b))
+    return then != now
 
 
 # What is ours has the name of its class, wherever that moves.

@@ -236,7 +236,7 @@ def _beside_baselines(
     own = policy.difference(launches, baseline.launches)
     if not narrow.in_this_run or narrow.baseline is None:
         ratio = math.exp(-own.log)
-        return Decided(replace(check, baseline=check.value / ratio, change=ratio - 1), undecided=False)
+        return Decided(replace(check, baseline=check.value / ratio, change=ratio - 1))
     other = policy.difference(narrow.launches, narrow.baseline.launches)
     both = less(own, other)
     tolerance = terms.tolerance or max(
@@ -246,7 +246,7 @@ def _beside_baselines(
     ratio = math.exp(-both.log)
     check = replace(check, baseline=check.value / ratio, change=ratio - 1)
     if not tolerance:  # a user's policy without one: shown, and gates nothing
-        return Decided(check, undecided=False)
+        return Decided(check)
     of_ratio, of_own = decide(both, tolerance, policy.rule), decide(own, tolerance, policy.rule)
     verdict = milder(of_ratio.verdict or "inconclusive", of_own.verdict or "inconclusive")
     check = replace(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.learning import OLDER, UNWANTED, Learning
+from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.result import USUAL, Check
 from pytest_llmperf.settings.train_spec import TrainSpec
 
@@ -33,7 +34,7 @@ _FUTURE = 1e-3
 # a thousandth in 16 bits; a kernel whose gradient is wrong by more than it should. In fp8 scales follow the data.
 _SAME_NORM, _SAME_NORM_FP8 = 0.02, 0.1
 
-# Losses that are the same to the last digit that a file keeps.
+# Losses that are the same to the last digit that a file keeps: nine tell all values of float32 apart.
 _SAME_LOSS = 5e-9
 
 _NAMES = 3
@@ -41,11 +42,14 @@ _NAMES = 3
 
 def unlearnt(spec: TrainSpec, launch: Launch) -> Iterator[str]:
     """A line for each thing that a training which learns does not do; none where nothing was looked at."""
-    learning = launch.learning
-    yield from _set_up(launch)
+    learning, setup = launch.learning, launch.seen.run.setup
+    if setup.get("training") is False:
+        yield "some modules were in evaluation mode while it trained: their dropout was off"
+    tied, asked = setup.get("tied_weights"), setup.get("config", {}).get("tie_word_embeddings")
+    if tied is not None and asked is not None and bool(tied) != bool(asked):
+        yield f"the configuration has tie_word_embeddings={asked}, and the weights were {'' if tied else 'not '}tied"
     if learning:
-        yield from _tensors(learning, steps=learning.steps)
-        yield from _ranks(learning)
+        yield from _tensors(learning)
         yield from _step(spec, learning)
         yield from _data(learning)
 
@@ -65,32 +69,18 @@ def notes(launches: Sequence[Launch]) -> Iterator[str]:
             return
 
 
-def _set_up(launch: Launch) -> Iterator[str]:
-    setup = launch.seen.run.setup
-    if setup.get("training") is False:
-        yield "some modules were in evaluation mode while it trained: their dropout was off"
-    tied, asked = setup.get("tied_weights"), setup.get("config", {}).get("tie_word_embeddings")
-    if tied is not None and asked is not None and bool(tied) != bool(asked):
-        yield f"the configuration has tie_word_embeddings={asked}, and the weights were {'' if tied else 'not '}tied"
-
-
-def _tensors(learning: Learning, steps: int) -> Iterator[str]:
+def _tensors(learning: Learning) -> Iterator[str]:
+    steps = learning.steps
+    lines = {
+        "the optimizer does not hold {}": learning.unheld,
+        f"no gradient reached {{}}, which did not move in {steps} steps": learning.unreached,
+        f"{{}} did not move in {steps} steps, though a gradient reached them": learning.still,
+        "ranks have different gradients of {} after their exchange": learning.differing_gradients,
+        f"ranks hold different weights of {{}} after {steps} steps": learning.differing_weights,
+    }
     if not learning.tensors:
         yield "no parameter asks for a gradient: nothing is trained"
-    if learning.unheld:
-        yield f"the optimizer does not hold {_named(learning.unheld, learning)}"
-    if learning.unreached:
-        yield f"no gradient reached {_named(learning.unreached, learning)}, which did not move in {steps} steps"
-    if learning.still:
-        yield f"{_named(learning.still, learning)} did not move in {steps} steps, though a gradient reached them"
-
-
-def _ranks(learning: Learning) -> Iterator[str]:
-    if learning.differing_gradients:
-        yield f"ranks have different gradients of {_named(learning.differing_gradients, learning)} after their exchange"
-    if learning.differing_weights:
-        names = _named(learning.differing_weights, learning)
-        yield f"ranks hold different weights of {names} after {learning.steps} steps"
+    yield from (line.format(_named(names, learning)) for line, names in lines.items() if names)
 
 
 def _step(spec: TrainSpec, learning: Learning) -> Iterator[str]:
@@ -175,7 +165,12 @@ def _data(learning: Learning) -> Iterator[str]:
 def changed_gradients(launches: Sequence[Launch], reference: Sequence[Launch]) -> Iterator[str]:
     """A line for a launch that begins with the first loss of ``reference``, and not with its gradient."""
     for launch in launches:
-        known = [each for each in reference if _begins_alike(launch, each)]
+        known = [
+            each
+            for each in reference
+            if each.gradient_norms and each.gradient_norms[0] > 0 and each.losses and launch.losses
+            if math.isclose(launch.losses[0], each.losses[0], rel_tol=_SAME_LOSS)
+        ]
         if not known or not launch.gradient_norms:
             continue
         norm, limit = launch.gradient_norms[0], _SAME_NORM_FP8 if launch.seen.precision.fp8_modules else _SAME_NORM
@@ -187,22 +182,12 @@ def changed_gradients(launches: Sequence[Launch], reference: Sequence[Launch]) -
             return
 
 
-def _begins_alike(a: Launch, b: Launch) -> bool:
-    if not (b.gradient_norms and b.gradient_norms[0] > 0 and a.losses and b.losses):
-        return False
-    return math.isclose(a.losses[0], b.losses[0], rel_tol=_SAME_LOSS)
-
-
 def _named(names: Sequence[str], learning: Learning) -> str:
     told = ", ".join(names[:_NAMES]) + (", …" if len(names) > _NAMES else "")
     return f"{len(names)} of {learning.tensors} tensors ({told})"
 
 
-# Numerics: whether a launch learns what its baseline's launches learnt, loss by loss. Pure.
-
-
-# Nine digits tell all values of float32 apart, and a file keeps as many.
-_LAST_DIGIT = 5e-9
+# Numerics: whether a launch learns what its baseline's launches learnt, loss by loss.
 
 # Nats, of 12. One compiled training in ten was seen to begin 0.00003 apart on two hosts.
 _FIRST_COMPILED = 1e-4
@@ -247,12 +232,12 @@ def first_loss_checks(
     then, now = min(((then, now) for then in firsts for now in values), key=lambda pair: abs(pair[1] - pair[0]))
     limit = max(_LOST * abs(then), _LOST_SCATTER * (max(firsts) - min(firsts)))
     ratio = _named_ratio(now / then if then else 0.0, gradient_accumulation_steps, len(launches[-1].ranks))
-    if abs(now - then) <= limit or not (ratio or _same_versions(launches[-1], known[-1])):
+    mine, theirs = (one.environment.versions for one in (launches[-1], known[-1]))
+    are_same = all(mine[name] == theirs[name] for name in {*mine} & {*theirs} - {"python", "numpy"})
+    if abs(now - then) <= limit or not (ratio or are_same):
         return ()
-    check = Check(
-        metric="first_loss",
-        value=now,
-        unit="1",
+    check = METRICS["first_loss"].check(
+        now,
         baseline=then,
         tolerance=_LOST,
         limit=then + math.copysign(limit, now - then),
@@ -276,19 +261,16 @@ def _named_ratio(ratio: float, accumulation: int, ranks: int) -> str:
     return ""
 
 
-def _same_versions(a: Launch, b: Launch) -> bool:
-    mine, theirs = a.environment.versions, b.environment.versions
-    return all(mine[name] == theirs[name] for name in {*mine} & {*theirs} - {"python", "numpy"})
-
-
 def _are_comparable(a: Launch, b: Launch) -> bool:
     """Whether both drew the same samples in the same order, and did their sums on the same kind of hardware."""
-    return _terms(a) == _terms(b) and _terms(a)[0] is not None
+    mine, theirs = (
+        (one.seen.run.setup.get("samples"), one.environment.gpu, *map(one.seen.run.torch.get, _HARDWARE))
+        for one in (a, b)
+    )
+    return mine == theirs and mine[0] is not None
 
 
-def _terms(launch: Launch) -> tuple[object, ...]:
-    samples, torch = launch.seen.run.setup.get("samples"), launch.seen.run.torch
-    return samples, launch.environment.gpu, torch.get("threads"), torch.get("cpu_capability")
+_HARDWARE = ("threads", "cpu_capability")
 
 
 def _first_change(launch: Launch, known: Sequence[Launch]) -> str | None:
@@ -301,21 +283,17 @@ def _first_change(launch: Launch, known: Sequence[Launch]) -> str | None:
         scatter = max(scatter, max(stored) - min(stored)) if index else 0.0
         slack = max(_least_slack(launch, index), _SCATTER * scatter)
         if not any(abs(loss - each) <= slack for each in stored):  # also true of NaN
-            then, now = _told_apart(stored[-1], loss)
-            return f"numerics changed at step {index + 1}: {then} -> {now}"
+            then = stored[-1]
+            # With six decimals, or with as many more as tell them apart.
+            places = next((few for few in (6, 7, 8) if f"{then:.{few}f}" != f"{loss:.{few}f}"), 9)
+            return f"numerics changed at step {index + 1}: {then:.{places}f} -> {loss:.{places}f}"
     return None
 
 
 def _least_slack(launch: Launch, index: int) -> float:
     is_compiled = launch.seen.compilation.is_compiled
     if index == 0:
-        return _FIRST_COMPILED if is_compiled else _LAST_DIGIT * abs(launch.losses[0])
+        return _FIRST_COMPILED if is_compiled else _SAME_LOSS * abs(launch.losses[0])
     if not launch.environment.driver:
         return _FIRST_COMPILED if is_compiled else _LATER_CPU
     return _LATER_FP8 if launch.seen.precision.fp8_modules else _LATER
-
-
-def _told_apart(then: float, now: float) -> tuple[str, str]:
-    """Both with six decimals, or with as many more as it takes."""
-    decimals = next((places for places in (6, 7, 8) if f"{then:.{places}f}" != f"{now:.{places}f}"), 9)
-    return f"{then:.{decimals}f}", f"{now:.{decimals}f}"

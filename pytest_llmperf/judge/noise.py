@@ -214,9 +214,9 @@ class Experience:
     def of(cls, cases: Sequence[Sequence[Launch]], prior: Noise) -> Experience:
         """Learn from the launches of each case; ``prior`` is what is believed before any was seen."""
         rates: dict[str, tuple[float, ...]] = {}
-        for launch in (launch for launches in cases for launch in launches):
-            for name, rate in launch.canary.items():
-                key = f"{len(launch.ranks)} {name}"
+        for one in (launch for launches in cases for launch in launches):
+            for name, rate in one.canary.items():
+                key = f"{len(one.ranks)} {name}"
                 rates[key] = (*rates.get(key, ()), rate)
         cases = [without_outliers(launches, prior) for launches in cases]
         launch = _between_launches(cases, prior.launch)

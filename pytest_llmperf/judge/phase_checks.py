@@ -38,63 +38,38 @@ def phase_checks(launches: Sequence[Launch], held: Reference | None, policy: Pol
         told = [launch for launch in launches if _tells(metric, launch)]
         if not told:
             continue
-        check = metric.check(metric.read(told))
         tolerance = policy.tolerances.get(name)
-        weighed = [] if tolerance is None or held is None else _weighed(metric, told, held, tolerance)
-        if tolerance is None or not weighed:
-            checks.append(check)
+        # Seconds of one launch, what launches like it usually take, and what they may.
+        weighed: list[tuple[float, float, float]] = []
+        for launch in told if held and tolerance is not None else ():
+            sides = (held.stored, held.newest, held.explained) if held else ()
+            stored, newest, explained = ([each for each in side if alike(metric, launch, each)] for side in sides)
+            if stored:
+                usual = lasting(metric, Reference(stored, newest or stored, explained or stored))
+                weighed.append((metric.read([launch]), usual, limit(metric, usual, tolerance or 0.0)))
+        if not weighed:
+            checks.append(metric.check(metric.read(told)))
             continue
-        best = min(weighed, key=lambda each: each.seconds / each.limit)
-        verdict = _verdict(best, weighed)
-        lacks_another = verdict == "inconclusive" and len(launches) < policy.rule.budget
-        undecided |= lacks_another
+        weighed.sort(key=lambda each: each[0] / each[2])
+        (seconds, usual, most), worst = weighed[0], weighed[-1]
+        verdict: Verdict = "pass"
+        if not seconds <= most:  # also true of NaN
+            verdict = "regressed" if len(weighed) >= CONFIRMED_BY else "inconclusive"
+        undecided |= verdict == "inconclusive" and len(launches) < policy.rule.budget
         checks.append(
             metric.check(
-                best.seconds,
-                baseline=best.usual,
+                seconds,
+                baseline=usual,
                 tolerance=tolerance,
-                limit=best.limit,
-                change=best.seconds / best.usual - 1 if best.usual else None,
+                limit=most,
+                change=seconds / usual - 1 if usual else None,
                 verdict=verdict,
                 detail=OF_ONE_LAUNCH if verdict == "inconclusive" else "",
             )
         )
-        worst = max(weighed, key=lambda each: each.seconds / each.limit)
-        if verdict == "pass" and worst.is_beyond:
-            notes.append(
-                f"{name} {worst.seconds:.3g} s in one launch, {best.seconds:.3g} s in another: the shortest counts"
-            )
+        if verdict == "pass" and not worst[0] <= worst[2]:
+            notes.append(f"{name} {worst[0]:.3g} s in one launch, {seconds:.3g} s in another: the shortest counts")
     return PhaseChecks(tuple(checks), undecided, tuple(notes))
-
-
-@dataclass(frozen=True)
-class _Weighed:
-    """One launch in one phase, what launches like it usually take, and what they may."""
-
-    seconds: float
-    usual: float
-    limit: float
-
-    @property
-    def is_beyond(self) -> bool:
-        return not self.seconds <= self.limit  # also true of NaN
-
-
-def _weighed(metric: Metric, launches: Sequence[Launch], held: Reference, tolerance: float) -> list[_Weighed]:
-    found = []
-    for launch in launches:
-        sides = (held.stored, held.newest, held.explained)
-        stored, newest, explained = ([each for each in side if alike(metric, launch, each)] for side in sides)
-        if stored:
-            usual = lasting(metric, Reference(stored, newest or stored, explained or stored))
-            found.append(_Weighed(metric.read([launch]), usual, limit(metric, usual, tolerance)))
-    return found
-
-
-def _verdict(best: _Weighed, weighed: Sequence[_Weighed]) -> Verdict:
-    if not best.is_beyond:
-        return "pass"
-    return "regressed" if len(weighed) >= CONFIRMED_BY else "inconclusive"
 
 
 def _tells(metric: Metric, launch: Launch) -> bool:
@@ -109,8 +84,7 @@ def alike(metric: Metric, a: Launch, b: Launch) -> bool:
     return began_alike and _tells(metric, a) and _tells(metric, b)
 
 
-# Growth check: whether steps leave memory behind, which ends a long training and not a launch. Pure.
-
+# Growth check: whether steps leave memory behind, which ends a long training and not a launch.
 
 GROWTH = "allocated_growth_bytes"
 
@@ -123,36 +97,30 @@ def growth_checks(launches: Sequence[Launch], accepted: Sequence[Launch], budget
 
     More than the limit is a loss also where nothing is stored. ``accepted`` are the baseline's with the last reason.
     """
-    told = [launch for launch in launches if launch.allocated_growth is not None]
-    if not told:
+    growth = [launch.allocated_growth for launch in launches if launch.allocated_growth is not None]
+    if not growth:
         return ()
     usual = min((launch.allocated_growth or 0.0 for launch in accepted), default=0.0)
     limit = max(MOST_GROWTH, usual * (1 + _TOLERANCE))
-    whole, seen = horizon(told)
-    value = min(_of(launch) for launch in whole)
+    whole, seen = horizon([launch for launch in launches if launch.allocated_growth is not None])
+    value = min(launch.allocated_growth or 0.0 for launch in whole)
     is_held = bool(accepted) or value > limit  # a new case has figures to show, and no loss
     verdict: Verdict | None = "pass" if is_held and not seen else None
     if value > limit:
-        beyond = sum(_of(launch) > limit for launch in told)
-        verdict = "regressed" if beyond >= min(CONFIRMED_BY, budget) else "inconclusive"
-    detail = seen or (OF_ONE_LAUNCH if verdict == "inconclusive" else "")
-    return (
-        METRICS[GROWTH].check(
-            value,
-            baseline=usual if accepted else None,
-            tolerance=_TOLERANCE if is_held else None,
-            limit=limit,
-            verdict=verdict,
-            detail=detail,
-        ),
+        is_confirmed = sum(each > limit for each in growth) >= min(CONFIRMED_BY, budget)
+        verdict = "regressed" if is_confirmed else "inconclusive"
+    check = METRICS[GROWTH].check(
+        value,
+        baseline=usual if accepted else None,
+        tolerance=_TOLERANCE if is_held else None,
+        limit=limit,
+        verdict=verdict,
+        detail=seen or (OF_ONE_LAUNCH if verdict == "inconclusive" else ""),
     )
+    return (check,)
 
 
 def is_doubted(judgement: Judgement) -> bool:
     """Whether something was seen that a launch of all its steps has to show too."""
     whole = [name for name, metric in METRICS.items() if metric.whole]
     return any(check.verdict == "inconclusive" and check.metric in whole for check in judgement.checks)
-
-
-def _of(launch: Launch) -> float:
-    return launch.allocated_growth or 0.0

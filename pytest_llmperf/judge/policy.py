@@ -56,8 +56,7 @@ class Policy:
 
     @classmethod
     def for_gpu(cls) -> Policy:
-        tolerances, elsewhere, paired = (_tolerances(kind) for kind in ("gpu", "gpu_elsewhere", "gpu_paired"))
-        return cls(tolerances, _GPU_NOISE, elsewhere, paired)
+        return cls(_tolerances("gpu"), _GPU_NOISE, _tolerances("gpu_elsewhere"), _tolerances("gpu_paired"))
 
     @classmethod
     def for_cpu(cls) -> Policy:

@@ -36,22 +36,20 @@ def troubles(spec: TrainSpec, launch: Launch, inactive: frozenset[str] = frozens
     ``inactive`` names settings that are declared to change nothing (Liger on a model without kernels): where one of
     them is asked for, it is trouble if it *was* active.
     """
-    return (
-        *_not_what_the_spec_makes(spec, launch),
-        *unusable(launch),
-        *undeclarable(inactive),
-        *contradictions(spec, launch.seen, inactive),
-        *disagreements(launch.evidence, launch.seen),
-        *_unlearnt(spec, launch, is_declared=LEARNING in inactive),
-    )
-
-
-def _unlearnt(spec: TrainSpec, launch: Launch, *, is_declared: bool) -> Iterator[str]:
-    lines = tuple(unlearnt(spec, launch))
-    if not is_declared:
-        yield from lines
-    elif launch.learning and not lines:
-        yield f"{LEARNING} was declared to be inactive, and was active"
+    found = []
+    expected = spec.sequences_per_step * spec.sequence_length
+    if launch.tokens_per_step != expected:
+        found.append(f"{launch.tokens_per_step} tokens a step were counted, the spec makes {expected}")
+    if launch.digest != spec.digest:
+        found.append(f"the record is of other settings (digest {launch.digest}, the spec's is {spec.digest})")
+    found += [*unusable(launch), *undeclarable(inactive), *contradictions(spec, launch.seen, inactive)]
+    found += disagreements(launch.evidence, launch.seen)
+    not_learnt = [*unlearnt(spec, launch)]
+    if LEARNING not in inactive:
+        found += not_learnt
+    elif launch.learning and not not_learnt:
+        found.append(f"{LEARNING} was declared to be inactive, and was active")
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,20 @@ def circumstances(launch: Launch, tolerance: float, experience: Experience | Non
 
     ``tolerance`` is the throughput's: a launch that drifts by more than half of it has no one speed.
     """
-    drifting = tuple(_drifting(launch, tolerance))
-    lines = (
-        *neighbours(launch.health),
-        *_unwell(launch.health),
-        *(_slow_canary(launch, experience) if experience and launch.environment.driver else ()),
-        *drifting,
-    )
-    return Circumstances(lines, drifts=bool(drifting))
+    lines = [*neighbours(launch.health), *_unwell(launch.health)]
+    for name, rate in launch.canary.items() if experience and launch.environment.driver else ():
+        stored = experience.canaries.get(f"{len(launch.ranks)} {name}", ()) if experience else ()
+        usual = median(stored) if stored else 0.0
+        if len(stored) >= _FEWEST_CANARIES and not rate >= usual * (1 - _CANARY_LOSS):  # also true of NaN
+            rates = f"{name} was {rate:.3g}, usually it is {usual:.3g} here"
+            lines.append(f"the canary {rates}: the hardware itself is slow")
+    steady = launch.steady
+    chance = 0.0 if steady.bimodal and _is_in_order(launch.steady_step_seconds) else _DRIFT_ERRORS * steady.error
+    drifts = abs(steady.drift) > max(tolerance / 2, chance)
+    if drifts:
+        drift = f"{steady.drift * 100:+.1f} %"
+        lines.append(f"the step time drifted {drift} from the first third of its steady steps to the last")
+    return Circumstances(tuple(lines), drifts)
 
 
 def neighbours(health: Health) -> tuple[str, ...]:
@@ -99,21 +103,6 @@ def _unwell(health: Health) -> Iterator[str]:
             )
     if health.memory_errors:
         yield f"{health.memory_errors} new memory error(s) on the GPU (uncorrected ECC, remapped rows)"
-
-
-def _slow_canary(launch: Launch, experience: Experience) -> Iterator[str]:
-    for name, rate in launch.canary.items():
-        stored = experience.canaries.get(f"{len(launch.ranks)} {name}", ())
-        usual = median(stored) if stored else 0.0
-        if len(stored) >= _FEWEST_CANARIES and not rate >= usual * (1 - _CANARY_LOSS):  # also true of NaN
-            yield f"the canary {name} was {rate:.3g}, usually it is {usual:.3g} here: the hardware itself is slow"
-
-
-def _drifting(launch: Launch, tolerance: float) -> Iterator[str]:
-    steady = launch.steady
-    chance = 0.0 if steady.bimodal and _is_in_order(launch.steady_step_seconds) else _DRIFT_ERRORS * steady.error
-    if abs(steady.drift) > max(tolerance / 2, chance):
-        yield f"the step time drifted {steady.drift * 100:+.1f} % from the first third of its steady steps to the last"
 
 
 def _is_in_order(seconds: Sequence[float]) -> bool:
@@ -158,14 +147,6 @@ def _bad_losses(launch: Launch) -> Iterator[str]:
         if not math.isfinite(loss):
             yield f"the loss was {loss} at step {step}"
             return  # once it is lost, every later one is
-
-
-def _not_what_the_spec_makes(spec: TrainSpec, launch: Launch) -> Iterator[str]:
-    expected = spec.sequences_per_step * spec.sequence_length
-    if launch.tokens_per_step != expected:
-        yield f"{launch.tokens_per_step} tokens a step were counted, the spec makes {expected}"
-    if launch.digest != spec.digest:
-        yield f"the record is of other settings (digest {launch.digest}, the spec's is {spec.digest})"
 
 
 def disagreements(stored: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:

@@ -13,7 +13,7 @@ from statistics import median_high, median_low
 from pytest_llmperf.judge import stats
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.policy import Policy
-from pytest_llmperf.judge.stats import Decision, Difference, Rule, decide, interval, may_be_its_gpu
+from pytest_llmperf.judge.stats import Difference, Rule, decide, interval, may_be_its_gpu
 from pytest_llmperf.judge.validity import unusable
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import METRICS, Metric, measured
@@ -52,13 +52,8 @@ def judge(
     if baseline is None:
         checks = [_new(metric, launches, policy.tolerances.get(name)) for name, metric in measured().items()]
         return Judgement("new", NEW, (*checks, *extra))
-    metrics = MetricChecks(
-        launches,
-        Reference.of(baseline),
-        policy.difference(launches, baseline.launches),
-        policy.at(launches, baseline),
-    )
-    return _judged(metrics, extra)
+    policy, difference = policy.at(launches, baseline), policy.difference(launches, baseline.launches)
+    return _judged(launches, Reference.of(baseline), difference, policy, extra)
 
 
 def judge_pairs(
@@ -73,18 +68,28 @@ def judge_pairs(
     if found:
         return Judgement("invalid", joined_reasons(found), ())
     difference = stats.paired_difference(pairs, policy.noise)
-    return _judged(MetricChecks(after, Reference(before, before, before), difference, policy.in_pairs()), extra)
+    return _judged(after, Reference(before, before, before), difference, policy.in_pairs(), extra)
 
 
-def _judged(metrics: MetricChecks, extra: Sequence[Check]) -> Judgement:
-    checks = [metrics.check(metric) for metric in measured().values()]
+def _judged(
+    launches: Sequence[Launch], held: Reference, difference: Difference, policy: Policy, extra: Sequence[Check]
+) -> Judgement:
+    found = []
+    for name, metric in measured().items():
+        check = _new(metric, launches, policy.tolerances.get(name))
+        if metric.rule == "speed":
+            found.append(_speed(check, launches, difference, policy))
+        else:
+            found.append((_confirmed if metric.rule == "confirmed" else _exact)(metric, check, launches, held, policy))
+    checks = [each.check for each in found]
     gating = [check for check in checks if check.verdict is not None]
     verdict = worst_of(check.verdict for check in gating)
     reason = ", ".join(sentence(check) for check in gating if check.verdict == verdict)
     if verdict == "pass":
-        reason = within_tolerance(metrics.launches) if gating else "no metric gates this case"
+        reason = within_tolerance(launches) if gating else "no metric gates this case"
     # What is lost was shown by as many launches as it takes: another metric's would not mend it.
-    return Judgement(verdict, reason, (*checks, *extra), metrics.undecided and verdict != "regressed")
+    undecided = any(each.undecided for each in found) and verdict != "regressed"
+    return Judgement(verdict, reason, (*checks, *extra), undecided)
 
 
 def joined(judgement: Judgement, checks: Sequence[Check], *, undecided: bool) -> Judgement:
@@ -160,94 +165,67 @@ class Reference:
         return cls(baseline.launches, baseline.newest, baseline.explained)
 
 
-class MetricChecks:
-    """One measurement against what it is held against, metric by metric."""
+@dataclass(frozen=True)
+class Decided:
+    """One check, and whether another launch is worth its cost."""
 
-    def __init__(
-        self,
-        launches: Sequence[Launch],
-        reference: Reference,
-        difference: Difference,
-        policy: Policy,
-    ) -> None:
-        self.launches = launches
-        self._policy, self._rule = policy, policy.rule
-        self._reference = reference
-        self._difference = difference
-        self.undecided = False
+    check: Check
+    undecided: bool = False
 
-    def check(self, metric: Metric) -> Check:
-        """The check of one metric; notes where another launch is wanted."""
-        bare = _new(metric, self.launches, self._policy.tolerances.get(metric.name))
-        by_rule = {"speed": lambda _, check: self._speed(check), "confirmed": self._confirmed, "exact": self._exact}
-        return by_rule[metric.rule](metric, bare)
 
-    def _speed(self, check: Check) -> Check:
-        check = replace(check, known_tolerance=self._policy.on_known.get(check.metric))
-        speed = speed_check(check, self._difference, self._rule)
-        if speed.check.verdict == "regressed" and check.tolerance is not None and self._waits(check.tolerance):
-            return replace(speed.check, verdict="inconclusive", detail=WAITS)  # no launch of its own tells more
-        self.undecided |= speed.undecided or self._wants_confirmation(check)
-        return speed.check
+def _speed(check: Check, launches: Sequence[Launch], difference: Difference, policy: Policy) -> Decided:
+    known, rule = policy.on_known.get(check.metric), policy.rule
+    speed = speed_check(replace(check, known_tolerance=known), difference, rule)
+    is_lost = speed.check.verdict == "regressed" and check.tolerance is not None
+    if is_lost and policy.waits and may_be_its_gpu(difference, check.tolerance or 0.0, rule):
+        # No launch of its own tells more.
+        return Decided(replace(speed.check, verdict="inconclusive", detail=WAITS))
+    # One launch that would not pass if its GPU were known: once it is, one alone condemns nobody.
+    is_alone = known is not None and len(launches) < min(CONFIRMED_BY, rule.budget)
+    is_beyond = is_alone and max(difference.each) > math.log1p(known or 0.0)
+    return Decided(speed.check, speed.undecided or is_beyond)
 
-    def _waits(self, tolerance: float) -> bool:
-        return self._policy.waits and may_be_its_gpu(self._difference, tolerance, self._rule)
 
-    def _wants_confirmation(self, check: Check) -> bool:
-        """Whether this one launch would not pass if its GPU were known: once it is, one alone condemns nobody."""
-        if check.known_tolerance is None or len(self.launches) >= min(CONFIRMED_BY, self._rule.budget):
-            return False
-        return max(self._difference.each) > math.log1p(check.known_tolerance)
+def _confirmed(metric: Metric, check: Check, launches: Sequence[Launch], held: Reference, policy: Policy) -> Decided:
+    reference = lasting(metric, held)
+    if check.tolerance is None:
+        return Decided(_beside(check, reference))
+    most = limit(metric, reference, check.tolerance)
+    whole, seen = horizon(launches) if metric.whole else (launches, "")
+    check = _beside(replace(check, value=metric.read(whole), detail=seen or check.detail, limit=most), reference)
+    if check.value <= most:
+        return Decided(replace(check, verdict=None if seen else "pass"))
+    if sum(metric.read([launch]) > most for launch in launches) >= CONFIRMED_BY:
+        return Decided(replace(check, verdict="regressed"))
+    # A fresh host compiles every kernel anew, once. Where the budget is one launch, it stays at that.
+    check = replace(check, verdict="inconclusive", detail=check.detail or OF_ONE_LAUNCH)
+    return Decided(check, policy.rule.budget >= CONFIRMED_BY)
 
-    def _confirmed(self, metric: Metric, check: Check) -> Check:
-        reference = lasting(metric, self._reference)
-        if check.tolerance is None:
-            return _beside(check, reference)
-        most = limit(metric, reference, check.tolerance)
-        launches, seen = horizon(self.launches) if metric.whole else (self.launches, "")
-        check = replace(check, value=metric.read(launches), detail=seen or check.detail)
-        check = _beside(check, reference)
-        if check.value <= most:
-            return replace(check, limit=most, verdict=None if seen else "pass")
-        if sum(metric.read([launch]) > most for launch in self.launches) < CONFIRMED_BY:
-            # A fresh host compiles every kernel anew, once. Where the budget is one launch, it stays at that.
-            self.undecided |= self._rule.budget >= CONFIRMED_BY
-            return replace(check, limit=most, verdict="inconclusive", detail=check.detail or OF_ONE_LAUNCH)
-        return replace(check, limit=most, verdict="regressed")
 
-    def _exact(self, metric: Metric, check: Check) -> Check:
-        # Of two that differ the rest tells which one is odd.
-        newest = [metric.read([launch]) for launch in self._reference.newest]
-        reference = sorted((median_low(newest), _middle(metric, self._reference.stored), median_high(newest)))[1]
-        check = _beside(check, reference)
-        if check.tolerance is None:
-            return check
-        worse, better = reference * (1 + check.tolerance), reference / (1 + check.tolerance)
-        values = [metric.read([launch]) for launch in self.launches]
-        beyond, leaner = (sum(value > worse for value in values), sum(value < better for value in values))
-        if beyond == len(values):
-            verdict: Verdict = self._lost(len(values))
-        elif beyond >= CONFIRMED_BY:
-            verdict = "inconclusive"  # neither one odd launch nor all of them
-        else:
-            verdict = self._gained(leaner, len(values))
-        return replace(check, limit=worse, verdict=verdict)
-
-    def _gained(self, leaner: int, launches: int) -> Verdict:
-        """Of so many launches some are leaner: whether that is a gain; one alone becomes no reference."""
-        enough = min(CONFIRMED_BY, self._rule.budget)
-        if leaner and launches < enough:
-            self.undecided = True
-            return "inconclusive"
-        return "improved" if leaner >= enough else "pass"
-
-    def _lost(self, launches: int) -> Verdict:
-        """Of so many launches each is beyond a limit: whether that is a loss, or another one has to say so too."""
-        enough = CONFIRMED_BY if all(map(_repeats_itself, self.launches)) else self._rule.budget
-        if launches >= min(enough, self._rule.budget):
-            return "regressed"
-        self.undecided = True
-        return "inconclusive"
+def _exact(metric: Metric, check: Check, launches: Sequence[Launch], held: Reference, policy: Policy) -> Decided:
+    # Of two that differ the rest tells which one is odd.
+    newest = [metric.read([launch]) for launch in held.newest]
+    reference = sorted((median_low(newest), _middle(metric, held.stored), median_high(newest)))[1]
+    check = _beside(check, reference)
+    if check.tolerance is None:
+        return Decided(check)
+    worse, better = reference * (1 + check.tolerance), reference / (1 + check.tolerance)
+    values = [metric.read([launch]) for launch in launches]
+    beyond, leaner = (sum(value > worse for value in values), sum(value < better for value in values))
+    enough = min(CONFIRMED_BY, policy.rule.budget)
+    verdict: Verdict = "pass"
+    undecided = False
+    if beyond == len(values):
+        # Memory is the same to the byte in every launch of one rank, where no compiler tries kernels.
+        repeats = all(len(one.ranks) == 1 and not one.seen.compilation.compiled_graphs for one in launches)
+        undecided = len(values) < (enough if repeats else policy.rule.budget)
+        verdict = "inconclusive" if undecided else "regressed"
+    elif beyond >= CONFIRMED_BY:
+        verdict = "inconclusive"  # neither one odd launch nor all of them
+    elif leaner:  # one alone becomes no reference
+        undecided = len(values) < enough
+        verdict = "inconclusive" if undecided else "improved" if leaner >= enough else "pass"
+    return Decided(replace(check, limit=worse, verdict=verdict), undecided)
 
 
 def horizon(launches: Sequence[Launch]) -> tuple[Sequence[Launch], str]:
@@ -262,33 +240,34 @@ def within_tolerance(launches: Sequence[Launch]) -> str:
     return f"within tolerance ({seen})" if seen else "within tolerance"
 
 
-@dataclass(frozen=True)
-class Decided:
-    """One check, and whether another launch is worth its cost."""
-
-    check: Check
-    undecided: bool
-
-
 def speed_check(check: Check, difference: Difference, rule: Rule) -> Decided:
     """``check``, of which the value and the tolerance are known, by how much slower its launches are."""
     ratio = math.exp(-difference.log if check.higher_is_better else difference.log)
     low, high = sorted(math.expm1(-log if check.higher_is_better else log) for log in interval(difference))
     check = replace(check, baseline=check.value / ratio, change=ratio - 1, low=low, high=high)
     if check.tolerance is None:
-        return Decided(check, undecided=False)
-    decision = decide(difference, check.tolerance, rule)
+        return Decided(check)
+    decision, slower, told = decide(difference, check.tolerance, rule), math.expm1(abs(difference.of_gpus)) * 100, []
+    if slower >= _LEAST_TOLD:
+        way = "slower" if difference.of_gpus > 0 else "faster"
+        told.append(f"its GPU is {way} by {slower:.1f} %, as other cases and calibrations tell: no part of the change")
+    seen, tolerance = decision.detectable, check.tolerance
+    if seen > _BLIND * tolerance:
+        told.append(f"this gate sees {seen * 100:.1f} %, not its tolerance of {tolerance * 100:.1f} %")
     sign = -1 if check.higher_is_better else 1
-    # Told as the metric changes: a step that takes twice as long is half the rate.
-    slower = decision.detectable
     check = replace(
         check,
         limit=check.value / ratio * math.exp(sign * decision.alarm_log),
-        detectable=slower / (1 + slower) if check.higher_is_better else slower,
+        # Told as the metric changes: a step that takes twice as long is half the rate.
+        detectable=seen / (1 + seen) if check.higher_is_better else seen,
         verdict=decision.verdict or "inconclusive",
-        detail=check.detail or "; ".join(filter(None, [_of_gpus(difference), _blind(decision, check.tolerance)])),
+        detail=check.detail or "; ".join(told),
     )
     return Decided(check, undecided=decision.verdict is None)
+
+
+# Per cent; and what a gate sees nine times in ten is always somewhat more than its tolerance.
+_LEAST_TOLD, _BLIND = 0.2, 1.5
 
 
 def lasting(metric: Metric, held: Reference) -> float:
@@ -309,32 +288,6 @@ def _middle(metric: Metric, launches: Sequence[Launch]) -> float:
 
 def _beside(check: Check, reference: float) -> Check:
     return replace(check, baseline=reference, change=check.value / reference - 1 if reference else None)
-
-
-# Per cent.
-_LEAST_TOLD = 0.2
-
-# What a gate sees nine times in ten is always somewhat more than its tolerance.
-_BLIND = 1.5
-
-
-def _blind(decision: Decision, tolerance: float) -> str:
-    if decision.detectable <= _BLIND * tolerance:
-        return ""
-    return f"this gate sees {decision.detectable * 100:.1f} %, not its tolerance of {tolerance * 100:.1f} %"
-
-
-def _of_gpus(difference: Difference) -> str:
-    percent = math.expm1(abs(difference.of_gpus)) * 100
-    if percent < _LEAST_TOLD:
-        return ""
-    way = "slower" if difference.of_gpus > 0 else "faster"
-    return f"its GPU is {way} by {percent:.1f} %, as other cases and calibrations tell: no part of the change"
-
-
-def _repeats_itself(launch: Launch) -> bool:
-    """Whether its memory is the same to the byte in every launch: one rank's, where no compiler tries kernels."""
-    return len(launch.ranks) == 1 and not launch.seen.compilation.compiled_graphs
 
 
 def sentence(check: Check) -> str:
