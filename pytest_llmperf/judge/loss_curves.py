@@ -8,7 +8,7 @@ they no longer do (another generator of random numbers), pairs only scatter more
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, stdev, variance
@@ -19,8 +19,7 @@ from pytest_llmperf.judge.stats import quantile
 from pytest_llmperf.records.loss_curve import CurveWord, JudgedCurve, JudgedPart
 from pytest_llmperf.support import codec
 
-# Parts: the losses of a training as a few means, each over as many steps as all before it. Pure.
-
+# Parts: the losses of a training as a few means, each over as many steps as all before it.
 
 #: So that no part is empty.
 FEWEST_STEPS = 16
@@ -49,16 +48,11 @@ def spans(steps: int) -> tuple[Span, ...]:
 
 
 def parts_of(losses: Sequence[float]) -> tuple[float, ...]:
-    """The mean loss of each span, in nats a token.
-
-    Raises:
-        ValueError: there are fewer than ``FEWEST_STEPS``.
-    """
+    """The mean loss of each span, in nats a token."""
     return tuple(fmean(losses[span.first - 1 : span.last]) for span in spans(len(losses)))
 
 
-# Spread: how far apart trainings of other seeds are in each part, and what difference beside that is none. Pure.
-
+# Spread: how far apart trainings of other seeds are in each part, and what difference beside that is none.
 
 # Of a standard deviation between seeds: the mean of sixteen trainings is not known better than that.
 _SHARE = 0.25
@@ -108,22 +102,6 @@ _LAST_DIGIT = 5e-9
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One part of the seeds that were trained."""
-
-    span: Span
-    spread: SeedSpread
-    """Of all that is stored."""
-    now: Sequence[float]
-    then: Sequence[float]
-    """Of the same seeds."""
-
-    @property
-    def differences(self) -> list[float]:
-        return [now - then for now, then in zip(self.now, self.then, strict=True)]
-
-
-@dataclass(frozen=True)
 class _Look:
     """How far a part's trainings are from what is stored, and how well that is known."""
 
@@ -132,10 +110,6 @@ class _Look:
     df: float
     level: float
     """Of false alarms, in one direction."""
-
-    def beyond(self, nothing: float) -> float:
-        """The least difference that it tells from ``nothing``."""
-        return nothing + self.error * quantile(1 - self.level, self.df)
 
 
 def judge_curve(trained: Mapping[int, Sequence[float]], stored: Mapping[int, Sequence[float]]) -> JudgedCurve:
@@ -146,96 +120,82 @@ def judge_curve(trained: Mapping[int, Sequence[float]], stored: Mapping[int, Seq
     """
     seeds = tuple(trained)
     everything = spreads(list(stored.values()))
-    now, then = (list(zip(*(parts_of(curves[seed]) for seed in seeds), strict=True)) for curves in (trained, stored))
-    steps = len(next(iter(stored.values())))
-    parts = [
-        _Part(span, spread, one, other)
-        for span, spread, one, other in zip(spans(steps), everything, now, then, strict=True)
-    ]
-    looks = _looks(parts, len(stored), num_parts=len(parts))
-    judged = tuple(_judged(part, look) for part, look in zip(parts, looks, strict=True))
-    word, reason = _decided(trained, stored, parts, looks, judged)
-    return JudgedCurve(verdict=word, reason=reason, seeds=seeds, stored_seeds=len(stored), parts=judged)
+    parts, looks = [], []
+    for span, spread, now, then in zip(
+        spans(len(next(iter(stored.values())))),
+        everything,
+        zip(*(parts_of(trained[seed]) for seed in seeds), strict=True),
+        zip(*(parts_of(stored[seed]) for seed in seeds), strict=True),
+        strict=True,
+    ):
+        look = _look(now, then, spread, len(stored), tests=2 * len(everything))  # one in each direction
+        looks.append(look)
+        parts.append(
+            JudgedPart(
+                first=span.first,
+                last=span.last,
+                loss=fmean(now),
+                # Two are held against the mean of all, so that is what they stand beside.
+                stored=fmean(now) - look.difference if look else fmean(then),
+                nothing=spread.nothing,
+                # The least difference that is told from nothing.
+                seen=spread.nothing + look.error * quantile(1 - look.level, look.df) if look else None,
+            )
+        )
+    word, reason = _decided(trained, stored, everything, looks, parts)
+    return JudgedCurve(verdict=word, reason=reason, seeds=seeds, stored_seeds=len(stored), parts=tuple(parts))
 
 
 def _decided(
     trained: Mapping[int, Sequence[float]],
     stored: Mapping[int, Sequence[float]],
-    parts: Sequence[_Part],
+    everything: Sequence[SeedSpread],
     looks: Sequence[_Look | None],
-    judged: Sequence[JudgedPart],
+    parts: Sequence[JudgedPart],
 ) -> tuple[CurveWord, str]:
     of_seeds = f"{len(trained)} of {len(stored)} seeds"
-    if all(_are_equal(losses, stored[seed]) for seed, losses in trained.items()):
+    pairs = ((now, then) for seed, losses in trained.items() for now, then in zip(losses, stored[seed], strict=True))
+    if all(abs(now - then) <= _LAST_DIGIT * abs(then) for now, then in pairs):
         return "same", f"the same to the last digit ({of_seeds})"
-    furthest = max(judged, key=lambda part: abs(part.difference) / part.nothing)
+    furthest = max(parts, key=lambda part: abs(part.difference) / part.nothing)
     if len(trained) == 1:
-        is_near = all(abs(part.difference) <= part.nothing for part in judged)
+        is_near = all(abs(part.difference) <= part.nothing for part in parts)
         return ("same" if is_near else "undecided"), _beside(furthest, of_seeds)
-    told = max(_told(judged), key=lambda part: abs(part.difference) / (part.seen or math.inf), default=None)
-    if told is not None:
-        word: CurveWord = "worse" if told.difference > 0 else "faster"
-        return word, f"{_beside(told, of_seeds)}: {_HOW[word]}"
+    told = [part for part in parts if part.seen is not None and abs(part.difference) > part.seen]
+    if told:
+        worst = max(told, key=lambda part: abs(part.difference) / (part.seen or math.inf))
+        word: CurveWord = "worse" if worst.difference > 0 else "faster"
+        return word, f"{_beside(worst, of_seeds)}: {_HOW[word]}"
     if len(trained) < len(stored):
         return "undecided", _beside(furthest, of_seeds)
-    if all(look and _is_nothing(part, look) for part, look in zip(parts, looks, strict=True)):
+    if all(look and _is_nothing(spread, look) for spread, look in zip(everything, looks, strict=True)):
         return "same", _beside(furthest, of_seeds)
     least = (furthest.seen or 0.0) / furthest.stored
     return "undecided", f"{_beside(furthest, of_seeds)}, only {least:.2%} or more would have been told"
 
 
-def _are_equal(losses: Sequence[float], stored: Sequence[float]) -> bool:
-    return all(abs(now - then) <= _LAST_DIGIT * abs(then) for now, then in zip(losses, stored, strict=True))
-
-
-def _told(judged: Sequence[JudgedPart]) -> Iterator[JudgedPart]:
-    return (part for part in judged if part.seen is not None and abs(part.difference) > part.seen)
-
-
-def _is_nothing(part: _Part, look: _Look) -> bool:
+def _is_nothing(spread: SeedSpread, look: _Look) -> bool:
     """Whether a difference is none, and cannot well be as much as another seed's."""
     reach = abs(look.difference) + look.error * quantile(_CONFIDENCE, look.df)
-    return abs(look.difference) <= part.spread.nothing and reach <= part.spread.sd
+    return abs(look.difference) <= spread.nothing and reach <= spread.sd
 
 
-def _looks(parts: Sequence[_Part], num_stored: int, num_parts: int) -> list[_Look | None]:
+def _look(
+    now: Sequence[float], then: Sequence[float], spread: SeedSpread, num_stored: int, *, tests: int
+) -> _Look | None:
     """Two of the seeds are held against all that are stored, all of them in pairs; between there is no test."""
-    num = len(parts[0].now)
-    tests = 2 * num_parts  # one in each direction
+    num = len(now)
     if num == num_stored:
         share = 1 - _EARLY_SHARE if num > _EARLY_SEEDS else 1.0
-        return [_paired(part, ALARMS * share / tests) for part in parts]
-    if num == _EARLY_SEEDS:
-        return [_two_samples(part, num_stored, ALARMS * _EARLY_SHARE / tests) for part in parts]
-    return [None for _ in parts]
-
-
-def _paired(part: _Part, level: float) -> _Look:
-    differences = part.differences
-    error = stdev(differences) / math.sqrt(len(differences))
-    return _Look(fmean(differences), error, len(differences) - 1, level)
-
-
-def _two_samples(part: _Part, num_stored: int, level: float) -> _Look:
-    """Of equal variance: so few of the one side have none of their own worth knowing."""
-    num, df = len(part.now), len(part.now) + num_stored - 2
-    pooled = (variance(part.now) * (num - 1) + part.spread.sd**2 * (num_stored - 1)) / df
+        differences = [mine - theirs for mine, theirs in zip(now, then, strict=True)]
+        return _Look(fmean(differences), stdev(differences) / math.sqrt(num), num - 1, ALARMS * share / tests)
+    if num != _EARLY_SEEDS:
+        return None
+    # Of equal variance: so few of the one side have none of their own worth knowing.
+    df = num + num_stored - 2
+    pooled = (variance(now) * (num - 1) + spread.sd**2 * (num_stored - 1)) / df
     error = math.sqrt(pooled * (1 / num + 1 / num_stored))
-    return _Look(fmean(part.now) - part.spread.mean, error, df, level)
-
-
-def _judged(part: _Part, look: _Look | None) -> JudgedPart:
-    nothing = part.spread.nothing
-    # Two are held against the mean of all, so that is what they stand beside.
-    stored = fmean(part.now) - look.difference if look else fmean(part.then)
-    return JudgedPart(
-        first=part.span.first,
-        last=part.span.last,
-        loss=fmean(part.now),
-        stored=stored,
-        nothing=nothing,
-        seen=look.beyond(nothing) if look else None,
-    )
+    return _Look(fmean(now) - spread.mean, error, df, ALARMS * _EARLY_SHARE / tests)
 
 
 def _beside(part: JudgedPart, of_seeds: str) -> str:
@@ -248,8 +208,7 @@ def _beside(part: JudgedPart, of_seeds: str) -> str:
     )
 
 
-# CurveBaseline: the losses of several seeds of one spec, and who accepted them when. Its JSON. Pure.
-
+# CurveBaseline: the losses of several seeds of one spec, and who accepted them when.
 
 #: In place of a machine kind: losses are none of a machine's, to within rounding.
 LOSS_CURVES: Literal["loss-curves"] = "loss-curves"

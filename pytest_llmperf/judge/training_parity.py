@@ -11,10 +11,8 @@ from pytest_llmperf.records.metrics import METRICS
 from pytest_llmperf.records.parity import FP32, GRADIENT, UPDATE, TensorError, TrainingErrors
 from pytest_llmperf.records.result import Check
 
-# Rounding: how far the plain form is from the truth by itself, and what that allows others. Pure.
-
-
 _Key = tuple[str, str, int]
+"""A kind, a tensor and a step."""
 
 # Another kernel may round each value once more than the plain form does, so its error may be twice as large: the many
 # numbers of a large tensor make its error nearly the same for all seeds, which would allow nothing.
@@ -50,10 +48,17 @@ class Rounding:
         for exact in sorted({training.true_optimizer for training in trainings}):
             alike = [training for training in trainings if training.true_optimizer is exact]
             by_seed = _by_seed(alike)
+            unclear = {
+                _key(tensor)
+                for one in alike
+                for tensor in one.tensors
+                # No more than one rounding of all gradients together.
+                if tensor.true_norm <= _least(one, tensor)
+            }
             for key, seeds in by_seed.items():
                 usual[key] = max(usual.get(key, 0.0), median_low(seeds))
             for kind, step in {(kind, step) for kind, _, step in by_seed}:
-                clear = [by_seed[key] for key in by_seed if key[::2] == (kind, step) and _is_clear(key, alike)]
+                clear = [by_seed[key] for key in by_seed if key[::2] == (kind, step) and key not in unclear]
                 factors[kind, step] = max(factors.get((kind, step), 1.0), _factor(clear))
         return cls(
             tensors=usual,
@@ -68,7 +73,9 @@ class Rounding:
         factor = self.factors.get((tensor.kind, tensor.step), 1.0)
         own = factor * self.tensors.get((tensor.kind, tensor.tensor, tensor.step), 0.0)
         if tensor.kind == UPDATE and training.short_scalars:
-            own = max(own, _of_scalars(tensor.step))
+            # How far an update may be off whose bias corrections were computed in fp32: the second enters by its root.
+            first, second = (_FP32 / (1 - beta**tensor.step) for beta in _BETAS)
+            own = max(own, first + second / 2)
         least = _least(training, tensor)
         # One rounding of all gradients together: a tensor that is a small part of them is not told from that.
         return max(own, least / max(tensor.true_norm, least)) if least else own
@@ -106,12 +113,6 @@ def _by_seed(trainings: Sequence[TrainingErrors]) -> dict[_Key, list[float]]:
     return {key: list(seeds.values()) for key, seeds in found.items()}
 
 
-def _is_clear(key: _Key, trainings: Sequence[TrainingErrors]) -> bool:
-    """Whether the tensor is more than one rounding of all gradients together."""
-    of_key = ((one, tensor) for one in trainings for tensor in one.tensors if key == _key(tensor))
-    return all(tensor.true_norm > _least(training, tensor) for training, tensor in of_key)
-
-
 def _key(tensor: TensorError) -> _Key:
     return tensor.kind, tensor.tensor, tensor.step
 
@@ -130,12 +131,6 @@ def _factor(tensors: Sequence[Sequence[float]]) -> float:
     return max(_LEAST_FACTOR, max(ratios, default=1.0) ** 3)
 
 
-def _of_scalars(step: int) -> float:
-    """How far an update may be off whose bias corrections were computed in fp32: the second one enters by its root."""
-    first, second = (_FP32 / (1 - beta**step) for beta in _BETAS)
-    return first + second / 2
-
-
 # Shares of weights that did not move, from which on a reader is told.
 _LOST = 0.01
 
@@ -152,10 +147,15 @@ class Parity:
 
 
 @dataclass(frozen=True)
-class _Beside:
-    tensor: TensorError
+class _Figure:
+    """One figure of one step: a tensor, a loss, or how gradients were clipped."""
+
+    step: int
     error: float
     limit: float
+    value: float = 0.0
+    true: float = 0.0
+    tensor: TensorError | None = None
 
     @property
     def times(self) -> float:
@@ -186,48 +186,35 @@ def judge_parity(trainings: Sequence[TrainingErrors], plain: Sequence[TrainingEr
 
 
 @dataclass(frozen=True)
-class _Scalar:
-    """One figure of one step: a loss, or how gradients were clipped."""
-
-    step: int
-    error: float
-    limit: float
-    value: float
-    true: float
-
-    @property
-    def times(self) -> float:
-        return self.error / self.limit if not math.isnan(self.error) else math.inf
-
-
-@dataclass(frozen=True)
 class _Best:
     """Of several seeds, each figure where it is nearest to the truth."""
 
     first: TrainingErrors
-    tensors: Sequence[_Beside]
-    losses: Sequence[_Scalar]
-    clipping: Sequence[_Scalar]
+    tensors: Mapping[str, Sequence[_Figure]]
+    """By kind."""
+    losses: Sequence[_Figure]
+    clipping: Sequence[_Figure]
 
     @classmethod
     def of(cls, trainings: Sequence[TrainingErrors], rounding: Rounding) -> _Best:
-        by_tensor: dict[tuple[str, str, int], list[_Beside]] = {}
-        losses: dict[int, list[_Scalar]] = {}
-        clipping: dict[int, list[_Scalar]] = {}
+        tensors: dict[_Key, list[_Figure]] = {}
+        losses: dict[int, list[_Figure]] = {}
+        clipping: dict[int, list[_Figure]] = {}
         for training in trainings:
             for tensor in training.tensors:
-                beside = _Beside(tensor, relative(training, tensor), rounding.limit(training, tensor))
-                by_tensor.setdefault((tensor.kind, tensor.tensor, tensor.step), []).append(beside)
+                error, limit = relative(training, tensor), rounding.limit(training, tensor)
+                tensors.setdefault(_key(tensor), []).append(_Figure(tensor.step, error, limit, tensor=tensor))
             limit = rounding.scalar_limit(training, rounding.loss)
             figures = zip(loss_errors(training), training.losses, training.true_losses, strict=True)
             for step, (error, loss, true) in enumerate(figures, 1):
-                losses.setdefault(step, []).append(_Scalar(step, error, limit, loss, true))
+                losses.setdefault(step, []).append(_Figure(step, error, limit, loss, true))
             limit = rounding.scalar_limit(training, rounding.clipping)
             for step, error in enumerate(training.clipping_errors, 1):
-                clipping.setdefault(step, []).append(_Scalar(step, abs(error), limit, 1 + error, 1.0))
+                clipping.setdefault(step, []).append(_Figure(step, abs(error), limit, 1 + error, 1.0))
+        nearest = {key: min(found, key=lambda one: one.times) for key, found in tensors.items()}
         return cls(
             trainings[0],
-            [min(found, key=lambda one: one.times) for found in by_tensor.values()],
+            {kind: [one for key, one in nearest.items() if key[0] == kind] for kind in (GRADIENT, UPDATE)},
             [min(found, key=lambda one: one.times) for found in losses.values()],
             [min(found, key=lambda one: one.times) for found in clipping.values()],
         )
@@ -238,56 +225,37 @@ def _troubles(best: _Best, rounding: Rounding) -> Iterator[str]:
     training, where = best.first, f"({best.first.precision})"
     for name in training.unknown:
         yield f"{name} is a parameter of one of the two alone"
-    yield from (f"{line} {where}" for line in _other_types(training, rounding))
-    # By step, and within one as a step goes; but a gradient says where, and a loss does not.
-    found = [
-        *((step, 0, line) for step, line in _far(GRADIENT, best.tensors)),
-        *((step, 1, line) for step, line in _far_losses(best.losses)),
-        *((step, 2, line) for step, line in _clipped_otherwise(best.clipping)),
-        *((step, 3, line) for step, line in _far(UPDATE, best.tensors)),
-    ]
-    yield from (f"{line} {where}" for _, _, line in sorted(found))
-
-
-def _other_types(training: TrainingErrors, rounding: Rounding) -> Iterator[str]:
     types, plain = training.product_types, rounding.product_types
     differ = [name for name in types if types[name] != plain.get(name, types[name])]
     if differ:
         name, more = differ[0], _more(len(differ), len(types), "linear layers")
-        yield f"products of {name} come out in {types[name]}, those of the plain form in {plain[name]}{more}"
+        yield f"products of {name} come out in {types[name]}, those of the plain form in {plain[name]}{more} {where}"
+    # By step, and within one as a step goes; but a gradient says where, and a loss does not.
+    found = [(step, 0, line) for step, line in _far(best.tensors[GRADIENT])]
+    for one in [one for one in best.losses if one.times > 1][:1]:
+        apart = f"rounding alone leaves {one.limit * abs(one.true):.1e} between them"
+        found.append((one.step, 1, f"loss of step {one.step} is {one.value:.7g}, expected {one.true:.7g}, {apart}"))
+    for one in [one for one in best.clipping if one.times > 1][:1]:
+        times = f"{one.value:.4g} times the norm that is allowed, rounding alone leaves {one.limit:.1e} beside 1"
+        found.append((one.step, 2, f"gradients of step {one.step} are clipped to {times}"))
+    found += [(step, 3, line) for step, line in _far(best.tensors[UPDATE])]
+    yield from (f"{line} {where}" for _, _, line in sorted(found))
 
 
-def _far(kind: str, beside: Sequence[_Beside]) -> Iterator[tuple[int, str]]:
+def _far(figures: Sequence[_Figure]) -> Iterator[tuple[int, str]]:
     """Of the first step that has any: what is further off than it may be, the furthest told."""
-    far = [one for one in beside if one.tensor.kind == kind and one.times > 1]
-    if not far:
-        return
-    step = min(one.tensor.step for one in far)
-    of_step = [one for one in far if one.tensor.step == step]
-    worst = max(of_step, key=lambda one: one.times)
-    num_tensors = sum(one.tensor.kind == kind and one.tensor.step == step for one in beside)
-    yield step, f"{_told(worst)}{_more(len(of_step), num_tensors, 'tensors')}, step {step}"
+    step = min((one.step for one in figures if one.times > 1), default=None)
+    if step is not None:
+        of_step = [one for one in figures if one.step == step]
+        far = [one for one in of_step if one.times > 1]
+        worst = max(far, key=lambda one: one.times)
+        if worst.tensor is not None:
+            told = _told(worst.tensor, worst.limit)
+            yield step, f"{told}{_more(len(far), len(of_step), 'tensors')}, step {step}"
 
 
-def _far_losses(losses: Sequence[_Scalar]) -> Iterator[tuple[int, str]]:
-    for one in losses:
-        if one.times > 1:
-            beside = f"rounding alone leaves {one.limit * abs(one.true):.1e} between them"
-            yield one.step, f"loss of step {one.step} is {one.value:.7g}, expected {one.true:.7g}, {beside}"
-            return
-
-
-def _clipped_otherwise(clipping: Sequence[_Scalar]) -> Iterator[tuple[int, str]]:
-    for one in clipping:
-        if one.times > 1:
-            times = f"{one.value:.4g} times the norm that is allowed, rounding alone leaves {one.limit:.1e} beside 1"
-            yield one.step, f"gradients of step {one.step} are clipped to {times}"
-            return
-
-
-def _told(one: _Beside) -> str:
+def _told(tensor: TensorError, limit: float) -> str:
     """``gradient of model.norm.weight points elsewhere: cosine 0.83, rounding alone leaves 0.9998``."""
-    tensor, limit = one.tensor, one.limit
     what = f"{tensor.kind} of {tensor.tensor}" + (f" on rank {tensor.rank}" if tensor.rank else "")
     if math.isnan(tensor.error) or math.isinf(tensor.error):
         return f"{what} is no number"
@@ -309,17 +277,16 @@ def _more(count: int, of: int, what: str) -> str:
     return f" (and {count - 1} more of {of} {what})" if count > 1 else ""
 
 
-_METRICS = {GRADIENT: "gradient_error", UPDATE: "update_error"}
-
-
 def _checks(best: _Best) -> Iterator[Check]:
-    loss, precision = max(best.losses, key=lambda one: one.times), best.first.precision
-    yield METRICS["loss_error"].check(loss.error, limit=loss.limit, detail=f"step {loss.step}, {precision}")
-    for kind, metric in _METRICS.items():
-        of_kind = [one for one in best.tensors if one.tensor.kind == kind]
-        if of_kind:
-            worst = max(of_kind, key=lambda one: one.times)
-            detail = f"{worst.tensor.tensor}, step {worst.tensor.step}, {precision}"
+    precision, named = best.first.precision, {"gradient_error": GRADIENT, "update_error": UPDATE}
+    for metric, figures in {
+        "loss_error": best.losses,
+        **{name: best.tensors[kind] for name, kind in named.items()},
+    }.items():
+        if figures:
+            worst = max(figures, key=lambda one: one.times)
+            what = f"{worst.tensor.tensor}, " if worst.tensor else ""
+            detail = f"{what}step {worst.step}, {precision}"
             yield METRICS[metric].check(worst.error, limit=worst.limit, detail=detail)
 
 
