@@ -8,8 +8,8 @@ from typing import Any
 
 from pytest_llmperf.judge.case_histories import CaseHistory
 from pytest_llmperf.report.page.html_page import html
-from pytest_llmperf.run.run_page.run_document import RunDocument
-from pytest_llmperf.run.run_page.run_page import charts_of, drawn, page_of
+from pytest_llmperf.report.run_document import RunDocument
+from pytest_llmperf.run.run_page.run_page import page_of
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from tests.runs import ladder_run
 
@@ -18,8 +18,9 @@ EVIL = '<img src=x onerror="throw 1"><script>throw 2</script>&amp;"\'{{ 7 * 7 }}
 
 
 def made(values: Any, stored: StoredFigures | None = None, histories: Sequence[CaseHistory] = ()) -> str:
-    page = page_of([RunDocument(values)], stored or StoredFigures(), made_by="pytest-llmperf 0", histories=histories)
-    return html(page, drawn(charts_of(page)))
+    return html(
+        page_of([RunDocument(values)], stored or StoredFigures(), made_by="pytest-llmperf 0", histories=histories)
+    )
 
 
 def evil_run() -> Any:

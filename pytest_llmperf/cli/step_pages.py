@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from pytest_llmperf.analysis.likely_causes import CATEGORIES, COMMUNICATION, category
 from pytest_llmperf.analysis.step_difference import DATA, HOST, hidden_seconds, parts_of, step_difference
+from pytest_llmperf.analysis.step_words import count_moved, milliseconds, points_to, short_kernel
 from pytest_llmperf.cli.screen import Screen, table
 from pytest_llmperf.cli.traced import Traced
 from pytest_llmperf.records.trace import COUNTED, WORK, Trace
-from pytest_llmperf.report.step_words import count_moved, milliseconds, points_to, short_kernel
 from pytest_llmperf.report.table import Column
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.support import formats

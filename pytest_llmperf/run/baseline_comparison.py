@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from pytest_llmperf.analysis.step_difference import ranked, relevant, step_difference
+from pytest_llmperf.analysis.step_words import points_to
 from pytest_llmperf.analysis.waits import held_up
 from pytest_llmperf.judge import learning_checks, validity
 from pytest_llmperf.judge.acceptance import creep, nearest_line
@@ -30,7 +31,6 @@ from pytest_llmperf.records.launch_end import PassingRanges, takes_all_steps
 from pytest_llmperf.records.metrics import MEMORY, RATE
 from pytest_llmperf.records.result import USUAL, CaseResult
 from pytest_llmperf.records.trace import Trace
-from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.run.caller import Caller
 from pytest_llmperf.run.case import Case
 from pytest_llmperf.run.context import Context

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_llmperf.analysis.step_difference import step_difference
+from pytest_llmperf.analysis.step_words import points_to
 from pytest_llmperf.judge.exact import changes, count_of
 from pytest_llmperf.judge.stats import paired_difference, quantile
 from pytest_llmperf.judge.verdict import Judgement
@@ -28,7 +29,6 @@ from pytest_llmperf.records.candidate import Candidate
 from pytest_llmperf.records.failure import LaunchFailed
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.metrics import MEMORY, counts
-from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.run.caller import Caller
 from pytest_llmperf.run.errors import CaseFailedError
 from pytest_llmperf.run.pair_store import PairStore

@@ -86,8 +86,8 @@ def keep_history(run: Context, values: Mapping[str, Any]) -> None:
 
 def write_page(run: Context, values: Mapping[str, Any]) -> str:
     """Write the page that ``--perf-report`` asks for; why there is none."""
-    from pytest_llmperf.run.run_page.run_document import RunDocument
-    from pytest_llmperf.run.run_page.run_page import write_page as write
+    from pytest_llmperf.report.run_document import RunDocument
+    from pytest_llmperf.run.run_page.written_page import write_page as write
 
     path, settings = run.settings.report, run.settings
     if path is None:

@@ -67,7 +67,7 @@ class TestWherePagesCanBeMade:
 
     def test_what_goes_wrong_with_a_page_costs_a_line_and_the_run_is_red(self, project: Project) -> None:
         conftest = project.path / "conftest.py"
-        broken = "\nfrom pytest_llmperf.run.run_page import run_page\nrun_page.page_of = None\n"
+        broken = "\nfrom pytest_llmperf.run.run_page import written_page\nwritten_page.page_of = None\n"
         conftest.write_text(conftest.read_text() + broken, encoding="utf-8")
         project.record()
         result = project.run("--perf-report=night.html", "--perf-json=out.json")

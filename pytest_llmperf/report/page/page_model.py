@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 #: The verdicts that somebody has to look at, in the order in which a page tells them.
 FOR_A_PERSON = ("regressed", "invalid", "new", "inconclusive", "improved", "changed")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table:
     """Cells as text."""
 
@@ -30,25 +30,28 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One row: a figure, with what it stands beside."""
+class Row:
+    """Parts that add up to a bar, and figures to hold their sum against, both by name."""
 
     label: str
-    value: float | None
     told: str
     """The figure for people."""
-    baseline: float | None = None
-    published: float | None = None
-    is_stored: bool = False
-    """Whether the figure is the baseline's, since this run did not measure it."""
+    parts: tuple[tuple[str, float], ...]
+    marks: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class BarChart(Chart):
-    """Rows of bars."""
+class RowChart(Chart):
+    """Bars, plain or divided; the legend has parts and marks in the order of these names."""
 
     axis: str
-    bars: tuple[Bar, ...]
+    rows: tuple[Row, ...]
+    marks: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """As they first appear."""
+        return tuple(dict.fromkeys(name for row in self.rows for name, _ in row.parts))
 
 
 @dataclass(frozen=True)
@@ -68,37 +71,7 @@ class LineChart(Chart):
     y_axis: str
     lines: tuple[Line, ...]
     doubles: bool = False
-    """Whether each step to the right is twice as much: both axes are logarithms."""
-    from_zero: bool = True
-
-
-@dataclass(frozen=True)
-class Stack:
-    """One row: parts that add up, and figures to hold their sum against."""
-
-    label: str
-    told: str
-    parts: tuple[tuple[str, float], ...]
-    marks: tuple[tuple[str, float], ...] = ()
-    """By name; the page's legend has them in the order in which they first appear."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StackChart(Chart):
-    """Rows of bars that are divided."""
-
-    axis: str
-    stacks: tuple[Stack, ...]
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Their names, as they first appear."""
-        return tuple(dict.fromkeys(name for stack in self.stacks for name, _ in stack.parts))
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Their names, as they first appear."""
-        return tuple(dict.fromkeys(name for stack in self.stacks for name, _ in stack.marks))
+    """Whether each step to the right is twice as much: both axes are logarithms, that begin at the least figures."""
 
 
 @dataclass(frozen=True)
@@ -132,21 +105,19 @@ class Section:
     lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cell:
-    """Of a row: what is read, and what it is sorted by."""
+    """Of a row: what is read, and what it is sorted by: ``None`` sorts by the text."""
 
     text: str
     order: float | None = None
-    """``None`` sorts by the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """What a row opens to."""
+    """What a row opens to, by title."""
 
     tables: tuple[tuple[str, Table], ...] = ()
-    """With their titles."""
     lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
     charts: tuple[Chart, ...] = ()
 
@@ -187,8 +158,14 @@ class Page:
     skipped: tuple[tuple[str, str], ...] = ()
     """Cases that were not run, and why."""
     made_by: str = ""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """What stands below: sources, conventions."""
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        """All that are on it, each once."""
+        found = [chart for section in self.sections for chart in section.charts]
+        return tuple(dict.fromkeys([*found, *(chart for case in self.cases for chart in case.details.charts)]))
 
     @property
     def verdicts(self) -> tuple[tuple[str, int], ...]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pytest_llmperf.records.past_result import PastResult
 from pytest_llmperf.records.results_document import NoResultsError, ResultsError, read_values
+from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.run.history.history_error import HistoryError
 from pytest_llmperf.run.history.past_results import past_results
-from pytest_llmperf.run.run_page.run_document import RunDocument
 
 _SQLITE = b"SQLite format 3\0"
 

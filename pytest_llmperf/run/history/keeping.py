@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.history.history_error import HistoryError
 from pytest_llmperf.run.history.past_results import past_results
-from pytest_llmperf.run.run_page.run_document import RunDocument
 
 
 def keep(path: Path, document: Mapping[str, Any]) -> str:

@@ -14,8 +14,8 @@ from pytest_llmperf.records.launch import Launch, Place
 from pytest_llmperf.records.metrics import MEMORY
 from pytest_llmperf.records.past_result import PastLaunch, PastResult
 from pytest_llmperf.records.trace import COUNTED
+from pytest_llmperf.report.run_document import Result, RunDocument
 from pytest_llmperf.report.text import one_line
-from pytest_llmperf.run.run_page.run_document import Result, RunDocument
 from pytest_llmperf.support import codec
 
 #: Exact ones, of a traced step.

@@ -8,11 +8,11 @@ from itertools import chain
 from pathlib import Path
 
 from pytest_llmperf.judge.case_histories import CaseHistory, histories
+from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.report.text import one_line
 from pytest_llmperf.run.history.history import History, of_project
 from pytest_llmperf.run.history.machine_noise import scattering
 from pytest_llmperf.run.history.past_results import past_results
-from pytest_llmperf.run.run_page.run_document import RunDocument
 
 
 @dataclass(frozen=True)

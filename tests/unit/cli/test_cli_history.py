@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import main
+from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.run.history.history_store import HistoryStore
 from pytest_llmperf.run.history.past_results import past_results
-from pytest_llmperf.run.run_page.run_document import RunDocument
 from tests.history import nights, with_versions
 from tests.runs import ladder_run, written
 from tests.shelf import Run

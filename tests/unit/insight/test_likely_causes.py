@@ -6,7 +6,7 @@ import pytest
 
 from pytest_llmperf.analysis.likely_causes import likely_causes
 from pytest_llmperf.analysis.step_difference import step_difference
-from pytest_llmperf.report.step_words import points_to
+from pytest_llmperf.analysis.step_words import points_to
 from tests.fakes import trace_of
 
 Names = dict[str, float]

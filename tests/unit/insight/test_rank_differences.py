@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_llmperf.analysis.step_difference import last_rank, odd_ranks, step_difference
+from pytest_llmperf.analysis.step_words import points_to
 from pytest_llmperf.records.trace import Trace, TraceRow, merged
-from pytest_llmperf.report.step_words import points_to
 from pytest_llmperf.support import codec
 
 

@@ -24,9 +24,9 @@ from pytest_llmperf.report.consumers.documents import case_table
 from pytest_llmperf.report.consumers.exported_run import ExportedRun
 from pytest_llmperf.report.consumers.metrics import prometheus
 from pytest_llmperf.report.results_json import document
+from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.run_page.case_rows import headings
-from pytest_llmperf.run.run_page.run_document import RunDocument
 from pytest_llmperf.settings.train_spec import TrainSpec
 from tests.fakes import Fake, launch_of
 from tests.shelf import accept

@@ -11,12 +11,13 @@ from html.parser import HTMLParser
 import pytest
 
 from pytest_llmperf.records.result import CaseResult
+from pytest_llmperf.report.page import charts
+from pytest_llmperf.report.page.charts import drawn
 from pytest_llmperf.report.page.html_page import html
-from pytest_llmperf.report.page.page_model import BarChart, Page, Table
-from pytest_llmperf.run.run_page import run_page
+from pytest_llmperf.report.page.page_model import Page, RowChart, Table
+from pytest_llmperf.report.run_document import RunDocument
 from pytest_llmperf.run.run_page.case_rows import MOST_CASES
-from pytest_llmperf.run.run_page.run_document import RunDocument
-from pytest_llmperf.run.run_page.run_page import drawn, page_of
+from pytest_llmperf.run.run_page.run_page import page_of
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from tests.pages import evil_run, made, many
 from tests.runs import LADDER, ladder_run, result_of, stored_figures
@@ -163,10 +164,10 @@ def test_no_figure_that_is_none_reaches_a_chart() -> None:
 
 
 def test_a_page_of_nothing_is_a_page() -> None:
-    assert Elements(html(Page(title="t"), {})).misplaced == []
+    assert Elements(html(Page(title="t"))).misplaced == []
 
 
-BARS = BarChart(title="t", says="s", axis="a", bars=(), table=Table(headings=("a",), rows=(("b",),)))
+BARS = RowChart(title="t", says="s", axis="a", rows=(), table=Table(headings=("a",), rows=(("b",),)))
 
 
 def test_a_chart_that_cannot_be_drawn_is_told_by_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +175,11 @@ def test_a_chart_that_cannot_be_drawn_is_told_by_its_table(monkeypatch: pytest.M
     assert set(drawn(known)) == set(known)
     # As the library does where it finds what it did not expect: with the process.
     fatal = {"t": {"mark": "text", "title": "\x00"}, "u": {"mark": "text"}}
-    monkeypatch.setattr(run_page, "specification", lambda chart: fatal[chart.title])
+    monkeypatch.setattr(charts, "specification", lambda chart: fatal[chart.title])
     assert list(drawn(known)) == [known[1]]
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert drawn(known) == {}
-    monkeypatch.setattr(run_page, "specification", lambda _: {})
+    monkeypatch.setattr(charts, "specification", lambda _: {})
     text = made(ladder_run(), stored_figures())
     assert "No picture of this could be drawn." in text
     assert "<svg" not in text

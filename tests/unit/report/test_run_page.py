@@ -16,19 +16,19 @@ from pytest_llmperf.analysis import ladder as chapter15
 from pytest_llmperf.records.result import CaseResult
 from pytest_llmperf.report.page.charts import specification
 from pytest_llmperf.report.page.page_model import (
-    BarChart,
     Case,
     Chart,
     IntervalChart,
     LineChart,
     Page,
+    Row,
+    RowChart,
     Section,
-    StackChart,
 )
 from pytest_llmperf.report.results_json import document
-from pytest_llmperf.run.run_page.case_name import CaseName
-from pytest_llmperf.run.run_page.run_document import RunDocument
-from pytest_llmperf.run.run_page.run_page import charts_of, page_of
+from pytest_llmperf.report.run_document import RunDocument
+from pytest_llmperf.run.run_page.ladder_charts import CaseName
+from pytest_llmperf.run.run_page.run_page import page_of
 from pytest_llmperf.run.run_page.stored_figures import StoredFigures
 from pytest_llmperf.support import formats
 from tests.examples import examples
@@ -55,6 +55,14 @@ def chart(page: Page, anchor: str, title: str) -> Any:
     return next(each for each in section(page, anchor).charts if title in each.title)
 
 
+def value(bar: Row) -> float | None:
+    return bar.parts[0][1] if bar.parts else None
+
+
+def marks(bar: Row) -> dict[str, float]:
+    return dict(bar.marks)
+
+
 def of_run(values: Any, stored: StoredFigures = NOTHING) -> Page:
     return page_of([RunDocument(json.loads(json.dumps(values)))], stored)
 
@@ -71,27 +79,25 @@ def test_what_needs_a_person_comes_first_each_with_its_reason(page: Page) -> Non
 
 
 def test_the_ladder_stands_beside_its_baseline_and_what_was_published(page: Page) -> None:
-    bars = {bar.label: bar for bar in chart(page, "ladder", "throughput").bars}
+    bars = {bar.label: bar for bar in chart(page, "ladder", "throughput").rows}
     slower = bars["15.6 bf16-sdpa-mbs7"]
-    assert slower.value is not None
-    assert slower.baseline is not None
-    assert slower.value / slower.baseline == pytest.approx(1 / 1.12, rel=1e-3)
-    assert slower.published == 24446
-    assert bars["15.2 fp32-eager-mbs7"].value is None
-    memory = {bar.label: bar for bar in chart(page, "ladder", "memory").bars}
-    assert memory["15.9 bf16-sdpa-liger-mbs37"].value == pytest.approx(50)
-    assert memory["15.9 bf16-sdpa-liger-mbs37"].published == pytest.approx(62.33)
+    assert dict(slower.parts)["this run"] / marks(slower)["baseline"] == pytest.approx(1 / 1.12, rel=1e-3)
+    assert marks(slower)["published"] == 24446
+    assert bars["15.2 fp32-eager-mbs7"].parts == ()
+    memory = {bar.label: bar for bar in chart(page, "ladder", "memory").rows}
+    assert value(memory["15.9 bf16-sdpa-liger-mbs37"]) == pytest.approx(50)
+    assert marks(memory["15.9 bf16-sdpa-liger-mbs37"])["published"] == pytest.approx(62.33)
 
 
 def test_a_step_is_as_much_faster_as_the_chapters_tables_say_it(page: Page) -> None:
-    bars = {bar.label: bar for bar in chart(page, "ladder", "speed-up").bars}
+    bars = {bar.label: bar for bar in chart(page, "ladder", "speed-up").rows}
     # Over 15.1 and not over 15.2, which ran out of memory.
-    assert bars["15.3 bf16-mixed-eager-mbs5"].value == pytest.approx(11489 / 10485, rel=1e-6)
-    assert bars["15.6 bf16-sdpa-mbs7"].published == pytest.approx(24446 / 14315)
+    assert value(bars["15.3 bf16-mixed-eager-mbs5"]) == pytest.approx(11489 / 10485, rel=1e-6)
+    assert marks(bars["15.6 bf16-sdpa-mbs7"])["published"] == pytest.approx(24446 / 14315)
 
 
 def test_rungs_of_one_number_are_told_apart_by_their_gpus(page: Page) -> None:
-    labels = [bar.label for bar in chart(page, "ladder", "throughput").bars]
+    labels = [bar.label for bar in chart(page, "ladder", "throughput").rows]
     assert len(set(labels)) == len(labels)
     assert labels[-3:] == [f"15.10 bf16-sdpa-liger-mbs37 {gpus} GPUs" for gpus in (2, 4, 8)]
 
@@ -116,8 +122,8 @@ def test_where_speed_is_no_gate_the_page_says_so_and_not_what_it_would_detect() 
 
 def test_a_rung_that_was_not_run_is_the_baselines() -> None:
     only = [result_of(*LADDER[name]) for name in list(LADDER)[:2]]
-    bars = chart(page_of([RunDocument(ladder_run(only))], stored_figures()), "ladder", "throughput").bars
-    assert [bar.is_stored for bar in bars if bar.value is not None] == [False, False, *[True] * 6]
+    bars = chart(page_of([RunDocument(ladder_run(only))], stored_figures()), "ladder", "throughput").rows
+    assert [name for bar in bars for name, _ in bar.parts] == ["this run"] * 2 + ["baseline, not run this time"] * 6
 
 
 def test_of_a_rung_that_is_invalid_the_baseline_is_shown() -> None:
@@ -125,8 +131,8 @@ def test_of_a_rung_that_is_invalid_the_baseline_is_shown() -> None:
     bare = replace(result_of(rung, rate), verdict="invalid", checks=())
     others = [result_of(*LADDER[name]) for name in list(LADDER)[:2]]
     page = page_of([RunDocument(ladder_run([bare, *others]))], stored_figures())
-    bar = next(each for each in chart(page, "ladder", "throughput").bars if each.label.startswith("15.8"))
-    assert (bar.value, bar.told, bar.baseline) == (None, "invalid", pytest.approx(rate))
+    bar = next(each for each in chart(page, "ladder", "throughput").rows if each.label.startswith("15.8"))
+    assert (bar.parts, bar.told, bar.marks[0]) == ((), "invalid", ("baseline", pytest.approx(rate)))
 
 
 def test_scaling_stands_beside_the_ideal_line(page: Page) -> None:
@@ -152,7 +158,7 @@ def test_the_interval_that_decided_is_drawn_and_told(page: Page) -> None:
 
 
 def test_memory_by_part_is_the_predicted_beside_what_was_measured(page: Page) -> None:
-    first = chart(page, "memory", "part").stacks[0]
+    first = chart(page, "memory", "part").rows[0]
     assert dict(first.parts) == {"weights": 2, "optimizer": 5, "activations": 40}
     assert dict(first.marks) == {"measured: allocated": 50, "measured: reserved": 50}
     table = dict(case(page, "sdpa-mbs7").details.tables)["Memory"]
@@ -160,19 +166,19 @@ def test_memory_by_part_is_the_predicted_beside_what_was_measured(page: Page) ->
 
 
 def test_a_trace_is_told_by_category_and_what_moved_in_it(page: Page) -> None:
-    stack = chart(page, "traces", "by category").stacks[0]
+    stack = chart(page, "traces", "by category").rows[0]
     assert dict(stack.parts) == {"matrix products": 200, "attention": 60, "elementwise and others": 40}
     moved = dict(case(page, "sdpa-mbs7").details.tables)["What a step does more or less often"]
     assert moved.rows == (("elementwise and others", "elementwise_add", "+40 (new)", "+40.0 ms"),)
     (differs,) = [one for one in section(page, "traces").charts if "longer" in one.title]
-    assert isinstance(differs, StackChart)
-    (one,) = differs.stacks
+    assert isinstance(differs, RowChart)
+    (one,) = differs.rows
     assert one.label == "llama-3.2-1b-bf16-sdpa-mbs7-gpus1"
     assert dict(one.parts) == {"elementwise and others": pytest.approx(40)}
 
 
 def test_the_runs_time_is_told_by_phase(page: Page) -> None:
-    (stack,) = chart(page, "time", "All launches").stacks
+    (stack,) = chart(page, "time", "All launches").rows
     assert dict(stack.parts) == {
         "waiting for hardware": pytest.approx(11),
         "start-up": pytest.approx(30.8),
@@ -195,7 +201,7 @@ def test_a_row_opens_to_its_launches_differences_and_command(page: Page) -> None
 
 def test_every_chart_has_a_sentence_and_a_table_with_all_of_its_rows(page: Page) -> None:
     charts: list[Chart] = [one for each in page.sections for one in each.charts]
-    assert {type(one) for one in charts} == {BarChart, IntervalChart, LineChart, StackChart}
+    assert {type(one) for one in charts} == {IntervalChart, LineChart, RowChart}
     for one in charts:
         assert one.says
         assert one.table.rows
@@ -235,7 +241,7 @@ def test_of_two_runs_of_one_machine_charts_show_the_last() -> None:
     for result in last["results"]:
         result["metrics"]["tokens_per_second_per_gpu"]["value"] = 7.0
     page = page_of([RunDocument(first, "a"), RunDocument(last, "b")], NOTHING)
-    assert {bar.value for bar in chart(page, "ladder", "throughput").bars if bar.value} == {7.0}
+    assert {value(bar) for bar in chart(page, "ladder", "throughput").rows} == {7.0, None}
 
 
 def test_a_night_of_several_files_is_of_their_machine_kind() -> None:
@@ -269,7 +275,7 @@ def test_a_figure_that_is_no_number_in_an_old_file_is_absent() -> None:
     page = page_of([RunDocument(values)], stored_figures())
     one = case(page, values["results"][0]["id"])
     assert one.cells[0].text == "-"
-    ladder = {bar.label: bar.told for bar in chart(page, "ladder", "throughput").bars}
+    ladder = {bar.label: bar.told for bar in chart(page, "ladder", "throughput").rows}
     assert ladder["15.1 fp32-eager-mbs6"] == "-"  # it passed, which is no rate
     assert len(dict(one.details.tables)["Launches"].rows) == 2  # whatever their losses are
     assert "nan" not in repr(page).lower()
@@ -330,7 +336,7 @@ def test_whatever_stands_in_a_document_its_page_is_made(data: st.DataObject) -> 
         place[key] = data.draw(_ANY)
     page = page_of([RunDocument(values)], stored_figures())
     assert len(page.cases) == len(RunDocument(values).results)
-    for one in charts_of(page):
+    for one in page.charts:
         json.dumps(specification(one), allow_nan=False)
 
 
@@ -348,7 +354,7 @@ def test_whatever_its_figures_are_all_that_is_drawn_is_finite(figures: list[tupl
             metric |= {"interval": [change, value]}
         result |= {"rung": "15.1", "reference": {"tokens_per_second_per_gpu": baseline, "peak_reserved_bytes": change}}
     values["spent"]["phases"] = {"start": figures[0][0], "steps": figures[1][0]}
-    for one in charts_of(page_of([RunDocument(values)], NOTHING)):
+    for one in page_of([RunDocument(values)], NOTHING).charts:
         json.dumps(specification(one), allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""RunDocument: a results document as a page reads it, whoever wrote it and when. Pure.
+"""RunDocument: a results document as it is shown and kept, whoever wrote it and when. Pure.
 
 It is read leniently: what is absent, of the wrong kind or no number is left out. Its texts are one line each.
 """
@@ -14,7 +14,6 @@ from typing import Any
 from pytest_llmperf.records.launch import Launch
 from pytest_llmperf.records.results_document import Figure, document_of, launch_of
 from pytest_llmperf.records.results_document import Result as StoredResult
-from pytest_llmperf.report.summary_table import without_name
 from pytest_llmperf.report.text import one_line
 
 # No figure of ours is near it, and products and ratios of such are numbers.
@@ -57,10 +56,6 @@ class Result:
     def verdict(self) -> str:
         return self.told.verdict or "unknown"
 
-    @property
-    def figures(self) -> Mapping[str, Figure]:
-        return self.told.metrics
-
     def figure(self, metric: str) -> Figure:
         return self.told.figure(metric)
 
@@ -75,23 +70,9 @@ class Result:
         return _launches(self.told.launches_before)
 
     @property
-    def num_launches(self) -> int:
-        """Whether they can be read or not."""
-        return len(self.told.launches)
-
-    @property
     def num_unread(self) -> int:
         """How many of its launches no longer are, or not yet, what this version reads."""
-        return self.num_launches - len(self.launches)
-
-    @property
-    def published_rate(self) -> float | None:
-        """Tokens/s per GPU."""
-        return self.told.reference.tokens_per_second_per_gpu if self.told.reference else None
-
-    @property
-    def published_bytes(self) -> float | None:
-        return self.told.reference.peak_reserved_bytes if self.told.reference else None
+        return len(self.told.launches) - len(self.launches)
 
 
 def _launches(records: Sequence[Any]) -> tuple[Launch, ...]:
@@ -122,8 +103,8 @@ class RunDocument:
         return self.told.machine.kind or self.told.kind or "unknown machine"
 
     @property
-    def is_on_gpus(self) -> bool:
-        return bool(self.gpus)
+    def name(self) -> str:
+        return self.source or self.machine
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -142,16 +123,4 @@ class RunDocument:
 
     @property
     def num_launches(self) -> int:
-        return self.told.spent.launches if self.told.spent else sum(one.num_launches for one in self.results)
-
-    @property
-    def skipped(self) -> tuple[tuple[str, str], ...]:
-        return tuple((each.id, without_name(each.id, each.reason)) for each in self.told.skipped)
-
-    @property
-    def commit(self) -> str:
-        """With what was changed in the tree; empty outside of version control."""
-        revision = self.told.revision
-        if revision is None:
-            return ""
-        return revision.commit + (f" + {revision.changed} changed" if revision.changed else "")
+        return self.told.spent.launches if self.told.spent else sum(len(one.told.launches) for one in self.results)

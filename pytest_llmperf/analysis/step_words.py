@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+
+from pytest_llmperf.analysis.step_difference import NameChange, StepDifference
 
 # Below this a part's change is told to nobody.
 _LEAST_SHARE = 0.1
@@ -26,82 +27,7 @@ _ARITY = re.compile(r"(A|B)?(Unary|Binary)Functor$")
 _FUNCTOR = re.compile(r"(\w*(?:Functor|Op|Ops|_kernel_cuda|kernel_impl)\w*)")
 
 
-class NameChange(Protocol):
-    """Of ``analysis/step_difference.py``, as all below."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def count(self) -> float: ...
-    @property
-    def is_new(self) -> bool: ...
-    @property
-    def is_gone(self) -> bool: ...
-
-
-class Part(Protocol):
-    """One category, or what the device waited for."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def before(self) -> float: ...
-    @property
-    def after(self) -> float: ...
-    @property
-    def change(self) -> float: ...
-    @property
-    def names(self) -> Sequence[NameChange]: ...
-
-
-class OddRank(Protocol):
-    """Of ``analysis/step_difference.py``."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def names(self) -> Sequence[tuple[str, float]]: ...
-
-
-class LastRank(Protocol):
-    """Of the same."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def waited_seconds(self) -> float: ...
-
-
-class Difference(Protocol):
-    """Between two steps."""
-
-    @property
-    def before(self) -> float: ...
-    @property
-    def change(self) -> float: ...
-    @property
-    def unexplained(self) -> float: ...
-    @property
-    def parts(self) -> Sequence[Part]: ...
-    @property
-    def after(self) -> float: ...
-    @property
-    def data(self) -> Part: ...
-    @property
-    def waits(self) -> Sequence[NameChange]: ...
-    @property
-    def causes(self) -> Sequence[str]: ...
-    @property
-    def odd_ranks(self) -> Sequence[OddRank]: ...
-    @property
-    def last_rank(self) -> LastRank | None: ...
-    @property
-    def is_the_same_work(self) -> bool: ...
-    @property
-    def is_on_host(self) -> bool: ...
-
-
-def points_to(difference: Difference) -> str:
+def points_to(difference: StepDifference) -> str:
     """One line: of how much of a step, where that is known from what, in which parts, by which names."""
     data = difference.data
     is_data = data.change > 0 and data.change >= _MOST_OF_IT * difference.change
@@ -113,7 +39,11 @@ def points_to(difference: Difference) -> str:
     shown = [part for part in parts if abs(part.change) >= least and part.change][:_MOST_PARTS]
     shown += [part for part in moved if part not in shown][: _MOST_PARTS - len(shown)]
     # What is exact comes before what took longer by itself.
-    words = [_part(part) for part in sorted(shown, key=lambda part: (not part.names, -abs(part.change)))]
+    shown = sorted(shown, key=lambda part: (not part.names, -abs(part.change)))
+    words = [
+        f"{part.name} {milliseconds(part.change)}" + (f" ({_names(part.names)})" if part.names else "")
+        for part in shown
+    ]
     if difference.waits:
         words.insert(0, f"waits of the host: {_names(difference.waits)}")
     if difference.is_the_same_work:
@@ -121,12 +51,16 @@ def points_to(difference: Difference) -> str:
     if is_data and data.change >= least:
         share = data.after / difference.after if difference.after else 0.0
         words.insert(0, f"{milliseconds(data.change)} {data.name}, {share * 100:.0f} % of the step")
-    words[:0] = [*_ranks(difference), *difference.causes]
+    # Whoever is not as the others, which the mean of all does not say.
+    words[:0] = [*_odd_ranks(difference), *difference.causes]
+    if last := difference.last_rank:
+        wait = f"{last.waited_seconds * 1000:.1f} ms a step in exchanges"
+        words.insert(0, f"the others wait for rank {last.rank}, {wait}")
     words.append(f"unexplained {milliseconds(difference.unexplained)}")
     return f"{milliseconds(difference.change)} of a traced step: {'; '.join(words)}"
 
 
-def _on_host(difference: Difference) -> str:
+def _on_host(difference: StepDifference) -> str:
     """What a CPU's step does, and no times."""
     words = [*_odd_ranks(difference), *difference.causes]
     words += [f"waits of the host: {_names(difference.waits)}"] if difference.waits else []
@@ -140,16 +74,7 @@ def _on_host(difference: Difference) -> str:
     return f"a traced step on a CPU, whose times are noise: {'; '.join(words)}"
 
 
-def _ranks(difference: Difference) -> list[str]:
-    """Whoever is not as the others, which the mean of all does not say."""
-    words = []
-    if difference.last_rank:
-        last = difference.last_rank
-        words.append(f"the others wait for rank {last.rank}, {last.waited_seconds * 1000:.1f} ms a step in exchanges")
-    return [*words, *_odd_ranks(difference)]
-
-
-def _odd_ranks(difference: Difference) -> list[str]:
+def _odd_ranks(difference: StepDifference) -> list[str]:
     words = []
     for odd in difference.odd_ranks[:_MOST_RANKS]:
         shown = [f"{short_kernel(name)} {more:+g}" for name, more in odd.names[:_MOST_NAMES]]
@@ -161,19 +86,10 @@ def _odd_ranks(difference: Difference) -> list[str]:
     return words
 
 
-def _part(part: Part) -> str:
-    names = f" ({_names(part.names)})" if part.names else ""
-    return f"{part.name} {milliseconds(part.change)}{names}"
-
-
 def _names(changes: Sequence[NameChange]) -> str:
-    shown = [_name(change) for change in changes[:_MOST_NAMES]]
+    shown = [f"{short_kernel(change.name)} {count_moved(change)}" for change in changes[:_MOST_NAMES]]
     more = [f"{len(changes) - _MOST_NAMES} more"] if len(changes) > _MOST_NAMES else []
     return ", ".join([*shown, *more])
-
-
-def _name(change: NameChange) -> str:
-    return f"{short_kernel(change.name)} {count_moved(change)}"
 
 
 def count_moved(change: NameChange) -> str:
