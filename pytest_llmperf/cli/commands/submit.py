@@ -18,7 +18,7 @@ from pytest_llmperf.cli.answer import Answer, ClusterError
 from pytest_llmperf.cli.night import night_log, readiness
 from pytest_llmperf.cli.night.cluster_file import ClusterFile
 from pytest_llmperf.cli.night.night_log import Notice
-from pytest_llmperf.cli.night.readiness import ask
+from pytest_llmperf.cli.night.readiness import Asked, ask
 from pytest_llmperf.cli.night.sbatch import (
     Job,
     RefusedError,
@@ -45,8 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("cluster", metavar="CLUSTER.ini", type=Path, nargs="?", help="what differs between sites")
     add("--dry-run", action="store_true", help="only show what would be submitted and what it may cost")
-    text = "stay until it is merged; exit code 1 unless it is green"
-    add("--wait", action="store_true", help=text)
+    add("--wait", action="store_true", help="stay until it is merged; exit code 1 unless it is green")
     text = "a nightly script of your own, with the same placeholders; default: the one that comes with this package"
     add("--script", metavar="FILE", type=Path, help=text)
     text = "print this cluster file, to start from; without a name: what there is"
@@ -59,25 +58,36 @@ def _answer(arguments: argparse.Namespace, _screen: Screen) -> Answer:
     if arguments.example is not None:
         if arguments.cluster or arguments.script or arguments.dry_run or arguments.wait:
             usage("--example submits nothing; expected it alone")
-        return Answer(_example(arguments.example) if arguments.example else _listed(), for_programs=True)
+        return Answer(_example(arguments.example), for_programs=True)
     if arguments.cluster is None:
         usage("expected CLUSTER.ini, or --example to start one")
     script = arguments.script or folder() / "nightly.sbatch"
     if arguments.wait and arguments.dry_run:
         usage("--dry-run submits nothing to --wait for; expected one of them")
-    lines, troubles = submitted(arguments.cluster, script, dry_run=arguments.dry_run, wait=arguments.wait)
-    return Answer(lines, troubles, acts=True)
+    cluster, dry_run, wait = ClusterFile.read(arguments.cluster), bool(arguments.dry_run), bool(arguments.wait)
+    # A new folder for each submission: two of one second do not meet in it.
+    night = _Submission(cluster, cluster.results / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    warned, troubles = _earlier(night, reports=not dry_run), list[str]()
+    if wait and night.names_clusters:
+        raise cluster.wrong("sbatch", "options", "no --clusters beside --wait, which asks this cluster's queue alone")
+    try:
+        planned = jobs(cluster)
+        night = replace(night, planned=planned, scripts=_scripts(night, script, planned))
+        warned += readiness.warnings(cluster)
+        asked = ask(cluster) if dry_run or cluster.value("suite", "check_python") else None
+        if asked is not None and not dry_run:  # which lists them, and goes on
+            readiness.check(cluster, asked)
+            warned += readiness.doubts(cluster, asked)
+    except ClusterError as error:
+        raise error if dry_run else night.alarm(f"not submitted: {error}", error) from None
+    return Answer(_lines(night, warned, asked if dry_run else None, troubles, wait=wait), troubles, acts=True)
 
 
 # The scripts of a night and the cluster files to start from; one source, which people read in slurm/.
 
 
 def folder() -> Path:
-    """Where they are: inside of an installed package, beside that of a checkout.
-
-    Raises:
-        ClusterError: in neither place.
-    """
+    """Where they are: inside of an installed package, beside that of a checkout; ClusterError: in neither place."""
     package = Path(pytest_llmperf.__file__).parent
     places = [place / "slurm" for place in (package, package.parent)]
     for place in places:
@@ -87,29 +97,18 @@ def folder() -> Path:
     raise ClusterError(f"no nightly.sbatch in {where}; install pytest-llmperf anew, or name the script with --script")
 
 
-def _examples() -> dict[str, list[str]]:
-    """The lines of each, by its name."""
-    return {
-        path.stem: path.read_text(encoding="utf-8").splitlines() for path in sorted(folder().glob("clusters/*.ini"))
-    }
-
-
-def _listed() -> Iterator[str]:
-    """A line for each example: its name, and what its first line says of it."""
-    examples = _examples()
-    width = max(map(len, examples), default=0)
-    for name, lines in examples.items():
-        yield f"{name:{width}}  {lines[0].removeprefix('; ')}"
-    yield ""
-    yield "llmperf submit --example NAME > my-cluster.ini writes one to start from"
-
-
 def _example(name: str) -> list[str]:
-    examples = _examples()
-    lines = examples.get(name.removesuffix(".ini"))
-    if lines is None:
+    """The lines of one; without a name a line for each, with what its first line says of it."""
+    paths = sorted(folder().glob("clusters/*.ini"))
+    examples = {path.stem: path.read_text(encoding="utf-8").splitlines() for path in paths}
+    if not name:
+        width = max(map(len, examples), default=0)
+        listed = [f"{stem:{width}}  {lines[0].removeprefix('; ')}" for stem, lines in examples.items()]
+        return [*listed, "", "llmperf submit --example NAME > my-cluster.ini writes one to start from"]
+    found = examples.get(name.removesuffix(".ini"))
+    if found is None:
         raise ClusterError(f"no example {name!r}{hint(name, examples)}; known: {', '.join(examples)}")
-    return lines
+    return found
 
 
 # Of a script of one's own: without it a night would leave out tests, or know no bound, and say nothing.
@@ -128,11 +127,9 @@ class _Submission:
 
     def notice(self, night: str = "") -> Notice:
         file, cluster = self.cluster.nights_file, self.cluster
+        nights = file if file.parent.is_dir() else None
         return Notice(
-            night or self.results.name,
-            name=cluster.text("cluster", "name"),
-            mail=cluster.text("suite", "mail"),
-            nights=file if file.parent.is_dir() else None,
+            night or self.results.name, cluster.text("cluster", "name"), cluster.text("suite", "mail"), nights
         )
 
     def alarm(self, line: str, error: ClusterError) -> ClusterError:
@@ -170,43 +167,21 @@ class _Submission:
         )
 
 
-def submitted(path: Path, template: Path, *, dry_run: bool, wait: bool = False) -> tuple[Iterator[str], list[str]]:
-    """Submit what the cluster file at ``path`` says: lines, each once it is done, and what goes wrong meanwhile.
-
-    Raises:
-        ClusterError: a file or the budget says no; nothing was submitted.
-    """
-    cluster = ClusterFile.read(path)
-    # A new folder for each submission: two of one second do not meet in it.
-    night = _Submission(cluster, cluster.results / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    warned, troubles = _earlier(night, reports=not dry_run), list[str]()
-    if wait and night.names_clusters:
-        raise cluster.wrong("sbatch", "options", "no --clusters beside --wait, which asks this cluster's queue alone")
+def _lines(
+    night: _Submission, warned: Sequence[str], shown: Asked | None, troubles: list[str], *, wait: bool
+) -> Iterator[str]:
+    """Each once it is done; what goes wrong meanwhile is in ``troubles``. ``shown``: the tests of a dry run."""
+    yield from (f"warning: {line}" for line in warned)
+    yield from (job.title for job in night.planned)
+    yield f"{cost(night.cluster, night.planned)}; what cases cost is told by pytest --perf-dry-run"
     try:
-        planned = jobs(cluster)
-        night = replace(night, planned=planned, scripts=_scripts(cluster, template, night.results, planned))
-        warned += readiness.warnings(cluster)
-        asked = ask(cluster) if dry_run or cluster.says("suite", "check_python") else None
-        if asked is not None and not dry_run:  # which lists them, and goes on
-            readiness.check(cluster, asked)
-            warned += readiness.doubts(cluster, asked)
+        if shown is not None:
+            yield from readiness.listing(night.cluster, shown)
+            yield from ("", *next(iter(night.scripts.values())).splitlines())
+        else:
+            yield from _steps(night, wait=wait)
     except ClusterError as error:
-        raise error if dry_run else night.alarm(f"not submitted: {error}", error) from None
-
-    def lines() -> Iterator[str]:
-        yield from (f"warning: {line}" for line in warned)
-        yield from (job.title for job in planned)
-        yield f"{cost(cluster, planned)}; what cases cost is told by pytest --perf-dry-run"
-        try:
-            if asked is not None and dry_run:
-                yield from readiness.listing(cluster, asked)
-                yield from ("", *next(iter(night.scripts.values())).splitlines())
-            else:
-                yield from _steps(night, wait=wait)
-        except ClusterError as error:
-            troubles.append(str(error))
-
-    return lines(), troubles
+        troubles.append(str(error))
 
 
 def _earlier(night: _Submission, *, reports: bool) -> list[str]:
@@ -224,7 +199,8 @@ def _earlier(night: _Submission, *, reports: bool) -> list[str]:
     return lines
 
 
-def _scripts(cluster: ClusterFile, template: Path, results: Path, planned: Sequence[Job]) -> dict[Path, str]:
+def _scripts(night: _Submission, template: Path, planned: Sequence[Job]) -> dict[Path, str]:
+    cluster, results = night.cluster, night.results
     check_budget(cluster, planned)
     try:
         text = template.read_text(encoding="utf-8")
@@ -233,7 +209,7 @@ def _scripts(cluster: ClusterFile, template: Path, results: Path, planned: Seque
     if not any(line.startswith("#SBATCH") for line in text.splitlines()):
         raise ClusterError(f"{template}: no line begins with #SBATCH; expected a script like {folder()}/nightly.sbatch")
     for word, what in _NEEDED.items():
-        if word not in text and (word != "@budget@" or cluster.budget is not None):
+        if word not in text and (word != "@budget@" or cluster.text("suite", "budget_gpu_hours")):
             raise ClusterError(f"{template}: no {word} in it, {what}; begin with a copy of slurm/nightly.sbatch")
     found = {
         results / f"nightly-{max(job.widths)}.sbatch": filled(text, cluster, job, results, share)
@@ -272,10 +248,15 @@ def _steps(night: _Submission, *, wait: bool) -> Iterator[str]:
     ids = list[str]()
     yield from _submit(night, paths, merging, ids)
     if not night.is_elsewhere:
-        yield from _first_look(night, ids[:-1])
+        found = night_log.first_look(ids[:-1])
+        yield from (f"squeue: {job} {state}" for job, state in found.items())
+        # One that waits for what does not come by itself is noted and mailed.
+        if stuck := [f"{job} {state}" for job, state in found.items() if state.is_stuck]:
+            line = f"{night_log.STUCK}{', '.join(stuck)}; it may never start"
+            yield f"warning: {night.alarm(line, ClusterError(line))}"
     yield f"results: {results}"
     if wait:
-        yield from readiness.waited(night.notice(), ids[:-1], ids[-1])
+        yield from night_log.waited(night.notice(), ids[:-1], ids[-1])
 
 
 def _test(night: _Submission, paths: Sequence[Path], merging: Path) -> None:
@@ -310,14 +291,3 @@ def _submit(night: _Submission, paths: Sequence[Path], merging: Path, ids: list[
             yield from night.noted(f"{night.submitted_as(ids)}, with no job that merges: interrupted")
         yield f"interrupted; sbatch may have taken one more job, see squeue{night.left(ids)}"
         raise
-
-
-def _first_look(night: _Submission, ids: Sequence[str]) -> Iterator[str]:
-    """What SLURM says of the jobs; one that waits for what does not come by itself is noted and mailed."""
-    found = night_log.first_look(ids)
-    for job, state in found.items():
-        yield f"squeue: {job} {state}"
-    stuck = [f"{job} {state}" for job, state in found.items() if state.is_stuck]
-    if stuck:
-        line = f"{night_log.STUCK}{', '.join(stuck)}; it may never start"
-        yield f"warning: {night.alarm(line, ClusterError(line))}"

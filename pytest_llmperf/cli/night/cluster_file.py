@@ -6,63 +6,17 @@ import configparser
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple
 
 from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.night.night_log import NIGHTS_FILE
+from pytest_llmperf.cli.night.reserved_options import RESERVED, SBATCH, SBATCH_MERGE, reserved_by_sbatch, reserved_in
 from pytest_llmperf.cli.night.unjudged import LeftOut, left_out
 from pytest_llmperf.support import quantities
 from pytest_llmperf.support.suggestions import hint
-
-#: Every key with its default; ``None``: it has to be there.
-KEYS: Mapping[str, Mapping[str, str | None]] = {
-    "cluster": {
-        "name": "llmperf-nightly",
-        "scheduler": "slurm",
-        "gpus_per_node": None,
-        "cpus_per_node": "",
-        "on_cpu": "no",
-    },
-    "sbatch": {
-        **dict.fromkeys(("account", "partition", "qos", "constraint", "gres"), ""),
-        "time": "01:00:00",
-        "exclusive": "no",
-        "options": "",
-        "merge_options": "",
-    },
-    "launch": dict.fromkeys(("modules", "prefix", "srun", "python", "scratch", "cpu_bind"), ""),
-    "suite": {
-        "gpus": None,
-        "without": "",
-        "mode": "packed",
-        "select": "",
-        "options": "perf_tests --perf-strict",
-        "checkout": ".",
-        "results": ".llmperf/nightly",
-        "python": sys.executable,
-        "check_python": "yes",
-        "max_restarts": "2",
-        "budget_gpu_hours": "",
-        "mail": "",
-    },
-}
-
-_CHOICES = {
-    ("cluster", "scheduler"): ("slurm", "local"),
-    ("cluster", "on_cpu"): ("yes", "no"),
-    ("sbatch", "exclusive"): ("yes", "no"),
-    ("suite", "mode"): ("packed", "array"),
-    ("suite", "check_python"): ("yes", "no"),
-}
-
-#: Words, which may take more than a line.
-_LONG = (
-    *(("sbatch", "options"), ("sbatch", "merge_options"), ("suite", "gpus"), ("suite", "select"), ("suite", "options")),
-    *(("launch", "modules"), ("launch", "prefix"), ("launch", "srun")),
-)
 
 # It names files, and is a word of sbatch's and of a mail's.
 _NAME = re.compile(r"[\w.-]+")
@@ -71,7 +25,106 @@ _OF_WIDTHS = re.compile(r"sbatch\s+(?P<widths>.+)")
 _RANGE = re.compile(r"(?P<first>[0-9]{1,9})(?:-(?P<last>[0-9]{1,9})|(?P<wider>\+))?")
 _TIME = re.compile(r"(?:(?P<days>[0-9]{1,6})-)?(?P<rest>[0-9]{1,9}(?::[0-9]{1,6}){0,2})")
 
-_Value = TypeVar("_Value")
+
+def _listed(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _widths(text: str) -> list[int] | None:
+    """Numbers of GPUs, from wide to narrow."""
+    found = {quantities.count(word) for word in _listed(text)}
+    return None if not found or None in found else sorted((each for each in found if each), reverse=True)
+
+
+def _hours(text: str) -> float | None:
+    """Minutes, minutes:seconds, hours:minutes:seconds; days- before hours, hours:minutes, hours:minutes:seconds.
+
+    0, which is no limit to SLURM, is none.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    parts = [int(part) for part in match["rest"].split(":")]
+    if match["days"]:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:
+        hours, minutes, seconds = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
+    return int(match["days"] or 0) * 24 + hours + minutes / 60 + seconds / 3600 or None
+
+
+def _folder(text: str) -> Path | None:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return None
+
+
+class Key(NamedTuple):
+    """One key of a cluster file."""
+
+    default: str | None = ""
+    """``None``: it has to be there."""
+    parse: Callable[[str], Any] = str
+    """Its value; ``None``, or a ValueError that says more: it cannot serve."""
+    expected: str = ""
+    """What ``parse`` takes, for people."""
+    is_long: bool = False
+    """Whether it may take more than a line."""
+    optional: bool = False
+    """Whether it may be empty, which is ``None``."""
+
+
+def _choice(first: str, *others: str) -> Key:
+    known = (first, *others)
+    return Key(first, {word: word for word in known}.get, " or ".join(known))
+
+
+def _switch(default: str) -> Key:
+    return Key(default, {"yes": True, "no": False}.get, "yes or no")
+
+
+_WORDS = Key("", shlex.split, "words as in a shell", is_long=True)
+_COUNT = Key(None, quantities.count, "a whole number of at least 1")
+_FOLDER = Key(".", _folder, "a folder, in the home folder of a user that is known")
+_AN_ADDRESS = "an address, or several with commas; none begins with -"
+# Where a key says the same as an option of sbatch.
+_SBATCH_KEYS = ("account", "partition", "qos", "constraint", "gres")
+
+#: By section.
+KEYS: Mapping[str, Mapping[str, Key]] = {
+    "cluster": {
+        "name": Key("llmperf-nightly", _NAME.fullmatch, "letters, digits and . _ -, since it names files"),
+        "scheduler": _choice("slurm", "local"),
+        "gpus_per_node": _COUNT,
+        "cpus_per_node": _COUNT._replace(default="", optional=True),
+        "on_cpu": _switch("no"),
+    },
+    "sbatch": {
+        **dict.fromkeys(_SBATCH_KEYS, Key()),
+        "time": Key("01:00:00", _hours, "a time above 0 as sbatch takes it, e.g. 02:00:00 or 1-12"),
+        "exclusive": _switch("no"),
+        "options": _WORDS,
+        "merge_options": _WORDS,
+    },
+    "launch": {
+        **dict.fromkeys(("modules", "prefix", "srun"), _WORDS),
+        **dict.fromkeys(("python", "scratch", "cpu_bind"), Key()),
+    },
+    "suite": {
+        "gpus": Key(None, _widths, "numbers of GPUs, e.g. 1 2 4 8", is_long=True),
+        "without": Key("", lambda text: left_out(_listed(text)), "numbers of GPUs, or the word wider, e.g. 16 32"),
+        "mode": _choice("packed", "array"),
+        "select": Key(is_long=True),  # of pytest's own language
+        "options": _WORDS._replace(default="perf_tests --perf-strict"),
+        "checkout": _FOLDER,
+        "results": _FOLDER._replace(default=".llmperf/nightly"),
+        "python": Key(sys.executable),
+        "check_python": _switch("yes"),
+        "max_restarts": Key("2", quantities.whole, "a whole number"),
+        "budget_gpu_hours": Key("", quantities.positive, "a number of GPU-hours above 0", optional=True),
+        "mail": Key("", quantities.mail, _AN_ADDRESS),
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -87,11 +140,7 @@ class ClusterFile:
 
     @classmethod
     def read(cls, path: Path) -> ClusterFile:
-        """The file at ``path``, checked.
-
-        Raises:
-            ClusterError: it cannot be read, or a section, key or value in it is unknown or cannot serve.
-        """
+        """The file at ``path``, with no unknown section or key, and no value that cannot serve."""
         parser = configparser.ConfigParser(interpolation=None, inline_comment_prefixes=None, strict=True)
         try:
             parser.read_string(path.read_text(encoding="utf-8-sig"), source=str(path))
@@ -99,18 +148,19 @@ class ClusterFile:
             raise ClusterError(f"{path}: not read ({error}); llmperf submit --example has some to start from") from None
         except configparser.Error as error:
             raise ClusterError(f"{path}: not an ini file ({' '.join(str(error).split())})") from None
-        of_widths = [section for section in parser.sections() if _OF_WIDTHS.fullmatch(section)]
+        own: dict[str, Mapping[str, str]] = {}
         for section in parser.sections():
-            known = "sbatch" if section in of_widths else section
-            _refuse_unknown(path, "section", known, list(KEYS))
+            is_of_widths = _OF_WIDTHS.fullmatch(section) is not None
+            known = "sbatch" if is_of_widths else section
+            _refuse_unknown(path, "section", known, KEYS)
             for key in parser[section]:
-                _refuse_unknown(path, f"key in [{section}]", key, list(KEYS[known]))
-        found = {section: {key: _value(path, parser, section, key) for key in keys} for section, keys in KEYS.items()}
-        own = {section: {key: _value(path, parser, section, key) for key in parser[section]} for section in of_widths}
+                _refuse_unknown(path, f"key in [{section}]", key, KEYS[known])
+            if is_of_widths:
+                own[section] = {key: _text(path, parser, section, key) for key in parser[section]}
+        found = {section: {key: _text(path, parser, section, key) for key in keys} for section, keys in KEYS.items()}
         file = cls(path, found, own)
-        file._check()
-        for width in file.widths if own else ():
-            file.at(width)._check()  # noqa: SLF001 - of this class
+        for each in (file, *(file.at(width) for width in (file.widths if own else ()))):
+            each.check()
         return file
 
     def at(self, width: int) -> ClusterFile:
@@ -122,31 +172,27 @@ class ClusterFile:
     def text(self, section: str, key: str) -> str:
         return self.values[section][key]
 
-    def says(self, section: str, key: str) -> bool:
-        """Whether a key that is ``yes`` or ``no`` is ``yes``."""
-        return self.text(section, key) == "yes"
+    def value(self, section: str, key: str) -> Any:
+        """What the text says, as ``KEYS`` has it."""
+        text, known = self.text(section, key), KEYS[section][key]
+        if known.optional and not text:
+            return None
+        try:
+            found = known.parse(text)
+        except ValueError as error:
+            raise self.wrong(section, key, f"{known.expected} ({error})") from None
+        if found is None:
+            raise self.wrong(section, key, known.expected)
+        return found
 
     def words(self, section: str, key: str) -> list[str]:
         """A value as a shell would split it."""
-        try:
-            return shlex.split(self.text(section, key))
-        except ValueError as error:
-            raise self.wrong(section, key, f"words as in a shell ({error})") from None
-
-    def count(self, section: str, key: str) -> int:
-        """A whole number above 0."""
-        return self._parsed(section, key, quantities.count, "a whole number of at least 1")
-
-    def _parsed(self, section: str, key: str, parse: Callable[[str], _Value | None], expected: str) -> _Value:
-        found = parse(self.text(section, key))
-        if found is None:
-            raise self.wrong(section, key, expected)
-        return found
+        return list(self.value(section, key))
 
     @property
     def checkout(self) -> Path:
         """The suite's folder, which is there."""
-        found = self._path("checkout").absolute()
+        found = Path(self.value("suite", "checkout")).absolute()
         if not found.is_dir():
             raise self.wrong("suite", "checkout", "a folder that is there, with the suite")
         return found
@@ -154,7 +200,7 @@ class ClusterFile:
     @property
     def results(self) -> Path:
         """Where each submission has a folder of its own."""
-        return self.checkout / self._path("results")
+        return self.checkout / Path(self.value("suite", "results"))
 
     @property
     def nights_file(self) -> Path:
@@ -164,32 +210,16 @@ class ClusterFile:
     @property
     def widths(self) -> list[int]:
         """Numbers of GPUs, from wide to narrow."""
-        found = {quantities.count(text) for text in self._listed("gpus")}
-        known = {gpus for gpus in found if gpus is not None}
-        if not known or known != found:
-            raise self.wrong("suite", "gpus", "numbers of GPUs, e.g. 1 2 4 8")
-        return sorted(known, reverse=True)
-
-    @property
-    def left_out(self) -> list[str]:
-        """The words of ``without``."""
-        return self._listed("without")
+        return list(self.value("suite", "gpus"))
 
     @property
     def without(self) -> LeftOut:
         """The widths of tests that this night is not for; none of them is in ``gpus``."""
-        found = left_out(self.left_out)
-        if found is None:
-            raise self.wrong("suite", "without", "numbers of GPUs, or the word wider, e.g. 16 32")
+        found: LeftOut = self.value("suite", "without")
         both = sorted({*self.widths} & found.widths)
         if both:
             raise self.wrong("suite", "without", f"none of gpus, and {both[0]} is in both")
         return found
-
-    @property
-    def hours(self) -> float:
-        """The time limit of a job; 0, which is no limit to SLURM, is refused."""
-        return self._parsed("sbatch", "time", _hours, "a time above 0 as sbatch takes it, e.g. 02:00:00 or 1-12")
 
     @property
     def is_local(self) -> bool:
@@ -197,60 +227,45 @@ class ClusterFile:
         return self.text("cluster", "scheduler") == "local"
 
     @property
+    def is_array(self) -> bool:
+        """Whether widths have jobs, or tasks of one, of their own."""
+        return self.text("suite", "mode") == "array" and not self.is_local
+
+    @property
     def on_cpu(self) -> bool:
-        return self.says("cluster", "on_cpu")
+        return bool(self.value("cluster", "on_cpu"))
 
-    @property
-    def restarts(self) -> int:
-        """How often the job goes on in another start."""
-        return self._parsed("suite", "max_restarts", quantities.whole, "a whole number")
-
-    @property
-    def budget(self) -> float | None:
-        """GPU-hours that one submission may cost."""
-        key = "budget_gpu_hours"
-        has_one = bool(self.text("suite", key))
-        return self._parsed("suite", key, quantities.positive, "a number of GPU-hours above 0") if has_one else None
-
-    def _check(self) -> None:
-        _ = self.widths, self.without, self.hours, self.budget, self.restarts, self.count("cluster", "gpus_per_node")
-        if self.text("cluster", "cpus_per_node"):
-            self.count("cluster", "cpus_per_node")
-        for section, key in _LONG:
-            if key != "select":  # of pytest's own language
-                self.words(section, key)
-        if _NAME.fullmatch(self.text("cluster", "name")) is None:
-            raise self.wrong("cluster", "name", "letters, digits and . _ -, since it names files")
+    def check(self) -> None:
+        """Refuse a value that cannot serve, alone or beside the others."""
+        for section, keys in KEYS.items():
+            for key in keys:
+                self.value(section, key)
+        _ = self.without
         if "\\" in str(self.results):  # with one in it, SLURM fills in nothing of a log's name
             raise self.wrong("suite", "results", f"a folder whose path, {self.results}, has no backslash")
         self._check_options()
         self._check_widths()
-        self._check_choices()
-        for section, key in ((section, key) for section, keys in self.values.items() for key in keys):
-            if "CHANGE-ME" in self.text(section, key):
-                raise self.wrong(section, key, "your site's own value; copy the example and change it")
-
-    def _check_choices(self) -> None:
-        for (section, key), known in _CHOICES.items():
-            if self.text(section, key) not in known:
-                raise self.wrong(section, key, " or ".join(known))
-        if self.budget is not None and self.is_local:
+        if self.value("suite", "budget_gpu_hours") is not None and self.is_local:
             raise self.wrong("suite", "budget_gpu_hours", "none with scheduler = local, where nothing ends the run")
+        for section, values in self.values.items():
+            for key, text in values.items():
+                if "CHANGE-ME" in text:
+                    raise self.wrong(section, key, "your site's own value; copy the example and change it")
 
     def _check_options(self) -> None:
         words = self.words("suite", "options")
         if option := reserved_in(words):
             raise self.wrong("suite", "options", f"no {option}, {RESERVED[option]}")
-        one_each = [key for key in _SBATCH_KEYS if self.text("sbatch", key) not in ("", "no")]
+        one_each = [key for key in (*_SBATCH_KEYS, "exclusive") if self.text("sbatch", key) not in ("", "no")]
         said = {f"--{key}": f"of which [sbatch] {key} has one" for key in one_each}
-        for key, reserved in (("options", {**_SBATCH, **said}), ("merge_options", _SBATCH_MERGE)):
+        for key, reserved in (("options", {**SBATCH, **said}), ("merge_options", SBATCH_MERGE)):
             given = self.words("sbatch", key)
             if given and not given[0].startswith("-"):
                 raise self.wrong("sbatch", key, f"options of sbatch, and {given[0]} is none")
-            if option := _reserved_by_sbatch(given, reserved):
+            if option := reserved_by_sbatch(given, reserved):
                 raise self.wrong("sbatch", key, f"no {option}, {reserved[option]}")
-        self._parsed("suite", "mail", quantities.mail, "an address, or several with commas; none begins with -")
-        if self.budget is not None and any(word.partition("=")[0] == "--perf-budget" for word in words):
+        has_budget = self.value("suite", "budget_gpu_hours") is not None
+        if has_budget and any(word.partition("=")[0] == "--perf-budget" for word in words):
             raise self.wrong("suite", "options", "no --perf-budget, which is each job's share of budget_gpu_hours")
 
     def _check_widths(self) -> None:
@@ -258,7 +273,7 @@ class ClusterFile:
 
         No width is in two such sections.
         """
-        per_node = self.count("cluster", "gpus_per_node")
+        per_node = self.value("cluster", "gpus_per_node")
         for width in (width for width in self.widths if not _fits(width, per_node)):
             below = next(each for each in range(width, 0, -1) if _fits(each, per_node))
             above = next(each for each in range(width, 2 * width + 1) if _fits(each, per_node))
@@ -268,7 +283,7 @@ class ClusterFile:
             covered = [width for width in self.widths if _covers(section, width)]
             both = [other for other in sorted({*self.own} - {section}) if covered and _covers(other, covered[0])]
             expected = ""
-            if self.is_local or self.text("suite", "mode") != "array":
+            if not self.is_array:
                 expected = "mode = array, where widths have jobs of their own"
             elif "merge_options" in values:
                 expected = "merge_options in [sbatch], since one job merges all widths"
@@ -280,15 +295,6 @@ class ClusterFile:
             if expected:
                 raise ClusterError(f"{self.path}: [{section}]: expected {expected}")
 
-    def _listed(self, key: str) -> list[str]:
-        return self.text("suite", key).replace(",", " ").split()
-
-    def _path(self, key: str) -> Path:
-        try:
-            return Path(self.text("suite", key)).expanduser()
-        except RuntimeError:
-            raise self.wrong("suite", key, "a folder, in the home folder of a user that is known") from None
-
     def wrong(self, section: str, key: str, expected: str) -> ClusterError:
         """Why a value cannot serve, to be raised."""
         where = self.chosen if section == "sbatch" and key in self.own.get(self.chosen, {}) else section
@@ -298,7 +304,7 @@ class ClusterFile:
 def _covers(section: str, width: int) -> bool:
     """Whether a section like ``sbatch 1-2, 8+`` is for ``width``."""
     match = _OF_WIDTHS.fullmatch(section)
-    ranges = [_RANGE.fullmatch(word) for word in (match["widths"].replace(",", " ").split() if match else ())]
+    ranges = [_RANGE.fullmatch(word) for word in (_listed(match["widths"]) if match else ())]
     return all(ranges) and any(
         int(found["first"]) <= width and (found["wider"] or width <= int(found["last"] or found["first"]))
         for found in filter(None, ranges)
@@ -309,126 +315,18 @@ def _fits(width: int, per_node: int) -> bool:
     return width % -(-width // per_node) == 0  # by the fewest nodes with so many
 
 
-def _hours(text: str) -> float | None:
-    """Minutes, minutes:seconds, hours:minutes:seconds; days- before hours, hours:minutes, hours:minutes:seconds."""
-    match = _TIME.fullmatch(text)
-    if match is None:
-        return None
-    parts = [int(part) for part in match["rest"].split(":")]
-    if match["days"]:
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-    else:
-        hours, minutes, seconds = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
-    return int(match["days"] or 0) * 24 + hours + minutes / 60 + seconds / 3600 or None
-
-
-def _value(path: Path, parser: configparser.ConfigParser, section: str, key: str) -> str:
-    known = section if section in KEYS else "sbatch"
-    value = parser.get(section, key, fallback=KEYS[known][key])
+def _text(path: Path, parser: configparser.ConfigParser, section: str, key: str) -> str:
+    known = KEYS[section if section in KEYS else "sbatch"][key]
+    value = parser.get(section, key, fallback=known.default)
     if value is None:
         raise ClusterError(f"{path}: [{section}] {key} is missing; for a whole file see llmperf submit --example")
     lines = value.strip().splitlines()
     text = " ".join(lines).replace("\t", " ")
-    if (len(lines) > 1 and (known, key) not in _LONG) or not text.isprintable():
+    if (len(lines) > 1 and not known.is_long) or not text.isprintable():
         raise ClusterError(f"{path}: [{section}] {key} = {text!r}: expected one line of printable text")
     return text
 
 
-def _refuse_unknown(path: Path, what: str, name: str, known: list[str]) -> None:
+def _refuse_unknown(path: Path, what: str, name: str, known: Mapping[str, object]) -> None:
     if name not in known:
-        raise ClusterError(f"{path}: unknown {what}: {name!r}{hint(name, known)}; known: {', '.join(known)}")
-
-
-# Options that submit gives pytest or sbatch itself. Said twice, only one would count, without a word.
-
-
-_JOB = "which the nightly job gives pytest itself"
-
-#: Of pytest, each with what says it instead.
-RESERVED: Mapping[str, str] = {
-    "-k": "of which pytest knows the last alone; say it as [suite] select",
-    "--gpus": "which the nightly job gives pytest for each width; say them as [suite] gpus",
-    **dict.fromkeys(("--perf-json", "--perf-resume", "--perf-width", "--perf-plan"), _JOB),
-    "--perf-dry-run": "of which no night has results; see llmperf submit --dry-run",
-}
-# Of pytest and pytest-xdist: after these the rest of a word is the value.
-_SHORT_WITH_VALUE = "cmnoprW"
-
-_SUBMITS_NONE = ("--wrap", "--test-only", "--help", "--usage", "--version")
-# Of sbatch, for each job.
-_SBATCH: Mapping[str, str] = {
-    "--time": "say it as [sbatch] time",
-    "--array": "say it as [suite] mode",
-    "--job-name": "say it as [cluster] name",
-    **dict.fromkeys(("--nodes", "--ntasks", "--ntasks-per-node"), "which follow from [suite] gpus and gpus_per_node"),
-    **dict.fromkeys(("--output", "--error", "--open-mode"), "since logs lie in the folder of [suite] results"),
-    **dict.fromkeys(("--requeue", "--no-requeue"), "say how often it starts as [suite] max_restarts"),
-    **dict.fromkeys(("--signal", "--parsable", "--dependency", "--input"), "which submit gives sbatch itself"),
-    **dict.fromkeys(
-        ("--gpus", "--gpus-per-node", "--ntasks-per-gpu"), "which follow from [suite] gpus; see [sbatch] gres"
-    ),
-    "--hold": "with which no night begins",
-    "--wait": "say it as llmperf submit --wait",
-    **dict.fromkeys(_SUBMITS_NONE, "with which sbatch submits no job of this night"),
-}
-# Where a key of the file says the same.
-_SBATCH_KEYS = ("account", "partition", "qos", "constraint", "gres", "exclusive")
-# For the job that merges: what else submit gives it may be said otherwise.
-_SBATCH_MERGE: Mapping[str, str] = {
-    **{option: _SBATCH[option] for option in (*_SUBMITS_NONE, "--parsable")},
-    "--dependency": "which makes it wait for the night's jobs",
-    **dict.fromkeys(("--array", "--wait"), "since it is one job that nobody waits for"),
-}
-_SBATCH_SHORT = dict(
-    word.split("=")
-    for word in (
-        "t=--time a=--array J=--job-name N=--nodes n=--ntasks o=--output e=--error W=--wait h=--help u=--usage "
-        "V=--version d=--dependency A=--account p=--partition q=--qos C=--constraint"
-    ).split()
-)
-# The short options of sbatch after which the rest of a word is the value.
-_SBATCH_WITH_VALUE = "aAbBcCdDeFGiJLmMnNopPqStUwxZ"
-
-
-def _reserved_by_sbatch(words: Sequence[str], reserved: Mapping[str, str]) -> str:
-    """The first of ``words`` that is ``reserved``, in full, short or shortened; empty: none is."""
-    for word in words:
-        name = word.partition("=")[0]
-        # sbatch takes the beginning of a name for the whole.
-        is_long = name.startswith("--") and name != "--"
-        found = next((option for option in reserved if is_long and option.startswith(name)), "")
-        if not name.startswith("--"):
-            found = _short(word, {letter: option for letter, option in _SBATCH_SHORT.items() if option in reserved})
-        if found:
-            return found
-    return ""
-
-
-def reserved_in(words: Sequence[str]) -> str:
-    """The first of ``words`` that is reserved, however pytest lets it be written; empty: none is."""
-    letters = {option[1]: option for option in RESERVED if not option.startswith("--")}
-    for word in words:
-        if word == "--":  # what follows are paths
-            return ""
-        name, _, value = word.removeprefix("-o").removeprefix("--override-ini=").lstrip("=").partition("=")
-        if name == "addopts":
-            try:
-                inner = reserved_in(shlex.split(value))
-            except ValueError:
-                inner = reserved_in(value.split())
-            if inner:
-                return inner
-        option = word.partition("=")[0] if word.startswith("--") else _short(word, letters, _SHORT_WITH_VALUE)
-        if option in RESERVED:
-            return option
-    return ""
-
-
-def _short(word: str, letters: Mapping[str, str], with_value: str = _SBATCH_WITH_VALUE) -> str:
-    """The option of ``letters`` in ``-k``, ``-kx``, ``-k=x`` or ``-vk``; empty where there is none."""
-    for letter in word[1:] if word.startswith("-") else "":
-        if letter in letters:
-            return letters[letter]
-        if letter in with_value:
-            return ""
-    return ""
+        raise ClusterError(f"{path}: unknown {what}: {name!r}{hint(name, [*known])}; known: {', '.join(known)}")

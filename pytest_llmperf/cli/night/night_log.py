@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
+from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.report.text import one_line
 
 #: Beside the folders of the nights.
@@ -45,25 +48,22 @@ _STUCK = re.compile(
 )
 
 
-def answer_of(command: Sequence[str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
-    """``command`` at its end, and what it printed.
+def answer_of(
+    command: Sequence[str], seconds: float | None = None, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """``command`` at its end, and what it printed; OSError, TimeoutExpired: as of ``subprocess.run``.
 
-    Raises:
-        OSError: there is no such program.
-        subprocess.TimeoutExpired: it took longer than ``seconds``.
+    Not by pipes: what it started may hold them open once it has ended.
     """
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        timeout=seconds,
-        stdin=subprocess.DEVNULL,
-    )
-
-
-# What SLURM's queue says of jobs.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        done = subprocess.run(
+            command, check=False, cwd=folder, timeout=seconds, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+        )
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(file.read().decode("utf-8", "replace"))
+    return subprocess.CompletedProcess(command, done.returncode, *said)
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,11 @@ def first_look(jobs: Sequence[str]) -> Mapping[str, QueuedJob]:
         time.sleep(0.5)
 
 
-# Who hears of a night.
-
-
 @dataclass(frozen=True)
 class Notice:
-    """Where one night is reported; an empty field is left out."""
+    """Where one night, by the name of its folder of results, is reported; an empty field is left out."""
 
     night: str
-    """The name of its folder of results."""
     name: str = ""
     """What mails call it."""
     mail: str = ""
@@ -139,9 +135,8 @@ class Notice:
         failed = [*unmailed, *self.note("; ".join([headline, *unwritten, *unmailed, *troubles]))]
         if self.nights is not None and (job := os.environ.get("SLURM_JOB_ID")):
             comment = _cut("; ".join([headline, *unwritten, *failed, *troubles]))
-            command = ["scontrol", "update", f"JobId={job}", f"Comment=llmperf: {comment}"]
             with suppress(OSError, subprocess.TimeoutExpired):  # a site may forbid it: the job's state says enough
-                subprocess.run(command, check=False, timeout=_MAIL_SECONDS, capture_output=True)
+                answer_of(["scontrol", "update", f"JobId={job}", f"Comment=llmperf: {comment}"], _MAIL_SECONDS)
         return failed
 
     def note(self, line: str) -> list[str]:
@@ -184,9 +179,6 @@ def _cut(line: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
 
 
-# The file, read.
-
-
 @dataclass
 class LoggedNight:
     """One night, by its lines."""
@@ -195,9 +187,8 @@ class LoggedNight:
     begun: float
     """Time of its first line; seconds since the epoch, as all times here."""
     at: float = 0.0
-    """Time of the line that counts."""
     said: str = ""
-    """That line: how it was merged, else the last."""
+    """The line that counts, of that time: how it was merged, else the last."""
     jobs: tuple[str, ...] = ()
     merged_by: str = ""
     is_merged: bool = False
@@ -210,7 +201,6 @@ class LoggedNight:
         return bool(self.merged_by) and not self.is_merged and LOST not in self.warned
 
     def add(self, at: float, line: str) -> None:
-        """Take its next line."""
         if jobs := _JOBS.match(line):
             self.jobs, self.merged_by = tuple(jobs[1].split()), jobs[2] or ""
         self.warned |= {word for word in (LOST, STUCK) if line.startswith(word)}
@@ -220,11 +210,7 @@ class LoggedNight:
 
 
 def read(file: Path) -> list[LoggedNight]:
-    """The nights of ``file``, in the order in which they began.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The nights of ``file``, in the order in which they began."""
     nights: dict[str, LoggedNight] = {}
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         match = _LINE.fullmatch(line)
@@ -249,11 +235,7 @@ class Standing:
 
 
 def standings(file: Path) -> list[Standing]:
-    """The open nights of ``file``, by what SLURM says of their jobs.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The open nights of ``file``, by what SLURM says of their jobs."""
     ids = [job for night in read(file) if night.is_open for job in (*night.jobs, night.merged_by)]
     found = queued(ids) if ids else {}
     # Read again: the last job may have ended meanwhile.
@@ -278,3 +260,50 @@ def _standing(folder: Path, night: LoggedNight, found: Mapping[str, QueuedJob] |
         waits = ", ".join(states[job] for job in waiting)
         return Standing(night, f"{STUCK}{waits}{late}; it may never start", STUCK)
     return Standing(night, f"not merged yet: {jobs}{late}")
+
+
+# ``llmperf submit --wait``: a night followed in the queue until it is merged.
+
+_WAITING_SECONDS = 10.0
+# An empty answer may be a controller's that has just begun; one that gives none for so long is spoken of.
+_EMPTY, _SILENT_SECONDS = 3, 600.0
+
+
+def waited(notice: Notice, jobs: Sequence[str], merged_by: str) -> Iterator[str]:
+    """A line whenever a job's state changes, and at the end how the night went.
+
+    ClusterError: it is not green, or was never merged.
+    """
+    shown: dict[str, str] = {}
+    last: Mapping[str, QueuedJob] = {}
+    empty, answered_at = 0, time.monotonic()
+    for number in count():
+        time.sleep(_WAITING_SECONDS if number else 0)
+        found = queued([*jobs, merged_by])
+        empty = empty + 1 if found == {} else 0
+        if found is not None:
+            answered_at = time.monotonic()
+        elif time.monotonic() - answered_at >= _SILENT_SECONDS:
+            answered_at = time.monotonic()
+            yield f"{time.strftime('%H:%M:%S')} squeue does not answer; still waiting"
+        for job in jobs if found is not None else ():
+            state = str(found[job]) if found and job in found else "ended"
+            if shown.get(job) != state:
+                shown[job] = state
+                yield f"{time.strftime('%H:%M:%S')} {job}: {state}"
+        if found is None or (merged_by in found and found[merged_by].is_open):
+            continue
+        if found or empty >= _EMPTY or _merged(notice) is not None:
+            last = found
+            break
+    if (night := _merged(notice)) is None:
+        line = f"{LOST}job {merged_by}, which merges, is {last.get(merged_by, 'gone')}"
+        raise ClusterError("; ".join([f"{notice.night}: {line}", *notice.alarm(line)]))
+    if night.startswith("red") or (merged_by in last and last[merged_by].state != "COMPLETED") or "; " in night:
+        raise ClusterError(f"{notice.night}: {night}")
+    yield night
+
+
+def _merged(notice: Notice) -> str | None:
+    nights = read(notice.nights) if notice.nights is not None else []
+    return next((night.said for night in nights if night.name == notice.night and night.is_merged), None)

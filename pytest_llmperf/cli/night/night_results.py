@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.night.results_file import Part, ended
+from pytest_llmperf.cli.night.pytest_log import ended
 from pytest_llmperf.cli.night.unjudged import LeftOut, Tests, silent, skipped, some_of, unjudged
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.judge.store import entries_of_run
@@ -23,8 +23,13 @@ from pytest_llmperf.report.table import escaped
 from pytest_llmperf.run.coverage import Coverage, file_of, is_whole, unused_baselines
 from pytest_llmperf.support import formats
 
-# pytest's own exit code.
-_NO_TESTS = 5
+# pytest's own exit codes; of those that failed the cases tell.
+_TESTS_FAILED, _NO_TESTS = 1, 5
+# What ended a run, as SLURM sends it: the nightly script asks for USR1 before the time limit.
+_ENDED_BY = {
+    "SIGUSR1": "the time limit was near",
+    "SIGTERM": "ended from outside: scancel or preemption",
+}
 # As the run says it, several nodes with commas between, and as SLURM does where it gives a node up.
 _FAILED = re.compile(r"\bnode ((?:[\w.-]+, )*[\w.-]+)(?: and \d+ more)? failed|\bNode failure on ([\w.-]+)")
 
@@ -33,7 +38,7 @@ _FAILED = re.compile(r"\bnode ((?:[\w.-]+, )*[\w.-]+)(?: and \d+ more)? failed|\
 class Night:
     """All parts, and what is missing."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ResultsFile, ...]
     troubles: tuple[str, ...]
     notes: tuple[str, ...] = ()
     """Worth a line, and no reason to be red."""
@@ -108,8 +113,8 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     troubles += filter(None, (_trouble(part, tests) for part in parts))
     troubles += [f"{part.path.name}: {line}" for part in parts for line in failed_tests(part.document)]
     failing, noted = _of_whole_runs(parts)
-    ended_early = [part.width for part in parts if part.document.unfinished]
-    widths = _known([*(part.width for part in parts), *map(_width_of, expected)])
+    ended_early = [_width(part) for part in parts if part.document.unfinished]
+    widths = _known([*map(_width, parts), *map(_width_of, expected)])
     missed, meant = unjudged(tests, widths, _known([*ended_early, *map(_width_of, missing)]), without or LeftOut())
     troubles += [*failing, *missed]
     left, doubts = unused(documents)
@@ -127,23 +132,35 @@ def gather(named: Sequence[Path], expected: Sequence[str], without: LeftOut | No
     return Night(tuple(parts), tuple(troubles), (*notes, *silent(tests)), _judged(parts, folders))
 
 
-def _read(paths: Iterable[Path]) -> tuple[list[Part], list[str]]:
+def _read(paths: Iterable[Path]) -> tuple[list[ResultsFile], list[str]]:
     parts, troubles = [], []
     for path in dict.fromkeys(paths):
         try:
-            found = ResultsFile.read(path, exact=True)
-            parts.append(Part(found.path, found.document, found.values))
+            parts.append(ResultsFile.read(path, exact=True))
         except ResultsError as error:
             troubles.append(" ".join(str(error).split()))
     return parts, troubles
 
 
-def _trouble(part: Part, tests: Tests) -> str:
-    """Why the night is not green for one width, and which of its tests it left."""
-    width, is_empty = part.width, part.document.exit_code == _NO_TESTS
-    if is_empty and width is not None and tests.planned and not tests.of_width(width):
-        return f"{part.path.name}: no test asks for {width} GPU(s); leave {width} out of [suite] gpus"
-    return part.trouble + (_left(width, tests) if part.document.unfinished else "")
+def _trouble(part: ResultsFile, tests: Tests) -> str:
+    """Why the night is not green for one width, and which of its tests it left; empty where it is."""
+    width, document, name = _width(part), part.document, part.path.name
+    code = document.exit_code
+    if code == _NO_TESTS and width is not None and tests.planned and width not in tests.planned.values():
+        return f"{name}: no test asks for {width} GPU(s); leave {width} out of [suite] gpus"
+    if document.unfinished:
+        why = _ENDED_BY.get(document.unfinished, document.unfinished)
+        return f"{name}: unfinished ({why}){_left(width, tests)}"
+    if code is None:  # of a version that did not say: its verdicts do
+        code = int(any(result.verdict in FAILING for result in document.results))
+    how = ended(part.path)
+    last = how.exit_code if how is not None else code  # pytest may have died after its results
+    if how is not None and last not in (0, _TESTS_FAILED):
+        return f"{name}: {how.told}"
+    if last or code:
+        return f"{name}: pytest ended with exit code {last or code}"
+    # Each file is of a width that somebody asked for.
+    return "" if document.results else f"{name}: no case was measured, all were skipped"
 
 
 def _missing(name: str, folders: Sequence[Path], tests: Tests) -> str:
@@ -157,6 +174,11 @@ def _left(width: int | None, tests: Tests) -> str:
     return f"; not judged: {some_of(left)}" if left else ""
 
 
+def _width(part: ResultsFile) -> int | None:
+    """Of its tests, where it says; a plan's are of all."""
+    return part.document.suite.perf_width if part.document.suite else None
+
+
 def _width_of(name: str) -> int | None:
     number = name.removesuffix(".json").rpartition("-")[2]
     return int(number) if number.isascii() and number.isdigit() else None
@@ -166,7 +188,7 @@ def _known(widths: Iterable[int | None]) -> set[int]:
     return {width for width in widths if width is not None}
 
 
-def _of_whole_runs(parts: Sequence[Part]) -> tuple[list[str], list[str]]:
+def _of_whole_runs(parts: Sequence[ResultsFile]) -> tuple[list[str], list[str]]:
     """A line for each run about all its cases together: what has failed it, and what is only noted."""
     failing, notes = [], []
     for part in parts:
@@ -227,7 +249,7 @@ def unused(documents: Sequence[ResultsDocument]) -> tuple[list[str], list[str]]:
 # What a night judged, and where: the revision, the jobs, their starts and the nodes that failed meanwhile.
 
 
-def _judged(parts: Sequence[Part], folders: Sequence[Path]) -> str:
+def _judged(parts: Sequence[ResultsFile], folders: Sequence[Path]) -> str:
     """One line; empty where no file says."""
     jobs = [part.document.slurm for part in parts if part.document.slurm]
     names, starts = sorted({job.job for job in jobs}), max((job.starts for job in jobs), default=1)
@@ -248,7 +270,7 @@ def _judged(parts: Sequence[Part], folders: Sequence[Path]) -> str:
     return f"judged: {said}" if said else ""
 
 
-def _differences(parts: Sequence[Part]) -> list[str]:
+def _differences(parts: Sequence[ResultsFile]) -> list[str]:
     """A line where the widths did not judge the same sources, or not against the same baselines."""
     lines = []
     for what, value_of in (

@@ -7,17 +7,15 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 from pytest_llmperf.cli.answer import ClusterError
-from pytest_llmperf.cli.night import night_log
-from pytest_llmperf.cli.night.cluster_file import RESERVED, ClusterFile, reserved_in
-from pytest_llmperf.cli.night.night_log import Notice, QueuedJob, answer_of, queued
-from pytest_llmperf.cli.night.results_file import last_word
+from pytest_llmperf.cli.night.cluster_file import ClusterFile
+from pytest_llmperf.cli.night.night_log import answer_of
+from pytest_llmperf.cli.night.pytest_log import last_word
+from pytest_llmperf.cli.night.reserved_options import RESERVED, reserved_in
 from pytest_llmperf.cli.night.sbatch import pytest_options
 from pytest_llmperf.cli.night.unjudged import Tests, some_of
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
@@ -33,11 +31,7 @@ _ON_NODES = "; where that holds on the nodes alone, write check_python = no"
 
 
 def warnings(cluster: ClusterFile) -> Iterator[str]:
-    """What may go wrong at night.
-
-    Raises:
-        ClusterError: something certainly will.
-    """
+    """What may go wrong at night; a ClusterError says what certainly will."""
     words = cluster.words("suite", "options")
     # Before the first option each word is a path; behind one it may be its value.
     first = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
@@ -51,8 +45,11 @@ def warnings(cluster: ClusterFile) -> Iterator[str]:
         option = ""  # pytest says it better
     if option:
         raise ClusterError(f"PYTEST_ADDOPTS={text}: sbatch hands it on; expected no {option}, {RESERVED[option]}")
-    if cluster.says("suite", "check_python"):
-        _check_python(cluster)
+    if cluster.value("suite", "check_python"):
+        python = [cluster.text("suite", "python"), "-c", "import pytest, pytest_llmperf"]
+        if why := _why_it_fails(python, cluster.checkout):
+            what = "a Python that imports pytest and pytest_llmperf"
+            raise cluster.wrong("suite", "python", f"{what} ({why}){_ON_NODES}")
     if (mail := cluster.text("suite", "mail")) and shutil.which("mail") is None:
         if cluster.is_local:
             raise cluster.wrong("suite", "mail", "none here, where no program `mail` is on PATH")
@@ -61,42 +58,13 @@ def warnings(cluster: ClusterFile) -> Iterator[str]:
             f"either, that job fails and {cluster.nights_file} says why"
         )
     options = cluster.words("sbatch", "options")
-    is_alone = cluster.says("sbatch", "exclusive") or any(word.startswith("--exclusive") for word in options)
+    is_alone = cluster.value("sbatch", "exclusive") or any(word.startswith("--exclusive") for word in options)
     if not cluster.is_local and not is_alone:
         yield (
             "[sbatch] exclusive = no: other jobs may run on the same nodes, and the figures depend on them (two nights "
             "side by side: 41 % slower); write exclusive = yes"
         )
     yield from _launch(cluster)
-
-
-def _check_python(cluster: ClusterFile) -> None:
-    command = [cluster.text("suite", "python"), "-c", "import pytest, pytest_llmperf"]
-    # Not a pipe: what it started may hold that open once it has ended.
-    with tempfile.TemporaryFile() as said:
-        why = ""
-        try:
-            done = subprocess.run(
-                command,
-                cwd=cluster.checkout,
-                check=False,
-                timeout=_SECONDS,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-            )
-        except OSError as error:
-            why = error.strerror or str(error)
-        except subprocess.TimeoutExpired:
-            why = f"not within {_SECONDS} s"
-        else:
-            said.seek(0)
-            lines = said.read().decode("utf-8", "replace").split("\n")
-            if done.returncode != 0:
-                why = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.returncode}")
-    if why:
-        what = "a Python that imports pytest and pytest_llmperf"
-        raise cluster.wrong("suite", "python", f"{what} ({why}){_ON_NODES}")
 
 
 def _launch(cluster: ClusterFile) -> Iterator[str]:
@@ -107,24 +75,32 @@ def _launch(cluster: ClusterFile) -> Iterator[str]:
         found[f"prefix = {shlex.join(prefix)}"] = f"no program {prefix[0]} here"
     if python and not prefix and not srun and not modules and shutil.which(python) is None:
         found[f"python = {python}"] = "no such program here"
-    if srun and not cluster.is_local:
-        found[f"srun = {shlex.join(srun)}"] = _why_it_fails([shutil.which("srun") or "", *srun, "--version"])
+    tried = {}
+    if srun and not cluster.is_local and (program := shutil.which("srun")):
+        tried[f"srun = {shlex.join(srun)}"] = [program, *srun, "--version"]
     if modules:
         load = f"type module >/dev/null || exit 0; module load {shlex.join(modules)}"
-        found[f"modules = {shlex.join(modules)}"] = _why_it_fails(["bash", "-lc", load])
+        tried[f"modules = {shlex.join(modules)}"] = ["bash", "-lc", load]
+    for what, command in tried.items():
+        try:
+            done = answer_of(command, _SECONDS)
+        except (OSError, subprocess.TimeoutExpired):  # it cannot be tried
+            continue
+        if done.returncode:
+            found[what] = next((line.strip() for line in done.stderr.splitlines() if line.strip()), "it fails")
     for what, why in found.items():
-        if why:
-            yield f"{cluster.path}: [launch] {what}: {why}; the nodes may differ, and if not every launch fails"
+        yield f"{cluster.path}: [launch] {what}: {why}; the nodes may differ, and if not every launch fails"
 
 
-def _why_it_fails(command: Sequence[str]) -> str:
-    """Empty where it does not, or where that cannot be tried."""
+def _why_it_fails(command: Sequence[str], folder: Path) -> str:
     try:
-        done = answer_of(command, _SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["it fails"]
-    return lines[0] if done.returncode else ""
+        done = answer_of(command, _SECONDS, folder)
+    except OSError as error:
+        return error.strerror or str(error)
+    except subprocess.TimeoutExpired:
+        return f"not within {_SECONDS} s"
+    lines = [line.strip() for line in done.stderr.split("\n") if line.strip()]
+    return [f"exit code {done.returncode}", *lines][-1] if done.returncode else ""
 
 
 # Which test a night runs at which width: pytest is asked here, by the dry run that the night itself begins with.
@@ -155,20 +131,10 @@ def ask(cluster: ClusterFile) -> Asked:
         # Here is no job, whatever the options say of launches in one.
         words += ["--maxfail", "0", "--perf-json", str(path), "--perf-launcher", "local"]
         try:
-            done = subprocess.run(
-                words,
-                cwd=cluster.checkout,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=_LISTING_SECONDS,
-                check=False,
-            )
+            done = answer_of(words, _LISTING_SECONDS, cluster.checkout)
         except (OSError, subprocess.TimeoutExpired) as error:
             return Asked(None, str(error), None)
-        said = last_word(done.stdout) or f"pytest ended with exit code {done.returncode}"
+        said = last_word(done.stdout + done.stderr) or f"pytest ended with exit code {done.returncode}"
         try:
             return Asked(ResultsFile.read(path).document, said, done.returncode)
         except ResultsError:
@@ -176,20 +142,16 @@ def ask(cluster: ClusterFile) -> Asked:
 
 
 def check(cluster: ClusterFile, asked: Asked) -> None:
-    """Refuse a night whose every pytest ends before its first test.
-
-    Raises:
-        ClusterError: this one's would.
-    """
+    """Refuse, by a ClusterError, a night whose every pytest ends before its first test."""
     # 1: some test cannot be planned, the others run.
     if asked.code is None or asked.code == 0 or (asked.code == _TESTS_FAILED and asked.plan is not None):
         return
-    key = "select" if cluster.text("suite", "select") and "'-k'" in asked.said else "options"
-    what, why = "what pytest takes here", asked.said
+    selects, what, why = bool(cluster.text("suite", "select")), "what pytest takes here", asked.said
     if asked.code == _NO_TESTS:
-        key = "select" if cluster.text("suite", "select") else "options"
         what, why = "tests that pytest can run", "no test is selected"
-    raise cluster.wrong("suite", key, f"{what} ({why}){_ON_NODES}")
+    elif "'-k'" not in asked.said:
+        selects = False
+    raise cluster.wrong("suite", "select" if selects else "options", f"{what} ({why}){_ON_NODES}")
 
 
 def doubts(cluster: ClusterFile, asked: Asked) -> Iterator[str]:
@@ -244,53 +206,3 @@ def listing(cluster: ClusterFile, asked: Asked) -> Iterator[str]:
 def _tests(title: str, nodes: Sequence[str]) -> Iterator[str]:
     yield f"{title}: {len(nodes)} test(s)"
     yield from (f"  {node}" for node in nodes)
-
-
-# ``llmperf submit --wait``: a night followed in SLURM's queue until it is merged.
-
-
-_WAITING_SECONDS = 10.0
-# An empty answer may be a controller's that has just begun; one that gives none for so long is spoken of.
-_EMPTY, _SILENT_SECONDS = 3, 600.0
-
-
-def waited(notice: Notice, jobs: Sequence[str], merged_by: str) -> Iterator[str]:
-    """A line whenever a job's state changes, and at the end how the night went.
-
-    Raises:
-        ClusterError: it is not green, or was never merged.
-    """
-    shown: dict[str, str] = {}
-    last: Mapping[str, QueuedJob] = {}
-    empty, answered_at = 0, time.monotonic()
-    for number in count():
-        time.sleep(_WAITING_SECONDS if number else 0)
-        found = queued([*jobs, merged_by])
-        empty = empty + 1 if found == {} else 0
-        if found is not None:
-            answered_at = time.monotonic()
-        elif time.monotonic() - answered_at >= _SILENT_SECONDS:
-            answered_at = time.monotonic()
-            yield f"{time.strftime('%H:%M:%S')} squeue does not answer; still waiting"
-        for job in jobs if found is not None else ():
-            state = str(found[job]) if found and job in found else "ended"
-            if shown.get(job) != state:
-                shown[job] = state
-                yield f"{time.strftime('%H:%M:%S')} {job}: {state}"
-        if found is None or (merged_by in found and found[merged_by].is_open):
-            continue
-        if found or empty >= _EMPTY or _merged(notice) is not None:
-            last = found
-            break
-    if (night := _merged(notice)) is None:
-        line = f"{night_log.LOST}job {merged_by}, which merges, is {last.get(merged_by, 'gone')}"
-        raise ClusterError("; ".join([f"{notice.night}: {line}", *notice.alarm(line)]))
-    if night.startswith("red") or (merged_by in last and last[merged_by].state != "COMPLETED") or "; " in night:
-        raise ClusterError(f"{notice.night}: {night}")
-    yield night
-
-
-def _merged(notice: Notice) -> str | None:
-    """How it was merged."""
-    nights = night_log.read(notice.nights) if notice.nights is not None else []
-    return next((night.said for night in nights if night.name == notice.night and night.is_merged), None)

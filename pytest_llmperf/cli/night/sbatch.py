@@ -16,8 +16,6 @@ from pytest_llmperf.cli.answer import ClusterError
 from pytest_llmperf.cli.night.cluster_file import KEYS, ClusterFile
 from pytest_llmperf.cli.night.night_log import answer_of
 
-# The jobs, as a cluster file says them, and what they may cost.
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -39,9 +37,8 @@ class Job:
 
 def jobs(cluster: ClusterFile) -> list[Job]:
     """What one night submits, the widest first."""
-    per_node, widths = cluster.count("cluster", "gpus_per_node"), cluster.widths
+    per_node, widths, is_array = cluster.value("cluster", "gpus_per_node"), cluster.widths, cluster.is_array
     nodes = {width: -(-width // per_node) for width in widths}
-    is_array = cluster.text("suite", "mode") == "array" and not cluster.is_local
     # All tasks of an array have the same number of nodes, and the same options.
     alike: dict[tuple[int, str], list[int]] = {}
     for width in widths:
@@ -50,19 +47,15 @@ def jobs(cluster: ClusterFile) -> list[Job]:
     found = []
     for same in alike.values():
         of_first = cluster.at(same[0]) if is_array else cluster
-        each = 0.0 if cluster.on_cpu or cluster.is_local else per_node * of_first.hours
+        each = 0.0 if cluster.on_cpu or cluster.is_local else per_node * of_first.value("sbatch", "time")
         hours = (len(same) if is_array else 1) * nodes[same[0]] * each
         found.append(Job(widths=tuple(same), nodes=nodes[same[0]], is_array=is_array, gpu_hours=hours))
     return found
 
 
 def check_budget(cluster: ClusterFile, planned: Sequence[Job]) -> None:
-    """Refuse what may cost more than the file allows.
-
-    Raises:
-        ClusterError: it may.
-    """
-    total, budget = sum(job.gpu_hours for job in planned), cluster.budget
+    """Refuse, by a ClusterError, what may cost more than the file allows."""
+    total, budget = sum(job.gpu_hours for job in planned), cluster.value("suite", "budget_gpu_hours")
     if budget is not None and total > budget:
         raise ClusterError(
             f"{cluster.path}: not submitted, a start may cost {total:.1f} GPU-hours, budget_gpu_hours = {budget:g}; "
@@ -76,7 +69,8 @@ def cost(cluster: ClusterFile, planned: Sequence[Job]) -> str:
         return "no GPU-hours, on_cpu = yes"
     if cluster.is_local:
         return "no bound of GPU-hours: without SLURM nothing ends the run"
-    total, budget, restarts = sum(job.gpu_hours for job in planned), cluster.budget, cluster.restarts
+    total = sum(job.gpu_hours for job in planned)
+    budget, restarts = cluster.value("suite", "budget_gpu_hours"), cluster.value("suite", "max_restarts")
     if budget is not None:
         return f"at most {total:.1f} GPU-hours a start, {budget:g} in all starts (budget_gpu_hours)"
     again = f" a start, {total * (1 + restarts):.1f} in all starts (max_restarts = {restarts})" if restarts else ""
@@ -85,7 +79,7 @@ def cost(cluster: ClusterFile, planned: Sequence[Job]) -> str:
 
 def shares(cluster: ClusterFile, planned: Sequence[Job]) -> list[float | None]:
     """GPU-hours that a task of each job may spend in all its starts together; ``None``: whatever it takes."""
-    total, budget = sum(job.gpu_hours for job in planned), cluster.budget
+    total, budget = sum(job.gpu_hours for job in planned), cluster.value("suite", "budget_gpu_hours")
     if budget is None or not total:
         return [None for _ in planned]
     # Alike within an array, not by width: its narrow tasks hold as many nodes and GPUs as its wide ones.
@@ -115,17 +109,13 @@ class RefusedError(ClusterError):
     """sbatch took no job."""
 
 
-class _SignalledError(BaseException):
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 def run_here(script: Path) -> int:
     """bash's exit code, run on this machine with ``script``; what ends this process ends bash before."""
+    ended_by = list[int]()
 
     def end(number: int, _frame: FrameType | None) -> None:
-        raise _SignalledError(number)
+        ended_by.append(number)
+        raise KeyboardInterrupt
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -133,26 +123,22 @@ def run_here(script: Path) -> int:
         with subprocess.Popen(["bash", str(script)], stdin=subprocess.DEVNULL, start_new_session=True) as bash:
             try:
                 return bash.wait()
-            except (KeyboardInterrupt, _SignalledError):
+            except KeyboardInterrupt:
                 bash.terminate()  # the nightly script tells pytest, and waits for it
                 bash.wait()
                 raise
-    except _SignalledError as error:
-        signal.signal(error.number, signal.SIG_DFL)
-        os.kill(os.getpid(), error.number)
-        raise
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if ended_by else handler)
+        if ended_by:
+            os.kill(os.getpid(), ended_by[0])
 
 
 def check_taken(cluster: ClusterFile, words: Sequence[str], *, key: str = "", without: Sequence[str] = ()) -> None:
     """Ask sbatch whether it would take a job; silent where it would, or where that depends on the hour.
 
-    ``key`` is the one whose words are in ``words``, and ``without`` are these words without them.
-
-    Raises:
-        ClusterError: it would not, by what the file says.
+    ``key`` is the one whose words are in ``words``, and ``without`` are these words without them. ClusterError: it
+    would not, by what the file says.
     """
     try:
         sbatch(["--test-only", *words])
@@ -178,12 +164,7 @@ def refused(cluster: ClusterFile, said: str, key: str = "") -> ClusterError:
 
 
 def sbatch(words: Sequence[str]) -> str:
-    """Submit; the job's number.
-
-    Raises:
-        RefusedError: sbatch is missing or refuses.
-        ClusterError: it does not say what it did.
-    """
+    """Submit; the job's number. RefusedError: sbatch is missing or refuses; ClusterError: it is not known to have."""
     try:
         done = answer_of(["sbatch", "--parsable", *words])
     except OSError as error:
@@ -224,7 +205,7 @@ def merge_arguments(cluster: ClusterFile, results: Path, planned: Sequence[Job])
         *(str(results), *(f"--expect=gpus-{width}.json" for job in planned for width in job.widths)),
         *("--json", str(results / "merged.json"), "--markdown", str(results / "summary.md")),
         *("--nights", str(cluster.nights_file), f"--name={cluster.text('cluster', 'name')}"),
-        *(f"--without={word}" for word in cluster.left_out),
+        *(f"--without={word}" for word in cluster.text("suite", "without").replace(",", " ").split()),
         *([f"--mail={address}"] if address else []),
     ]
 
@@ -239,8 +220,7 @@ _SIGNAL_SECONDS = 60
 def filled(template: str, cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> str:
     """The nightly script of ``job``: a line of sbatch whose placeholder has no value is left out.
 
-    Raises:
-        ClusterError: the template asks for something that no cluster file says.
+    ClusterError: the template asks for something that no cluster file says.
     """
     cluster = cluster.at(job.widths[0])
     values = _values(cluster, job, results, budget_share)
@@ -292,12 +272,13 @@ def pytest_options(cluster: ClusterFile) -> list[str]:
 
 
 def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float | None) -> Mapping[str, str]:
-    per_node, on_cpu = cluster.count("cluster", "gpus_per_node"), cluster.on_cpu
+    per_node, cores = (cluster.value("cluster", key) for key in ("gpus_per_node", "cpus_per_node"))
+    on_cpu = cluster.on_cpu
     gpus = min(per_node, max(job.widths))
     # A node's cores shared among its tasks; on the CPU a task is a rank.
     cpus = "1" if on_cpu else ""
-    if cluster.text("cluster", "cpus_per_node"):
-        cpus = str(max(1, cluster.count("cluster", "cpus_per_node") // (gpus if on_cpu else 1)))
+    if cores:
+        cpus = str(max(1, cores // (gpus if on_cpu else 1)))
     log = "%x-%A_%a.log" if job.is_array else "%x-%j.log"
     sbatch_values = {key: cluster.text("sbatch", key) for key in KEYS["sbatch"] if "options" not in key}
     return {
@@ -306,7 +287,7 @@ def _values(cluster: ClusterFile, job: Job, results: Path, budget_share: float |
         "nodes": str(job.nodes),
         "tasks_per_node": str(gpus) if on_cpu else "1",
         "cpus_per_task": cpus,
-        "signal_seconds": str(signal_seconds(cluster.hours)),
+        "signal_seconds": str(signal_seconds(cluster.value("sbatch", "time"))),
         "array": ",".join(map(str, job.widths)) if job.is_array else "",
         "name": cluster.text("cluster", "name"),
         "output": f"{str(results).replace('%', '%%')}/{log}",  # a % of the folder's own name is none of SLURM's

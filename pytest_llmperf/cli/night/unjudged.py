@@ -86,10 +86,6 @@ class Tests:
             },
         )
 
-    def of_width(self, width: int) -> bool:
-        """Whether the plan has a test of this width."""
-        return width in self.planned.values()
-
     def not_reached(self, width: int) -> list[str]:
         """The tests that the plan gives this width and that never ended."""
         return sorted(node for node, its in self.planned.items() if its == width and node not in self.ended)

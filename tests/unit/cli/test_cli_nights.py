@@ -20,7 +20,7 @@ MAILED = "mail = a@b\n"
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr("pytest_llmperf.cli.night.readiness._WAITING_SECONDS", 0.0)
+    monkeypatch.setattr("pytest_llmperf.cli.night.night_log._WAITING_SECONDS", 0.0)
     monkeypatch.setattr(night_log, "_FIRST_LOOK_SECONDS", 0.0)
     (tmp_path / "perf_tests").mkdir()
     (tmp_path / "bin").mkdir()

@@ -207,7 +207,7 @@ class TestClusterFile:
         [("90", 1.5), ("30:00", 0.5), ("02:00:00", 2), ("1-12", 36), ("1-00:30", 24.5), ("2-1:0:36", 49.01)],
     )
     def test_times_are_those_of_sbatch(self, tmp_path: Path, text: str, hours: float) -> None:
-        assert cluster(tmp_path, MINIMAL + f"[sbatch]\ntime = {text}").hours == pytest.approx(hours)
+        assert cluster(tmp_path, MINIMAL + f"[sbatch]\ntime = {text}").value("sbatch", "time") == pytest.approx(hours)
 
     @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
     def test_each_example_serves_once_it_is_changed(self, tmp_path: Path, example: Path) -> None:
@@ -270,7 +270,9 @@ class TestJobs:
         def night(budget: float) -> tuple[ClusterFile, list[Job]]:
             suite = {"gpus": " ".join(map(str, widths)), "mode": mode, "budget_gpu_hours": f"{budget!r}"}
             values = {"cluster": {"gpus_per_node": str(per_node)}, "sbatch": {"time": str(minutes)}, "suite": suite}
-            defaults = {section: {key: value or "" for key, value in keys.items()} for section, keys in KEYS.items()}
+            defaults = {
+                section: {key: known.default or "" for key, known in keys.items()} for section, keys in KEYS.items()
+            }
             file = ClusterFile(Path("x.ini"), {name: keys | values.get(name, {}) for name, keys in defaults.items()})
             return file, jobs(file)
 

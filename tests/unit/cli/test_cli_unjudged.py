@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli.night import night_results, unjudged
-from pytest_llmperf.cli.night.results_file import last_word, pytest_line
+from pytest_llmperf.cli.night.pytest_log import last_word, pytest_line
 from pytest_llmperf.cli.night.unjudged import LeftOut, left_out
 from pytest_llmperf.records.results_document import document_of
 from tests.unit.cli.test_cli_submit import result, write
