@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.terminal import Terminal
+from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.run.caller import Caller, CaseTerms
 from pytest_llmperf.run.context import Context

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pytest_llmperf.cli.answer import CaseError, NotStoredError
 from pytest_llmperf.judge import store
@@ -30,25 +30,19 @@ _DIGEST = re.compile(rf"[0-9a-f]{{{_FEWEST_DIGITS},16}}")
 # What a field of the wrong type or size raises where something is computed from it.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
+_Kind = TypeVar("_Kind", Baseline, CapacityBaseline)
+
 
 @dataclass(frozen=True)
-class Stored:
+class Stored(Generic[_Kind]):
     """A baseline and its file."""
 
     path: Path
-    baseline: Baseline
+    baseline: _Kind
 
 
-@dataclass(frozen=True)
-class StoredCapacity:
-    """The baseline of a largest micro-batch, which holds no launches, and its file."""
-
-    path: Path
-    baseline: CapacityBaseline
-
-
-_Found = TypeVar("_Found", Stored, StoredCapacity)
-_Baseline = TypeVar("_Baseline", Baseline, CapacityBaseline)
+#: Of launches, or of a largest micro-batch, which holds none.
+AnyStored = Stored[Baseline] | Stored[CapacityBaseline]
 
 
 @dataclass(frozen=True)
@@ -56,30 +50,26 @@ class Shelf:
     """What one folder of baselines holds."""
 
     root: Path
-    stored: tuple[Stored, ...]
+    stored: tuple[Stored[Baseline], ...]
+    capacities: tuple[Stored[CapacityBaseline], ...]
+    """The largest micro-batches."""
     broken: Mapping[Path, str]
     """What is wrong with each file that cannot serve, a line each."""
-    capacities: tuple[StoredCapacity, ...] = ()
-    """The largest micro-batches."""
     copies: Mapping[Path, Path] = field(default_factory=dict)
     """Files that somebody left beside the one of their case, which is what counts; none of them is in the others."""
 
     @property
     def troubles(self) -> list[str]:
         """A line for each file that cannot serve, or that is one too many."""
-        spare = (
-            f"{path}: a stray copy of {right}, which is the one that counts; delete it"
-            for path, right in self.copies.items()
-        )
-        return [*self.broken.values(), *spare]
+        copies = self.copies.items()
+        return [
+            *self.broken.values(),
+            *(f"{path}: a stray copy of {right}, which is the one that counts; delete it" for path, right in copies),
+        ]
 
     @classmethod
     def read(cls, root: Path, machine: str | None = None) -> Shelf:
-        """Everything under ``root``, or what is of ``machine`` there.
-
-        Raises:
-            CaseError: there is nothing, or nothing of that machine kind.
-        """
+        """Everything under ``root``, or what is of ``machine`` there; CaseError: there is nothing."""
         machines = BaselineStore(root).machines()
         if not machines:
             found = baselines_above(root.absolute())
@@ -93,31 +83,32 @@ class Shelf:
                 f"{machine}: {root} has no baselines of this machine kind, expected one of {', '.join(machines)}; "
                 f"the nearest is {nearest(machine, machines, at_least=0.0)!r}: name it with --machine"
             )
-        kinds = machines if machine is None else [machine]
-        broken: dict[Path, str] = {}
-        stored = [*_each(root, kinds, "*/*.json", read, broken)]
-        capacities = [*_each(root, kinds, f"*/{CAPACITY}/*.json", read_capacity, broken)]
-        every: tuple[Stored | StoredCapacity, ...] = (*stored, *capacities)
+        stored, capacities, broken = list[Stored[Baseline]](), list[Stored[CapacityBaseline]](), dict[Path, str]()
+        for kind in machines if machine is None else [machine]:
+            for path in sorted([*(root / kind).glob("*/*.json"), *(root / kind).glob(f"*/{CAPACITY}/*.json")]):
+                try:
+                    if path.parent.name == CAPACITY:
+                        capacities.append(_of_machine(_read_as(path, CapacityBaseline), kind))
+                    else:
+                        stored.append(_of_machine(read(path), kind))
+                except BaselineError as error:
+                    broken[path] = str(error)
+        every: tuple[AnyStored, ...] = (*stored, *capacities)
         copies = BaselineStore(root).copies({one.path: one.baseline for one in every})
         return cls(
             root,
             tuple(one for one in stored if one.path not in copies),
-            broken,
             tuple(one for one in capacities if one.path not in copies),
+            broken,
             copies,
         )
 
-    def find(self, case: str) -> Stored | StoredCapacity:
-        """The one baseline with this id or digest.
-
-        Raises:
-            BaselineError: the file of that name cannot serve.
-            CaseError: none, or several.
-        """
+    def find(self, case: str) -> AnyStored:
+        """The baseline with this id or digest; BaselineError: its file cannot serve; CaseError: none, or several."""
         unreadable = [line for path, line in self.broken.items() if path.stem == case]
         if unreadable:
             raise BaselineError("\n".join(unreadable))
-        every: tuple[Stored | StoredCapacity, ...] = (*self.stored, *self.capacities)
+        every: tuple[AnyStored, ...] = (*self.stored, *self.capacities)
         found = [one for one in every if one.baseline.id == case]
         if not found and _DIGEST.fullmatch(case):
             found = [one for one in every if one.baseline.digest.startswith(case)]
@@ -138,95 +129,65 @@ class Shelf:
         )
 
 
-def _each(
-    root: Path, machines: Sequence[str], pattern: str, reader: Callable[[Path], _Found], broken: dict[Path, str]
-) -> Iterator[_Found]:
-    """What is stored of these machines; what cannot serve goes to ``broken``."""
-    for machine, path in ((kind, path) for kind in machines for path in sorted((root / kind).glob(pattern))):
-        try:
-            found = reader(path)
-            if found.baseline.machine != machine:
-                raise BaselineError(
-                    f"{path}: it is of machine {found.baseline.machine}, expected {machine}; "
-                    "move it where it belongs, or delete it and record anew with --update-baselines=new"
-                )
-        except BaselineError as error:
-            broken[path] = str(error)
-        else:
-            yield found
-
-
-def find(case: str, root: Path, machine: str | None) -> Stored:
-    """The baseline of launches that ``case`` names.
-
-    Raises:
-        BaselineError: its file cannot serve.
-        CaseError: as ``find_any``, or what it names is a largest micro-batch.
-    """
+def find(case: str, root: Path, machine: str | None) -> Stored[Baseline]:
+    """As ``find_any``, where what is named has launches."""
     found = find_any(case, root, machine)
-    if isinstance(found, StoredCapacity):
+    if isinstance(found.baseline, CapacityBaseline):
         raise CaseError(
             f"{case}: a largest micro-batch, which has no launches, expected a case that has; "
             "llmperf baselines show tells what is stored of it"
         )
-    return found
+    return Stored(found.path, found.baseline)
 
 
-def find_any(case: str, root: Path, machine: str | None) -> Stored | StoredCapacity:
-    """The baseline that ``case`` names: a file, or an id or digest under ``root``.
-
-    Raises:
-        BaselineError: its file cannot serve.
-        CaseError: as ``Shelf.read`` and ``Shelf.find``.
-    """
+def find_any(case: str, root: Path, machine: str | None) -> AnyStored:
+    """The baseline that ``case`` names: a file, or an id or digest under ``root``; errors as of ``Shelf``."""
     # An id has neither. A file is read alone, whatever is wrong with its neighbours.
     is_path = os.sep in case or case.endswith(".json")
     path = Path(case)
     if not is_path or not path.exists():
         return Shelf.read(root, machine).find(case)
-    return read_capacity(path) if path.absolute().parent.name == CAPACITY else read(path)
+    return _read_as(path, CapacityBaseline) if path.absolute().parent.name == CAPACITY else read(path)
 
 
-def read(path: Path) -> Stored:
-    """The baseline in this file; everything that is shown can be computed from it.
-
-    Raises:
-        BaselineError: it cannot be read, or cannot serve.
-    """
-    baseline = _there(path, store.read(path, Baseline))
+def read(path: Path) -> Stored[Baseline]:
+    """The baseline in this file; all that is shown can be computed from it. BaselineError: it cannot serve."""
+    stored = _read_as(path, Baseline)
+    launches = stored.baseline.launches
     try:
-        for launch in baseline.launches:
-            launch.differences(baseline.launches[-1])
+        for launch in launches:
+            launch.differences(launches[-1])
         for metric in measured().values():
-            metric.read(baseline.launches)
-        _ = baseline.sessions
+            metric.read(launches)
+        _ = stored.baseline.sessions
     except _MALFORMED as error:
         raise BaselineError(
             f"{path}: a field has a value that cannot be computed with ({error}); "
             "restore it from version control, or delete it and record anew with --update-baselines=new"
         ) from error
-    return Stored(path, baseline)
+    return stored
 
 
-def read_capacity(path: Path) -> StoredCapacity:
-    """The largest micro-batch in this file.
-
-    Raises:
-        BaselineError: it cannot be read, or cannot serve.
-    """
-    return StoredCapacity(path, _there(path, store.read(path, CapacityBaseline)))
-
-
-def _there(path: Path, baseline: _Baseline | None) -> _Baseline:
-    if baseline is None:
+def _read_as(path: Path, kind: type[_Kind]) -> Stored[_Kind]:
+    found = store.read(path, kind)
+    if found is None:
         raise BaselineError(f"{path}: it is gone; look again")
-    return baseline
+    return Stored(path, found)
+
+
+def _of_machine(stored: Stored[_Kind], machine: str) -> Stored[_Kind]:
+    if stored.baseline.machine != machine:
+        raise BaselineError(
+            f"{stored.path}: it is of machine {stored.baseline.machine}, expected {machine}; "
+            "move it where it belongs, or delete it and record anew with --update-baselines=new"
+        )
+    return stored
 
 
 # Figures of stored baselines, as commands show them.
 
 
-def by_machine(stored: Iterable[Stored]) -> list[tuple[str, list[Stored]]]:
+def by_machine(stored: Iterable[Stored[Baseline]]) -> list[tuple[str, list[Stored[Baseline]]]]:
     """Machine kinds and their baselines, both sorted."""
     ordered = sorted(stored, key=lambda one: (one.baseline.machine, one.baseline.id))
     return [(machine, list(group)) for machine, group in groupby(ordered, key=lambda one: one.baseline.machine)]
@@ -263,37 +224,24 @@ def settings_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str
 # Loss curves lie beside the baselines of the same cases, and have no machine kind.
 
 
-@dataclass(frozen=True)
-class CurveShelf:
-    """The loss curves under one folder of baselines."""
+def read_curves(
+    root: Path, machine: str | None, case: str | None = None
+) -> tuple[dict[Path, CurveBaseline], list[str]]:
+    """The loss curves of ``case``, an id or a digest, or all, by their files; and a line for each that cannot serve.
 
-    stored: Mapping[Path, CurveBaseline] = field(default_factory=dict)
-    """By their files."""
-    broken: tuple[str, ...] = ()
-    """What is wrong with each file that cannot serve, a line each."""
-
-    @classmethod
-    def read(cls, root: Path, machine: str | None) -> CurveShelf:
-        """Everything under ``root``; nothing where a machine kind is named, as they have none."""
-        stored, broken = dict[Path, CurveBaseline](), list[str]()
-        for path in sorted((root / LOSS_CURVES).glob("*.json")) if machine is None else ():
-            try:
-                found = store.read(path, CurveBaseline)
-            except BaselineError as error:
-                broken.append(str(error))
-            else:
-                stored |= {path: found} if found is not None else {}
-        return cls(stored, tuple(broken))
-
-    def of(self, case: str) -> CurveShelf:
-        """Those with this id or digest."""
-        is_digest = len(case) >= _FEWEST_DIGITS
-        named = {
-            path: one
-            for path, one in self.stored.items()
-            if one.id == case or (is_digest and one.digest.startswith(case))
-        }
-        return CurveShelf(named, tuple(line for line in self.broken if f"{LOSS_CURVES}/{case}.json:" in line))
+    None where a machine kind is named.
+    """
+    stored, broken = dict[Path, CurveBaseline](), list[str]()
+    for path in sorted((root / LOSS_CURVES).glob("*.json")) if machine is None else ():
+        try:
+            found = store.read(path, CurveBaseline)
+        except BaselineError as error:
+            broken += [str(error)] if case is None or path.stem == case else []
+            continue
+        is_digest = case is not None and len(case) >= _FEWEST_DIGITS
+        if found is not None and (case in (None, found.id) or (is_digest and found.digest.startswith(str(case)))):
+            stored[path] = found
+    return stored, broken
 
 
 def is_of_curves(case: str) -> bool:
@@ -301,16 +249,3 @@ def is_of_curves(case: str) -> bool:
     path = Path(case)
     # The folder first: an id may be longer than a file's name.
     return path.absolute().parent.name == LOSS_CURVES and path.exists()
-
-
-def refuse_curves(case: str) -> None:
-    """Loss curves have neither launches nor a history.
-
-    Raises:
-        CaseError: ``case`` is a file of loss curves.
-    """
-    if is_of_curves(case):
-        raise CaseError(
-            f"{case}: loss curves, which have no launches and no history, expected a baseline that has; "
-            "llmperf baselines show tells what is stored of them"
-        )

@@ -8,10 +8,8 @@ import shutil
 import sys
 from collections.abc import Generator, Sequence
 
-from pytest_llmperf.cli.answer import Answer, CommandError
+from pytest_llmperf.cli.answer import Answer, CommandError, Screen
 from pytest_llmperf.cli.arguments import arguments_parser
-from pytest_llmperf.cli.removed import refusal
-from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge.baseline_file import BaselineError
 from pytest_llmperf.report.text import fold, glyphs_of, leaving, one_line
 from pytest_llmperf.support import signals
@@ -104,7 +102,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     Where a command keeps such words under another name than ``specs``, ``later_words`` is that name.
     """
     parser = arguments_parser()
-    if gone := refusal(sys.argv[1:] if argv is None else argv):
+    if gone := _refusal(sys.argv[1:] if argv is None else argv):
         parser.error(gone)
     arguments, rest = parser.parse_known_args(argv)
     name = getattr(arguments, "later_words", "specs")
@@ -120,3 +118,33 @@ def _screen() -> Screen:
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else None
     return Screen(width, glyphs_of(getattr(sys.stdout, "encoding", None)))
+
+
+# Commands and options that are gone: each answers in one line that says what to use instead.
+
+_COST = "`llmperf report --tables` has the cost efficiency of widths, and --perf-price the cost of each case"
+
+_EVENTS = "read --perf-json, or chart with --perf-history and `llmperf history`"
+_TRACKERS = "this tracker reads pytest-benchmark's file: pytest --benchmark-json FILE"
+
+#: By a command, alone or with its words.
+_REMOVED = {
+    "predict": "measure the width instead: pytest --gpus N; `llmperf report --tables` has its efficiency",
+    "baselines merge": "take one side (git checkout --ours or --theirs), and record the case anew",
+    "report --purpose": _COST,
+    "report --losses": "--perf-json has the loss of each step, and perf_loss_curve holds them against a baseline",
+    "report --samples": "an epoch is ceil(samples / sequences of an optimizer step) steps",
+    "export --format tensorboard": _EVENTS,
+    "export --format bencher": _TRACKERS,
+    "export --format github-benchmark": _TRACKERS,
+}
+
+
+def _refusal(argv: Sequence[str]) -> str:
+    """Why nothing answers to ``argv``, in one line; empty where all of it may still be asked."""
+    given = [part for word in argv for part in word.split("=", 1)]
+    for name, instead in _REMOVED.items():
+        command, *words = name.split()
+        if given[:1] == [command] and any(given[at : at + len(words)] == words for at in range(1, len(given) + 1)):
+            return f"{name!r} was removed: {instead}"
+    return ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_llmperf.cli.answer import CaseError, NotStoredError
 from pytest_llmperf.cli.baseline_folder import Shelf, Stored, find
+from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.step_store import StepStore
 from pytest_llmperf.settings.train_spec import TrainSpec
 from pytest_llmperf.support.suggestions import hint
@@ -22,15 +23,13 @@ class Named:
     """A spec that somebody named, and what is stored of it where it was named by that."""
 
     spec: TrainSpec
-    stored: Stored | None = None
+    stored: Stored[Baseline] | None = None
 
 
 def named(words: Sequence[str], baselines: Path, machine: str | None) -> list[Named]:
     """What ``words`` name, in their order; the pairs are one spec, and the last.
 
-    Raises:
-        BaselineError: the file of a case cannot serve.
-        CaseError: no such case, or a spec that cannot be; one line.
+    BaselineError: the file of a case cannot serve; CaseError: no such case, or a spec that cannot be.
     """
     cases = [_found(word, baselines, machine) for word in words if "=" not in word]
     pairs = settings([word for word in words if "=" in word])
@@ -43,11 +42,7 @@ def named(words: Sequence[str], baselines: Path, machine: str | None) -> list[Na
 
 
 def settings(words: Sequence[str]) -> dict[str, Any]:
-    """What ``key=value`` pairs set of one spec.
-
-    Raises:
-        CaseError: a word that is no pair, a pair given twice, or a value of another type; one line.
-    """
+    """What ``key=value`` pairs set of one spec; CaseError: no pair, one given twice, or a value of another type."""
     for word in words:
         if "=" not in word:
             raise CaseError(f"{word}: expected settings in pairs, e.g. {_PAIRS}")
@@ -80,7 +75,7 @@ def all_stored(shelf: Shelf) -> tuple[list[Named], list[str]]:
     return cases, troubles
 
 
-def _of(stored: Stored) -> Named:
+def _of(stored: Stored[Baseline]) -> Named:
     try:
         return Named(TrainSpec.from_dict(stored.baseline.spec), stored)
     except (TypeError, ValueError) as error:

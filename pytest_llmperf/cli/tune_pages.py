@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from pytest_llmperf.cli.screen import Screen, table
-from pytest_llmperf.cli.terminal import Terminal
+from pytest_llmperf.cli.answer import Screen, table
+from pytest_llmperf.cli.asked_run import Terminal
 from pytest_llmperf.records.trial import Trial
 from pytest_llmperf.report.progress_line import LaunchLines, Numbered
 from pytest_llmperf.report.table import Column

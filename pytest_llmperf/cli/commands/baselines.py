@@ -10,30 +10,28 @@ from pathlib import Path
 from statistics import fmean
 from typing import NoReturn
 
-from pytest_llmperf.cli.answer import Answer, NotStoredError
+from pytest_llmperf.cli.answer import Answer, CaseError, NotStoredError, Screen, facts, plain, table
 from pytest_llmperf.cli.arguments import add_place
 from pytest_llmperf.cli.baseline_folder import (
-    CurveShelf,
+    AnyStored,
     Shelf,
     Stored,
-    StoredCapacity,
     by_machine,
     change,
     figure,
     find,
     find_any,
     is_of_curves,
-    refuse_curves,
+    read_curves,
     settings_differences,
     shown,
     spec_defaults,
 )
-from pytest_llmperf.cli.screen import Screen, facts, plain, table
 from pytest_llmperf.judge import store
 from pytest_llmperf.judge.acceptance import best, since_reason
 from pytest_llmperf.judge.baseline import Baseline, size_of
 from pytest_llmperf.judge.baseline_file import Accepted
-from pytest_llmperf.judge.batch_size_baseline import METRIC
+from pytest_llmperf.judge.batch_size_baseline import METRIC, CapacityBaseline
 from pytest_llmperf.judge.exact import changes
 from pytest_llmperf.judge.loss_curves import CurveBaseline, spans, spreads
 from pytest_llmperf.records.launch import Launch
@@ -70,16 +68,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _list(arguments: argparse.Namespace, screen: Screen) -> Answer:
     root, machine = arguments.perf_baselines, arguments.machine
-    curves = CurveShelf.read(root, machine)
-    pages, troubles = curve_list_page([*curves.stored.values()], screen), list(curves.broken)
+    curves, troubles = read_curves(root, machine)
+    pages, own = _curves_page([*curves.values()], screen), list[str]()
     try:
         shelf = Shelf.read(root, machine)
+        own = [*list_page(shelf.stored, screen), *_capacities_page(shelf.capacities, screen)]
+        troubles = [*shelf.troubles, *troubles]
     except NotStoredError:
         if not pages and not troubles:
             raise
-        return Answer(pages, troubles)
-    own = [*list_page(shelf.stored, screen), *capacity_page(shelf.capacities, screen)]
-    return Answer([*own, *([""] if own and pages else []), *pages], [*shelf.troubles, *troubles])
+    return Answer([*own, *([""] if own and pages else []), *pages], troubles)
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
@@ -89,26 +87,33 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> Answer:
         path = Path(case)
         found = store.read(path, CurveBaseline)
         return Answer([] if found is None else curve_page(path, found, screen))
-    curves = CurveShelf.read(root, machine).of(case)
-    pages = [curve_page(path, one, screen) for path, one in curves.stored.items()]
+    curves, broken = read_curves(root, machine, case)
+    pages = [curve_page(path, one, screen) for path, one in curves.items()]
     try:
         pages.insert(0, show_page(find_any(case, root, machine), screen))
     except NotStoredError:
-        if not pages and not curves.broken:
+        if not pages and not broken:
             raise
     lines = [line for page in pages for line in ("", *page)]
-    return Answer(lines[1:], list(curves.broken))
+    return Answer(lines[1:], broken)
+
+
+def _refuse_curves(cases: Sequence[str]) -> None:
+    for case in filter(is_of_curves, cases):
+        raise CaseError(
+            f"{case}: loss curves, which have no launches and no history, expected a baseline that has; "
+            "llmperf baselines show tells what is stored of them"
+        )
 
 
 def _history(arguments: argparse.Namespace, screen: Screen) -> Answer:
-    refuse_curves(arguments.case)
+    _refuse_curves([arguments.case])
     return Answer(history_page(find_any(arguments.case, arguments.perf_baselines, arguments.machine), screen))
 
 
 def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
     root, machine = arguments.perf_baselines, arguments.machine
-    for case in arguments.cases:
-        refuse_curves(case)
+    _refuse_curves(arguments.cases)
     match arguments.cases, arguments.against:
         case [a, b], None:
             return Answer(diff_page(find(a, root, machine), find(b, root, machine), screen))
@@ -125,10 +130,10 @@ def _diff(arguments: argparse.Namespace, screen: Screen) -> Answer:
     return usage("expected two cases, or --against DIR and at most one case")
 
 
-# What ``list`` says.
+# The pages.
 
 
-def list_page(stored: Sequence[Stored], screen: Screen) -> list[str]:
+def list_page(stored: Sequence[Stored[Baseline]], screen: Screen) -> list[str]:
     """A table of its baselines for each machine kind."""
     lines: list[str] = []
     for machine, group in by_machine(stored):
@@ -151,8 +156,7 @@ def list_page(stored: Sequence[Stored], screen: Screen) -> list[str]:
     return lines
 
 
-def capacity_page(capacities: Sequence[StoredCapacity], screen: Screen) -> list[str]:
-    """A table of the largest micro-batches, or nothing."""
+def _capacities_page(capacities: Sequence[Stored[CapacityBaseline]], screen: Screen) -> list[str]:
     baselines = [one.baseline for one in capacities]
     columns = [
         Column("machine", [plain(one.machine) for one in baselines], right=False),
@@ -163,8 +167,7 @@ def capacity_page(capacities: Sequence[StoredCapacity], screen: Screen) -> list[
     return ["", *table(columns, screen)] if baselines else []
 
 
-def curve_list_page(baselines: Sequence[CurveBaseline], screen: Screen) -> list[str]:
-    """A table of all loss curves, or nothing."""
+def _curves_page(baselines: Sequence[CurveBaseline], screen: Screen) -> list[str]:
     columns = [
         Column("loss curves of", [plain(one.id) for one in baselines], right=False),
         Column("seeds", [str(len(one.seeds)) for one in baselines]),
@@ -175,44 +178,41 @@ def curve_list_page(baselines: Sequence[CurveBaseline], screen: Screen) -> list[
     return table(columns, screen) if baselines else []
 
 
-# What ``show`` says.
-
-
-def show_page(stored: Stored | StoredCapacity, screen: Screen) -> list[str]:
+def show_page(stored: AnyStored, screen: Screen) -> list[str]:
     """Everything about one baseline that a person asks for."""
     baseline, defaults, anchor = stored.baseline, spec_defaults(), stored.baseline.anchor
+    is_capacity = isinstance(baseline, CapacityBaseline)
     # The micro-batch is what a search was for.
-    spec = {n: v for n, v in baseline.spec.items() if n != "micro_batch_size" or isinstance(stored, Stored)}
+    spec = {n: v for n, v in baseline.spec.items() if n != "micro_batch_size" or not is_capacity}
     chosen = {name: value for name, value in spec.items() if name not in defaults or value != defaults[name]}
-    about = {
+    about: dict[str, object] = {
         "machine": baseline.machine,
         "digest": baseline.digest,
         "file": stored.path,
         "recorded by": baseline.recorded_by + ", uncommitted" * baseline.history[-1].uncommitted,
         "settings": ", ".join(f"{name}={value}" for name, value in chosen.items()),
     }
-    if isinstance(stored, StoredCapacity):
-        size = f"{stored.baseline.size} sequences"
+    if isinstance(baseline, CapacityBaseline):
         first = f"{_sequences(anchor)} sequences of {_day(anchor)}"
-        return [plain(baseline.id), *facts({**about, "largest micro-batch": size, "anchor": first})]
-    whole = stored.baseline
-    since = {name: change(figure(whole, name), anchor.metrics.get(name)) for name in (RATE, MEMORY)}
-    environment = whole.launches[-1].environment
+        about |= {"largest micro-batch": f"{baseline.size} sequences", "anchor": first}
+        return [plain(baseline.id), *facts(about)]
+    since = {name: change(figure(baseline, name), anchor.metrics.get(name)) for name in (RATE, MEMORY)}
+    environment = baseline.launches[-1].environment
     hardware = {"gpu": environment.gpu, "driver": environment.driver, "platform": environment.platform}
     return [
         plain(baseline.id),
         *facts(
             {
                 **about,
-                "baseline": f"{_figures({name: figure(whole, name) for name in measured()})} ({size_of(whole)})",
-                "best": _best_figures(whole),
+                "baseline": f"{_figures({name: figure(baseline, name) for name in measured()})} ({size_of(baseline)})",
+                "best": _best_figures(baseline),
                 "anchor": f"{_figures(anchor.metrics)} of {_day(anchor)}",
                 "since then": ", ".join(f"{label(name)} {formats.percent(one)}" for name, one in since.items()),
             }
         ),
         "",
         "launches",
-        *_launch_table(whole.launches, screen),
+        *_launch_table(baseline.launches, screen),
         "",
         "environment of the newest launch",
         *facts({**hardware, **dict(sorted(dict(environment.versions).items()))}),
@@ -272,14 +272,11 @@ def curve_page(path: Path, found: CurveBaseline, screen: Screen) -> list[str]:
     return [plain(found.id), *facts(about), "", *table(columns, screen)]
 
 
-# What ``history`` says.
-
-
-def history_page(stored: Stored | StoredCapacity, screen: Screen) -> list[str]:
+def history_page(stored: AnyStored, screen: Screen) -> list[str]:
     """A line for each acceptance, oldest first."""
     baseline, history = stored.baseline, stored.baseline.history
     columns = [Column("accepted", [_day(entry) for entry in history], right=False)]
-    if isinstance(stored, StoredCapacity):
+    if isinstance(baseline, CapacityBaseline):
         columns.append(Column("sequences", [_sequences(entry) for entry in history]))
     else:
         rates = [entry.metrics.get(RATE) for entry in history]
@@ -310,7 +307,7 @@ def _day(entry: Accepted) -> str:
 # What ``diff`` says: two baselines side by side, or all of two folders. A comes first, and ratios are B/A.
 
 
-def diff_page(a: Stored, b: Stored, screen: Screen) -> list[str]:
+def diff_page(a: Stored[Baseline], b: Stored[Baseline], screen: Screen) -> list[str]:
     """Two baselines: figures, settings, environment, and what was active."""
     mine, theirs = a.baseline, b.baseline
     lines = [f"{name}  {plain(one.baseline.id)}  {plain(one.path)}" for name, one in (("A", a), ("B", b))]
@@ -351,11 +348,13 @@ def against_page(a: Shelf, b: Shelf, screen: Screen) -> list[str]:
     Empty where no case, by digest and machine kind, is in both.
     """
 
-    def identity(stored: Stored) -> tuple[str, str]:
+    def identity(stored: Stored[Baseline]) -> tuple[str, str]:
         return stored.baseline.digest, stored.baseline.machine
 
     theirs = {identity(one): one.baseline for one in b.stored}
     both = {identity(one) for one in a.stored} & {*theirs}
+    if not both:
+        return []
     lines, counts = [f"A  {plain(a.root)}", f"B  {plain(b.root)}"], Counter[str]()
     for machine, group in by_machine(one for one in a.stored if identity(one) in both):
         pairs = [(one.baseline, theirs[identity(one)]) for one in group]
@@ -378,4 +377,4 @@ def against_page(a: Shelf, b: Shelf, screen: Screen) -> list[str]:
         alone = [one for one in shelf.stored if identity(one) not in both]
         if alone:
             lines += ["", f"only in {name}", *(f"  {plain(one.baseline.id)}  {plain(one.path)}" for one in alone)]
-    return lines if both else []
+    return lines

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llmperf.cli.answer import Answer, CaseError
+from pytest_llmperf.cli.answer import Answer, CaseError, Screen, facts, plain, table
 from pytest_llmperf.cli.arguments import add_shared
-from pytest_llmperf.cli.asked_run import asked_run, usage_errors
-from pytest_llmperf.cli.screen import Screen, facts, plain, table
+from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
 from pytest_llmperf.cli.spec_arguments import named
-from pytest_llmperf.cli.terminal import Terminal
 from pytest_llmperf.judge.yardstick import CRITERIA, Yardstick
 from pytest_llmperf.launch.candidates import History, HistoryError, Span
 from pytest_llmperf.launch.histories import CommandHistory, GitHistory, PackageHistory

@@ -7,12 +7,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
-from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.answer import Answer, Screen
 from pytest_llmperf.cli.arguments import add_shared
-from pytest_llmperf.cli.asked_run import asked_run, usage_errors
-from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.cli.asked_run import Terminal, asked_run, usage_errors
 from pytest_llmperf.cli.spec_arguments import named
-from pytest_llmperf.cli.terminal import Terminal
 from pytest_llmperf.report.failure_message import failure_message
 from pytest_llmperf.report.summary_table import summary_lines
 from pytest_llmperf.run.caller import CaseTerms

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from pytest_llmperf.cli.answer import Answer
-from pytest_llmperf.cli.screen import Screen
+from pytest_llmperf.cli.answer import Answer, Screen
 from pytest_llmperf.records.results_document import ResultsDocument, ResultsError, ResultsFile
 from pytest_llmperf.report.consumers.documents import junit, markdown_page
 from pytest_llmperf.report.consumers.exported_run import ExportedRun

@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_llmperf.cli.answer import Answer
+from pytest_llmperf.cli.answer import Answer, Screen
 from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.night.night_log import Notice
 from pytest_llmperf.cli.night.night_results import gather
 from pytest_llmperf.cli.night.unjudged import left_out
-from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.report.results_json import write_json
 from pytest_llmperf.support.files import write_text
 

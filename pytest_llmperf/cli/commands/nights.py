@@ -7,13 +7,12 @@ import math
 import time
 from pathlib import Path
 
-from pytest_llmperf.cli import option_types
-from pytest_llmperf.cli.answer import Answer, CommandError
+from pytest_llmperf.cli.answer import Answer, CommandError, Screen
 from pytest_llmperf.cli.arguments import add_shared
 from pytest_llmperf.cli.night import night_log
 from pytest_llmperf.cli.night.night_log import Notice
-from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.report.text import one_line
+from pytest_llmperf.support import quantities
 
 _MOST = 20
 
@@ -24,7 +23,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "of the nights, with nights.txt; default: %(default)s"
     add("folder", metavar="FOLDER", type=Path, nargs="?", default=Path(".llmperf/nightly"), help=text)
     text = "exit code 1 unless a night was merged within this time, green or red; for cron and monitoring, e.g. 26h"
-    add("--newer-than", metavar="TIME", type=option_types.duration, help=text)
+    time_above_0 = quantities.argument(quantities.duration_hours, "a time above 0, e.g. 24h, 2d, 1d12h or 90m")
+    add("--newer-than", metavar="TIME", type=time_above_0, help=text)
     add_shared(parser, "nights")
     parser.set_defaults(answer=_answer, usage=parser.error)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest_llmperf
-from pytest_llmperf.cli.answer import Answer, ClusterError
+from pytest_llmperf.cli.answer import Answer, ClusterError, Screen
 from pytest_llmperf.cli.night import night_log, readiness
 from pytest_llmperf.cli.night.cluster_file import ClusterFile
 from pytest_llmperf.cli.night.night_log import Notice
@@ -35,7 +35,6 @@ from pytest_llmperf.cli.night.sbatch import (
     sbatch,
     shares,
 )
-from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.support.files import write_text
 from pytest_llmperf.support.suggestions import hint
 

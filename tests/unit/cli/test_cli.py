@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import entry_point, main
+from pytest_llmperf.cli.answer import Screen
 from pytest_llmperf.cli.baseline_folder import Stored, read, settings_differences
 from pytest_llmperf.cli.commands.baselines import (
     diff_page,
@@ -23,7 +24,6 @@ from pytest_llmperf.cli.commands.baselines import (
     short_site,
     show_page,
 )
-from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline
 from pytest_llmperf.judge.baseline_file import Accepted

@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 
 from pytest_llmperf.cli import main
+from pytest_llmperf.cli.answer import Screen
 from pytest_llmperf.cli.commands.bisect import page
-from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge.yardstick import Yardstick
 from pytest_llmperf.launch import histories
 from pytest_llmperf.records.candidate import Candidate

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from pytest_llmperf.cli import test_file
-from pytest_llmperf.cli.answer import CaseError
+from pytest_llmperf.cli.answer import CaseError, Screen
 from pytest_llmperf.cli.commands import tune as command
 from pytest_llmperf.cli.entry_point import main
-from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.test_file import TestFile
 from pytest_llmperf.cli.tune_pages import document, page
 from pytest_llmperf.judge.tuning_objective import OBJECTIVES, Turns

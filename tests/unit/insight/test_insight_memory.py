@@ -15,9 +15,8 @@ import pytest
 from pytest_llmperf import TrainSpec
 from pytest_llmperf.analysis.formulas import MemoryPlan, caveats, newest_on_a_gpu
 from pytest_llmperf.cli import entry_point, main
-from pytest_llmperf.cli.answer import CaseError
+from pytest_llmperf.cli.answer import CaseError, Screen
 from pytest_llmperf.cli.commands.plan import Prediction, document, page, predictions
-from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.cli.spec_arguments import Named, named
 from pytest_llmperf.judge import baseline_file
 from pytest_llmperf.judge.baseline import Baseline

@@ -15,9 +15,9 @@ import pytest
 from pytest_llmperf.analysis import ladder
 from pytest_llmperf.analysis.ladder import Rung
 from pytest_llmperf.cli import entry_point
+from pytest_llmperf.cli.answer import Screen
 from pytest_llmperf.cli.baseline_folder import Shelf
 from pytest_llmperf.cli.commands import report as command
-from pytest_llmperf.cli.screen import Screen
 from pytest_llmperf.judge.store import BaselineStore
 from pytest_llmperf.report.table import Column, escaped, markdown
 from pytest_llmperf.report.text import ASCII
